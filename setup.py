@@ -46,7 +46,10 @@ setup(
         Extension(
             "msprobe.pytorch.values._tensors",
             sources=["src/msprobe/pytorch/values/_tensors.c"],
-            depends=["src/msprobe/capture/_native_api.h"],
+            depends=[
+                "src/msprobe/capture/_native_api.h",
+                "src/msprobe/pytorch/values/_tensors_taps.h",
+            ],
             extra_compile_args=FLAGS,
             optional=True,
         ),

@@ -343,3 +343,20 @@ def test_the_journal_reaches_the_disk_while_the_training_thread_computes(writer,
     text = os.read(journal, 10_000)
     os.close(journal)
     assert text.endswith(b'["r",0,"a",{"output":[null]}]\n')
+
+
+@pytest.mark.parametrize("stride", [1, 7_919])
+def test_records_of_many_chunks_come_in_their_order_wherever_they_lie(writer, directory, stride):
+    """The journal is read in pieces; with a stride the records of a piece lie all over it."""
+    count, filler = 12_000, "x" * 800
+    dump = writer.open(directory, HEAD)
+    for place in range(count):
+        order = place * stride % count
+        name = f"Torch.näme.{order}.forward" if order % 1_000 == 0 else f"Torch.add.{order}.forward"
+        dump.put_record(name, order, {"output": [order, filler]})
+    dump.close()
+
+    data = load(directory)["data"]
+    assert [parts["output"] for parts in data.values()] == [[n, filler] for n in range(count)]
+    assert [int(name.split(".")[2]) for name in data] == list(range(count))
+    assert list(data)[1_000] == "Torch.näme.1000.forward"

@@ -69,6 +69,10 @@ class Adapter(Protocol):
         Returns: None, with nothing found, where they must be described one by one.
         """
 
+    @property
+    def describes_whole(self) -> bool:
+        """Whether the texts of `record_gradients` are whole records."""
+
     def record_gradients(
         self, arrived: Sequence[tuple[Tensor, str, Position]], outputs: int, arguments: int
     ) -> Raw | None:

@@ -7,8 +7,11 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from msgspec import Raw
+
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.backward import CLOSED, SIDE_INPUT, SIDE_OUTPUT, BackwardPass, Gradients
+from msprobe.capture.call import Call
 from msprobe.capture.calls import Calls
 from msprobe.capture.names import PARAMETERS_GRAD, parameters_grad_name
 from msprobe.capture.values import Position
@@ -81,6 +84,25 @@ class BackwardPasses:
         if current.remaining <= 0 and (gradients.has_input_edges or not gradients.call.is_module):
             del self._open[current]
             self._finish(current)
+
+    def takes_whole(self, call: Call) -> bool:
+        """Return whether `take_text` takes the whole first pass over a call."""
+        return (
+            self._is_all_wanted and self._calls.sink.takes_text and call.step == self._step.number
+        )
+
+    def take_text(self, gradients: Gradients, graph_task: int, text: Raw) -> None:
+        """Take all gradients of a call's first pass at once, described.
+
+        Args:
+            gradients: the call they belong to.
+            graph_task: the backward pass that delivers them.
+            text: the parts of the record of the pass.
+        """
+        order = self._step.next_order()
+        gradients.pass_whole(graph_task)
+        self._reached[gradients] = graph_task
+        self._calls.sink.backward_text(gradients.call, order, text)
 
     def _may_be_whole(self, gradients: Gradients) -> bool:
         """Return whether a pass that now gets all its gradients at once is the call's first."""

@@ -37,6 +37,7 @@ class Calls:
         last_record: the last forward record of the step that ended; None before the first one.
         close_lost: ends the open modules that a call with this stack is not made in.
         inputs: see `CallSink.inputs`.
+        outputs: see `CallSink.outputs`.
         part: see `CallSink.part`.
         fact: see `CallSink.fact`.
     """
@@ -51,6 +52,7 @@ class Calls:
         """
         self.step = step
         self.selection = selection
+        self._is_plain = selection.everything and not selection.only_tree
         self._sinks: tuple[CallSink, ...] = (sink,)
         self._tell(sink)
         self._counters = CallCounters()
@@ -82,6 +84,9 @@ class Calls:
         )
         self.part: Callable[[Call, str, Mapping[str, Any]], None] = sink.part
         self.fact: Callable[[Call, str, JsonTree], None] = sink.fact
+        self.outputs: Callable[[Call, Any], None] = (
+            sink.outputs if self.selection.scope is None else self._outputs_in_scope
+        )
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -103,9 +108,8 @@ class Calls:
             is_checkpointed: whether a backward pass may recompute it.
             is_recompute: whether only a recomputation makes it: the first run had no such call.
         """
-        number = self._counters.take(base)
         names = module_names if is_module else api_names
-        forward_name, backward_name = names(base, number)
+        forward_name, backward_name = names(base, self._counters.take(base))
         modules = self.modules
         if modules and self.close_lost is not None:
             self.close_lost(stack)
@@ -119,16 +123,20 @@ class Calls:
         call = Call(
             forward_name,
             backward_name,
-            is_module=is_module,
-            call_order=step.next_order(),
-            parent=parent,
-            backward_parent=backward_parent,
-            stack=stack.index,
-            step=step.number,
+            is_module,
+            step.next_order(),
+            parent,
+            backward_parent,
+            stack.index,
+            step.number,
         )
-        call.is_checkpointed = is_checkpointed
-        call.is_recompute = is_recompute
-        self._select(call, enclosing)
+        if is_checkpointed or is_recompute:
+            call.is_checkpointed, call.is_recompute = is_checkpointed, is_recompute
+        if self._is_plain:
+            mode = self.selection.data_mode
+            self._keep(call, mode.forward, mode.backward, mode.input)
+        else:
+            self._select(call, enclosing)
         self.sink.begin(call, stack)
         if is_module:
             modules.append(call)
@@ -204,8 +212,8 @@ class Calls:
         self.sink.begin_kernel(call, stack)
         return call
 
-    def outputs(self, call: Call, output: Any) -> None:
-        """Hand on the outputs of the call."""
+    def _outputs_in_scope(self, call: Call, output: Any) -> None:
+        """Hand on the outputs of the call, unless they lie outside of the scope."""
         scope = self.selection.scope
         if scope is None or scope.end(call.forward_name):
             self.sink.outputs(call, output)
@@ -246,6 +254,14 @@ class Calls:
 
     # -- selection -----------------------------------------------------------------------------
 
+    def _keep(self, call: Call, forward: bool, backward: bool, inputs: bool) -> None:
+        call.keeps_gradients = backward
+        if forward:
+            call.keeps_forward = True
+            call.keeps_inputs, call.keeps_outputs = inputs, self.selection.data_mode.output
+        elif not backward:
+            self.step.account.skipped["not selected"] += 1
+
     def _select(self, call: Call, enclosing: Call | None) -> None:
         selection = self.selection
         mode = selection.data_mode
@@ -265,16 +281,8 @@ class Calls:
                 inputs = selection.scope.begin(call.forward_name)
                 if not backward and selection.scope.is_bound(call.backward_name):
                     backward = call.only_bounds = True
-        if selection.only_tree:
-            return
-        call.keeps_gradients = backward
-        if not forward:
-            if not backward:
-                self.step.account.skipped["not selected"] += 1
-            return
-        call.keeps_forward = True
-        call.keeps_inputs = inputs and mode.input
-        call.keeps_outputs = mode.output
+        if not selection.only_tree:
+            self._keep(call, forward, backward, inputs and mode.input)
 
     def begin_backward(self, call: Call) -> bool:
         """Note that the backward of `call` begins; return whether that is inside the scope."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from msgspec import Raw
+
 from msprobe.capture.account import Step
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.backward import BackwardPass
@@ -84,8 +86,11 @@ class Recording(CallSink):
         self._adapter = around.adapter
         self._record_tensor = around.adapter.record_tensor
         self._record_gradients = around.adapter.record_gradients
+        self.takes_text = around.adapter.describes_whole and not self._has_more
         self._suffix = around.adapter.tensor_suffix
         self._describer = around.describer
+        self._inputs_json = around.describer.inputs
+        self._outputs_json = around.describer.outputs
         self._data_mode = around.data_mode
         self._keeps_construct = around.keeps_construct
         self._submit = around.submit
@@ -129,7 +134,8 @@ class Recording(CallSink):
 
     def begin(self, call: Call, stack: Stack) -> None:
         """Open the record of a call, if any of it is kept; note its place in the tree."""
-        self._write_unfinished()
+        if self._open_passes:
+            self._write_unfinished()
         name = call.forward_name
         if call.is_recompute:
             name = f"{name}.{RECOMPUTE}"
@@ -137,7 +143,10 @@ class Recording(CallSink):
             call.draft = self.new_draft(name, call.call_order)
             if call.is_checkpointed:
                 self._reruns[name] = Rerun(call.draft)
-        self._say_call(call, name, stack)
+        if self._keeps_construct or call.draft is not None:
+            self._write_place(call, name, stack)
+        elif self._dump is not None and stack.index not in self._written_stacks:
+            self._write_stack(self._dump, stack)
 
     begin_kernel = begin
 
@@ -152,25 +161,16 @@ class Recording(CallSink):
             name = f"{original.forward_name}.{RECOMPUTE}"
             call.draft = self.new_draft(name, self._step.next_order())
 
-    def _say_call(self, call: Call, name: str, stack: Stack) -> None:
-        dump = self._dump
-        if dump is None:
-            return
-        if self._keeps_construct or call.draft is not None:
-            self._write_place(call, name, stack)
-        else:
-            self._write_stack(stack)
-
-    def _write_stack(self, stack: Stack) -> None:
-        if stack.index not in self._written_stacks and self._dump is not None:
-            self._written_stacks.add(stack.index)
-            self._dump.put_frames(stack.index, stack.frames)
+    def _write_stack(self, dump: RankDump, stack: Stack) -> None:
+        self._written_stacks.add(stack.index)
+        dump.put_frames(stack.index, stack.frames)
 
     def _write_place(self, call: Call, name: str, stack: Stack) -> None:
         dump = self._dump
         if dump is None:
             return
-        self._write_stack(stack)
+        if stack.index not in self._written_stacks:
+            self._write_stack(dump, stack)
         owner = stack.traits.owner
         if owner is not None and call.parent == owner and owner not in self._written_owners:
             self._written_owners.add(owner)
@@ -190,15 +190,15 @@ class Recording(CallSink):
         if draft is None or not call.keeps_inputs:
             return False
         parts = draft.parts
-        describe = self._describer.inputs
-        parts["input_args"], parts["input_kwargs"] = describe(draft, args, kwargs, found)
+        described = self._inputs_json(draft, args, kwargs, found)
+        parts["input_args"], parts["input_kwargs"] = described
         return True
 
     def outputs(self, call: Call, output: Any) -> None:
         """Describe the outputs of the call."""
         draft = call.draft
         if draft is not None and call.keeps_outputs:
-            draft.parts["output"] = self._describer.outputs(draft, output)
+            draft.parts["output"] = self._outputs_json(draft, output)
 
     def part(self, call: Call, name: str, values: Mapping[str, Any]) -> None:
         """Describe a further named part, such as a module's own parameters."""
@@ -221,7 +221,10 @@ class Recording(CallSink):
             return
         if call.is_module and "output" in draft.parts:
             draft.order = self._step.next_order()  # children first, as readers align by
-        self.finish(draft)
+        if draft.parts:
+            self.hand_on(draft)
+        else:
+            self.finish(draft)
 
     def raised(self, call: Call, error: str) -> None:
         """Hand on the record, as far as it is known, of a call that raised."""
@@ -271,6 +274,16 @@ class Recording(CallSink):
             order = self._step.next_order()  # children first
         if self._dump is not None:
             self._dump.put_record(backward.name, order, parts)
+        self._step.account.records += 1
+
+    def backward_text(self, call: Call, order: int, text: Raw) -> None:
+        """Write the record of a pass."""
+        name = call.backward_name
+        self.place(name, order, call.backward_parent, None)
+        if call.is_module:
+            order = self._step.next_order()  # children first
+        if self._dump is not None:
+            self._dump.put_record(name, order, text)
         self._step.account.records += 1
 
     def backward_end(self, backward: BackwardPass) -> None:
@@ -352,9 +365,11 @@ class Recording(CallSink):
             return True
         if draft.is_bad:
             self._step.is_bad = True
-        if not self.keeps(draft):
+        if self._has_more and not self.keeps(draft):
             return False
-        self._write(draft, self._dump)
+        dump = self._dump
+        if dump is not None:
+            dump.put_record(draft.name, draft.order, draft.parts, nonfinite=draft.nonfinite)
         self._step.account.records += 1
         return True
 

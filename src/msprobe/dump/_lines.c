@@ -270,6 +270,69 @@ static PyTypeObject LinesType = {
     .tp_doc = "Lines(size_bytes, records, calls): see msprobe.dump.lines",
 };
 
+/* ---- records of a journal ---------------------------------------------------------------------- */
+
+/* Where the bytes of a record lie; 0, or -1 with an exception. */
+static int find_span(PyObject *records, PyObject *name, Py_ssize_t *offset, Py_ssize_t *length)
+{
+    PyObject *span = PyDict_GetItemWithError(records, name);
+    PyObject *begin = span ? PyObject_GetAttrString(span, "offset") : NULL;
+    PyObject *size = begin ? PyObject_GetAttrString(span, "length") : NULL;
+    if (size) {
+        *offset = PyLong_AsSsize_t(begin);
+        *length = PyLong_AsSsize_t(size);
+    } else if (!PyErr_Occurred()) {
+        PyErr_SetObject(PyExc_KeyError, name);
+    }
+    Py_XDECREF(begin);
+    Py_XDECREF(size);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *extent(PyObject *module, PyObject *args)
+{
+    PyObject *records, *names;
+    Py_ssize_t first, most, low = PY_SSIZE_T_MAX, high = 0, size = 0, offset, length;
+    if (!PyArg_ParseTuple(args, "O!O!nn", &PyDict_Type, &records, &PyList_Type, &names, &first,
+                          &most))
+        return NULL;
+    while (first < PyList_GET_SIZE(names) && size < most) {
+        if (find_span(records, PyList_GET_ITEM(names, first), &offset, &length) < 0) return NULL;
+        if (offset < low) low = offset;
+        if (offset + length > high) high = offset + length;
+        size += length;
+        first++;
+    }
+    return Py_BuildValue("nnn", first, low, high);
+}
+
+static PyObject *join_records(PyObject *module, PyObject *args)
+{
+    PyObject *records, *names, *result = NULL;
+    Py_ssize_t first, last, base, offset, length;
+    Py_buffer bytes;
+    if (!PyArg_ParseTuple(args, "O!O!nny*n", &PyDict_Type, &records, &PyList_Type, &names, &first,
+                          &last, &bytes, &base))
+        return NULL;
+    struct text text = {0};
+    int failed = reserve(&text, (size_t)bytes.len) < 0;
+    for (Py_ssize_t i = first; i < last && i < PyList_GET_SIZE(names) && !failed; i++) {
+        PyObject *name = PyList_GET_ITEM(names, i);
+        failed = find_span(records, name, &offset, &length) < 0;
+        if (!failed && (offset < base || length < 0 || offset - base + length > bytes.len)) {
+            PyErr_SetString(PyExc_ValueError, "a record lies elsewhere");
+            failed = 1;
+        }
+        failed = failed || (i > first && put(&text, ",\n")) || put_name(&text, name) ||
+                 put(&text, ": ") ||
+                 put_bytes(&text, (const char *)bytes.buf + (offset - base), (size_t)length);
+    }
+    if (!failed) result = PyBytes_FromStringAndSize(text.start, (Py_ssize_t)text.used);
+    PyMem_Free(text.start);
+    PyBuffer_Release(&bytes);
+    return result;
+}
+
 /* ---- NaN and infinities ------------------------------------------------------------------------ */
 
 static int is_nonfinite(PyObject *tree);
@@ -339,6 +402,12 @@ static PyMethodDef METHODS[] = {
     {"setup", setup, METH_VARARGS,
      "setup(Raw, Span, Call, encode, encode_text, Struct, astuple): what is needed of other modules; "
      "call it once"},
+    {"extent", extent, METH_VARARGS,
+     "extent(records, names, first, most) -> (last, begin, end): where the records with the names from "
+     "`first` to before `last` lie, which are about `most` bytes or all that are left"},
+    {"join_records", join_records, METH_VARARGS,
+     "join_records(records, names, first, last, bytes, begin) -> lines of such records, with a comma "
+     "between; `bytes` are those of the journal from `begin`"},
     {"holds_nonfinite", holds_nonfinite, METH_O,
      "holds_nonfinite(tree) -> whether there is a NaN or an infinity in structs, dicts, lists, tuples"},
     {NULL, NULL, 0, NULL},

@@ -323,8 +323,15 @@ def encode_fact(value: object) -> bytes:
             return _FAST.encode(value)
     except UnicodeEncodeError:  # a lone surrogate, as in undecodable file names
         pass
-    tree = strict(msgspec.to_builtins(value))
+    tree = strict(msgspec.to_builtins(value, enc_hook=_decoded))
     return json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _decoded(value: object) -> Any:
+    """Return what is encoded in a part of a value."""
+    if isinstance(value, msgspec.Raw):
+        return msgspec.json.decode(value)
+    raise NotImplementedError
 
 
 def _find_nonfinite(tree: Any) -> bool:

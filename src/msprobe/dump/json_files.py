@@ -19,13 +19,15 @@ from typing import Final
 from msprobe.dump import layout
 from msprobe.dump.facts import Ended, Ending, encode_fact, facts_lines
 from msprobe.dump.journal import DumpHead, JournalContents, JournalIndex
-from msprobe.dump.lines import OUTSIDE_CONSTRUCT, Span, encode_text
+from msprobe.dump.lines import NATIVE, OUTSIDE_CONSTRUCT, Span, encode_text
 from msprobe.dump.records import JsonTree, encode
 from msprobe.files import write_whole
 
 _BLOCK_BYTES: Final = 1 << 20
 _CACHED_BLOCKS: Final = 16  # 16 MiB: records come nearly in the order in which they were written
 _CHUNK_BYTES: Final = 1 << 20
+# Records that lie in so many times their size are read one by one.
+_SCATTERED: Final = 8
 _LAST: Final = 1 << 62  # order of records that come behind all calls
 
 
@@ -152,6 +154,16 @@ class _BlockReader:
         value = self._last[start : start + span.length] if start >= 0 else b""
         return value if len(value) == span.length else self._read_elsewhere(span)
 
+    def read_range(self, begin: int, end: int) -> bytes:
+        """Return the bytes between two places."""
+        whole = os.pread(self._descriptor, end - begin, begin)
+        while len(whole) < end - begin:
+            more = os.pread(self._descriptor, end - begin - len(whole), begin + len(whole))
+            if not more:
+                raise _too_short(end)
+            whole += more
+        return whole
+
     def _read_elsewhere(self, span: Span) -> bytes:
         first, start = divmod(span.offset, _BLOCK_BYTES)
         end = start + span.length
@@ -162,7 +174,7 @@ class _BlockReader:
             blocks = b"".join(self._block(number) for number in range(first, last + 1))
             value = blocks[start:end]
         if len(value) != span.length:
-            raise OSError(f"the journal ends before byte {span.offset + span.length}")
+            raise _too_short(span.offset + span.length)
         return value
 
     def _block(self, number: int) -> bytes:
@@ -174,6 +186,10 @@ class _BlockReader:
                 self._blocks.popitem(last=False)
         self._last, self._begin = block, number * _BLOCK_BYTES
         return block
+
+
+def _too_short(end: int) -> OSError:
+    return OSError(f"the journal ends before byte {end}")
 
 
 def _write_lines(path: Path, opening: bytes, lines: Iterable[bytes], closing: bytes) -> int:
@@ -211,12 +227,32 @@ def _opening(head: DumpHead) -> bytes:
 def _record_lines(
     index: JournalIndex, source: _BlockReader, more: Mapping[str, JsonTree]
 ) -> Iterator[bytes]:
-    orders = {name: span.order for name, span in index.records.items()}
+    records = index.records
+    orders = {name: span.order for name, span in records.items()}
+    if NATIVE is not None and not more:
+        yield from _joined_records(records, sorted(orders, key=orders.__getitem__), source)
+        return
     orders |= {name: index.calls[name].order if name in index.calls else _LAST for name in more}
     for name in sorted(orders, key=orders.__getitem__):
-        span = index.records.get(name)
+        span = records.get(name)
         text = encode(more[name], nonfinite=True) if span is None else source.read(span)
         yield b"%b: %b" % (encode_text(name), text)
+
+
+def _joined_records(
+    records: dict[str, Span], names: list[str], source: _BlockReader
+) -> Iterator[bytes]:
+    """Yield lines of records, many at once, with commas between: one call in C for each chunk."""
+    first = 0
+    while first < len(names):
+        last, begin, end = NATIVE.extent(records, names, first, _CHUNK_BYTES)
+        if end - begin <= _SCATTERED * _CHUNK_BYTES:
+            whole = source.read_range(begin, end)
+            yield NATIVE.join_records(records, names, first, last, whole, begin)
+        else:
+            for name in names[first:last]:
+                yield b"%b: %b" % (encode_text(name), source.read(records[name]))
+        first = last
 
 
 def _construct_lines(index: JournalIndex) -> Iterator[bytes]:

@@ -179,6 +179,11 @@ class MindSporeAdapter:
     def record_plain(self, args: Any, kwargs: Any, draft: Draft, found: Found) -> None:
         """Return None: arguments are described one by one."""
 
+    @property
+    def describes_whole(self) -> bool:
+        """Return False: there are no such texts."""
+        return False
+
     def record_gradients(self, arrived: Any, outputs: int, arguments: int) -> None:
         """Return None: gradients are described one by one."""
 

@@ -266,10 +266,12 @@ class Run:
 
     def end_step(self) -> None:
         """End the step; also called by `LoopFollower`."""
-        self.session.step()
-        if self._replicas is not None:
-            self.session.attempt("diff_check", self._replicas.step_over)
-        self.observer.next_step()
+        session = self.session
+        with session.spending():
+            session.step()
+            if self._replicas is not None:
+                session.attempt("diff_check", self._replicas.step_over)
+            self.observer.next_step()
         if self.signatures is not None:
             self.signatures.next_step()
         self.session.checks.tell()

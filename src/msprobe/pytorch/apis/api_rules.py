@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from fnmatch import translate
 from functools import cache
@@ -96,6 +96,8 @@ class ApiEntry:
         foreign_writes: positions and names of arguments that an operator outside aten may write.
         operator_name: the name as an operator, where operator and method are one function.
         risk: the strictest `risk_level` that still keeps it.
+        name: ``prefix.api``, the record name without number and direction.
+        is_pure: whether it has no effect on memory, but for an argument `out`.
     """
 
     prefix: str
@@ -112,11 +114,14 @@ class ApiEntry:
     foreign_writes: tuple[tuple[int, str], ...] = ()
     operator_name: str | None = None
     risk: RiskLevel = RiskLevel.FOCUS
+    name: str = field(init=False)
+    is_pure: bool = field(init=False)
 
-    @property
-    def name(self) -> str:
-        """``prefix.api``, the record name without number and direction."""
-        return f"{self.prefix}.{self.api}"
+    def __post_init__(self) -> None:
+        """Find what follows from the rest."""
+        touches = self.writes or self.bans or self.allocates or self.returns_mutated
+        object.__setattr__(self, "name", f"{self.prefix}.{self.api}")
+        object.__setattr__(self, "is_pure", not touches)
 
 
 class _Names:

@@ -17,16 +17,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients
+from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT
 from msprobe.capture.backward_record import gradient_path
-from msprobe.capture.call import Call
 from msprobe.capture.session import Session
-from msprobe.capture.values import Found, Position
+from msprobe.capture.values import Position
 from msprobe.pytorch.gradients.graph_search import CUSTOM_NODE, Edge, find_edges
+from msprobe.pytorch.gradients.input_edges import InputEdges, sequence_number
 from msprobe.pytorch.gradients.node_taps import (
     CustomNodeTap,
     LeafTap,
@@ -39,55 +38,10 @@ from msprobe.pytorch.gradients.node_taps import (
 )
 from msprobe.pytorch.gradients.shared_edges import Share, SharedEdges
 
-_sequence_number: Final = torch._C._autograd._get_sequence_nr
 _WRITES_TO_VIEW: Final = "CopySlices"  # the node that a base gets with it
 _HANDED_THROUGH: Final = "pass-through: includes later uses of the input itself"
 _CHANGED_VIEW: Final = "a view changed in place: its gradient may reach its base alone"
 _NOT_THIS_VIEW: Final = "no gradient came to this view: it was not used, or changed in place first"
-
-
-class InputEdges:
-    """The inputs of a call and their autograd edges, taken before the call.
-
-    Attributes:
-        call: the call.
-        found: its inputs.
-        arguments: how many positional ones it has.
-        is_one_api: whether no code of the user's runs inside.
-        inner: positions by edge, for inputs that were computed.
-        leaves: positions by ``id`` of the leaf tensor.
-        born: the sequence number at entry; older nodes lie outside the call.
-        stale: positions whose edge cannot be read (a stale view).
-    """
-
-    __slots__ = ("arguments", "born", "call", "found", "inner", "is_one_api", "leaves", "stale")
-
-    def __init__(self, call: Call, found: Found, arguments: int, *, is_one_api: bool) -> None:
-        self.call = call
-        self.found = found
-        self.arguments = arguments
-        self.is_one_api = is_one_api
-        self.inner: dict[tuple[Node | None, int], list[Position]] = {}
-        self.leaves: dict[int, list[Position]] = {}
-        self.stale: list[Position] = []
-        self.born: int = _sequence_number()
-        for tensor, position in found:
-            if not tensor.requires_grad:
-                continue
-            try:
-                node = tensor.grad_fn
-            except RuntimeError:  # a view whose base was changed in a forbidden way
-                self.stale.append(position)
-                continue
-            if node is None:
-                self.leaves.setdefault(id(tensor), []).append(position)
-            else:
-                self.inner.setdefault((node, tensor.output_nr), []).append(position)
-
-    def expected_gradients(self) -> Gradients:
-        """Return the gradients of the call, without one so far."""
-        positions = [position for _, position in self.found]
-        return Gradients.expect(self.call, self.arguments, positions)
 
 
 class Tapping:
@@ -249,7 +203,7 @@ class Tapping:
         """Divide the gradient of a tensor that a module returns as it was given."""
         self._handed.add(id(positions))
         self._gradients.remark(SIDE_INPUT, index, _HANDED_THROUGH)
-        add(Share(self._gradients, SIDE_INPUT, index, _sequence_number()))
+        add(Share(self._gradients, SIDE_INPUT, index, sequence_number()))
         if positions:
             self._gradients.remark(SIDE_OUTPUT, positions[0], _HANDED_THROUGH)
             add(Share(self._gradients, SIDE_OUTPUT, positions[0], self._edges.born))
@@ -285,7 +239,7 @@ class Tapping:
             if own == edge:
                 del self._based[base_edge], self._outputs[base_edge]
         self._untap(index)
-        share = Share(self._gradients, SIDE_INPUT, index, _sequence_number())
+        share = Share(self._gradients, SIDE_INPUT, index, sequence_number())
         self._shared.add(*edge, share)
 
     # -- inputs --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ as long as it would without us.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import torch
@@ -101,8 +101,8 @@ def _overlaps(view: Tensor) -> bool:
     return False
 
 
-class NodeTap(msgspec.Struct, gc=False, eq=False):
-    """A hook on one node; called by the engine with that node's gradients.
+class Tap(Protocol):
+    """Reads gradients at one node, for one call.
 
     Attributes:
         session: receives them.
@@ -112,6 +112,59 @@ class NodeTap(msgspec.Struct, gc=False, eq=False):
         inputs: (input slot of the node, position, shares in all, how the gradient there becomes
             that of the input) of each input that it reaches.
     """
+
+    @property
+    def session(self) -> Session:
+        """See above."""
+
+    @property
+    def gradients(self) -> Gradients:
+        """See above."""
+
+    @property
+    def outputs(self) -> tuple[tuple[int, int, Region | None], ...]:
+        """See above."""
+
+    @property
+    def inputs(self) -> tuple[Reached, ...]:
+        """See above."""
+
+
+def take_gradients(tap: Tap, grad_inputs: Sequence[Tensor | None], grad_outputs: Any) -> None:
+    """Hand the gradients at the node of a tap to its call.
+
+    Args:
+        tap: the tap.
+        grad_inputs: those that the node computed; empty before it has run.
+        grad_outputs: those that it was given.
+    """
+    session = tap.session
+    book = session.backward
+    arrived: list[tuple[Tensor, str, Position]] = []
+    for index, number, region in tap.outputs:
+        gradient = grad_outputs[number]
+        if gradient is not None:
+            if region is not None:
+                gradient = region.take(gradient)
+            arrived.append((gradient, SIDE_INPUT, index))
+    for slot, position, shares, part in tap.inputs:
+        gradient = grad_inputs[slot]
+        if gradient is None:
+            continue
+        if part is not None:
+            gradient = part.take(gradient)
+        if shares == 1:
+            arrived.append((gradient, SIDE_OUTPUT, position))
+        else:
+            book.share(tap.gradients, _graph_task(), position, gradient, of=shares)
+    if arrived:
+        # The engine made them, inside a backward pass that is observed.
+        session.adapter.memo.all_born(arrived)  # type: ignore[attr-defined]
+        book.take(tap.gradients, _graph_task(), arrived)
+
+
+class NodeTap(msgspec.Struct, gc=False, eq=False):
+    """A hook on one node; called by the engine with that node's gradients. See `Tap`."""
 
     session: Session
     gradients: Gradients
@@ -123,28 +176,7 @@ class NodeTap(msgspec.Struct, gc=False, eq=False):
         quietly(self.session, "backward", self._take, grad_inputs, grad_outputs)
 
     def _take(self, grad_inputs: Sequence[Tensor | None], grad_outputs: Any) -> None:
-        book = self.session.backward
-        arrived: list[tuple[Tensor, str, Position]] = []
-        for index, number, region in self.outputs:
-            gradient = grad_outputs[number]
-            if gradient is not None:
-                if region is not None:
-                    gradient = region.take(gradient)
-                arrived.append((gradient, SIDE_INPUT, index))
-        for slot, position, shares, part in self.inputs:
-            gradient = grad_inputs[slot]
-            if gradient is None:
-                continue
-            if part is not None:
-                gradient = part.take(gradient)
-            if shares == 1:
-                arrived.append((gradient, SIDE_OUTPUT, position))
-            else:
-                book.share(self.gradients, _graph_task(), position, gradient, of=shares)
-        if arrived:
-            # The engine made them, inside a backward pass that is observed.
-            self.session.adapter.memo.all_born(arrived)  # type: ignore[attr-defined]
-            book.take(self.gradients, _graph_task(), arrived)
+        take_gradients(self, grad_inputs, grad_outputs)
 
 
 class CustomNodeTap(NodeTap, gc=False, eq=False):
@@ -205,7 +237,7 @@ class LeafTap:
             book.gradient(tap.gradients, task, SIDE_OUTPUT, position, gradient)
 
 
-def leave_mark(node: Node, tap: NodeTap) -> None:
+def leave_mark(node: Node, tap: Tap) -> None:
     """Let the node lead to its tap, so that ``autograd.grad`` with an inner input is understood.
 
     The engine then runs no hook of the node that made this input: the gradient is in the result.
@@ -224,7 +256,7 @@ def is_all_of_its_base(edge: Edge) -> bool:
     )
 
 
-def marks(node: Node) -> Iterator[NodeTap]:
+def marks(node: Node) -> Iterator[Tap]:
     """Yield the taps that `leave_mark` has put on a node."""
     metadata: Any = node.metadata
     mark = metadata.get(_METADATA_KEY)

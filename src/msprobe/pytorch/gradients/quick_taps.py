@@ -7,16 +7,21 @@ each input consumed once and nothing handed through. That costs a third.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from msprobe.capture.backward import Gradients
 from msprobe.capture.session import Session
 from msprobe.capture.values import Position
-from msprobe.pytorch.gradients.gradient_taps import InputEdges, Tapping
-from msprobe.pytorch.gradients.graph_search import Hit, find_edges
+from msprobe.pytorch.gradients.gradient_taps import Tapping
+from msprobe.pytorch.gradients.graph_search import CUSTOM_NODE, Hit, find_edges
+from msprobe.pytorch.gradients.input_edges import InputEdges, sequence_number
 from msprobe.pytorch.gradients.node_taps import (
     NodeTap,
     OutputTap,
@@ -25,8 +30,11 @@ from msprobe.pytorch.gradients.node_taps import (
     Reshaped,
     Turned,
     leave_mark,
+    take_gradients,
 )
-from msprobe.pytorch.gradients.shared_edges import SharedEdges
+from msprobe.pytorch.gradients.shared_edges import ACCUMULATES, SharedEdges
+from msprobe.pytorch.interception.guard import CALL_S, quietly
+from msprobe.pytorch.values.memo import TENSORS
 from msprobe.pytorch.values.tensor_search import output_slots
 
 _FEW_NODES: Final = 8  # a linear layer makes four
@@ -50,7 +58,7 @@ def tap_gradients(session: Session, shared: SharedEdges, edges: InputEdges, resu
         if not result.requires_grad:
             return
         try:
-            if _tap_one_output(session, edges, result):
+            if tap_output(session, edges, result):
                 return
         except RuntimeError:  # of a stale view, to which nothing was done
             pass
@@ -129,3 +137,37 @@ def _view_at(position: Position, kind: str, edges: InputEdges) -> Reshaped | Tur
     if kind == _TURNED:
         return Turned()
     return Reshaped(next(one.size() for one, place in edges.found if place == position))
+
+
+def _choose() -> Callable[[Session, InputEdges, Tensor], bool]:
+    if TENSORS is None:
+        return _tap_one_output
+    TENSORS.setup_taps(
+        ACCUMULATES,
+        CALL_S,
+        Gradients,
+        CUSTOM_NODE,
+        partial(Region.of, is_all=True),
+        Reshaped,
+        Turned(),
+        take_gradients,
+        quietly,
+        time.perf_counter,
+        torch._C.DisableTorchFunction,
+        torch.is_grad_enabled,
+        torch._C._set_grad_enabled,
+        torch._C._len_torch_dispatch_stack,
+        torch._C._are_functorch_transforms_active,
+        torch._C._current_graph_task_id,
+        sequence_number,
+    )
+    tap: Callable[[Session, InputEdges, Tensor], bool] = TENSORS.tap_output
+    return tap
+
+
+tap_output: Final = _choose()
+"""Tap the gradients of a call whose one output is a tensor that requires grad.
+
+It returns whether it is done; otherwise nothing is, and `Tapping` must do it. A stale view is a
+RuntimeError of torch's; nothing is done then.
+"""

@@ -29,7 +29,8 @@ from msprobe.config import RiskLevel
 from msprobe.pytorch.apis.api_rules import Action, ApiEntry, is_kept_at
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.apis.operator_names import operator_name
-from msprobe.pytorch.gradients.gradient_taps import InputEdges, take_result
+from msprobe.pytorch.gradients.gradient_taps import take_result
+from msprobe.pytorch.gradients.input_edges import InputEdges, input_edges
 from msprobe.pytorch.gradients.quick_taps import tap_gradients
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
@@ -273,13 +274,16 @@ class ApiObserver(TorchFunctionMode):
         kwargs: Mapping[str, Any],
     ) -> OpenCall | None:
         session = self.session
-        if session.muted or (self._asleep and not with_grad) or not self._is_wanted(entry):
+        if session.muted or (self._asleep and not with_grad):
+            return None
+        if self._risk is not RiskLevel.ALL and not self._is_wanted(entry):
             return None
         stack = session.stacks.at(frame)
         if stack.traits.internal:
             return None
-        name = entry.name
-        if entry.operator_name is not None:
+        if entry.operator_name is None:
+            name = entry.name
+        else:
             name = f"{entry.prefix}.{operator_name(entry, frame)}"
         opened = self.open_call(name, stack, frame, with_grad, args, kwargs, entry)
         if entry.draws_random and opened is not None and opened.call.keeps_forward:
@@ -297,17 +301,21 @@ class ApiObserver(TorchFunctionMode):
         entry: ApiEntry | None = None,
     ) -> OpenCall | None:
         """Begin a call under `name` and describe its inputs; None when it is not recorded."""
-        call = self._recomputations.begin(name, stack, frame, is_module=False)
+        call: Call | None
+        if stack.traits.checkpointed:
+            call = self._recomputations.begin(name, stack, frame, is_module=False)
+        else:
+            call = self.session.calls.begin(name, stack, is_module=False)
         if call is None:
             return None
         opened = OpenCall(call)
         self._take_inputs(opened, args, kwargs, entry)
         if with_grad and call.keeps_gradients and not _functorch_active():
-            opened.edges = InputEdges(call, opened.found, len(args), is_one_api=True)
+            opened.edges = input_edges(call, opened.found, len(args), is_one_api=True)
         return opened
 
     def _is_wanted(self, entry: ApiEntry) -> bool:
-        if self._risk is RiskLevel.ALL or is_kept_at(entry, self._risk):
+        if is_kept_at(entry, self._risk):
             return True
         self.session.account.skipped[f"risk_level {self._risk}"] += 1
         return False
@@ -342,6 +350,12 @@ class ApiObserver(TorchFunctionMode):
         result: Any,
     ) -> None:
         memory = self.memory
+        if entry.is_pure and "out" not in kwargs and not memory.has_undefined:
+            if opened is None:
+                return
+            memory.note_result(entry, result)
+            self.close_call(opened, result, result)
+            return
         memory.note_writes(entry, args, kwargs, result)
         if opened is None:
             return

@@ -24,7 +24,8 @@ _clock: Final = time.perf_counter
 # The cost of one event that the clock does not see: the way from torch to us and back, and the
 # colder caches of torch's own code. A function mode and hooks that do nothing cost 4 to 5.5 µs a
 # call in a step of small operators (docs/performance.md).
-_CALL_S: Final = 5e-6
+CALL_S: Final = 8e-6
+"""Seconds of an event that the clock inside of it does not see."""
 _DisableTorchFunction: Final = torch._C.DisableTorchFunction
 _set_grad: Final = torch._C._set_grad_enabled
 _is_grad_enabled: Final = torch.is_grad_enabled
@@ -69,5 +70,5 @@ def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) 
                     _set_grad(True)
     finally:
         if is_outermost:
-            session.current.account.spent_s += _clock() - started + _CALL_S
+            session.current.account.spent_s += _clock() - started + CALL_S
             session.spending_since = None

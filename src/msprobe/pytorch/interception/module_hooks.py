@@ -29,7 +29,7 @@ from msprobe.capture.stacks import Stack, calling_frame
 from msprobe.capture.token_range import TokenGate
 from msprobe.capture.values import Found
 from msprobe.pytorch.apis.api_rules import FAST_PATH_MODULES
-from msprobe.pytorch.gradients.gradient_taps import InputEdges
+from msprobe.pytorch.gradients.input_edges import InputEdges, input_edges
 from msprobe.pytorch.gradients.quick_taps import tap_gradients
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
@@ -303,7 +303,7 @@ class ModuleObserver:
         if not is_searched:
             tensors_in(args, kwargs, opened.found)
         is_one_api = type(module).forward is nn.Linear.forward
-        opened.edges = InputEdges(call, opened.found, len(args), is_one_api=is_one_api)
+        opened.edges = input_edges(call, opened.found, len(args), is_one_api=is_one_api)
 
     def _may_be_fused(
         self,

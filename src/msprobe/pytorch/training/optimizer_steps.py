@@ -35,7 +35,7 @@ from msprobe.dump.facts import (
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.training.model_contents import ModelContents, NamedModels, Prefixed
-from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors, Row, TensorColumns
+from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors, Samples, TensorColumns
 
 Wake = Callable[[], None]
 
@@ -286,8 +286,8 @@ class _Draft:
             values = [state.get(name) for state in states]
             tensors = [value if isinstance(value, Tensor) else None for value in values]
             if any(tensor is not None for tensor in tensors):
-                self._states[str(name)] = TensorColumns(tensors)
-        self._before = TensorColumns(self._parameters, self._known)
+                self._states[str(name)] = TensorColumns(tensors, samples=Samples.TEXT)
+        self._before = TensorColumns(self._parameters, self._known, samples=Samples.TEXT)
         if not self._has_closure:
             self._read_gradients()
 
@@ -296,12 +296,14 @@ class _Draft:
         if self._after is None:
             if self._has_closure:  # which has computed the gradients meanwhile
                 self._read_gradients()
-            self._after = TensorColumns(self._parameters, self._known, Ask.NONE)
+            self._after = TensorColumns(
+                self._parameters, self._known, Ask.NONE, samples=Samples.TEXT
+            )
 
     def _read_gradients(self) -> None:
         gradients = [p.grad for p in self._parameters]
         self._has_gradient = [gradient is not None for gradient in gradients]
-        self._gradient = TensorColumns(gradients)
+        self._gradient = TensorColumns(gradients, samples=Samples.TEXT)
 
     @property
     def is_ready(self) -> bool:
@@ -375,15 +377,15 @@ class _Draft:
             groups.append(OptimizerGroup(options=shown, parameters=list(places)))
         return groups
 
-    def _samples(self, columns: dict[str, TensorColumns]) -> dict[str, list[Row | None]]:
+    def _samples(self, columns: dict[str, TensorColumns]) -> dict[str, Any]:
         counts = columns["before"].elements
-        known: dict[int | None, Row | None] = {None: None}
+        known: dict[int | None, list[int] | None] = {None: None}
         known |= {count: list(sample_index(count)) for count in set(counts) if count is not None}
-        samples = {"index": [known[count] for count in counts]}
+        samples: dict[str, Any] = {"index": [known[count] for count in counts]}
         for name, one in columns.items():
-            samples[name] = one.samples
+            samples[name] = one.samples if one.text is None else one.text
             if one.elements != counts:  # positions in a part of it mean something else
-                pairs = zip(one.samples, one.elements, counts, strict=True)
+                pairs = zip(one.rows(), one.elements, counts, strict=True)
                 samples[name] = [row if found == count else None for row, found, count in pairs]
         return samples
 

@@ -16,7 +16,7 @@ from msprobe.pytorch.training.model_contents import PARAMETER, ModelContents, Pr
 from msprobe.pytorch.training.torch_settings import generator_states, torch_switches
 from msprobe.pytorch.training.training_settings import fixed_settings
 from msprobe.pytorch.values.fingerprint import shape_of
-from msprobe.pytorch.values.tensor_columns import KnownTensors, TensorColumns
+from msprobe.pytorch.values.tensor_columns import KnownTensors, Samples, TensorColumns
 from msprobe.run_config.random_recording import python_and_numpy_states
 
 
@@ -70,7 +70,7 @@ class StartState:
 
     def _put_parameters(self, found: ModelContents) -> None:
         tensors = [tensor for _, tensor, _ in found.tensors]
-        columns = TensorColumns(tensors, self._known)
+        columns = TensorColumns(tensors, self._known, samples=Samples.NONE)
         parameters = Parameters(
             name=[name for name, _, _ in found.tensors],
             kind=[kind for _, _, kind in found.tensors],

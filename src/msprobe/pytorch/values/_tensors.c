@@ -86,7 +86,11 @@ static const struct msprobe_native_api *native;
 #define NAMES(X)                                                                                \
     X(is_cpu) X(layout) X(dtype) X(shape) X(stride) X(data_ptr) X(storage_offset) X(_version)   \
     X(requires_grad) X(untyped_storage) X(nbytes) X(_cdata) X(is_neg) X(is_conj) X(_weak_ref)   \
-    X(_sequence_nr) X(next_functions) X(variable)
+    X(_sequence_nr) X(next_functions) X(variable) X(grad_fn) X(output_nr) X(_is_view) X(_base)  \
+    X(metadata) X(msprobe) X(register_hook) X(register_prehook) X(take) X(call) X(remarks)      \
+    X(keywords) X(arguments) X(outputs) X(expected) X(has_input_edges) X(_count) X(is_module)   \
+    X(session) X(backward) X(adapter) X(memo) X(takes_whole) X(take_text) X(spending_since)     \
+    X(current) X(account) X(spent_s) X(lock) X(acquire) X(release) X(__enter__) X(__exit__)
 static struct {
 #define FIELD(name) PyObject *name;
     NAMES(FIELD)
@@ -752,10 +756,13 @@ static int is_bad(PyObject *counts)
            PyObject_IsTrue(PyTuple_GET_ITEM(counts, 1));
 }
 
+/* How a tensor comes to be looked at. */
+enum entry { SEEN, COMES_IN, BORN };
+
 /* Return the `Value` of a plain tensor, made if need be; NULL without an exception when the
- * tensor is none of which this module reads the memory. `comes_in` says whether an observed call
- * receives it: a storage not seen before is not remembered then. */
-static Value *look(Memo *self, PyObject *tensor, int comes_in)
+ * tensor is none of which this module reads the memory. `entry` says whether an observed call
+ * receives it (a storage not seen before is not remembered then) or has made it. */
+static Value *look(Memo *self, PyObject *tensor, enum entry entry)
 {
     struct view view;
     if (read_view(tensor, &view) <= 0) return NULL;
@@ -766,7 +773,8 @@ static Value *look(Memo *self, PyObject *tensor, int comes_in)
     int64_t version = -1;
     Value *value = NULL;
     PyObject *numbers = NULL;
-    if (comes_in && self->active && !enter_object(self, address, storage_object, 0)) goto done;
+    int was_born = entry == BORN && (PyObject *)Py_TYPE(tensor) == torch.tensor;
+    if (entry && self->active && !enter_object(self, address, storage_object, was_born)) goto done;
     if (self->active && (PyObject *)Py_TYPE(tensor) == torch.tensor && view.count)
         storage = table_get(&self->storages, address);
     if (storage && storage->was_born && !storage->is_banned) version = version_of(tensor);
@@ -885,9 +893,9 @@ static PyObject *Memo_check(Memo *self, PyObject *tensor)
 }
 
 /* Look at a tensor; None where it cannot be read, which another way of reading explains. */
-static PyObject *look_or_none(Memo *self, PyObject *tensor, int comes_in)
+static PyObject *look_or_none(Memo *self, PyObject *tensor, enum entry entry)
 {
-    Value *value = look(self, tensor, comes_in);
+    Value *value = look(self, tensor, entry);
     if (value) return (PyObject *)value;
     if (PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_MemoryError)) return NULL;
@@ -898,7 +906,7 @@ static PyObject *look_or_none(Memo *self, PyObject *tensor, int comes_in)
 
 static PyObject *Memo_look(Memo *self, PyObject *tensor)
 {
-    return look_or_none(self, tensor, 0);
+    return look_or_none(self, tensor, SEEN);
 }
 
 static PyObject *Memo_describe(Memo *self, PyObject *const *args, Py_ssize_t nargs)
@@ -908,7 +916,7 @@ static PyObject *Memo_describe(Memo *self, PyObject *const *args, Py_ssize_t nar
         return NULL;
     }
     PyObject *tensor = args[0], *requires_grad = args[1];
-    PyObject *value = look_or_none(self, tensor, 0);
+    PyObject *value = look_or_none(self, tensor, SEEN);
     if (!value || value == Py_None) return value;
     int wanted = requires_grad == Py_None ? flag(tensor, names.requires_grad)
                                           : PyObject_IsTrue(requires_grad);
@@ -963,7 +971,7 @@ static int put_value(Memo *self, struct text *text, PyObject *value, PyObject *f
 {
     if ((PyObject *)Py_TYPE(value) != torch.tensor && (PyObject *)Py_TYPE(value) != torch.parameter)
         return put_scalar(text, value);
-    PyObject *known = look_or_none(self, value, 1);
+    PyObject *known = look_or_none(self, value, COMES_IN);
     if (!known || known == Py_None) {
         Py_XDECREF(known);
         return known ? 0 : -1;
@@ -1085,7 +1093,7 @@ static int fill_slots(Memo *self, PyObject *arrived, Value **slots, Py_ssize_t o
         int is_output = PyUnicode_CompareWithASCIIString(side, "input") == 0;
         if (index < 0 || index >= (is_output ? outputs : arguments)) return 0;
         Value **slot = slots + (is_output ? index : outputs + index);
-        PyObject *value = *slot ? Py_NewRef(Py_None) : look_or_none(self, tensor, 0);
+        PyObject *value = *slot ? Py_NewRef(Py_None) : look_or_none(self, tensor, SEEN);
         if (!value || value == Py_None) {
             Py_XDECREF(value);
             return value ? 0 : -1;
@@ -1494,6 +1502,8 @@ static PyObject *find_edges(PyObject *module, PyObject *args)
     return result;
 }
 
+#include "_tensors_taps.h"
+
 /* ---- many tensors ------------------------------------------------------------------------------ */
 
 /* Whether the storage of a tensor reaches to its last element: one that was given back does not. */
@@ -1885,6 +1895,7 @@ static PyObject *samples_of(const struct view *view, char format)
 struct columns {
     PyObject *checksum, *norm, *projections, *samples, *elements;
     struct reading reading;
+    int has_samples;
 };
 
 /* Put an item, whose reference it takes, into a list. */
@@ -1904,10 +1915,11 @@ static int fill_row(void *state, Py_ssize_t place, PyObject *tensor)
         return 0;
     char hex[9];
     snprintf(hex, sizeof hex, "%08x", (unsigned)content.checksum);
+    PyObject *samples = columns->has_samples ? samples_of(&view, format) : Py_NewRef(Py_None);
     int failed = put_item(columns->checksum, place, PyUnicode_FromString(hex)) ||
                  put_item(columns->norm, place, Py_NewRef(content.norm)) ||
                  put_item(columns->projections, place, Py_NewRef(content.projections)) ||
-                 put_item(columns->samples, place, samples_of(&view, format)) ||
+                 put_item(columns->samples, place, samples) ||
                  put_item(columns->elements, place, PyLong_FromLongLong(view.count));
     drop_content(&content);
     return !failed;
@@ -1917,11 +1929,11 @@ static PyObject *fill_columns(PyObject *module, PyObject *args)
 {
     PyObject *tensors;
     struct columns columns;
-    if (!PyArg_ParseTuple(args, "O!(O!O!O!O!O!)OiO", &PyList_Type, &tensors, &PyList_Type,
+    if (!PyArg_ParseTuple(args, "O!(O!O!O!O!O!)OiOp", &PyList_Type, &tensors, &PyList_Type,
                           &columns.checksum, &PyList_Type, &columns.norm, &PyList_Type,
                           &columns.projections, &PyList_Type, &columns.samples, &PyList_Type,
                           &columns.elements, &columns.reading.known, &columns.reading.asks,
-                          &columns.reading.crc32))
+                          &columns.reading.crc32, &columns.has_samples))
         return NULL;
     if (!is_right_reading(&columns.reading)) return NULL;
     return fill_all(tensors, PyList_GET_SIZE(columns.checksum), &columns, fill_row);
@@ -1930,8 +1942,8 @@ static PyObject *fill_columns(PyObject *module, PyObject *args)
 static PyMethodDef METHODS[] = {
     {"fill_columns", fill_columns, METH_VARARGS,
      "fill_columns(tensors, (checksum, norm, projections, samples, elements), known | None, asks, "
-     "crc32) -> places of the tensors that are no plain ones on the CPU in one block; the others "
-     "have their items in the lists. The dictionary `known` learns what is read, and spares reading "
+     "crc32, has_samples) -> places of the tensors that are no plain ones on the CPU in one block; the "
+     "others have their items in the lists, samples if `has_samples` is true. The dictionary `known` learns what is read, and spares reading "
      "again what has not changed, `asks` being 1; 0 reads everything, 2 what is trained"},
     {"fill_prints", fill_prints, METH_VARARGS,
      "fill_prints(tensors, out, known | None, asks, crc32) -> as fill_columns(); the others have in "
@@ -1944,6 +1956,12 @@ static PyMethodDef METHODS[] = {
     {"find_edges", find_edges, METH_VARARGS,
      "find_edges(accumulates, custom, start, inner, leaves, outputs, born, most): see "
      "msprobe.pytorch.gradients.graph_search"},
+    {"tap_output", (PyCFunction)(void (*)(void))tap_output, METH_FASTCALL,
+     "tap_output(session, edges, output) -> whether the gradients of a call are tapped, whose inputs "
+     "have these `InputEdges` and whose one output is this tensor: see "
+     "msprobe.pytorch.gradients.quick_taps"},
+    {"setup_taps", setup_taps, METH_VARARGS,
+     "setup_taps(...): what `tap_output` and its hooks need of torch and this package; call it once"},
     {"setup", setup, METH_VARARGS,
      "setup(Tensor, Parameter, strided, is_cow | None, expired, free_weak_ref, encode, Raw, "
      "summary_of, kinds, dlpack_table | None): what is needed of torch; call it once"},
@@ -1967,11 +1985,14 @@ PyMODINIT_FUNC PyInit__tensors(void)
     if (!(names.name = PyUnicode_InternFromString(#name))) return NULL;
     NAMES(INTERN)
 #undef INTERN
-    if (PyType_Ready(&ValueType) < 0 || PyType_Ready(&MemoType) < 0) return NULL;
+    if (PyType_Ready(&ValueType) < 0 || PyType_Ready(&MemoType) < 0 ||
+        PyType_Ready(&InputEdgesType) < 0 || PyType_Ready(&TapType) < 0)
+        return NULL;
     PyObject *module = PyModule_Create(&MODULE);
     if (!module) return NULL;
     if (PyModule_AddObjectRef(module, "Memo", (PyObject *)&MemoType) < 0 ||
-        PyModule_AddObjectRef(module, "Value", (PyObject *)&ValueType) < 0)
+        PyModule_AddObjectRef(module, "Value", (PyObject *)&ValueType) < 0 ||
+        PyModule_AddObjectRef(module, "InputEdges", (PyObject *)&InputEdgesType) < 0)
         Py_CLEAR(module);
     return module;
 }

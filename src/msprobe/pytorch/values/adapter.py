@@ -175,6 +175,11 @@ class TorchAdapter:
             return None
         return self.memo.describe_call(args, named, found)
 
+    @property
+    def describes_whole(self) -> bool:
+        """Whether the memo's descriptions are whole; see `msprobe.capture.adapter.Adapter`."""
+        return self._is_whole
+
     def record_gradients(
         self, arrived: Sequence[tuple[Tensor, str, Position]], outputs: int, arguments: int
     ) -> Raw | None:

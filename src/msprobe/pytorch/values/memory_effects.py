@@ -55,6 +55,11 @@ class MemoryEffects:
         if self._memo.active:
             self._memo.all_came_in(found)
 
+    @property
+    def has_undefined(self) -> bool:
+        """Whether there is memory with undefined content."""
+        return bool(self._undefined)
+
     def note_writes(
         self, entry: ApiEntry, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> None:
@@ -77,10 +82,10 @@ class MemoryEffects:
         memo = self._memo
         if not memo.active:
             return
-        if entry.bans:
-            self.ban((result,), {})
-        elif type(result) is Tensor:
+        if type(result) is Tensor and not entry.bans:
             memo.born(result)
+        elif entry.bans:
+            self.ban((result,), {})
         else:
             for output in output_slots(result):
                 if type(output) is Tensor:

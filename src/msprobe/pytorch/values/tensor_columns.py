@@ -15,10 +15,12 @@ from enum import IntEnum
 from typing import Any
 
 import torch
+from msgspec import Raw
 from torch import Tensor
 
 from msprobe.dump.crc import crc32
-from msprobe.dump.facts import Fingerprints, Number, Projections, sample_index
+from msprobe.dump.facts import Fingerprints, Number, Projections, encode_fact, sample_index
+from msprobe.json_text import parse_json
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.device_streams import HostCopy, current_stream
 from msprobe.pytorch.values.memo import TENSORS
@@ -35,6 +37,16 @@ class Ask(IntEnum):
     ALL = 1
     FROZEN = 2
     """Parameters that are not trained."""
+
+
+class Samples(IntEnum):
+    """Which elements are kept, and how."""
+
+    NONE = 0
+    """Perhaps none."""
+    NUMBERS = 1
+    TEXT = 2
+    """Encoded at once: later, when they are out of the processor's cache, that takes longer."""
 
 
 class KnownTensors:
@@ -72,6 +84,7 @@ class TensorColumns:
         norm: the L2 norm of each; those of an accelerator are there after `wait`.
         projections: see docs/metrics.md; None on accelerators.
         samples: the elements at `sample_index` of each; None of sparse and complex tensors.
+        text: the samples in JSON; None where they are not encoded yet.
         elements: how many elements of each were read; None where none could be.
         notes: position → why numbers are missing, or what they are of.
     """
@@ -81,6 +94,8 @@ class TensorColumns:
         tensors: Sequence[Tensor | None],
         known: KnownTensors | None = None,
         asks: Ask = Ask.ALL,
+        *,
+        samples: Samples = Samples.NUMBERS,
     ) -> None:
         """Read tensors as they are now; on an accelerator the work is queued there.
 
@@ -91,18 +106,20 @@ class TensorColumns:
             known: spares reading what has not changed, and learns what is read; None for neither.
             asks: those that may be known; others have certainly changed, perhaps without torch's
                 counting.
+            samples: whether elements are kept, and their form.
         """
         count = len(tensors)
         self.checksum: list[str | None] = [None] * count
         self.norm: list[Number] = [None] * count
         self.projections: list[Projections] = [None] * count
         self.samples: list[Row | None] = [None] * count
+        self.text: Raw | None = None
         self.elements: list[int | None] = [None] * count
         self.notes: dict[int, str] = {}
         self._device: dict[torch.device, list[int]] = defaultdict(list)
         self._found: dict[int, Tensor] = {}
         self._fetches: list[Callable[[], None]] = []
-        for place in self._fill(list(tensors), known, asks):
+        for place in self._fill(list(tensors), known, asks, samples):
             tensor = tensors[place]
             if tensor is not None:
                 try:
@@ -113,6 +130,9 @@ class TensorColumns:
             self._take_from_device(device, places)
         self._device.clear()
         self._found.clear()
+        if samples is Samples.TEXT and not self._fetches:
+            self.text = Raw(encode_fact(self.samples))
+            self.samples = []
 
     @property
     def is_ready(self) -> bool:
@@ -124,19 +144,29 @@ class TensorColumns:
         while self._fetches:
             self._fetches.pop()()
 
+    def rows(self) -> list[Row | None]:
+        """Return the samples, which may be encoded."""
+        return self.samples if self.text is None else parse_json(bytes(self.text))
+
     def fingerprints(self) -> Fingerprints:
         """Return checksums, norms and projections."""
         return Fingerprints(checksum=self.checksum, norm=self.norm, projections=self.projections)
 
     def _fill(
-        self, tensors: list[Tensor | None], known: KnownTensors | None, asks: Ask
+        self,
+        tensors: list[Tensor | None],
+        known: KnownTensors | None,
+        asks: Ask,
+        samples: Samples,
     ) -> Sequence[int]:
         """Read the plain contiguous tensors on the CPU; return the places of the others."""
         if TENSORS is None:
             return range(len(tensors))
         columns = (self.checksum, self.norm, self.projections, self.samples, self.elements)
         rows = None if known is None else known.rows
-        left: list[int] = TENSORS.fill_columns(tensors, columns, rows, asks, crc32)
+        left: list[int] = TENSORS.fill_columns(
+            tensors, columns, rows, asks, crc32, samples is not Samples.NONE
+        )
         return left
 
     def _take(self, place: int, tensor: Tensor) -> None:

@@ -1,0 +1,865 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A part of _tensors.c: the gradients of a call. `InputEdges` notes before the call where its inputs
+ * hang in the graph, `tap_output` puts hooks on the nodes behind its output, and `Tap` is the hook.
+ * What they do is said in msprobe.pytorch.gradients: input_edges.py, quick_taps.py and node_taps.py
+ * have the same in Python, which takes over wherever something is out of the ordinary.
+ */
+
+/* What `setup_taps` was given. */
+static struct {
+    PyObject *gradients, *custom, *region, *reshaped, *turned; /* classes, but for the last */
+    PyObject *take, *quietly;
+    PyObject *clock, *no_functions, *is_grad_enabled, *set_grad_enabled, *dispatch_modes;
+    PyObject *transforms, *graph_task, *get_sequence_number;
+    uint64_t accumulates;
+    double call_s;
+} given;
+
+/* ---- the guard ------------------------------------------------------------------------------- */
+
+/* The state of interception/guard.py: what `quietly` enters. */
+struct guard {
+    PyObject *session, *lock, *no_functions, *started;
+    int had_grad;
+};
+
+static int call_away(PyObject *result)
+{
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
+/* Return the result of a call as true or false, -1 with an exception. */
+static int take_truth(PyObject *result)
+{
+    if (!result) return -1;
+    int truth = result == Py_True ? 1 : result == Py_False ? 0 : PyObject_IsTrue(result);
+    Py_DECREF(result);
+    return truth;
+}
+
+/* Add the time since `started` to the account of the session's step. */
+static int account_for(struct guard *guard)
+{
+    PyObject *now = PyObject_CallNoArgs(given.clock);
+    PyObject *step = now ? PyObject_GetAttr(guard->session, names.current) : NULL;
+    PyObject *account = step ? PyObject_GetAttr(step, names.account) : NULL;
+    PyObject *spent = account ? PyObject_GetAttr(account, names.spent_s) : NULL, *sum = NULL;
+    if (spent)
+        sum = PyFloat_FromDouble(PyFloat_AsDouble(spent) + PyFloat_AsDouble(now) -
+                                 PyFloat_AsDouble(guard->started) + given.call_s);
+    int failed = !sum || PyObject_SetAttr(account, names.spent_s, sum) < 0 ||
+                 PyObject_SetAttr(guard->session, names.spending_since, Py_None) < 0;
+    Py_XDECREF(now);
+    Py_XDECREF(step);
+    Py_XDECREF(account);
+    Py_XDECREF(spent);
+    Py_XDECREF(sum);
+    return failed ? -1 : 0;
+}
+
+/* Undo whatever was entered; an exception that is set stays. */
+static void leave_guard(struct guard *guard)
+{
+    PyObject *kind, *value, *traceback;
+    PyErr_Fetch(&kind, &value, &traceback);
+    int failed = 0;
+    if (guard->had_grad > 0)
+        failed |= call_away(PyObject_CallOneArg(given.set_grad_enabled, Py_True));
+    if (guard->no_functions)
+        failed |= call_away(PyObject_CallMethodObjArgs(guard->no_functions, names.__exit__, Py_None,
+                                                       Py_None, Py_None, NULL));
+    if (guard->lock) failed |= call_away(PyObject_CallMethodNoArgs(guard->lock, names.release));
+    if (guard->started) failed |= account_for(guard);
+    if (failed) PyErr_WriteUnraisable(guard->session);
+    Py_XDECREF(guard->no_functions);
+    Py_XDECREF(guard->lock);
+    Py_XDECREF(guard->started);
+    PyErr_Restore(kind, value, traceback);
+}
+
+/* Enter it; -1 with an exception, and then nothing is entered. */
+static int enter_guard(struct guard *guard, PyObject *session)
+{
+    *guard = (struct guard){.session = session};
+    PyObject *since = PyObject_GetAttr(session, names.spending_since), *held;
+    if (!since) return -1;
+    Py_DECREF(since);
+    int failed = 0;
+    if (since == Py_None) {
+        guard->started = PyObject_CallNoArgs(given.clock);
+        failed = !guard->started ||
+                 PyObject_SetAttr(session, names.spending_since, guard->started) < 0;
+    }
+    if (!failed && (held = PyObject_GetAttr(session, names.lock))) {
+        failed = call_away(PyObject_CallMethodNoArgs(held, names.acquire)) < 0;
+        if (failed) Py_DECREF(held);
+        else guard->lock = held;
+    } else {
+        failed = 1;
+    }
+    if (!failed && (held = PyObject_CallNoArgs(given.no_functions))) {
+        failed = call_away(PyObject_CallMethodNoArgs(held, names.__enter__)) < 0;
+        if (failed) Py_DECREF(held);
+        else guard->no_functions = held;
+    } else {
+        failed = 1;
+    }
+    if (!failed) guard->had_grad = take_truth(PyObject_CallNoArgs(given.is_grad_enabled));
+    if (!failed && guard->had_grad > 0)
+        failed = call_away(PyObject_CallOneArg(given.set_grad_enabled, Py_False)) < 0;
+    if (failed || guard->had_grad < 0) {
+        leave_guard(guard);
+        return -1;
+    }
+    return 0;
+}
+
+/* Tell the session of an exception that is set; -1 for one that is not ours to hold. */
+static int tell_failure(PyObject *session, const char *where)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
+    PyObject *kind, *value, *traceback;
+    PyErr_Fetch(&kind, &value, &traceback);
+    PyErr_NormalizeException(&kind, &value, &traceback);
+    if (traceback) PyException_SetTraceback(value, traceback);
+    int failed = call_away(PyObject_CallMethod(session, "failed", "sO", where, value)) < 0;
+    Py_XDECREF(kind);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return failed ? -1 : 0;
+}
+
+/* ---- inputs of a call ------------------------------------------------------------------------ */
+
+/* The edge of an input that requires grad; all references but the node's are borrowed from `found`. */
+struct input {
+    PyObject *node; /* NULL: a leaf */
+    PyObject *tensor, *position;
+    int64_t number; /* of the output of `node` */
+};
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *call, *found, *stale, *inner, *leaves;
+    Py_ssize_t arguments, count;
+    struct input *inputs;
+    uint64_t born;
+    char is_one_api;
+} InputEdges;
+
+static void InputEdges_dealloc(InputEdges *self)
+{
+    for (Py_ssize_t i = 0; i < self->count; i++) Py_XDECREF(self->inputs[i].node);
+    PyMem_Free(self->inputs);
+    Py_XDECREF(self->call);
+    Py_XDECREF(self->found);
+    Py_XDECREF(self->stale);
+    Py_XDECREF(self->inner);
+    Py_XDECREF(self->leaves);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+/* Note an input; 0, or -1 with an exception. */
+static int note_input(InputEdges *self, PyObject *pair)
+{
+    PyObject *tensor = PyTuple_GET_ITEM(pair, 0), *position = PyTuple_GET_ITEM(pair, 1);
+    int wanted = flag(tensor, names.requires_grad);
+    if (wanted <= 0) return wanted;
+    PyObject *node = PyObject_GetAttr(tensor, names.grad_fn);
+    if (!node) { /* a view whose base was changed in a forbidden way */
+        if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return -1;
+        PyErr_Clear();
+        return PyList_Append(self->stale, position);
+    }
+    struct input *input = &self->inputs[self->count];
+    *input = (struct input){node == Py_None ? NULL : node, tensor, position, 0};
+    if (node == Py_None) Py_DECREF(node);
+    else if ((input->number = take_int(PyObject_GetAttr(tensor, names.output_nr))) < 0) {
+        Py_CLEAR(input->node);
+        return -1;
+    }
+    self->count++;
+    return 0;
+}
+
+static PyObject *InputEdges_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"call", "found", "arguments", "is_one_api", NULL};
+    PyObject *call, *found;
+    Py_ssize_t arguments;
+    int is_one_api, failed = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!n$p", keywords, &call, &PyList_Type, &found,
+                                     &arguments, &is_one_api))
+        return NULL;
+    InputEdges *self = (InputEdges *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->call = Py_NewRef(call);
+    self->found = PyList_GetSlice(found, 0, PY_SSIZE_T_MAX);
+    self->arguments = arguments;
+    self->is_one_api = (char)is_one_api;
+    self->stale = PyList_New(0);
+    self->born = (uint64_t)take_int(PyObject_CallNoArgs(given.get_sequence_number));
+    Py_ssize_t count = PyList_GET_SIZE(found);
+    self->inputs = PyMem_Malloc((size_t)(count + 1) * sizeof *self->inputs);
+    failed = !self->found || !self->stale || !self->inputs || PyErr_Occurred() != NULL;
+    for (Py_ssize_t i = 0; i < count && !failed; i++)
+        failed = note_input(self, PyList_GET_ITEM(self->found, i)) < 0;
+    if (failed) {
+        if (!PyErr_Occurred()) PyErr_NoMemory();
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+/* Append the positions of inputs, computed ones or leaves, to the lists of a dictionary. */
+static PyObject *positions_of(const InputEdges *self, int are_leaves)
+{
+    PyObject *table = PyDict_New();
+    for (Py_ssize_t i = 0; i < self->count && table; i++) {
+        const struct input *input = &self->inputs[i];
+        if (are_leaves != !input->node) continue;
+        PyObject *key = are_leaves ? PyLong_FromVoidPtr(input->tensor)
+                                   : Py_BuildValue("(OL)", input->node, (long long)input->number);
+        PyObject *fresh = PyList_New(0);
+        PyObject *list = key && fresh ? PyDict_SetDefault(table, key, fresh) : NULL;
+        if (!list || PyList_Append(list, input->position) < 0) Py_CLEAR(table);
+        Py_XDECREF(key);
+        Py_XDECREF(fresh);
+    }
+    return table;
+}
+
+static PyObject *InputEdges_get_inner(InputEdges *self, void *closure)
+{
+    if (!self->inner) self->inner = positions_of(self, 0);
+    return Py_XNewRef(self->inner);
+}
+
+static PyObject *InputEdges_get_leaves(InputEdges *self, void *closure)
+{
+    if (!self->leaves) self->leaves = positions_of(self, 1);
+    return Py_XNewRef(self->leaves);
+}
+
+/* Return the gradients of the call, without one so far. */
+static PyObject *expected_gradients(InputEdges *self)
+{
+    Py_ssize_t count = PyList_GET_SIZE(self->found);
+    PyObject *positions = PyList_New(count);
+    for (Py_ssize_t i = 0; positions && i < count; i++)
+        PyList_SET_ITEM(positions, i,
+                        Py_NewRef(PyTuple_GET_ITEM(PyList_GET_ITEM(self->found, i), 1)));
+    PyObject *gradients = positions ? PyObject_CallMethod(given.gradients, "expect", "OnO",
+                                                          self->call, self->arguments, positions)
+                                    : NULL;
+    Py_XDECREF(positions);
+    return gradients;
+}
+
+static PyObject *InputEdges_expected_gradients(InputEdges *self, PyObject *ignored)
+{
+    return expected_gradients(self);
+}
+
+static PyMethodDef EDGES_METHODS[] = {
+    {"expected_gradients", (PyCFunction)InputEdges_expected_gradients, METH_NOARGS,
+     "expected_gradients() -> the gradients of the call, without one so far"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef EDGES_MEMBERS[] = {
+    {"call", T_OBJECT_EX, offsetof(InputEdges, call), READONLY, NULL},
+    {"found", T_OBJECT_EX, offsetof(InputEdges, found), READONLY, NULL},
+    {"stale", T_OBJECT_EX, offsetof(InputEdges, stale), READONLY, NULL},
+    {"arguments", T_PYSSIZET, offsetof(InputEdges, arguments), READONLY, NULL},
+    {"is_one_api", T_BOOL, offsetof(InputEdges, is_one_api), READONLY, NULL},
+    {"born", T_ULONGLONG, offsetof(InputEdges, born), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef EDGES_ATTRIBUTES[] = {
+    {"inner", (getter)InputEdges_get_inner, NULL, NULL, NULL},
+    {"leaves", (getter)InputEdges_get_leaves, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject InputEdgesType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.InputEdges",
+    .tp_basicsize = sizeof(InputEdges),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = InputEdges_new,
+    .tp_dealloc = (destructor)InputEdges_dealloc,
+    .tp_methods = EDGES_METHODS,
+    .tp_members = EDGES_MEMBERS,
+    .tp_getset = EDGES_ATTRIBUTES,
+    .tp_doc = "InputEdges(call, found, arguments, *, is_one_api): see gradients/input_edges.py",
+};
+
+/* ---- the hook -------------------------------------------------------------------------------- */
+
+/* A hook on one node, before it or after it; as `NodeTap`. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *session, *gradients, *outputs, *inputs;
+} Tap;
+
+static void Tap_dealloc(Tap *self)
+{
+    Py_XDECREF(self->session);
+    Py_XDECREF(self->gradients);
+    Py_XDECREF(self->outputs);
+    Py_XDECREF(self->inputs);
+    PyObject_Free(self);
+}
+
+#define MOST_ARRIVED 32
+
+/* The gradients that have come to a hook. */
+struct arrived {
+    int count;
+    struct {
+        PyObject *tensor; /* owned */
+        int is_input;     /* of the call, else of an output */
+        Py_ssize_t index;
+    } of[MOST_ARRIVED];
+};
+
+/* Append a gradient, or what a region or view makes of it; 1, or -1 with an exception. */
+static int arrive(struct arrived *arrived, PyObject *tensor, PyObject *part, int is_input,
+                  Py_ssize_t index)
+{
+    tensor = part == Py_None ? Py_NewRef(tensor)
+                             : PyObject_CallMethodOneArg(part, names.take, tensor);
+    if (!tensor) return -1;
+    arrived->of[arrived->count].tensor = tensor;
+    arrived->of[arrived->count].is_input = is_input;
+    arrived->of[arrived->count++].index = index;
+    return 1;
+}
+
+/* Collect what has come: 1, 0 if it is not all of the call's or out of the ordinary, -1 with an
+ * exception. */
+static int collect(const Tap *self, PyObject *grad_inputs, PyObject *grad_outputs,
+                   struct arrived *arrived)
+{
+    Py_ssize_t outputs = PyTuple_GET_SIZE(self->outputs), inputs = PyTuple_GET_SIZE(self->inputs);
+    if (outputs + inputs > MOST_ARRIVED) return 0;
+    for (Py_ssize_t i = 0; i < outputs; i++) {
+        PyObject *output = PyTuple_GET_ITEM(self->outputs, i);
+        Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GET_ITEM(output, 1));
+        if (number < 0 || number >= PyTuple_GET_SIZE(grad_outputs)) return 0;
+        PyObject *tensor = PyTuple_GET_ITEM(grad_outputs, number);
+        if (tensor == Py_None) return 0;
+        if (arrive(arrived, tensor, PyTuple_GET_ITEM(output, 2), 0,
+                   PyLong_AsSsize_t(PyTuple_GET_ITEM(output, 0))) < 0)
+            return -1;
+    }
+    for (Py_ssize_t i = 0; i < inputs; i++) {
+        PyObject *input = PyTuple_GET_ITEM(self->inputs, i), *place = PyTuple_GET_ITEM(input, 1);
+        Py_ssize_t slot = PyLong_AsSsize_t(PyTuple_GET_ITEM(input, 0));
+        if (slot < 0 || slot >= PyTuple_GET_SIZE(grad_inputs) || !PyLong_CheckExact(place) ||
+            PyLong_AsLong(PyTuple_GET_ITEM(input, 2)) != 1)
+            return 0;
+        PyObject *tensor = PyTuple_GET_ITEM(grad_inputs, slot);
+        if (tensor == Py_None) return 0;
+        if (arrive(arrived, tensor, PyTuple_GET_ITEM(input, 3), 1, PyLong_AsSsize_t(place)) < 0)
+            return -1;
+    }
+    return 1;
+}
+
+static int64_t int_of(PyObject *object, PyObject *name)
+{
+    return take_int(PyObject_GetAttr(object, name));
+}
+
+/* Whether these are all gradients of a call, of its first pass, and its record says no more than they
+ * do; -1 with an exception. `layout` gets how many outputs and arguments the call has. */
+static int may_be_whole(const Tap *self, PyObject *book, Py_ssize_t count, Py_ssize_t *layout)
+{
+    PyObject *gradients = self->gradients;
+    if (int_of(gradients, names.expected) != count || int_of(gradients, names._count) != 0)
+        return PyErr_Occurred() ? -1 : 0;
+    PyObject *remarks = PyObject_GetAttr(gradients, names.remarks);
+    PyObject *keywords = PyObject_GetAttr(gradients, names.keywords);
+    PyObject *arguments = PyObject_GetAttr(gradients, names.arguments);
+    PyObject *call = PyObject_GetAttr(gradients, names.call);
+    int whole = remarks && keywords && arguments && call ? 1 : -1;
+    if (whole > 0)
+        whole = remarks == Py_None && PyTuple_GET_SIZE(keywords) == 0 &&
+                PyLong_CheckExact(arguments);
+    if (whole > 0) {
+        layout[0] = (Py_ssize_t)int_of(gradients, names.outputs);
+        layout[1] = PyLong_AsSsize_t(arguments);
+        whole = flag(gradients, names.has_input_edges);
+        if (whole == 0) {
+            int is_module = flag(call, names.is_module);
+            whole = is_module < 0 ? -1 : !is_module;
+        }
+    }
+    if (whole > 0) whole = take_truth(PyObject_CallMethodOneArg(book, names.takes_whole, call));
+    Py_XDECREF(remarks);
+    Py_XDECREF(keywords);
+    Py_XDECREF(arguments);
+    Py_XDECREF(call);
+    return whole;
+}
+
+/* The JSON of a backward record; NULL, perhaps with an exception, if a gradient is not plain. */
+static PyObject *describe_arrived(Memo *memo, const struct arrived *arrived, const Py_ssize_t *layout)
+{
+    Py_ssize_t places = layout[0] + layout[1];
+    if (layout[0] < 0 || layout[1] < 0) return NULL;
+    Value **slots = PyMem_Calloc((size_t)places + 1, sizeof *slots);
+    if (!slots) return PyErr_NoMemory();
+    int outcome = 1;
+    struct text text;
+    begin_text(&text);
+    for (int i = 0; i < arrived->count && outcome > 0; i++) {
+        Py_ssize_t index = arrived->of[i].index;
+        if (index < 0 || index >= layout[arrived->of[i].is_input]) outcome = 0;
+        else {
+            Value **slot = slots + (arrived->of[i].is_input ? layout[0] : 0) + index;
+            PyObject *value =
+                *slot ? Py_NewRef(Py_None) : look_or_none(memo, arrived->of[i].tensor, BORN);
+            if (value && value != Py_None) *slot = (Value *)value;
+            else outcome = value ? 0 : -1, Py_XDECREF(value);
+        }
+    }
+    if (outcome > 0 && (put_slots(&text, "{\"input\":[", slots, layout[0]) ||
+                        put_slots(&text, ",\"output\":[", slots + layout[0], layout[1]) ||
+                        put(&text, "}")))
+        outcome = -1;
+    for (Py_ssize_t i = 0; i < places; i++) Py_XDECREF(slots[i]);
+    PyMem_Free(slots);
+    return end_values(&text, outcome);
+}
+
+/* Take gradients that are all that the record of a call has: 1 when done, 0 if they are not, -1 with
+ * an exception. */
+static int take_whole(const Tap *self, const struct arrived *arrived)
+{
+    PyObject *book = PyObject_GetAttr(self->session, names.backward), *text = NULL;
+    PyObject *adapter = book ? PyObject_GetAttr(self->session, names.adapter) : NULL;
+    PyObject *memo = adapter ? PyObject_GetAttr(adapter, names.memo) : NULL;
+    Py_ssize_t layout[2] = {0, 0};
+    int done = memo ? may_be_whole(self, book, arrived->count, layout) : -1;
+    if (done > 0) done = Py_IS_TYPE(memo, &MemoType);
+    if (done > 0) {
+        int transformed = take_truth(PyObject_CallNoArgs(given.transforms));
+        done = transformed < 0 ? -1 : !transformed;
+    }
+    if (done > 0) {
+        text = describe_arrived((Memo *)memo, arrived, layout);
+        done = text ? 1 : PyErr_Occurred() ? -1 : 0;
+    }
+    if (done > 0) {
+        PyObject *task = PyObject_CallNoArgs(given.graph_task);
+        if (!task || call_away(PyObject_CallMethodObjArgs(book, names.take_text, self->gradients,
+                                                          task, text, NULL)) < 0)
+            done = -1;
+        Py_XDECREF(task);
+    }
+    Py_XDECREF(text);
+    Py_XDECREF(memo);
+    Py_XDECREF(adapter);
+    Py_XDECREF(book);
+    return done;
+}
+
+static int take(Tap *self, PyObject *grad_inputs, PyObject *grad_outputs)
+{
+    struct arrived arrived = {0};
+    int done = PyTuple_Check(grad_inputs) && PyTuple_Check(grad_outputs)
+                   ? collect(self, grad_inputs, grad_outputs, &arrived)
+                   : 0;
+    if (done > 0) done = take_whole(self, &arrived);
+    for (int i = 0; i < arrived.count; i++) Py_DECREF(arrived.of[i].tensor);
+    if (done == 0)
+        done = call_away(PyObject_CallFunctionObjArgs(given.take, (PyObject *)self, grad_inputs,
+                                                      grad_outputs, NULL));
+    return done < 0 ? -1 : 0;
+}
+
+static PyObject *Tap_call(Tap *self, PyObject *args, PyObject *kwargs)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(args); /* before the node: its outputs' gradients alone */
+    if (count != 1 && count != 2) {
+        PyErr_SetString(PyExc_TypeError, "expected the gradients of a node");
+        return NULL;
+    }
+    PyObject *grad_outputs = PyTuple_GET_ITEM(args, count - 1);
+    PyObject *grad_inputs = count == 2 ? Py_NewRef(PyTuple_GET_ITEM(args, 0)) : PyTuple_New(0);
+    int modes = grad_inputs ? take_truth(PyObject_CallNoArgs(given.dispatch_modes)) : -1;
+    int failed = modes < 0;
+    struct guard guard;
+    if (modes > 0) { /* which `quietly` switches off */
+        failed = call_away(PyObject_CallFunction(given.quietly, "OsOOOO", self->session, "backward",
+                                                 given.take, self, grad_inputs, grad_outputs)) < 0;
+    } else if (!failed && !(failed = enter_guard(&guard, self->session) < 0)) {
+        failed = take(self, grad_inputs, grad_outputs) < 0 &&
+                 tell_failure(self->session, "backward") < 0;
+        leave_guard(&guard);
+    }
+    Py_XDECREF(grad_inputs);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMemberDef TAP_MEMBERS[] = {
+    {"session", T_OBJECT_EX, offsetof(Tap, session), READONLY, NULL},
+    {"gradients", T_OBJECT_EX, offsetof(Tap, gradients), READONLY, NULL},
+    {"outputs", T_OBJECT_EX, offsetof(Tap, outputs), READONLY, NULL},
+    {"inputs", T_OBJECT_EX, offsetof(Tap, inputs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject TapType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.Tap",
+    .tp_basicsize = sizeof(Tap),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = (destructor)Tap_dealloc,
+    .tp_call = (ternaryfunc)Tap_call,
+    .tp_members = TAP_MEMBERS,
+    .tp_doc = "A hook on a node of the graph: see `NodeTap` in gradients/node_taps.py.",
+};
+
+/* Return a tap, taking the references to `outputs` and `inputs`; NULL with an exception. */
+static PyObject *new_tap(PyObject *session, PyObject *gradients, PyObject *outputs, PyObject *inputs)
+{
+    Tap *tap = outputs && inputs ? PyObject_New(Tap, &TapType) : NULL;
+    if (!tap) {
+        Py_XDECREF(outputs);
+        Py_XDECREF(inputs);
+        return NULL;
+    }
+    tap->session = Py_NewRef(session);
+    tap->gradients = Py_NewRef(gradients);
+    tap->outputs = outputs;
+    tap->inputs = inputs;
+    return (PyObject *)tap;
+}
+
+/* ---- putting hooks on nodes ------------------------------------------------------------------ */
+
+#define FEW_NODES 8 /* a linear layer makes four */
+#define FEW_INPUTS 32
+
+/* Where the graph of a call meets an input. */
+struct hit {
+    PyObject *node; /* owned */
+    Py_ssize_t slot;
+    const struct input *input;
+    PyObject *part; /* owned: how the gradient there becomes the input's, or None */
+};
+
+struct few {
+    int nodes, todo, hits;
+    PyObject *seen[FEW_NODES], *waiting[FEW_INPUTS]; /* owned */
+    struct hit at[FEW_INPUTS];
+};
+
+static void drop_few(struct few *few)
+{
+    while (few->nodes) Py_DECREF(few->seen[--few->nodes]);
+    while (few->todo) Py_DECREF(few->waiting[--few->todo]);
+    while (few->hits) {
+        struct hit *hit = &few->at[--few->hits];
+        Py_DECREF(hit->node);
+        Py_DECREF(hit->part);
+    }
+}
+
+/* Return the input at an edge; NULL, perhaps with an exception, if none is there. */
+static const struct input *input_at(const InputEdges *edges, PyObject *parent, int64_t number,
+                                    uint64_t age)
+{
+    PyObject *variable = NULL;
+    if (age >= given.accumulates && !(variable = PyObject_GetAttr(parent, names.variable)))
+        return NULL;
+    Py_XDECREF(variable); /* compared only */
+    for (Py_ssize_t i = 0; i < edges->count; i++) {
+        const struct input *input = &edges->inputs[i];
+        if (input->node ? input->node == parent && input->number == number
+                        : variable && input->tensor == variable)
+            return input;
+    }
+    return NULL;
+}
+
+/* Whether an input was passed once, and no node so far consumes it. */
+static int is_first_hit(const InputEdges *edges, const struct few *few, const struct input *input)
+{
+    for (int i = 0; i < few->hits; i++)
+        if (few->at[i].input == input) return 0;
+    for (Py_ssize_t i = 0; i < edges->count; i++) {
+        const struct input *other = &edges->inputs[i];
+        if (other != input && other->node == input->node && other->number == input->number &&
+            (input->node || other->tensor == input->tensor))
+            return 0;
+    }
+    return 1;
+}
+
+/* Look behind one node: 1, 0 to give up, -1 with an exception. */
+static int look_behind_few(const InputEdges *edges, struct few *few, PyObject *node)
+{
+    PyObject *nexts = PyObject_GetAttr(node, names.next_functions);
+    if (!nexts) return -1;
+    int outcome = 1;
+    for (Py_ssize_t slot = 0; slot < PyTuple_GET_SIZE(nexts) && outcome > 0; slot++) {
+        PyObject *edge = PyTuple_GET_ITEM(nexts, slot), *parent = PyTuple_GET_ITEM(edge, 0);
+        if (parent == Py_None) continue;
+        int64_t number = PyLong_AsLongLong(PyTuple_GET_ITEM(edge, 1));
+        uint64_t age = sequence_number(parent);
+        const struct input *input = PyErr_Occurred() ? NULL : input_at(edges, parent, number, age);
+        if (PyErr_Occurred()) outcome = -1;
+        else if (input) {
+            if (few->hits == FEW_INPUTS || !is_first_hit(edges, few, input)) outcome = 0;
+            else few->at[few->hits++] =
+                     (struct hit){Py_NewRef(node), slot, input, Py_NewRef(Py_None)};
+        } else if (age >= edges->born && age < given.accumulates) {
+            if (few->todo == FEW_INPUTS) outcome = 0;
+            else few->waiting[few->todo++] = Py_NewRef(parent);
+        }
+    }
+    Py_DECREF(nexts);
+    return outcome;
+}
+
+/* Search the graph of a call from `top`, as `find_edges` with a limit: 1, 0 to give up, -1 with an
+ * exception. */
+static int search_few(const InputEdges *edges, struct few *few, PyObject *top)
+{
+    few->waiting[few->todo++] = Py_NewRef(top);
+    while (few->todo) {
+        PyObject *node = few->waiting[--few->todo];
+        int is_seen = few->nodes == FEW_NODES ||
+                      PyObject_TypeCheck(node, (PyTypeObject *)given.custom);
+        for (int i = 0; i < few->nodes; i++) is_seen |= few->seen[i] == node;
+        if (is_seen) {
+            Py_DECREF(node);
+            return 0;
+        }
+        few->seen[few->nodes++] = node;
+        int outcome = look_behind_few(edges, few, node);
+        if (outcome <= 0) return outcome;
+    }
+    return 1;
+}
+
+static int is_kind(PyObject *node, const char *name)
+{
+    const char *kind = Py_TYPE(node)->tp_name, *dot = strrchr(kind, '.');
+    return strcmp(dot ? dot + 1 : kind, name) == 0;
+}
+
+/* Have the gradients of a product's factors read at the product, which has them all, see `_past_views`
+ * in quick_taps.py; -1 with an exception. */
+static int pass_views(struct few *few, PyObject *top)
+{
+    PyObject *product = NULL, *nexts = NULL;
+    int failed = 0;
+    for (int i = 0; i < few->hits && !failed; i++) {
+        struct hit *hit = &few->at[i];
+        int is_turned = is_kind(hit->node, "TBackward0");
+        if (hit->node == top || !(is_turned || is_kind(hit->node, "ViewBackward0"))) continue;
+        if (!nexts) {
+            product = Py_NewRef(top);
+            if (is_kind(top, "UnsafeViewBackward0")) {
+                nexts = PyObject_GetAttr(top, names.next_functions);
+                if (nexts) Py_SETREF(product, Py_NewRef(PyTuple_GET_ITEM(PyTuple_GET_ITEM(nexts, 0),
+                                                                         0)));
+                Py_CLEAR(nexts);
+            }
+            if (PyErr_Occurred() || !(nexts = PyObject_GetAttr(product, names.next_functions)))
+                failed = 1;
+        }
+        for (Py_ssize_t slot = failed ? 0 : PyTuple_GET_SIZE(nexts); slot-- > 0;) {
+            if (PyTuple_GET_ITEM(PyTuple_GET_ITEM(nexts, slot), 0) != hit->node) continue;
+            PyObject *size = is_turned ? NULL : PyObject_GetAttr(hit->input->tensor, names.shape);
+            PyObject *part = is_turned ? Py_NewRef(given.turned)
+                             : size    ? PyObject_CallOneArg(given.reshaped, size)
+                                       : NULL;
+            Py_XDECREF(size);
+            if (!part) failed = 1;
+            else {
+                Py_SETREF(hit->part, part);
+                Py_SETREF(hit->node, Py_NewRef(product));
+                hit->slot = slot;
+            }
+            break;
+        }
+    }
+    Py_XDECREF(nexts);
+    Py_XDECREF(product);
+    return failed ? -1 : 0;
+}
+
+/* The inputs that are read at one node, as `NodeTap.inputs`; NULL with an exception. */
+static PyObject *inputs_at(const struct few *few, PyObject *node)
+{
+    Py_ssize_t count = 0;
+    for (int i = 0; i < few->hits; i++) count += few->at[i].node == node;
+    PyObject *inputs = PyTuple_New(count);
+    for (int i = 0, place = 0; i < few->hits && inputs; i++) {
+        const struct hit *hit = &few->at[i];
+        if (hit->node != node) continue;
+        PyObject *one = Py_BuildValue("(nOiO)", hit->slot, hit->input->position, 1, hit->part);
+        if (one) PyTuple_SET_ITEM(inputs, place++, one);
+        else Py_CLEAR(inputs);
+    }
+    return inputs;
+}
+
+static PyObject *outputs_at(int64_t number, PyObject *region)
+{
+    return Py_BuildValue("((iLO))", 0, (long long)number, region);
+}
+
+/* As `leave_mark` in node_taps.py; 0, or -1 with an exception. */
+static int leave_mark(PyObject *node, PyObject *tap)
+{
+    PyObject *metadata = PyObject_GetAttr(node, names.metadata);
+    if (!metadata) return -1;
+    PyObject *others = PyDict_GetItemWithError(metadata, names.msprobe);
+    PyObject *mark = others ? PyTuple_Pack(2, others, tap)
+                     : PyErr_Occurred() ? NULL
+                                        : Py_NewRef(tap);
+    int failed = !mark || PyDict_SetItem(metadata, names.msprobe, mark) < 0;
+    Py_XDECREF(mark);
+    Py_DECREF(metadata);
+    return failed ? -1 : 0;
+}
+
+/* Return the gradients that a call waits for; NULL with an exception. */
+static PyObject *new_gradients(InputEdges *edges, int hits)
+{
+    int is_plain = 1;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(edges->found); i++)
+        is_plain &= PyLong_CheckExact(PyTuple_GET_ITEM(PyList_GET_ITEM(edges->found, i), 1));
+    if (is_plain)
+        return PyObject_CallFunction(given.gradients, "On()iiO", edges->call, edges->arguments, 1,
+                                     1 + hits, hits ? Py_True : Py_False);
+    PyObject *gradients = expected_gradients(edges), *one = PyLong_FromLong(1);
+    PyObject *expected = PyLong_FromLong(1 + hits);
+    if (gradients && one && expected &&
+        (PyObject_SetAttr(gradients, names.outputs, one) < 0 ||
+         PyObject_SetAttr(gradients, names.expected, expected) < 0 ||
+         PyObject_SetAttr(gradients, names.has_input_edges, hits ? Py_True : Py_False) < 0))
+        Py_CLEAR(gradients);
+    Py_XDECREF(one);
+    Py_XDECREF(expected);
+    return gradients;
+}
+
+/* Put the hooks of a call on the nodes that were found; 0, or -1 with an exception. */
+static int put_taps(PyObject *session, InputEdges *edges, struct few *few, PyObject *top,
+                    int64_t number, PyObject *region, PyObject *shown, int64_t shown_number)
+{
+    PyObject *gradients = new_gradients(edges, few->hits);
+    if (!gradients) return -1;
+    PyObject *inputs = inputs_at(few, top);
+    int has_inputs = inputs && PyTuple_GET_SIZE(inputs);
+    PyObject *tap = new_tap(session, gradients, outputs_at(number, region), inputs);
+    int failed = !tap || call_away(PyObject_CallMethodOneArg(
+                             top, has_inputs ? names.register_hook : names.register_prehook, tap)) < 0;
+    for (int i = 0; i < few->hits && !failed; i++) {
+        PyObject *node = few->at[i].node;
+        int is_known = node == top;
+        for (int k = 0; k < i; k++) is_known |= few->at[k].node == node;
+        if (is_known) continue;
+        PyObject *one = new_tap(session, gradients, PyTuple_New(0), inputs_at(few, node));
+        failed = !one || call_away(PyObject_CallMethodOneArg(node, names.register_hook, one)) < 0;
+        Py_XDECREF(one);
+    }
+    if (!failed && region == Py_None) failed = leave_mark(top, tap) < 0;
+    else if (!failed) {
+        PyObject *mark =
+            new_tap(session, gradients, outputs_at(shown_number, region), PyTuple_New(0));
+        failed = !mark || leave_mark(shown, mark) < 0;
+        Py_XDECREF(mark);
+    }
+    Py_XDECREF(tap);
+    Py_DECREF(gradients);
+    return failed ? -1 : 0;
+}
+
+/* Find the node of a view's base, if the call made it: 1 with `*top`, `*number` and `*region` put in
+ * its place, 0 to give up, -1 with an exception. */
+static int reach_base(const InputEdges *edges, PyObject *output, PyObject **top, int64_t *number,
+                      PyObject **region)
+{
+    PyObject *base = PyObject_GetAttr(output, names._base);
+    PyObject *behind = base ? PyObject_GetAttr(base, names.grad_fn) : NULL;
+    int outcome = behind ? 1 : -1;
+    if (behind && behind != Py_None && sequence_number(behind) >= edges->born && !PyErr_Occurred()) {
+        outcome = edges->is_one_api;
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(edges->found); i++)
+            if (PyTuple_GET_ITEM(PyList_GET_ITEM(edges->found, i), 0) == output) outcome = 0;
+        PyObject *found = outcome ? PyObject_CallFunctionObjArgs(given.region, base, output, NULL)
+                                  : Py_NewRef(Py_None);
+        if (!found) outcome = -1;
+        else if (found == Py_None) outcome = 0;
+        else if ((*number = take_int(PyObject_GetAttr(base, names.output_nr))) < 0) outcome = -1;
+        else {
+            Py_SETREF(*region, Py_NewRef(found));
+            Py_SETREF(*top, Py_NewRef(behind));
+        }
+        Py_XDECREF(found);
+    }
+    if (PyErr_Occurred()) outcome = -1;
+    Py_XDECREF(behind);
+    Py_XDECREF(base);
+    return outcome;
+}
+
+static PyObject *tap_output(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 3 || !Py_IS_TYPE(args[1], &InputEdgesType)) {
+        PyErr_SetString(PyExc_TypeError, "tap_output(session, edges, output)");
+        return NULL;
+    }
+    InputEdges *edges = (InputEdges *)args[1];
+    PyObject *output = args[2], *node = PyObject_GetAttr(output, names.grad_fn);
+    if (!node) return NULL;
+    int outcome = node != Py_None && !PyList_GET_SIZE(edges->stale);
+    int64_t number = outcome ? take_int(PyObject_GetAttr(output, names.output_nr)) : 0;
+    for (Py_ssize_t i = 0; i < edges->count; i++)
+        if (edges->inputs[i].node == node && edges->inputs[i].number == number) outcome = 0;
+    PyObject *top = Py_NewRef(node), *region = Py_NewRef(Py_None);
+    int64_t top_number = number;
+    if (number < 0) outcome = -1;
+    if (outcome > 0) {
+        int is_view = call_flag(output, names._is_view);
+        outcome = is_view < 0 ? -1 : 1;
+        if (is_view > 0) outcome = reach_base(edges, output, &top, &top_number, &region);
+    }
+    struct few few = {0};
+    if (outcome > 0) outcome = search_few(edges, &few, top);
+    if (outcome > 0 && edges->is_one_api && pass_views(&few, top) < 0) outcome = -1;
+    if (outcome > 0 &&
+        put_taps(args[0], edges, &few, top, top_number, region, node, number) < 0)
+        outcome = -1;
+    drop_few(&few);
+    Py_DECREF(region);
+    Py_DECREF(top);
+    Py_DECREF(node);
+    return outcome < 0 ? NULL : PyBool_FromLong(outcome);
+}
+
+static PyObject *setup_taps(PyObject *module, PyObject *args)
+{
+    unsigned long long accumulates;
+    if (!PyArg_ParseTuple(args, "KdOOOOOOOOOOOOOOO", &accumulates, &given.call_s, &given.gradients,
+                          &given.custom, &given.region, &given.reshaped, &given.turned, &given.take,
+                          &given.quietly, &given.clock, &given.no_functions, &given.is_grad_enabled,
+                          &given.set_grad_enabled, &given.dispatch_modes, &given.transforms,
+                          &given.graph_task, &given.get_sequence_number))
+        return NULL;
+    given.accumulates = accumulates;
+    Py_INCREF(args); /* keeps all of them for ever */
+    Py_RETURN_NONE;
+}
