@@ -7,14 +7,13 @@ Every method here runs with grad mode off and torch functions disabled (see `gua
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import CodeType
 from typing import Any, Final
 
 import torch
 from msgspec import Raw
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import Parameter
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
@@ -41,7 +40,7 @@ from msprobe.pytorch.values.buffer_pool import BufferPool
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.describing import describe, placements_of, tensor_type
 from msprobe.pytorch.values.memo import DeviceValues, FoundOut, Value, new_memo
-from msprobe.pytorch.values.readable import readable
+from msprobe.pytorch.values.readable import outside_transforms, readable, transforms_active
 from msprobe.pytorch.values.statistics import DeviceBatch, summarise
 from msprobe.pytorch.values.tensor_columns import KnownTensors
 from msprobe.pytorch.values.tensor_payload import snapshot
@@ -50,8 +49,6 @@ from msprobe.pytorch.values.value_watch import TorchValueWatch, first_positions,
 
 # Exact types whose every property can be read without a detour.
 TENSOR_TYPES: Final = (Tensor, Parameter)
-
-_transforms_active: Final = torch._C._are_functorch_transforms_active
 
 
 class TorchAdapter:
@@ -147,7 +144,7 @@ class TorchAdapter:
     ) -> TensorRecord | Raw:
         """Return the record of a tensor; see `msprobe.capture.adapter.Adapter`."""
         try:
-            transforms = _transforms_active()
+            transforms = transforms_active()
             is_saved = draft.files is not None or draft.held is not None
             if self._is_whole and not (is_saved or transforms):
                 text = self._describe(tensor, False if is_gradient else None)
@@ -155,7 +152,7 @@ class TorchAdapter:
                     return text
             if type(tensor) in TENSOR_TYPES and not transforms and not tensor.is_nested:
                 return self._record_plain(tensor, draft, path, is_gradient=is_gradient)
-            with _outside_transforms():
+            with outside_transforms():
                 return self._record_unusual(tensor, draft, path, is_gradient=is_gradient)
         except Exception as error:  # noqa: BLE001 - one odd tensor must not cost the record
             draft.error = error
@@ -168,7 +165,7 @@ class TorchAdapter:
         """Return the encoded arguments; see `msprobe.capture.adapter.Adapter`."""
         if not self._is_whole or draft.files is not None or draft.held is not None:
             return None
-        if type(args) is not tuple or _transforms_active():
+        if type(args) is not tuple or transforms_active():
             return None
         named = kwargs or None
         if named is not None and type(named) is not dict:
@@ -184,7 +181,7 @@ class TorchAdapter:
         self, arrived: Sequence[tuple[Tensor, str, Position]], outputs: int, arguments: int
     ) -> Raw | None:
         """Return the encoded parts of a backward record; see `msprobe.capture.adapter.Adapter`."""
-        if not self._is_whole or _transforms_active():
+        if not self._is_whole or transforms_active():
             return None
         return self.memo.describe_gradients(arrived, outputs, arguments)
 
@@ -291,11 +288,11 @@ class TorchAdapter:
             written: whether the call overwrites it; otherwise nothing has filled its memory yet.
         """
         requires_grad = tensor.requires_grad
-        if type(tensor) in TENSOR_TYPES and not _transforms_active() and not tensor.is_nested:
+        if type(tensor) in TENSOR_TYPES and not transforms_active() and not tensor.is_nested:
             shown = crop(tensor, self._slices) if self._slices else tensor
             record = self._new_record(shown, FoundOut(Summary()), requires_grad)
         else:
-            with _outside_transforms():
+            with outside_transforms():
                 record = self._unusual_record(tensor, Summary(), requires_grad)
         if written:
             record.written = True
@@ -381,13 +378,6 @@ class TorchAdapter:
     def fill(self, draft: Draft) -> None:
         """Write the finished summaries into the records of `draft`; see `Adapter`."""
         fill_waiting(draft)
-
-
-def _outside_transforms() -> AbstractContextManager[object]:
-    """Return a context in which vmap and its like do not wrap what we compute."""
-    if not _transforms_active():
-        return nullcontext()
-    return temporarily_clear_interpreter_stack()
 
 
 def crop(tensor: Tensor, slices: Sequence[Slice]) -> Tensor:

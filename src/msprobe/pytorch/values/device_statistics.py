@@ -27,7 +27,11 @@ from msprobe.pytorch.values.device_streams import (
     current_stream,
     stream_address,
 )
-from msprobe.pytorch.values.readable import note_of_stored_values, readable
+from msprobe.pytorch.values.readable import (
+    note_of_stored_values,
+    outside_transforms,
+    readable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +62,8 @@ _LOW_MASK: Final = (1 << 32) - 1
 _WIDER: Final = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 _WIDE: Final = frozenset({torch.float64, torch.complex128})
 
+_MOST_FAILURES: Final = 8
+"""Each may have taken the time of compiling a kernel."""
 _KERNEL_DEVICES: Final = frozenset({"cuda", "xpu"})
 
 _Parts = tuple[list[torch.Tensor], list[torch.Tensor]]
@@ -113,7 +119,7 @@ class DeviceBatch:
             stream = stream_address(device)
             if stream is None:
                 return Summary(note=CAPTURED)
-            with current_device(device):
+            with outside_transforms(), current_device(device):
                 rows = self._rows_for(device, stream)
                 summary = rows.add(found, self._count_nonfinite)
         except (RuntimeError, NotImplementedError, TypeError) as exc:
@@ -187,9 +193,8 @@ class _Rows:
             return False
         try:
             self._reader.read(t, len(self.pending))
-        except Exception as error:  # noqa: BLE001 - as above
-            _KERNELS.give_up(error)
-            self._reader = None
+        except Exception as error:  # noqa: BLE001 - this tensor is read by reductions
+            _KERNELS.failed(error)
             return False
         return True
 
@@ -248,12 +253,13 @@ class _Extremes(_Rows):
 
 
 class _Kernels:
-    """The kernels for GPUs: found at the first use, given up when one does not run."""
+    """The kernels for GPUs: found at the first use, given up when they do not run."""
 
-    __slots__ = ("_found",)
+    __slots__ = ("_failures", "_found")
 
     def __init__(self) -> None:
         self._found: list[ModuleType | None] = []
+        self._failures = 0
 
     def module(self) -> ModuleType | None:
         """Return them, or None where they cannot run."""
@@ -264,6 +270,13 @@ class _Kernels:
                 logger.info("no kernels for GPUs: %s", error)
                 self._found.append(None)
         return self._found[0]
+
+    def failed(self, error: Exception) -> None:
+        """Note that a tensor could not be read; give up when that happens again and again."""
+        self._failures += 1
+        logger.debug("a tensor of a GPU is read by reductions: %r", error)
+        if self._failures >= _MOST_FAILURES:
+            self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
         """Use none any more in this process."""

@@ -9,10 +9,12 @@ first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
 from torch._C import _functorch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -21,6 +23,8 @@ _TRACED: Final = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor"})
 _SPARSE: Final = frozenset(
     {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 )
+transforms_active: Final[Callable[[], bool]] = torch._C._are_functorch_transforms_active
+"""Return whether this runs inside vmap, grad or another transform of functorch."""
 IN_FLIGHT: Final = "collective in flight"
 """Note of results of collectives that the program has not waited for."""
 STORED_VALUES: Final = "stored values only"
@@ -38,6 +42,14 @@ storage_address: Final[Callable[[torch.Tensor], int]] = getattr(
 
 Unlike ``data_ptr()``, torch's internal function leaves a lazily cloned tensor uncopied.
 """
+
+
+def outside_transforms() -> AbstractContextManager[object]:
+    """Return a context in which vmap and its like do not wrap what we compute."""
+    return temporarily_clear_interpreter_stack() if transforms_active() else _NOTHING
+
+
+_NOTHING: Final = nullcontext()
 
 
 def readable(t: torch.Tensor) -> torch.Tensor | str:
