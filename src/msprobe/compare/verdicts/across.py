@@ -177,7 +177,12 @@ def _own_updates(
 
 
 def _clear_same_training(comparison: RankComparison, facts: Sequence[FactsPair]) -> None:
-    """Clear all origins of a step that trains in the same way, however its calls differ."""
+    """Clear all origins of a step that trains in the same way, however its calls differ.
+
+    Not where the noise of each value was measured: that is finer than what the facts tell.
+    """
+    if comparison.noise is not None:
+        return
     for pair in facts:
         if all(row.origin is None for row in comparison.rows):
             return
