@@ -8,13 +8,11 @@ import warnings
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from builders.recordings import Setting, observed
-
-TENSORS: Final = Setting("L1", "tensor")
+from builders.recordings import Setting, observed, recording
 
 
 def operator_database() -> list[Any]:
@@ -29,6 +27,8 @@ def record_samples(
 ) -> Path:
     """Record calls of operators on their samples, forward and backward, with tensors.
 
+    Random states are recorded as well, so that random functions can be judged.
+
     Args:
         folder: gets the dump.
         operators: entries of `operator_database`.
@@ -36,7 +36,10 @@ def record_samples(
         most: samples of each operator.
     """
     calls = [call for one in operators for call in islice(_calls(one, dtype), most)]
-    with observed(folder, TENSORS) as run, warnings.catch_warnings():
+    with (
+        recording(folder, "L1", "tensor", record_rng=True) as run,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         run.debugger.start()
         for operator, sample, gradients in calls:

@@ -49,7 +49,7 @@ def test_sound_kernels_are_not_called_wrong(tmp_path: Path, dtype: torch.dtype) 
     unexplained = sum(faults[name] for name in faults if name not in KNOWN_FAULTS)
     assert len(found.calls) > len(operators)
     assert unexplained <= 0.002 * found.judged, faults
-    assert found.judged >= 0.94 * len(found.calls), found.not_judged
+    assert found.judged >= 0.95 * len(found.calls), found.not_judged
 
 
 @pytest.mark.filterwarnings("ignore")

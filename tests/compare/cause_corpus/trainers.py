@@ -300,10 +300,14 @@ def _quiet() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     reset_session()
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "transformers", "msprobe")]
+    levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the libraries warn about each other
-        for name in ("lightning.pytorch", "transformers", "msprobe"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
     reset_session()
     torch.set_num_threads(threads)
