@@ -29,6 +29,7 @@ class StepDumps:
 
     Attributes:
         flight: keeps the last steps in memory; None where every step is written.
+        folder: gets the folders of steps; another one may be set before the first step.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class StepDumps:
             settle: brings the account's time up to date.
         """
         self.flight: FlightRecorder | None = None
+        self.folder = config.dump_path
         section = config.section
         if isinstance(section, StatisticsSection) and section.keep_last:
             self.flight = FlightRecorder(section.keep_last)
@@ -74,7 +76,7 @@ class StepDumps:
         """Return the folder of a rank, which no other process then writes into."""
         claim = self._claims.get(rank)
         if claim is None:
-            claim = claim_rank_directory(self._config.dump_path, rank)
+            claim = claim_rank_directory(self.folder, rank)
             self._claims[rank] = claim
             logger.info("recording to %s, rank folder %s", claim.dump_path, claim.name)
         return claim

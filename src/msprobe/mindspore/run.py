@@ -156,9 +156,7 @@ class Run:
     def _watch_compiled_parts(self) -> None:
         if self._parts_session is None:
             if any(is_compiled_by_user(cell) for cell in _cells_of(self.models)):
-                self.session.config = replace(
-                    self.config, dump_path=self.config.dump_path / "pynative"
-                )
+                self.session.dumps.folder = self.config.dump_path / "pynative"
             self._parts_session = self._session_of_graphs()
             self._parts = GraphObserver(self._parts_session, self._begin_graphs)
         assert self._parts is not None
