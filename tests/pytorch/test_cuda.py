@@ -27,7 +27,8 @@ from msprobe.pytorch import TrainerMon, live_compare
 from msprobe.pytorch.values.device_statistics import DeviceBatch
 from msprobe.pytorch.values.statistics import summarise
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+if torch.cuda.is_available():
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
 
 pytestmark = [
     pytest.mark.torch,
