@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,11 @@ from msprobe.launch.child import Child, last_words, run_child
 
 FOLDERS = ("first", "second")
 """Names of the folders of both recordings."""
+
+_HASH_SEEDS = ("1", "2")
+"""``PYTHONHASHSEED`` of each run where the user fixes none. Python would draw one for each run;
+two that are fixed and differ find an order of sets that matters each time or never, and not
+by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +60,8 @@ def record_twice(
 ) -> tuple[Path, Path]:
     """Run a script two times, one after the other, and return both dump paths.
 
-    Records have checksums. The script is stopped when its last wanted step is recorded.
+    Records have checksums. The script is stopped when its last wanted step is recorded. Where
+    the user fixes no ``PYTHONHASHSEED``, the runs get two that differ.
 
     Args:
         script: the script.
@@ -67,15 +74,20 @@ def record_twice(
     """
     settings = folder / "config.json"
     settings.write_text(json.dumps({"statistics": {"summary_mode": "md5"}}))
+    given = {**os.environ, **(environment or {})}
+    is_hash_drawn = given.get("PYTHONHASHSEED", "random") == "random"
     first, second = (folder / name for name in FOLDERS)
-    for dump in (first, second):
+    for dump, hash_seed in zip((first, second), _HASH_SEEDS, strict=True):
+        own = dict(environment or {})
+        if is_hash_drawn:
+            own["PYTHONHASHSEED"] = hash_seed
         words = ["--config", str(settings), "--level", script.level, "--task", "statistics"]
         words += ["--step", script.step, "--output", str(dump), *options]
         words += ["--random-log", str(dump / layout.RANDOM_LOGS)]
         if script.step_function is not None:
             words += ["--step-function", script.step_function]
         command = [sys.executable, "-m", "msprobe", "run", *words, *["-m"] * script.is_module]
-        _record([*command, *script.words], script, dump, environment)
+        _record([*command, *script.words], script, dump, own)
     return first, second
 
 
