@@ -9,6 +9,7 @@ units in the last place of the image's size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -58,11 +59,25 @@ def absolute_slack(
         # Gradients of losses are as small as the batch is large: their own size counts.
         return unit * (_peak(reference) if is_gradient else max(map(_peak, operands), default=0.0))
     if is_gradient and _is_attention(operator):
-        # Where one key is left, the gradient of its weight is the difference of two equal sums.
-        return unit * _peak(reference)
+        # The gradient of a weight is the difference of two numbers that may be equal, each a product
+        # of a gradient and a value; times a key, or a query, it is a term of the result.
+        return unit * max(_peak(reference), _attention_terms(operands))
     if operator.family is Family.LIPSCHITZ:
         return _elementwise(_POLYNOMIAL * min(unit, _ACCUMULATION), operands, reference.shape)
     return None
+
+
+def _attention_terms(operands: Sequence[NDArray[Any]]) -> float:
+    """Return the size of a weight's gradient before it is a difference, times a key or query."""
+    if len(operands) < 4:
+        return 0.0
+    gradient, query, key, value = operands[:4]
+    lengths = [
+        float(np.sqrt(np.square(one, dtype=np.float64).sum(-1).max(initial=0.0)))
+        for one in (gradient, value)
+    ]
+    scale = 1.0 / math.sqrt(max(query.shape[-1], 1)) if query.ndim else 1.0
+    return scale * lengths[0] * lengths[1] * max(_peak(query), _peak(key))
 
 
 def reads_between(operator: Operator) -> bool:

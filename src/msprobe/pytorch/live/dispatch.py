@@ -115,7 +115,7 @@ class LiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annot
 
     def __enter__(self) -> LiveMode:
         """Begin to judge."""
-        self._worker = ThreadPoolExecutor(1, "msprobe-live")
+        self._worker = ThreadPoolExecutor(1, "msprobe-live", initializer=torch.get_num_threads)
         self._places.install()
         super().__enter__()  # type: ignore[no-untyped-call]  # not annotated in torch
         return self

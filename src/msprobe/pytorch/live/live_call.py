@@ -172,9 +172,22 @@ class LiveCall:
         assert error is not None
         raise error
 
-    def _run(self, setting: Setting) -> dict[PartPath, torch.Tensor]:
+    def sizes_of_terms(self, setting: Setting) -> Mapping[PartPath, torch.Tensor]:
+        """Return the root of the sum of the terms' squares, for results that sum up products.
+
+        Empty for calls with factors that are numbers.
+
+        Raises:
+            CannotReplayError: the operator raised an error.
+        """
+        if self.kwargs:
+            return {}
+        squares = self._run(setting, squares=True)
+        return {place: one.sqrt_() for place, one in squares.items()}
+
+    def _run(self, setting: Setting, *, squares: bool = False) -> dict[PartPath, torch.Tensor]:
         noise = None if setting.noise is None else NoiseMode(setting.noise)
-        change = _Raised(setting, noise)
+        change = _Raised(setting, noise, squares=squares)
         args = converted(list(self.args), change.value)
         kwargs = converted(dict(self.kwargs), change.value)
         try:
@@ -205,8 +218,9 @@ class LiveCall:
 class _Raised:
     """Makes the arguments of one run."""
 
-    def __init__(self, setting: Setting, noise: NoiseMode | None) -> None:
+    def __init__(self, setting: Setting, noise: NoiseMode | None, *, squares: bool) -> None:
         self.dtype = None if setting.dtype is None else getattr(torch, setting.dtype)
+        self._squares = squares
         self._device = setting.device
         self._noise = noise
         self._made: dict[int, torch.Tensor] = {}
@@ -226,6 +240,8 @@ class _Raised:
         plain = tensor.detach()
         own = plain.to(device=self._device, dtype=self._raised(tensor.dtype), copy=True)
         is_float = own.dtype.is_floating_point or own.dtype.is_complex
+        if self._squares and is_float:
+            own.square_()
         return self._noise.disturbed(own) if self._noise is not None and is_float else own
 
     def _raised(self, dtype: torch.dtype) -> torch.dtype:

@@ -3,16 +3,19 @@
 
 The allowed error of `msprobe.checks.budgets` has a part that these runs measure: the change of each
 element by roundings. Here the size of the element's row (its last dimension) is taken in its place,
-except for operators that compute each element by itself. What that does not explain is judged in
-full. All passes over the elements are PyTorch's, on the device of the reference.
+or the size of the terms of its sum; not for operators that compute each element by itself. What that
+does not explain is judged in full. All passes over the elements are PyTorch's, on the device of the
+reference.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
+import numpy as np
 import torch
 
 from msprobe.checks.budgets import (
@@ -27,6 +30,7 @@ from msprobe.checks.judging import Judgement, Verdict
 from msprobe.checks.slack import absolute_slack
 from msprobe.checks.verify_call import CallReport, ResultRow
 from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.dump.values import PartPath
 from msprobe.operators.operator import Family, Operator
 from msprobe.pytorch.live.live_call import LiveCall
 from msprobe.pytorch.replay.rebuilding import from_torch
@@ -39,8 +43,8 @@ _STRICT: Final = frozenset(
         *(Family.KINKED, Family.DISCRETE, Family.EXPONENTIAL),
     )
 )
-
-
+# A random error of one roundoff in both factors of each term: two standard deviations of the sum.
+_DEVIATIONS: Final = 2.0 * math.sqrt(2.0)
 # Families that make one number of many.
 _REDUCING: Final = frozenset((Family.NORMALISING, Family.AVERAGING, Family.ADDITIVE))
 
@@ -69,6 +73,10 @@ def screened(call: LiveCall, setting: Setting, units: Mapping[Family, float]) ->
     unit = computing_unit(types, units.get(operator.family, 0.0))
     operands = list(call.tensors.all()[: -len(pairs)])
     rows = []
+
+    def terms(place: PartPath) -> torch.Tensor | None:
+        return call.sizes_of_terms(setting).get(place)
+
     for (place, found), dtype in zip(pairs, types, strict=True):
         reference = references.get(place)
         if reference is None or reference.shape != found.shape:
@@ -82,7 +90,9 @@ def screened(call: LiveCall, setting: Setting, units: Mapping[Family, float]) ->
             is_gradient=is_gradient,
         )
         own = found.detach().to(reference.device)
-        judgement = _Result(own, reference, budget, call.call.operator, operands).judgement()
+        judgement = _Result(
+            own, reference, budget, call.call.operator, operands, partial(terms, place)
+        ).judgement()
         if judgement is None:
             return None
         rows.append(
@@ -107,9 +117,10 @@ class _Result:
         budget: Budget,
         operator: Operator,
         operands: Sequence[torch.Tensor],
+        terms: Callable[[], torch.Tensor | None],
     ) -> None:
         self._found, self._reference = found, reference
-        self._budget, self._operands = budget, operands
+        self._budget, self._operands, self._terms = budget, operands, terms
         self._called = operator
         self._operator, _ = with_direction(operator, is_gradient=False)
 
@@ -121,50 +132,62 @@ class _Result:
         if not found.dtype.is_floating_point:
             return None
         error = found.to(reference.dtype).sub_(reference).abs_()
-        sizes = reference.abs()
-        factor, floor = budget.result_factor, budget.floor
         if self._operator.family in _STRICT:
-            allowed = sizes.mul_(factor).add_(floor)
+            return self._within(error.div_(self._own(budget.result_factor).add_(budget.floor)))
+        share = budget.step_factor * budget.unit
+        is_sum = self._operator.family.sums_products
+        rows = self._row_sizes().mul_(share * (_DEVIATIONS if is_sum else 1.0)).add_(budget.floor)
+        if error.dim():  # the sizes of rows alone explain most results
+            judgement = self._within(error.amax(-1, keepdim=True).div_(rows), error)
+            if judgement is not None:
+                return judgement
+        allowed = self._own(budget.result_factor + share)
+        if is_sum:
+            terms = self._terms()
+            if terms is None:
+                return None
+            allowed.add_(terms, alpha=_DEVIATIONS * share).add_(budget.floor)
         else:
-            share = budget.step_factor * budget.unit
-            rows = self._row_sizes(sizes).mul_(share).add_(floor)
-            allowed = sizes.mul_(factor + share).add_(rows)
-        judgement = self._within(error, allowed)
-        if judgement is None and (slack := self._slack()) is not None:
-            judgement = self._within(error, allowed.add_(slack, alpha=RESULT_ROUNDINGS))
-        return judgement
+            allowed.add_(rows)
+            if (slack := self._slack()) is not None:
+                allowed.add_(slack, alpha=RESULT_ROUNDINGS)
+        return self._within(error.div_(allowed))
 
-    def _within(self, error: torch.Tensor, allowed: torch.Tensor) -> Judgement | None:
-        """Return the judgement of errors that are allowed."""
-        found, reference = self._found.reshape(-1), self._reference.reshape(-1)
-        ratios = (error / allowed).reshape(-1)
-        worst = int(ratios.argmax())
-        ratio = float(ratios[worst])
+    def _own(self, factor: float) -> torch.Tensor:
+        """Return the error that the size of each element allows."""
+        return self._reference.abs().mul_(factor)
+
+    def _within(self, ratios: torch.Tensor, error: torch.Tensor | None = None) -> Judgement | None:
+        """Return the judgement of errors that are allowed.
+
+        Args:
+            ratios: errors in parts of the allowed ones; for each row, or for each element.
+            error: of each element, where `ratios` are those of rows.
+        """
+        ratio, place = _largest(ratios)
         if not ratio <= 1.0:  # NaN, too
             return None
-        here, expected = float(found[worst]), float(reference[worst])
+        if error is not None:
+            width = error.shape[-1]
+            place = place * width + int(error.reshape(-1, width)[place].argmax())
+        found, expected = _element(self._found, place), _element(self._reference, place)
+        size = abs(found - expected)
         return Judgement(
             verdict=Verdict.ROUNDING,
             ratio=ratio,
-            ulps=_ulps(here, expected, self._budget),
-            error=abs(here - expected),
-            index=worst,
-            found=here,
+            ulps=_ulps(found, expected, self._budget),
+            error=size,
+            index=place,
+            found=found,
             expected=expected,
-            allowed=float(allowed.reshape(-1)[worst]),
-            count=found.numel(),
+            allowed=size / ratio if ratio else 0.0,
+            count=self._found.numel(),
         )
 
-    def _row_sizes(self, sizes: torch.Tensor) -> torch.Tensor:
+    def _row_sizes(self) -> torch.Tensor:
         """Return the size of each element's row, which stands for its condition."""
+        sizes = self._reference
         found = _root_mean_square(sizes, -1)
-        if self._operator.family.sums_products and sizes.dim() > 1:
-            columns, whole = (
-                _root_mean_square(sizes, -2),
-                _root_mean_square(sizes.reshape(-1), -1)[0],
-            )
-            both = found * columns / whole.clamp(min=self._budget.floor or 1e-300)
-            found = torch.maximum(torch.maximum(found, columns), both)
         if "attention" in self._operator.name:
             # Rows of gradients are differences of sums over all others.
             found = torch.maximum(found, _root_mean_square(sizes.reshape(-1), -1)[0])
@@ -173,7 +196,7 @@ class _Result:
             # A mean is as good as the numbers that it is made of.
             inner = _root_mean_square(first.detach().to(sizes).reshape(-1), -1)[0]
             found = torch.maximum(found, inner / math.sqrt(self._budget.length))
-        return found.clone()
+        return found.abs()
 
     def _slack(self) -> torch.Tensor | None:
         """Return the error that numbers inside of the operator may leave in each element."""
@@ -197,6 +220,19 @@ def _root_mean_square(sizes: torch.Tensor, dim: int) -> torch.Tensor:
         return sizes
     norm: torch.Tensor = torch.linalg.vector_norm(sizes, dim=dim, keepdim=True)
     return norm / math.sqrt(max(sizes.shape[dim], 1))
+
+
+def _largest(values: torch.Tensor) -> tuple[float, int]:
+    """Return the largest element, or NaN, and its place; `argmax` of a whole tensor is slow."""
+    lines = values.reshape(-1, values.shape[-1] if values.dim() else 1)
+    line = int(lines.amax(-1).argmax())
+    place = int(lines[line].argmax())
+    return float(lines[line, place]), line * lines.shape[1] + place
+
+
+def _element(tensor: torch.Tensor, place: int) -> float:
+    """Return an element by its place in C order."""
+    return float(tensor[np.unravel_index(place, tuple(tensor.shape))])
 
 
 def _ulps(found: float, expected: float, budget: Budget) -> float:
