@@ -30,11 +30,9 @@ from msprobe.capture.flight import FlightRecorder
 from msprobe.capture.recording import RecordingContext
 from msprobe.capture.saved_values import SavedValues
 from msprobe.capture.selection import Selection
-from msprobe.capture.signature import StepSignatures
 from msprobe.capture.stacks import StackTable
 from msprobe.capture.step_dumps import StepDumps
 from msprobe.capture.task_checks import TaskChecks
-from msprobe.capture.task_files import TaskFiles
 from msprobe.capture.values import Describer
 from msprobe.config import (
     Config,
@@ -72,8 +70,6 @@ class Session:
         backward: is told of gradients; tells the sinks.
         recording: the sink that makes the records of the task.
         saved: makes the records of level debug.
-        signatures: makes the signature of each step; None for other tasks.
-        files: of a task that writes no dump, but files of its own; None for the others.
         facts: takes what happens around the calls.
         capturing: whether execution is between `start` and `stop`.
         observing: whether calls are observed now: capturing, and inside the token range.
@@ -154,8 +150,6 @@ class Session:
         self.backward = BackwardPasses(self.calls, adapter)
         self.saved = SavedValues(self.recording, self.current, adapter)
         self.facts = FactCollector(is_wanted=config.facts)
-        self.signatures = StepSignatures() if config.task is Task.SIGNATURE else None
-        self.files: TaskFiles | None = self.signatures
         atexit.register(self.close)
 
     # -- state ---------------------------------------------------------------------------------
@@ -177,8 +171,8 @@ class Session:
 
     def begin_at(self, step: int) -> None:
         """Make `step` the first one; a step already begun ends, and its folder goes if empty."""
-        if self.files is not None:
-            self.files.continue_at(step)
+        if self.checks.files is not None:
+            self.checks.files.continue_at(step)
             self._end_step()
         dump = self.dump
         if dump is not None:
@@ -316,8 +310,8 @@ class Session:
         self.run_undo.close()
         self._dead = True
         self.dumps.close(is_forked=self.is_forked)
-        if self.files is not None:
-            self._guarded("close", self.files.close)
+        if self.checks.files is not None:
+            self._guarded("close", self.checks.files.close)
         self.dumps.release()
         atexit.unregister(self.close)
 
@@ -371,7 +365,7 @@ class Session:
     def failed(self, where: str, error: BaseException) -> None:
         """Note that msprobe's own code failed; the user's program goes on."""
         kind = f"{where}: {type(error).__name__}"
-        errors = self.account.errors if self.files is None else self.totals.errors
+        errors = self.account.errors if self.checks.files is None else self.totals.errors
         errors[kind] += 1
         if errors[kind] == 1:
             logger.warning("capture failed in %s: %s; the run goes on", where, error)
@@ -392,14 +386,14 @@ class Session:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _guarded(self, where: str, action: Callable[[], object]) -> None:
+    def _guarded(self, where: str, action: Callable[..., T], *args: Any) -> T | None:
         """Run msprobe's part of the user's `stop` or `step`; an exception is noted, not raised."""
 
-        def run() -> None:
+        def run() -> T:
             with self.adapter.guard():
-                action()
+                return action(*args)
 
-        self.attempt(where, run)
+        return self.attempt(where, run)
 
     def _hand_on_waiting(self) -> None:
         self.recording.rewrite_recomputed()
@@ -444,12 +438,12 @@ class Session:
         if self.dump is not None or self.facts.is_open:
             return
         self.totals.has_opened = True
-        if self.files is not None:
+        if self.checks.files is not None:
             claim = self.dumps.claim(rank)
-            begin = self.files.begin
-            self._guarded(str(self.config.task), lambda: begin(claim.dump_path, claim.name))
-            if self.signatures is not None:
-                self.facts.begin(self.step_number, self.signatures)
+            begin = self.checks.files.begin
+            facts = self._guarded(str(self.config.task), begin, claim.dump_path, claim.name)
+            if facts is not None:
+                self.facts.begin(self.step_number, facts)
             return
         if self.dumps.begin_writing():
             # At exit, handlers run in reverse: ours must come before the writer's.
@@ -457,13 +451,13 @@ class Session:
             atexit.register(self.close)
         self.dump = self.dumps.open(self.step_number, rank)
         self.recording.use(self.dump)
-        facts = self.dump if self.flight is None else self.flight.watch(self.dump)
-        self.facts.begin(self.step_number, facts)
+        sink = self.dump if self.flight is None else self.flight.watch(self.dump)
+        self.facts.begin(self.step_number, sink)
 
     def _close_dump(self) -> None:
-        if self.files is not None:
+        if self.checks.files is not None:
             self._guarded("step", self.facts.finish)
-            self._guarded(str(self.config.task), self.files.write)
+            self._guarded(str(self.config.task), self.checks.files.write)
             return
         dump = self.dump
         if dump is None:

@@ -48,8 +48,8 @@ class StepSignatures:
         self._names: Sequence[str] = ()
         self._rows: tuple[Prints, Prints, Prints] | None = None
 
-    def begin(self, dump_path: Path, rank_name: str) -> None:
-        """Begin a step.
+    def begin(self, dump_path: Path, rank_name: str) -> StepSignatures:
+        """Begin a step; return what takes its facts: this.
 
         Args:
             dump_path: the dump path of the run.
@@ -69,6 +69,7 @@ class StepSignatures:
         self._head = _empty_head()
         self._settings = {}
         self._names, self._rows = (), None
+        return self
 
     def continue_at(self, step: int) -> None:
         """Note that the run begins with this step; one that has begun is dropped."""

@@ -13,6 +13,8 @@ from msprobe.capture.diff_check import DiffRecording, Judge
 from msprobe.capture.nan_check import NanCheck
 from msprobe.capture.overflow import OverflowCheck
 from msprobe.capture.recording import Recording, RecordingContext, TensorRecording
+from msprobe.capture.signature import StepSignatures
+from msprobe.capture.task_files import TaskFiles
 from msprobe.capture.watch_recording import WatchRecording
 from msprobe.config import (
     Config,
@@ -34,6 +36,7 @@ class TaskChecks:
     Attributes:
         check: looks for NaN and Inf, in the tasks `overflow_check` and `nan_check`; else None.
         judge: compares records with another run, in the task `diff_check`; else None.
+        files: of a task that writes no dump, but files of its own; else None.
     """
 
     def __init__(self, config: Config, judge: Judge | None, attempt: Attempt) -> None:
@@ -46,6 +49,9 @@ class TaskChecks:
         """
         self.check = _check_of(config)
         self.judge = judge
+        self.files: TaskFiles | None = None
+        if config.task is Task.SIGNATURE:
+            self.files = StepSignatures()
         self._config = config
         self._attempt = attempt
 

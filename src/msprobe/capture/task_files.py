@@ -6,12 +6,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from msprobe.capture.facts import FactSink
+
 
 class TaskFiles(Protocol):
     """Files of a task, kept up to date at the end of each step."""
 
-    def begin(self, dump_path: Path, rank_name: str) -> None:
-        """Begin a step.
+    def begin(self, dump_path: Path, rank_name: str) -> FactSink | None:
+        """Begin a step; return what takes its facts, None where the task keeps none.
 
         Args:
             dump_path: the dump path of the run.

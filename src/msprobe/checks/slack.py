@@ -59,8 +59,8 @@ def absolute_slack(
         # Gradients of losses are as small as the batch is large: their own size counts.
         return unit * (_peak(reference) if is_gradient else max(map(_peak, operands), default=0.0))
     if is_gradient and _is_attention(operator):
-        # The gradient of a weight is the difference of two numbers that may be equal, each a product
-        # of a gradient and a value; times a key, or a query, it is a term of the result.
+        # The gradient of a weight is the difference of two numbers that may be equal, each a
+        # product of a gradient and a value; times a key, or a query, it is a term of the result.
         return unit * max(_peak(reference), _attention_terms(operands))
     if operator.family is Family.LIPSCHITZ:
         return _elementwise(_POLYNOMIAL * min(unit, _ACCUMULATION), operands, reference.shape)

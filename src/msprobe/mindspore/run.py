@@ -85,7 +85,7 @@ class Run:
         if isinstance(section, FreeBenchmarkSection) and self.observer.apis is not None:
             perturbation = MindSporePerturbation(self.session, section)
             self.observer.apis.rerunner = perturbation
-            self.session.files = perturbation.task
+            self.session.checks.files = perturbation.task
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
         self._static_graph: GraphObserver | None = None
         # Of cells in compiled parts of the dynamic graph.

@@ -13,6 +13,7 @@ from torch import nn
 
 from msprobe.capture.custom_api import CustomApis
 from msprobe.capture.session import Session
+from msprobe.capture.signature import StepSignatures
 from msprobe.compare.diff_check import DiffJudge
 from msprobe.compare.replica_watch import ReplicaWatch
 from msprobe.config import (
@@ -84,10 +85,8 @@ class Run:
             self.session, self.adapter, self.table, self._batch_index, redispatch=redispatch
         )
         self.signatures: SignatureObserver | None = None
-        if self.session.signatures is not None:
-            self.signatures = SignatureObserver(
-                self.session, self.session.signatures, self._batch_index
-            )
+        if isinstance(files := self.session.checks.files, StepSignatures):
+            self.signatures = SignatureObserver(self.session, files, self._batch_index)
         section = config.section
         self.gradient_probe: GradientProbe | None = None
         if isinstance(section, GradProbeSection):
@@ -95,7 +94,7 @@ class Run:
         if isinstance(section, FreeBenchmarkSection) and self.observer.apis is not None:
             perturbation = Perturbation(self.session, section, self.table)
             self.observer.apis.runner = perturbation
-            self.session.files = perturbation.task
+            self.session.checks.files = perturbation.task
         self._replicas: ReplicaWatch | None = None
         self._begun: Path | None = None
         self._models = NamedModels()

@@ -3,9 +3,9 @@
 
 The allowed error of `msprobe.checks.budgets` has a part that these runs measure: the change of each
 element by roundings. Here the size of the element's row (its last dimension) is taken in its place,
-or the size of the terms of its sum; not for operators that compute each element by itself. What that
-does not explain is judged in full. All passes over the elements are PyTorch's, on the device of the
-reference.
+or the size of the terms of its sum; not for operators that compute each element by itself. What
+that does not explain is judged in full. All passes over the elements are PyTorch's, on the device
+of the reference.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +30,7 @@ from msprobe.dump.troubled_calls import troubled_calls
 from msprobe.dump.values import Value
 from msprobe.files import write_whole
 from msprobe.pytorch.interception.guard import guard
+from msprobe.pytorch.training.apart import CommunicationError, apart, has_other_ranks
 from msprobe.pytorch.training.kept_state import KeptState, RandomStates
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class _Call:
 
 
 class _UnknownOptimizerError(Exception):
-    """An optimizer steps whose state was not copied: what comes after it would be another step."""
+    """An optimizer steps whose state or gradients are not those of the step: the replay is over."""
 
 
 class StepReplay:
@@ -144,9 +145,6 @@ class StepReplay:
                 step,
             )
             return
-        if _has_other_processes():
-            logger.warning("replay_step: a step of several processes is not run again")
-            return
         recorded = _records(folder)
         before = [_records(path) for path in _earlier(folder, step)]
         calls = troubled_calls(recorded, before)
@@ -187,7 +185,9 @@ class StepReplay:
     def _again(self, before: KeptState, ended: list[str]) -> None:
         """Make the calls of the step again; an exception of the user's ends them."""
         before.enter()
-        known = {id(each) for each in self._parts}
+        is_alone = not has_other_ranks()
+        # Gradients that were not reduced over the ranks must reach no optimizer.
+        known = {id(each) for each in self._parts if is_alone}
 
         def refuse(optimizer: torch.optim.Optimizer, *_: object) -> None:
             if id(optimizer) not in known:
@@ -195,20 +195,28 @@ class StepReplay:
 
         handle = register_optimizer_step_pre_hook(refuse)
         try:
-            for call in self._calls:
-                call.random.restore()
-                with ExitStack() as around:
-                    for device, dtype in call.autocast.items():
-                        around.enter_context(torch.autocast(device, dtype))
-                    result = self._function(*_copied(call.args), **_copied(call.kwargs))
-                if self._ends_backward:
-                    backward_from(result, call.gradients)
+            with nullcontext() if is_alone else apart():
+                self._make_calls()
         except _UnknownOptimizerError:
             pass
+        except CommunicationError as error:
+            logger.warning(
+                "replay_step: step %s ran again up to a communication: %s", self._step, error
+            )
         except Exception as error:  # noqa: BLE001 - it may be the very trouble
             ended.append(f"{type(error).__name__}: {error}")
         finally:
             handle.remove()
+
+    def _make_calls(self) -> None:
+        for call in self._calls:
+            call.random.restore()
+            with ExitStack() as around:
+                for device, dtype in call.autocast.items():
+                    around.enter_context(torch.autocast(device, dtype))
+                result = self._function(*_copied(call.args), **_copied(call.kwargs))
+            if self._ends_backward:
+                backward_from(result, call.gradients)
 
     def _report(
         self,
@@ -251,13 +259,6 @@ def _autocast() -> dict[str, torch.dtype]:
         for device in {"cpu", torch._C._get_accelerator().type}
         if torch.is_autocast_enabled(device)
     }
-
-
-def _has_other_processes() -> bool:
-    """Return whether a replay on this rank alone might wait for others, in a collective."""
-    distributed = torch.distributed
-    is_member = distributed.is_available() and distributed.is_initialized()
-    return is_member and distributed.get_world_size() > 1
 
 
 def backward_from(outputs: Any, gradients: Sequence[Tensor | None] = ()) -> None:
