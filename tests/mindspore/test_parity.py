@@ -14,6 +14,7 @@ from nets import random
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
+from msprobe.capture.session import reset_session
 from msprobe.config.choices import Task
 from msprobe.errors import ConfigError, UnsupportedError
 from msprobe.mindspore import PrecisionDebugger
@@ -76,7 +77,9 @@ def run(folder: Path, task: str, level: str, **section: Any) -> list[Path]:
 
 
 @pytest.mark.parametrize("task", [task.value for task in Task if task is not Task.EXCEPTION_DUMP])
-@pytest.mark.parametrize(("column", "level"), [(1, "L1"), (2, "L0")])
+@pytest.mark.parametrize(
+    ("column", "level"), [(1, "L1"), pytest.param(2, "L0", marks=pytest.mark.slow)]
+)
 def test_a_task_works_where_the_table_says_so(
     task: str, column: int, level: str, tmp_path: Path
 ) -> None:
@@ -87,6 +90,7 @@ def test_a_task_works_where_the_table_says_so(
     if task == Task.DIFF_CHECK:
         ms.set_context(mode=ms.PYNATIVE_MODE)
         run(tmp_path / "reference", "statistics", level)
+        reset_session()
         section["reference"] = str(tmp_path / "reference" / "dump")
         ms.set_context(mode=ms.PYNATIVE_MODE if column == 1 else ms.GRAPH_MODE)
     if task == Task.STRUCTURE:

@@ -56,22 +56,22 @@ def attend(
         blocked: True where a key is not visible; of a shape that broadcasts to the scores.
         softcap: scores are softcap·tanh(scores/softcap); 0 leaves them as they are.
     """
-    scores = query @ per_query_head(key, query).transpose(-2, -1) * scale
+    scores = (query * scale) @ per_query_head(key, query).transpose(-2, -1)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
     if blocked is not None:
-        scores = scores.masked_fill(blocked, -torch.inf)
+        scores.masked_fill_(blocked, -torch.inf)
     if scores.shape[-1] == 0:
         maximum = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
     else:
         maximum = scores.detach().amax(-1, keepdim=True)
     shift = maximum.masked_fill(maximum == -torch.inf, 0.0)
-    weights = torch.exp(scores - shift)
+    weights = scores.sub_(shift).exp_()
     total = weights.sum(-1, keepdim=True)
-    share = weights / total.masked_fill(total == 0, 1.0)
-    return Attended(share @ per_query_head(value, query), maximum, total)
+    output = weights @ per_query_head(value, query) / total.masked_fill(total == 0, 1.0)
+    return Attended(output, maximum, total)
 
 
 def per_query_head(tensor: Tensor, query: Tensor) -> Tensor:
