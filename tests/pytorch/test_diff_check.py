@@ -247,6 +247,31 @@ def test_a_large_error_differs_by_statistics(tmp_path: Path) -> None:
     assert found["findings"][0]["draws_random"]
 
 
+@pytest.mark.parametrize("compare", ["checksum", "statistics"])
+def test_values_that_are_not_finite_are_compared(compare: str, tmp_path: Path) -> None:
+    """A mask, an overflow in a nested result, and gradients that are NaN."""
+
+    def step(x: Tensor) -> None:
+        scores = x.masked_fill(x > 0, -torch.inf)
+        torch.stack(torch.unbind(torch.exp(x * 1e4) - scores.softmax(-1))).sum().backward()
+
+    for name, task, content in (
+        ("reference", "statistics", CHECKSUMS),
+        ("checked", "diff_check", check(tmp_path / "reference", compare=compare)),
+    ):
+        debugger = make_debugger(tmp_path, name, content, task, "L1")
+        torch.manual_seed(1)
+        debugger.start()
+        step(torch.randn(3, 4, requires_grad=True))
+        debugger.stop()
+        debugger.step()
+        reset_session()
+    found = report(tmp_path / "checked")
+    assert found["findings"] == []
+    assert found["compared"] >= 12
+    assert not list(tmp_path.rglob("dump_error_info.log"))
+
+
 def test_data_that_differs_is_said_once_and_is_no_call(
     wrong_call: list[int], tmp_path: Path
 ) -> None:

@@ -93,7 +93,12 @@ def _is_attention(operator: Operator) -> bool:
 def _elementwise(
     unit: float, operands: Sequence[NDArray[Any]], shape: tuple[int, ...]
 ) -> Sizes | None:
-    sizes = [np.abs(one.astype(np.float64)).reshape(-1) for one in operands if one.shape == shape]
+    alike = [
+        one.astype(np.result_type(one, np.float32), copy=False)
+        for one in operands
+        if one.shape == shape
+    ]
+    sizes = [np.abs(one).reshape(-1) for one in alike]
     if not sizes:
         return None
     gradient, *inputs = sizes

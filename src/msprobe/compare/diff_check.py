@@ -15,8 +15,6 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Final
 
-import msgspec
-
 from msprobe.compare.call_differences import ExactRule, Rule, ToleranceRule
 from msprobe.compare.live_step import Finding, FindingKind, LiveCall, LiveStep
 from msprobe.compare.model import Matched, Row
@@ -32,7 +30,7 @@ from msprobe.dump.value_reader import ValueReader
 from msprobe.dump.values import Value
 from msprobe.errors import MsprobeError
 from msprobe.files import write_report
-from msprobe.json_text import strict_json
+from msprobe.json_text import parse_json, strict_json
 from msprobe.numerics.tolerances import Tolerances
 from msprobe.report.csv_files import write_csv
 from msprobe.report.tables import Table
@@ -190,7 +188,7 @@ class DiffJudge:
         parsed = parse_record_name(name)
         values = self._reader.read_usual(text, parsed)
         if values is None:
-            values = self._reader.read(msgspec.json.decode(text), parsed)
+            values = self._reader.read(parse_json(text), parsed)
         forward = forward_name(parsed) or repeated_name(parsed) or name
         enclosing = self._enclosing(forward)
         modules = (parse_record_name(each) for each in enclosing)

@@ -211,7 +211,7 @@ class _Result:
         )
         if slack is None:
             return None
-        made = torch.as_tensor(slack, device=self._reference.device)
+        made = torch.as_tensor(slack).to(self._reference)
         return made.reshape(self._reference.shape) if made.dim() else made
 
 
