@@ -93,20 +93,15 @@ def _is_attention(operator: Operator) -> bool:
 def _elementwise(
     unit: float, operands: Sequence[NDArray[Any]], shape: tuple[int, ...]
 ) -> Sizes | None:
-    alike = [
-        one.astype(np.result_type(one, np.float32), copy=False)
-        for one in operands
-        if one.shape == shape
-    ]
-    sizes = [np.abs(one).reshape(-1) for one in alike]
+    sizes = [np.abs(one).reshape(-1) for one in operands if one.shape == shape]
     if not sizes:
         return None
     gradient, *inputs = sizes
-    slack = unit * gradient
+    slack: Sizes = gradient.astype(np.float64)
+    slack *= unit
     for one in inputs:
-        slack = slack * np.maximum(one, 1.0)
-    found: Sizes = slack
-    return found
+        slack *= np.maximum(one, 1.0)
+    return slack
 
 
 def _product_of_peaks(operands: Sequence[NDArray[Any]]) -> float:
