@@ -168,15 +168,15 @@ class LiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annot
         self._places.note_nodes()
         facts = operator_facts(func)
         reason = facts.left_out or self._not_wanted(facts, args, kwargs)
-        place = None if reason else self._places.here()
-        if place is not None and not _matches(self._choice.modules, place.module):
+        modules = self._choice.modules
+        if reason is None and modules and not _matches(modules, self._places.here().module):
             reason = LeftOut.FILTER
         if reason is None and not self._in_sample(facts):
             reason = LeftOut.SAMPLING
-        if reason is not None or place is None:
-            self.left_out[reason or LeftOut.FILTER] += 1
+        if reason is not None:
+            self.left_out[reason] += 1
             return None
-        return _Running(self, func, facts, place, args, kwargs)
+        return _Running(self, func, facts, self._places.here(), args, kwargs)
 
     def _not_wanted(
         self, facts: OperatorFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any]

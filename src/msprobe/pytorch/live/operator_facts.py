@@ -16,7 +16,6 @@ from torch._ops import OpOverload
 from msprobe.operators.lookup import operator_of
 from msprobe.pytorch.apis.api_rules import describe_function, written_arguments
 from msprobe.pytorch.interception.kernels import UNFINISHED
-from msprobe.pytorch.replay.rebuilding import converted
 
 _TENSOR: Final = torch._C.TensorType.get()
 
@@ -118,11 +117,10 @@ def _holds_tensors(kind: Any) -> bool:
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
     """Return the tensors in nested arguments or results."""
-    found: list[torch.Tensor] = []
-
-    def note(value: Any, _: object) -> None:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-
-    converted(tree, note)
-    return found
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if type(tree) is dict:
+        tree = tree.values()
+    elif type(tree) is not list and type(tree) is not tuple:
+        return []
+    return [tensor for item in tree for tensor in tensors_of(item)]
