@@ -14,7 +14,6 @@ from torch import nn
 
 from builders.recordings import recording
 from builders.warm_python import run_warm
-from msprobe import open_dump
 from msprobe.pytorch import live_compare
 
 pytestmark = pytest.mark.torch
@@ -66,7 +65,6 @@ def test_a_killed_run_keeps_what_was_found(task: str, tmp_path: Path) -> None:
         (path,) = (tmp_path / "run").glob("diff_check_*.json")
         (finding,) = json.loads(path.read_text())["findings"]
         assert (finding["step"], finding["record"]) == (1, "Torch.mul.0.forward")
-        assert "Torch.mul.0.forward" in open_dump(tmp_path / "run").step(1).rank().records
     else:
         (path,) = tmp_path.rglob("free_benchmark.csv")
         with path.open(newline="") as file:
