@@ -196,7 +196,7 @@ def test_features_are_those_of_the_tensors(tmp_path: Path) -> None:
         monitor.set_monitor(net, optimizer)
         optimizer(gradients_of(Tensor(x)))
         with monitor.open() as run:
-            found = {op: value for op, value in run.rows().select("op", "value").rows()}
+            found = dict(run.rows().select("op", "value").rows())
     q = x[0].reshape(5, 4).astype(np.float64)
     shares = np.exp(q @ q.T / 2) * np.tri(5)
     shares /= shares.sum(1, keepdims=True)
