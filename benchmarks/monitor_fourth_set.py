@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fourth set of runs and troubles for the alert rules, with other models, optimizers, schedules.
 
-It was written after the rules and scored once; docs/tasks/monitor-alerts.md has the first score.
+It was written after the rules and scored once before anything was changed: 4 false incidents in one
+of 30 healthy runs, 41 of 42 troubles caught, 39 at the right place.
 """
 
 from __future__ import annotations
@@ -46,9 +47,7 @@ class Gated(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.norm1(x)
         x = x + self.o(
-            functional.scaled_dot_product_attention(
-                self.q(h), self.k(h), self.v(h), is_causal=True
-            )
+            functional.scaled_dot_product_attention(self.q(h), self.k(h), self.v(h), is_causal=True)
         )
         h = self.norm2(x)
         return x + self.down(functional.silu(self.gate(h)) * self.up(h))

@@ -206,6 +206,8 @@ class Rules:
         if self._rates.are_tiny:
             still |= self._is_of(series, _MOVED)
         found = self._zeros(step, series[~still], values[~still])
+        # Optimizers that go by signs make steps of the same length.
+        still |= self._is_of(series, frozenset({Stream.UPDATE}))
         found += self._unchanged(step, series[~still], values[~still])
         judged = (values != 0) & ~noise
         series, values, kinds = series[judged], values[judged], kinds[judged]
@@ -224,11 +226,11 @@ class Rules:
         begun = weak | ((np.abs(z) > _ONSET_Z) & (np.abs(decades) > _ONSET_DECADES))
         self._onset[series[~begun]] = -1
         self._onset[series[begun & (self._onset[series] < 0)]] = step
-        alone = self._alone(series, z, decades, is_loss, weak) & self._crowd.is_exceeded(
-            self.table.group[series], z
-        )
+        groups = self.table.group[series]
+        alone = self._alone(series, z, decades, is_loss, weak)
+        alone &= is_loss | self._crowd.is_exceeded(groups, z)
         alarming = weak & (alone | self._broad(series, z, decades, weak))
-        self._crowd.learn(self.table.group[series], np.where(alarming | is_loss, 0.0, z))
+        self._crowd.learn(groups, np.where(alarming | is_loss, 0.0, z))
         for place in np.flatnonzero(alarming):
             one = int(series[place])
             found.append(
@@ -348,6 +350,7 @@ class Rules:
         """Return signals that began with the run of events."""
         began = step - rarity.run(series) + 1
         now = self._last[series] if sign is Sign.STUCK else np.zeros(len(series))
+        expected = 10.0 ** (self.levels.expected(series) + self._rate_share(series))
         return [
             self._signal(
                 sign,
@@ -355,9 +358,9 @@ class Rules:
                 step,
                 None if sign is Sign.ABSENT else float(value),
                 onset=int(onset),
-                expected=float(10.0 ** self.levels.expected(np.array([one]))[0]),
+                expected=float(level),
             )
-            for one, onset, value in zip(series, began, now, strict=True)
+            for one, onset, value, level in zip(series, began, now, expected, strict=True)
         ]
 
     def _missing(self, step: int, series: Integers) -> list[Signal]:
