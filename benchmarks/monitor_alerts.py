@@ -2,7 +2,7 @@
 """Score of the monitor's default alert rules: false incidents, and planted troubles found.
 
     python benchmarks/monitor_alerts.py                 # all
-    python benchmarks/monitor_alerts.py --part healthy  # or tuning, unseen, third
+    python benchmarks/monitor_alerts.py --part healthy  # or tuning, unseen, third, fourth
 
 Healthy runs differ in model, optimizer, schedule, ranks and seed. A trouble counts as caught within
 five steps; its place is right if the series that leads is of the planted layer and stream. The
@@ -16,6 +16,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator
 
+import monitor_fourth_set as fourth
 import monitor_third_set as third
 import torch
 from monitor_runs import MODELS, OPTIMIZERS, SCHEDULES, STEPS, Recipe, Run
@@ -25,7 +26,7 @@ from msprobe.monitor.alerts.engine import Alerts
 from msprobe.monitor.alerts.incidents import Incident
 
 WITHIN = 5
-# The third set adds to these.
+# The later sets add to these.
 _FIRST_MODELS, _FIRST_OPTIMIZERS, _FIRST_SCHEDULES = 7, 4, 6
 
 
@@ -95,7 +96,7 @@ def score(name: str, troubles: list[Trouble]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--part", choices=("all", "healthy", "tuning", "unseen", "third"), default="all"
+        "--part", choices=("all", "healthy", "tuning", "unseen", "third", "fourth"), default="all"
     )
     parser.add_argument("--limit", type=int)
     options = parser.parse_args()
@@ -107,9 +108,10 @@ def main() -> None:
         score("tuning", tuning_troubles()[: options.limit])
     if options.part in ("all", "unseen"):
         score("unseen", unseen_troubles()[: options.limit])
-    if options.part in ("all", "third"):
-        healthy(third.healthy_recipes()[: options.limit])
-        score("third", third.troubles()[: options.limit])
+    for name, later in (("third", third), ("fourth", fourth)):
+        if options.part in ("all", name):
+            healthy(later.healthy_recipes()[: options.limit])
+            score(name, later.troubles()[: options.limit])
     print(f"{time.process_time() - start:.0f} s")
 
 

@@ -164,6 +164,58 @@ def test_control_and_values(tmp_path: Path) -> None:
             assert set(run.ops("grad_reduced")) == {"norm", "max"}
 
 
+def test_features_are_those_of_the_tensors(tmp_path: Path) -> None:
+    class Attention(nn.Cell):
+        def construct(self, query: Tensor, key: Tensor) -> Tensor:
+            return query + key
+
+    class Model(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Attention()
+            self.router = nn.Dense(4, 3, has_bias=False)
+            self.probe = nn.ReLU()
+
+        def construct(self, x: Tensor) -> Tensor:
+            heads = x.view(2, 5, 1, 4)
+            return self.probe(self.router(self.attention(heads, heads)))
+
+    targets = {
+        "attention_hook": ["attention"],
+        "linear_hook": [],
+        "moe_router_weight_hook": ["router"],
+        "moe_router_logit_hook": ["probe"],
+    }
+    net = Model()
+    optimizer = nn.SGD(net.trainable_params(), learning_rate=0.1)
+    gradients_of = mindspore.grad(lambda x: net(x).sum(), None, net.trainable_params())
+    x = np.random.default_rng(0).normal(size=(2, 20)).astype(np.float32)
+    weight = net.router.weight.asnumpy().astype(np.float64)
+    keys = {"recording_l2_features": True, "l2_targets": targets, "sa_order": "b,s,h,d"}
+    with TrainerMon(config(tmp_path, **keys)) as monitor:
+        monitor.set_monitor(net, optimizer)
+        optimizer(gradients_of(Tensor(x)))
+        with monitor.open() as run:
+            found = dict(run.rows().select("op", "value").rows())
+    q = x[0].reshape(5, 4).astype(np.float64)
+    shares = np.exp(q @ q.T / 2) * np.tri(5)
+    shares /= shares.sum(1, keepdims=True)
+    entropy = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(1).mean()
+    assert found["entropy"] == pytest.approx(entropy, 1e-5)
+    assert found["softmax_max"] == pytest.approx(shares.max(1).mean(), 1e-5)
+    exact = np.linalg.norm(weight, 2)
+    assert 0.7 * exact <= found["kernel_norm"] <= exact * (1 + 1e-6)  # estimated from below
+    assert found["sr"] == pytest.approx(np.linalg.norm(weight) / found["kernel_norm"], 1e-5)
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    cosines = [weight[i] @ weight[j] / np.sqrt((weight[i] @ weight[i]) * (weight[j] @ weight[j]))
+               for i, j in pairs]  # fmt: skip
+    assert found["router_weight_similarity"] == pytest.approx(np.mean(cosines), 1e-4, 1e-6)
+    logits = 2 * x.reshape(-1, 4) @ weight.T
+    chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    entropy = -(chances * np.log(chances)).sum(1).mean()
+    assert found["per_token_expert_entropy"] == pytest.approx(entropy, 1e-4)
+
+
 def test_what_cannot_be_monitored_is_refused(tmp_path: Path) -> None:
     monitor = TrainerMon(config(tmp_path))
     net = nn.Dense(2, 1)

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from builders.monitor_runs import LAYERS, Step, incidents, run_of
@@ -17,6 +18,7 @@ from msprobe.errors import ConfigError
 from msprobe.monitor.alerts.actions import listeners_of, read_incidents
 from msprobe.monitor.alerts.engine import replay
 from msprobe.monitor.alerts.incidents import IncidentCause, Severity
+from msprobe.monitor.rows import Layout, Rows
 
 BAD = 60
 
@@ -110,6 +112,33 @@ def test_smaller_learning_rate_and_its_updates_are_healthy() -> None:
                 values["update"]["norm"][layer] *= 0.1
 
     assert incidents(run_of(spoil)) == []
+
+
+def test_steps_of_the_same_length_are_healthy() -> None:
+    def spoil(values: Step, step: int, rank: int) -> None:
+        if step >= BAD:  # those of an optimizer that goes by signs
+            values["update"]["norm"] = dict.fromkeys(LAYERS, 1e-3)
+
+    assert incidents(run_of(spoil)) == []
+
+
+def test_a_parameter_that_shrinks_leads_the_loss_that_it_raises() -> None:
+    def spoil(values: Step, step: int, rank: int) -> None:
+        if step >= BAD:
+            values["param_origin"]["norm"][LAYERS[3]] *= 1e-3
+            values["run"]["value"]["loss"] *= 3
+
+    (found,) = incidents(run_of(spoil))
+    assert (found.cause, found.lead.series.name) == (IncidentCause.VANISHING, LAYERS[3])
+
+
+def test_one_of_many_series_that_is_as_far_as_others_were_is_healthy() -> None:
+    names = tuple(f"layers.{number}.weight" for number in range(1000))
+    zeros, empty = (0,) * len(names), ("",) * len(names)
+    layout = Layout("grad_reduced", ("norm",), names, zeros, zeros, empty, empty)
+    noise = np.random.default_rng(1).standard_t(4, size=(150, 1, len(names)))
+    blocks = [Rows(layout, 0, step, 0, 0.0, 10 ** (0.1 * one)) for step, one in enumerate(noise)]
+    assert replay(blocks) == []
 
 
 def test_stale_parameter_is_named() -> None:

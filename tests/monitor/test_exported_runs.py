@@ -187,5 +187,11 @@ def test_csv_files_become_events_by_the_documented_function(folder: Path, tmp_pa
     )
     assert found.name.endswith("-csv2tensorboard_by_step")
     assert sorted(path.name for path in found.glob("rank*/*")) == ["actv", "actv"]
+    for path in (tmp_path / "csv").glob("*/exp_avg_sq_*.csv"):
+        path.rename(path.with_name(path.name.replace("exp_avg_sq", "param_origin")))
+    found = csv2tensorboard_by_step(
+        tmp_path / "csv", data_type_list=["param"], output_dirpath=tmp_path / "parameters"
+    )
+    assert {path.name for path in found.glob("rank*/*")} == {"param_origin"}
     with pytest.raises(MonitorFormatError):
         csv2tensorboard_by_step(tmp_path / "csv", "Jan03")

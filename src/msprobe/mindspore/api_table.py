@@ -83,24 +83,31 @@ class Api:
 class ApiTable:
     """The APIs of one run."""
 
-    def __init__(self, user_path: Path | None = None, black_list: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        user_path: Path | None = None,
+        black_list: Sequence[str] = (),
+        prefixes: Sequence[str] = PREFIXES,
+    ) -> None:
         """Make the table.
 
         Args:
             user_path: the user's file; None for the defaults.
             black_list: APIs that are never recorded, as ``relu`` or ``Functional.relu``.
+            prefixes: of the groups that it has.
 
         Raises:
             ConfigError: the file cannot be read, or is no mapping of groups to lists of names.
         """
         self._listed = {} if user_path is None else _read_groups(user_path)
         self._refused = frozenset(black_list)
+        self._prefixes = prefixes
 
     def apis(self) -> Iterator[Api]:
         """Yield every API to record that this MindSpore has."""
         for key, group in _GROUPS.items():
             owner = _owner(group)
-            if owner is None:
+            if owner is None or group.prefix not in self._prefixes:
                 continue
             names = self._listed.get(key)
             for name in _default_names(key) if names is None else _known(key, names, owner):

@@ -28,10 +28,16 @@ _CALL: Final = "__call__"
 class FreePrimitives:
     """Turns the calls of primitives outside cells into events of the session."""
 
-    def __init__(self, session: Session, apis: ApiObserver) -> None:
-        """Create it; `apis` makes the records."""
+    def __init__(
+        self,
+        session: Session,
+        apis: ApiObserver,
+        chooses: Callable[[Any], bool] = is_computation,
+    ) -> None:
+        """Create it; `apis` makes the records of the primitives that `chooses` accepts."""
         self._session = session
         self._apis = apis
+        self._chooses = chooses
         self._replaced: list[tuple[type, Any, Any]] = []
 
     def install(self) -> None:
@@ -53,13 +59,13 @@ class FreePrimitives:
                 setattr(kind, _CALL, before)
 
     def _recording(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        apis = self._apis
+        apis, chooses = self._apis, self._chooses
 
         def call(primitive: Any, *args: Any, **kwargs: Any) -> Any:
             if (
                 not apis.is_on()
                 or not is_of_user_or_layer(sys._getframe(1).f_code)
-                or not is_computation(primitive)
+                or not chooses(primitive)
             ):
                 return original(primitive, *args, **kwargs)
 

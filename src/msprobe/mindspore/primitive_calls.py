@@ -7,7 +7,7 @@ While capturing, the class of the object is one that records; `stop` gives it it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from mindspore.ops import Primitive
@@ -63,10 +63,16 @@ def is_computation(primitive: Any) -> bool:
 class PrimitiveObserver:
     """Turns the calls of primitives into events of the session."""
 
-    def __init__(self, session: Session, apis: ApiObserver) -> None:
-        """Create it; `apis` makes the records."""
+    def __init__(
+        self,
+        session: Session,
+        apis: ApiObserver,
+        chooses: Callable[[Any], bool] = is_computation,
+    ) -> None:
+        """Create it; `apis` makes the records of the primitives that `chooses` accepts."""
         self._session = session
         self._apis = apis
+        self._chooses = chooses
         self._classes: dict[tuple[type, str], type] = {}
         # Names of the user's that are still to be looked for.
         self._unchecked = session.config.section.black_list
@@ -82,7 +88,7 @@ class PrimitiveObserver:
             for cell in (one for _, one in model.cells_and_names()):
                 for attribute, primitive in cell._primitives.items():
                     kind = type(primitive)
-                    if id(primitive) in changed or not is_computation(primitive):
+                    if id(primitive) in changed or not self._chooses(primitive):
                         continue
                     changed.add(id(primitive))
                     try:

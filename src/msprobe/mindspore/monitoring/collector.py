@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mindspore.common import api
+from mindspore.communication import GlobalComm
 
 from mindspore import nn
+from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.config import Config, DataMode, Level, StatisticsSection
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter, on_host
@@ -20,6 +22,8 @@ from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.immediate_operators import ImmediateOperators
 from msprobe.mindspore.jit_calls import JitCalls
 from msprobe.mindspore.losses import Losses
+from msprobe.mindspore.monitoring.communication import Communication
+from msprobe.mindspore.monitoring.features import NUMPY, is_linear
 from msprobe.mindspore.monitoring.measures import READING
 from msprobe.mindspore.monitoring.parameters import Named, Parameters, as_number
 from msprobe.mindspore.recompute_frames import recomputations
@@ -31,6 +35,7 @@ from msprobe.monitor.collecting.collector import (
     choose_streams,
     streams_of,
 )
+from msprobe.monitor.collecting.features import Features, chosen_modules
 from msprobe.monitor.collecting.step_rows import Key, StepRows
 from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.rows import Stream
@@ -96,6 +101,15 @@ class Collector(StepCollector):
             holds_reduced=holds_reduced,
         )
         self._gradients: Sequence[Any] = ()
+        self._features: Features | None = None
+        if keys.recording_l2_features:
+            named = {name: one for model in models for name, one in model.cells_and_names()}
+            self._features = Features(NUMPY, chosen_modules(named, keys, is_linear), keys.sa_order)
+            self.activations.on_inputs = self._take_features
+        self._communication: Communication | None = None
+        if keys.cc_distribution.enable and GlobalComm.INITED:
+            self._communication = Communication(self._session, keys.cc_distribution)
+            self._session.calls.add(self._communication)
         self._undo = ExitStack()
         self.begin_step()
 
@@ -114,6 +128,8 @@ class Collector(StepCollector):
         if Stream.RUN in rows.streams:
             total = self._parameters.total_norm(READING.table)
             self.numbers.put_optimizer(self._parameters.settings(), total)
+        if self._features is not None:
+            self._features.put(rows)
 
     def read_after(self, rows: StepRows, result: object) -> None:
         """Measure what the optimizer leaves."""
@@ -122,6 +138,10 @@ class Collector(StepCollector):
     def tell(self, rows: StepRows | None) -> None:
         """Tell everything that measures of the rows of a step."""
         self._parameters.begin_step(rows)
+        if self._communication is not None:
+            self._communication.begin_step(rows)
+        if self._features is not None:
+            self._features.begin_step()
 
     def observe(self) -> None:
         """Begin to observe the step that runs."""
@@ -135,8 +155,12 @@ class Collector(StepCollector):
     def install(self, due: frozenset[Stream]) -> None:
         """Install the hooks of some streams."""
         session = self._session
+        repeated = recomputations(session)
         if due & OF_MODULES:
-            session.attempt("hooking cells", self._install_cells)
+            session.attempt("hooking cells", self._install_cells, repeated)
+        if self._communication is not None and Stream.OTHER in due:
+            install = self._communication.install
+            session.attempt("hooking collectives", install, self._models, repeated)
         if Stream.GRAD_UNREDUCED in due:
             session.attempt("hooking parameters", self._parameters.install, self._undo)
         if Stream.RUN in due:
@@ -153,14 +177,17 @@ class Collector(StepCollector):
         self.remove()
         self._session.close()
 
-    def _install_cells(self) -> None:
+    def _take_features(self, path: str, key: Key, micro_step: int, args: Sequence[Any]) -> None:
+        if self._rows is not None and self._features is not None:
+            self._features.take(self._rows, path, key, micro_step, args)
+
+    def _install_cells(self, repeated: Recomputations) -> None:
         session = self._session
         if on_host():
             ImmediateOperators(session).install()
         undo = run_as_python()
         if undo is not None:
             session.undo.callback(undo)
-        repeated = recomputations(session)
         cells = CellObserver(session, self._names, repeated, self._models, None)
         cells.install()
         calls = JitCalls(_StepAside(cells).run, lambda: None)

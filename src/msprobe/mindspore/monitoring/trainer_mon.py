@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -22,8 +21,6 @@ from msprobe.mindspore.monitoring.measures import READING, MindSporeReading
 from msprobe.monitor.collecting.front import MonitorFront, World, check_count
 from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.settings import MonitorSettings
-
-logger = logging.getLogger(__name__)
 
 
 class TrainerMon(MonitorFront):
@@ -47,21 +44,6 @@ class TrainerMon(MonitorFront):
     Raises:
         ConfigError: a value in the file cannot be used.
     """
-
-    def __init__(
-        self,
-        config_file_path: str | os.PathLike[str],
-        process_group: Any = None,
-        params_have_main_grad: bool = True,
-    ) -> None:
-        super().__init__(config_file_path, process_group, params_have_main_grad)
-        keys = self._settings.keys
-        for name, is_on in (
-            ("cc_distribution", keys.cc_distribution.enable),
-            ("recording_l2_features", keys.recording_l2_features),
-        ):
-            if is_on:
-                logger.warning('"%s" has no effect with MindSpore', name)
 
     @property
     def world(self) -> World:

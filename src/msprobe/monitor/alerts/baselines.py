@@ -30,7 +30,7 @@ _HOLD_Z: Final = 6.0
 _HOLD_DECADES: Final = 0.3
 _HOLD_STEPS: Final = 8
 # What was normal once stays in memory for some hundred steps.
-_RECORD_DECAY: Final = 0.997
+RECORD_DECAY: Final = 0.997
 
 
 class Baselines:
@@ -103,7 +103,7 @@ class Baselines:
         keep = ~suspicious
         self._held[series[keep]] = 0
         self._record[series[keep]] = np.maximum(
-            self._record[series[keep]] * _RECORD_DECAY, np.abs(z[keep])
+            self._record[series[keep]] * RECORD_DECAY, np.abs(z[keep])
         )
         self._append(series[keep], values[keep])
 

@@ -183,7 +183,10 @@ def _cause_of_sizes(begun: list[Signal]) -> IncidentCause:
     streams = {signal.series.stream for signal in begun}
     if any(_is_loss(one) and one.sign is Sign.ROSE for one in begun):
         sources = [one for one in begun if one.series.stream == Stream.PARAM_ORIGIN]
-        return IncidentCause.EXPLODING if sources else IncidentCause.BAD_BATCH
+        if not sources:
+            return IncidentCause.BAD_BATCH
+        first = min(sources, key=lambda one: (one.onset, one.place))
+        return IncidentCause.VANISHING if first.sign is Sign.FELL else IncidentCause.EXPLODING
     gone = [one for one in begun if one.sign in _GONE]
     if gone:
         is_expert = all("expert" in one.series.name for one in gone)

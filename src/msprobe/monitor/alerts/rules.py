@@ -14,7 +14,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.monitor.alerts.baselines import WARM_UP, Baselines, Floats, Integers, Rarity
+from msprobe.monitor.alerts.baselines import (
+    RECORD_DECAY,
+    WARM_UP,
+    Baselines,
+    Floats,
+    Integers,
+    Rarity,
+)
 from msprobe.monitor.alerts.series import Kind, SeriesTable
 from msprobe.monitor.alerts.signals import Sign, Signal
 from msprobe.monitor.rows import Stream
@@ -33,6 +40,9 @@ _SEVERE_Z: Final = 25.0
 _SEVERE_DECADES: Final = 1.5
 # A series must go beyond what it did before by this factor.
 _BEYOND_RECORD: Final = 1.6
+# … and a series that alarms by itself, beyond what any other of its stream did by this one.
+_BEYOND_CROWD: Final = 1.6
+_CROWD_STEPS: Final = 5
 _BROAD_SHARE: Final = 0.3
 _BROAD_LEAST: Final = 4
 _LOSS_WEAK_Z: Final = 8.0
@@ -86,6 +96,7 @@ class Rules:
         self.levels = Baselines()
         self.logarithms = np.zeros(0)
         self._losses = _Losses()
+        self._crowd = _Crowd()
         self._zero, self._absent, self._stuck, self._dead = (Rarity() for _ in range(4))
         self._last = np.zeros(0)
         self._seen = np.zeros(0, np.int64)
@@ -195,6 +206,8 @@ class Rules:
         if self._rates.are_tiny:
             still |= self._is_of(series, _MOVED)
         found = self._zeros(step, series[~still], values[~still])
+        # Optimizers that go by signs make steps of the same length.
+        still |= self._is_of(series, frozenset({Stream.UPDATE}))
         found += self._unchanged(step, series[~still], values[~still])
         judged = (values != 0) & ~noise
         series, values, kinds = series[judged], values[judged], kinds[judged]
@@ -213,9 +226,11 @@ class Rules:
         begun = weak | ((np.abs(z) > _ONSET_Z) & (np.abs(decades) > _ONSET_DECADES))
         self._onset[series[~begun]] = -1
         self._onset[series[begun & (self._onset[series] < 0)]] = step
-        alarming = weak & (
-            self._alone(series, z, decades, is_loss, weak) | self._broad(series, z, decades, weak)
-        )
+        groups = self.table.group[series]
+        alone = self._alone(series, z, decades, is_loss, weak)
+        alone &= is_loss | self._crowd.is_exceeded(groups, z)
+        alarming = weak & (alone | self._broad(series, z, decades, weak))
+        self._crowd.learn(groups, np.where(alarming | is_loss, 0.0, z))
         for place in np.flatnonzero(alarming):
             one = int(series[place])
             found.append(
@@ -335,6 +350,7 @@ class Rules:
         """Return signals that began with the run of events."""
         began = step - rarity.run(series) + 1
         now = self._last[series] if sign is Sign.STUCK else np.zeros(len(series))
+        expected = 10.0 ** (self.levels.expected(series) + self._rate_share(series))
         return [
             self._signal(
                 sign,
@@ -342,9 +358,9 @@ class Rules:
                 step,
                 None if sign is Sign.ABSENT else float(value),
                 onset=int(onset),
-                expected=float(10.0 ** self.levels.expected(np.array([one]))[0]),
+                expected=float(level),
             )
-            for one, onset, value in zip(series, began, now, strict=True)
+            for one, onset, value, level in zip(series, began, now, expected, strict=True)
         ]
 
     def _missing(self, step: int, series: Integers) -> list[Signal]:
@@ -441,6 +457,41 @@ def _weak(z: Floats, decades: Floats, is_loss: NDArray[np.bool_]) -> NDArray[np.
     loss = (z > _LOSS_WEAK_Z) & (decades > _LOSS_WEAK_DECADES)
     other = (np.abs(z) > WEAK_Z) & (np.abs(decades) > _WEAK_DECADES)
     return np.where(is_loss, loss, other)
+
+
+class _Crowd:
+    """The largest deviation that some series of a stream had, while none alarmed.
+
+    Of thousands of series one is always far away. What any of them did before is normal for each:
+    so the number of series, and the tails of their distribution, do not decide how many alarm.
+    """
+
+    def __init__(self) -> None:
+        self._record = np.zeros(0)
+        self._steps = np.zeros(0, np.int64)
+        self._recent: deque[Floats] = deque(maxlen=_CROWD_STEPS)
+
+    def is_exceeded(self, groups: Integers, z: Floats) -> NDArray[np.bool_]:
+        """Return which deviations are beyond what their stream did until some steps before."""
+        self._grow(int(groups.max(initial=-1)) + 1)
+        factor = _BEYOND_CROWD * (1 + WARM_UP / np.maximum(self._steps[groups], 1))
+        return np.asarray((np.abs(z) > factor * self._record[groups]) & (self._steps[groups] > 0))
+
+    def learn(self, groups: Integers, z: Floats) -> None:
+        """Take the deviations of a step; those that alarm as 0."""
+        if len(self._recent) == _CROWD_STEPS:
+            old = self._recent[0]
+            self._record[: len(old)] = np.maximum(self._record[: len(old)] * RECORD_DECAY, old)
+            self._steps[: len(old)] += old > 0
+        now = np.zeros(len(self._record))
+        np.maximum.at(now, groups, np.abs(z))
+        self._recent.append(now)
+
+    def _grow(self, size: int) -> None:
+        more = size - len(self._record)
+        if more > 0:
+            self._record = np.append(self._record, np.zeros(more))
+            self._steps = np.append(self._steps, np.zeros(more, np.int64))
 
 
 class _Rates:

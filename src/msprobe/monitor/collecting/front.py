@@ -71,8 +71,8 @@ class MonitorFront(ABC):
     def __init__(
         self,
         config_file_path: str | os.PathLike[str],
-        process_group: Any,
-        params_have_main_grad: bool,
+        process_group: Any = None,
+        params_have_main_grad: bool = True,
     ) -> None:
         ensure_handler()
         path = Path(config_file_path)

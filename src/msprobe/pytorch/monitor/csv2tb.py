@@ -8,10 +8,15 @@ import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from msprobe.monitor.csv_files import read_csv
 from msprobe.monitor.exports import write_tensorboard
 from msprobe.monitor.reader import open_monitor
+from msprobe.monitor.rows import Stream
+
+_PARAMETER: Final = "param"
+_PARAMETERS: Final = (Stream.PARAM_ORIGIN, Stream.PARAM_UPDATED)
 
 
 def csv2tensorboard_by_step(
@@ -29,7 +34,8 @@ def csv2tensorboard_by_step(
         time_start: the earliest of these folders, by the time in its name, ``Dec03_21-34-40``.
         time_end: the latest.
         process_num: accepted for older scripts; one process does it.
-        data_type_list: streams, such as ``actv``; None for all.
+        data_type_list: streams, such as ``actv``; ``param`` for parameters before and after the
+            step; None for all.
         output_dirpath: gets the folder; by default that of `monitor_path`.
 
     Raises:
@@ -45,6 +51,7 @@ def csv2tensorboard_by_step(
         with open_monitor(run_path) as run:
             streams = None
             if data_type_list is not None:
-                streams = [stream for stream in run.streams if stream in data_type_list]
+                wanted = {*data_type_list, *(_PARAMETERS if _PARAMETER in data_type_list else ())}
+                streams = [stream for stream in run.streams if stream in wanted]
             write_tensorboard(run, folder, streams=streams)
     return folder

@@ -24,10 +24,11 @@ from msprobe.monitor.collecting.collector import (
     choose_streams,
     streams_of,
 )
+from msprobe.monitor.collecting.features import Features, chosen_modules
 from msprobe.monitor.collecting.step_rows import Key, StepRows
 from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.rows import Stream
-from msprobe.monitor.settings import CHUNK, MonitorKeys, MonitorSettings, StreamSettings, short_name
+from msprobe.monitor.settings import MonitorSettings, StreamSettings, short_name
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception.backward_entry import BackwardEntry
 from msprobe.pytorch.interception.checkpoint import recomputations
@@ -36,7 +37,7 @@ from msprobe.pytorch.interception.compiled_regions import CompiledRegions
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
 from msprobe.pytorch.monitoring.communication import Communication, may_communicate
-from msprobe.pytorch.monitoring.features import Features, weight_of
+from msprobe.pytorch.monitoring.features import TORCH, is_linear
 from msprobe.pytorch.monitoring.optimizers import view_of
 from msprobe.pytorch.monitoring.parameters import Named, Parameters, plain_number
 from msprobe.pytorch.monitoring.reading import READING
@@ -105,8 +106,11 @@ class Collector(StepCollector):
             ),
             as_number=plain_number,
         )
-        self._features = Features(_targets(models, keys), keys.sa_order)
+        self._features: Features | None = None
         if keys.recording_l2_features:
+            named = {name: one for model in models for name, one in model.named_modules()}
+            targets = chosen_modules(named, keys, is_linear)
+            self._features = Features(TORCH, targets, keys.sa_order)
             self.activations.on_inputs = self._take_features
         self._session.calls.add(self.activations)
         self._session.calls.remove(self._session.recording)
@@ -138,6 +142,8 @@ class Collector(StepCollector):
         if not self.has_closure:
             self._read_gradients(rows)
         self._parameters.read_before()
+        if self._features is not None:
+            self._features.put(rows)
 
     def read_after(self, rows: StepRows, result: object) -> None:
         """Measure what the optimizer leaves; gradients of a closure, too."""
@@ -156,6 +162,8 @@ class Collector(StepCollector):
         self._parameters.begin_step(rows)
         if self._communication is not None:
             self._communication.begin_step(rows)
+        if self._features is not None:
+            self._features.begin_step()
 
     def observe(self) -> None:
         """Begin to observe the step that runs."""
@@ -174,8 +182,8 @@ class Collector(StepCollector):
     # -- inside ----------------------------------------------------------------------------------
 
     def _take_features(self, path: str, key: Key, micro_step: int, args: Sequence[Any]) -> None:
-        if self._rows is not None:
-            self._features.put(self._rows, path, key, micro_step, args)
+        if self._rows is not None and self._features is not None:
+            self._features.take(self._rows, path, key, micro_step, args)
 
     def install(self, due: frozenset[Stream]) -> None:
         """Install the hooks of some streams."""
@@ -257,26 +265,6 @@ def _modules(
 
 def _is_training(module: nn.Module) -> bool:
     return module.training
-
-
-def _targets(models: Sequence[nn.Module], keys: MonitorKeys) -> dict[Stream, dict[str, nn.Module]]:
-    """Return the modules of `l2_targets`; all with a matrix for linear layers without names."""
-    modules = {name: one for model in models for name, one in model.named_modules()}
-    found: dict[Stream, dict[str, nn.Module]] = {}
-    for word, names in keys.l2_targets.items():
-        stream = Stream(word)
-        wanted = {CHUNK.sub("", name) for name in names}
-        if stream is Stream.LINEAR and not names:
-            kinds = (nn.Embedding, nn.EmbeddingBag)
-            wanted = {
-                name
-                for name, one in modules.items()
-                if weight_of(one) is not None and not isinstance(one, kinds)
-            }
-        found[stream] = {name: one for name, one in modules.items() if name in wanted}
-        for name in wanted - found[stream].keys():
-            logger.warning("l2_targets.%s: there is no module %r", word, name)
-    return found
 
 
 def _parameters(

@@ -3,21 +3,13 @@
 
 from __future__ import annotations
 
-import logging
-import re
-import sys
-from collections import Counter
-from collections.abc import Iterator
-from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from msprobe.capture.session import Session
-from msprobe.log import warn_once
-from msprobe.monitor.collecting.step_rows import Key, StepRows
-from msprobe.monitor.rows import Stream
+from msprobe.monitor.collecting.communication import Transfers
 from msprobe.monitor.settings import CommunicationKeys
 from msprobe.pytorch.distributed.collectives import opened, without
 from msprobe.pytorch.distributed.process_groups import Collective
@@ -25,11 +17,6 @@ from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.tensor_search import tensors_in
-
-logger = logging.getLogger(__name__)
-
-CHECKSUM: Final = "checksum"
-_OWN_FILES: Final = re.compile(r"[/\\](msprobe|torch)[/\\]")
 
 
 class _Token(NamedTuple):
@@ -39,15 +26,8 @@ class _Token(NamedTuple):
     call: int
 
 
-class Communication:
-    """Measures what collectives send and receive: rows ``all_reduce.pre_0``, ``all_reduce.post_0``.
-
-    Besides the operations of the stream, each row has the CRC-32 of the bytes, as a number: where
-    all ranks must have received the same, it is equal.
-
-    Attributes:
-        rows: of the step; None while nothing is collected.
-    """
+class Communication(Transfers):
+    """Measures what collectives send and receive (a `CollectiveObserver`)."""
 
     def __init__(self, session: Session, keys: CommunicationKeys) -> None:
         """Create it.
@@ -56,22 +36,14 @@ class Communication:
             session: learns of exceptions.
             keys: which calls, and whether their inputs are measured.
         """
+        super().__init__(keys, tensors_in, _checksum)
         self._session = session
-        self._keys = keys
-        self._lines = [re.compile(pattern) for pattern in keys.cc_codeline]
-        self._calls: Counter[str] = Counter()
-        self.rows: StepRows | None = None
-
-    def begin_step(self, rows: StepRows | None) -> None:
-        """Begin a step, or stop with None."""
-        self.rows = rows
-        self._calls.clear()
 
     def begin(
         self, collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> object | None:
         """Measure the inputs if they are wanted; None when the call is of no interest."""
-        if self.rows is None or Stream.OTHER not in self.rows.streams or is_tracing():
+        if not self.is_collecting or is_tracing():
             return None
         return quietly(self._session, "collective", self._begin, collective, args, kwargs)
 
@@ -92,51 +64,26 @@ class Communication:
     def _begin(
         self, collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _Token | None:
-        frames = list(_frames(sys._getframe(1)))
-        if self._lines and not any(one.search(frame) for one in self._lines for frame in frames):
+        number = self.number(collective.api)
+        if number is None:
             return None
-        if self._keys.cc_log_only:
-            shown = " <- ".join(frames[:6])
-            warn_once(logger, (collective.api, shown), "%s called at %s", collective.api, shown)
-            return None
-        token = _Token(collective, args, kwargs, self._calls[collective.api])
-        self._calls[collective.api] += 1
-        if self._keys.cc_pre_hook:
+        if self.wants_inputs:
             sent = opened(*without(collective.communication.fills, args, kwargs), hides="irecv")
-            self._put(token, "pre", *sent)
-        return token
+            self.put(collective.api, number, "pre", *sent)
+        return _Token(collective, args, kwargs, number)
 
     def _end(self, token: _Token, result: object) -> None:
         collective = token.collective
         if collective.returns:
-            self._put(token, "post", (result() if callable(result) else result,), {})
-            return
-        filled = without(collective.communication.sends, token.args, token.kwargs)
-        self._put(token, "post", *opened(*filled, hides="isend"))
-
-    def _put(self, token: _Token, tag: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        rows = self.rows
-        if rows is None:
-            return
-        found: list[tuple[Tensor, Any]] = []
-        tensors_in(args, kwargs, found)
-        tensors = [tensor for tensor, _ in found]
-        api = token.collective.api
-        keys = [Key(f"{api}.{tag}_{place}", 0, token.call) for place in range(len(tensors))]
-        rows.batch(Stream.OTHER).add(keys, tensors)
-        for key, tensor in zip(keys, tensors, strict=True):
-            checksum = crc32_hex(tensor) if tensor.is_cpu else None
-            if checksum is not None:
-                rows.put_number(key, float(int(checksum, 16)), stream=Stream.OTHER, op=CHECKSUM)
+            found: Any = (result() if callable(result) else result,), {}
+        else:
+            filled = without(collective.communication.sends, token.args, token.kwargs)
+            found = opened(*filled, hides="isend")
+        self.put(collective.api, token.call, "post", *found)
 
 
-def _frames(frame: FrameType | None) -> Iterator[str]:
-    """Yield ``path[line]`` of the frames of the user's program, innermost first."""
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not _OWN_FILES.search(path):
-            yield f"{path}[{frame.f_lineno}]"
-        frame = frame.f_back
+def _checksum(tensor: Tensor) -> str | None:
+    return crc32_hex(tensor) if tensor.is_cpu else None
 
 
 def may_communicate() -> bool:

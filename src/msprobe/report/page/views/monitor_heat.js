@@ -11,20 +11,22 @@ import { colour, onTheme } from "../shared/theme.js";
 /** @typedef {import("../data/monitor.js").Heat} Heat */
 
 const axes = { "layer": "layers × steps", "rank": "ranks × steps", "layers of ranks": "layers × ranks" };
-const gutter = 230, ruler = 22, least = 3, most = 18;
+const widestGutter = 230, ruler = 22, least = 3, most = 18, font = "11px system-ui, sans-serif";
 // Dark to bright, as readable in grey; for ratios from below to above, through the page's own colour.
 const ramp = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 const both = [[33, 102, 172], [146, 197, 222], [247, 247, 247], [244, 165, 130], [178, 24, 43]];
 
 const canvas = element("canvas", { id: "heat-map", role: "img", tabindex: "0" });
 const scroller = element("div", { class: "heat-box" }, canvas);
-const note = element("p", { class: "dim heat-note" });
+const note = element("span", {}), scale = element("span", { class: "heat-scale" });
+const foot = element("p", { class: "dim heat-note" }, scale, note);
 const tip = element("div", { class: "heat-tip", "aria-live": "polite" });
 const controls = element("div", { class: "heat-controls" });
 /** @type {Heat | null} */
 let heat = null;
 let asked = "";
 let cursor = { row: 0, column: 0 };
+let gutter = widestGutter; // as wide as the names need
 
 /** @type {import("../shared/shell.js").View} */
 export const view = {
@@ -32,7 +34,7 @@ export const view = {
   state: { stream: "", op: "", axis: "layer", run: "0", rank: "", log: "1", step: "" },
   uses: ["stream", "op", "axis", "run", "rank", "log", "step", "at"],
   start(pane) {
-    replace(pane, controls, scroller, tip, note);
+    replace(pane, controls, scroller, tip, foot);
     canvas.addEventListener("mousemove", (/** @type {MouseEvent} */ event) => point(event));
     canvas.addEventListener("click", (/** @type {MouseEvent} */ event) => { if (point(event)) pick(); });
     canvas.addEventListener("keydown", move);
@@ -109,12 +111,29 @@ function draw() {
   canvas.style.height = `${height}px`;
   note.textContent = heat ? words(heat) : "The exported page does not hold this picture; msprobe monitor view shows it.";
   const pen = canvas.getContext("2d");
+  drawScale();
   if (!pen || !heat || !rows) return;
   pen.scale(dots, dots);
+  pen.font = font;
+  gutter = Math.min(widestGutter, Math.ceil(Math.max(...heat.rows.map((name) => pen.measureText(cut(name)).width))) + 14);
   drawCells(pen, heat, high, width);
   drawNames(pen, heat, high, width);
   drawMarks(pen, heat, high, width);
   canvas.setAttribute("aria-label", `Heat map of ${streamNow().name} ${opNow()}: ${rows} rows, ${heat.columns.length} columns.`);
+}
+
+/** @param {string} name */
+const cut = (name) => name.length > 36 ? `…${name.slice(-35)}` : name;
+
+/** Shows which values the first and the last colour stand for. */
+function drawScale() {
+  replace(scale);
+  if (!heat?.rows.length) return;
+  const { low, span, stops } = range(heat), bar = element("span", { class: "heat-colours" });
+  bar.style.background = `linear-gradient(to right, ${stops.map((tone) => `rgb(${tone})`).join()})`;
+  const isLog = state.log === "1" || state.run === "ratio";
+  const [from, to] = [low, low + span].map((at) => digits(isLog ? 10 ** at : at));
+  replace(scale, from, bar, `${to} · pink: NaN or Inf · `);
 }
 
 /** @param {Heat} shown */
@@ -177,14 +196,13 @@ function toneOf(value, low, span, stops) {
 /** @param {CanvasRenderingContext2D} pen @param {Heat} shown @param {number} high @param {number} width */
 function drawNames(pen, shown, high, width) {
   pen.fillStyle = colour("dim");
-  pen.font = "11px system-ui, sans-serif";
   pen.textBaseline = "middle";
   const every = Math.max(1, Math.ceil(11 / high));
   shown.rows.forEach((name, row) => {
     const isSelected = name === state.at;
     if (row % every && !isSelected) return;
     pen.fillStyle = colour(isSelected ? "link" : "dim");
-    pen.fillText(name.length > 36 ? `…${name.slice(-35)}` : name, 4, ruler + (row + 0.5) * high, gutter - 10);
+    pen.fillText(cut(name), 4, ruler + (row + 0.5) * high, gutter - 10);
   });
   pen.fillStyle = colour("dim");
   const wide = (width - gutter) / shown.columns.length;
