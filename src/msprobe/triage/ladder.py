@@ -494,6 +494,7 @@ _RUNGS: Final = {
     Moment.LOSS: Rung.BACKWARD,
     Moment.FROZEN: Rung.START,
     Moment.BACKWARD: Rung.BACKWARD,
+    Moment.COMMUNICATION: Rung.REDUCE,
     Moment.REDUCE: Rung.REDUCE,
     Moment.CLIP: Rung.CLIP,
     Moment.OPTIMIZER_SETTING: Rung.OPTIMIZER,
