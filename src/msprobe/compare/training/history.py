@@ -261,9 +261,11 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
             made = "; it is made by {} in the target, by {} in the reference".format(
                 *(", ".join(loss.made_by[:_SHOWN_OPERATIONS]) for loss in (target, reference))
             )
-            both = zip_longest(target.made_by, reference.made_by)
-            if not meaning and sum(one != other for one, other in both) == 1:
-                verdict = VerdictClass.CALL
+            both = zip_longest(target.made_by, reference.made_by, fillvalue="")
+            apart = [[text.partition("(")[0] for text in each] for each in both if len({*each}) > 1]
+            if not meaning and len(apart) == 1:
+                is_same = apart[0][0] == apart[0][1]
+                verdict = VerdictClass.ARGUMENT if is_same else VerdictClass.CALL
         yield FactDifference(
             verdict=verdict,
             moment=Moment.LOSS,

@@ -12,6 +12,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Match, Matched, Origin, Status
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.module_settings import changed_options, changed_settings
+from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.communication import group_words, is_of_group
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -26,7 +27,6 @@ _RULED_BY_MODE: Final = re.compile(
     r"drop|batch_?norm|instance_?norm|rrelu|attention|rnn|lstm|gru", re.IGNORECASE
 )
 _RANDOM: Final = re.compile(r"drop|rand|noise|bernoulli|multinomial|sample", re.IGNORECASE)
-_CAST: Final = re.compile(r"Tensor\.(?:to|type|type_as|float|double|half|bfloat16)")
 _CLIP_FILE: Final = re.compile(r"clip_grad")
 _OPTIMIZER_FILE: Final = re.compile(r"[/\\]optim(?:izers?)?[/\\](?!lr_scheduler)|optimizer[^/\\]*$")
 _SCALER_FILE: Final = re.compile(r"grad_scaler")
@@ -64,7 +64,7 @@ def class_of(culprit: Culprit) -> VerdictClass:
     row = culprit.row
     if is_communication(_parsed(culprit)) or is_of_group(row):
         return VerdictClass.COMMUNICATION
-    if not row.pair.is_matched and _CAST.fullmatch(_parsed(culprit).base):
+    if not row.pair.is_matched and is_cast(_parsed(culprit)):
         return VerdictClass.PRECISION
     known = None if row.cause is None else _BY_CAUSE.get(row.cause)
     if known is VerdictClass.ARGUMENT and culprit.kind == "backward" and row.holds_tensor:

@@ -22,6 +22,8 @@ from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.values.fingerprint import Fingerprint, shape_of
 
 _MOST_OPERATIONS: Final = 8
+_WITH_NUMBERS: Final = 3  # operations told with their numbers, which are slower to read
+_SAVED: Final = "_saved_"
 _BACKWARD: Final = re.compile(r"Backward\d*$")
 _WORDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _MOST_ENTRIES: Final = 1000  # of one step: a Jacobian takes a backward pass for each row
@@ -109,6 +111,19 @@ def _made_by(root: torch.Tensor) -> list[str]:
     while waiting and len(found) < _MOST_OPERATIONS:
         node = waiting.popleft()
         if node is not None:
-            found.append(_WORDS.sub("_", _BACKWARD.sub("", node.name())).lower())
+            name = _WORDS.sub("_", _BACKWARD.sub("", node.name())).lower()
+            found.append(name if len(found) >= _WITH_NUMBERS else name + _numbers(node))
             waiting += (inner for inner, _ in node.next_functions)
     return found
+
+
+def _numbers(node: Any) -> str:
+    """Return the numbers that a node keeps for its backward: ``(delta=0.5, reduction=1)``.
+
+    Tensors, which have a raw form as well, are not touched: that may call a user's hook.
+    """
+    kept = dir(node)
+    names = (name for name in kept if name.startswith(_SAVED) and f"_raw{name}" not in kept)
+    values = ((name.removeprefix(_SAVED), getattr(node, name)) for name in names)
+    told = [f"{name}={value}" for name, value in values if isinstance(value, int | float)]
+    return f"({', '.join(told)})" if told else ""
