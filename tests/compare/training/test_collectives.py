@@ -121,7 +121,11 @@ def call(api: str = "all_reduce", **more: Any) -> dict[str, Any]:
             "the group of all_reduce: rank 0 instead of ranks 0, 1 (train.py:33), step 0, as 1 "
             "more such calls",
         ),
-        ([call(op="max")], [call()], "op of all_reduce is max instead of sum (train.py:33), step 0"),
+        (
+            [call(op="max")],
+            [call()],
+            "op of all_reduce is max instead of sum (train.py:33), step 0",
+        ),
         (
             [call("broadcast", op=None, peer=1)],
             [call("broadcast", op=None, peer=0)],

@@ -28,7 +28,7 @@ from msprobe.compare.verdicts.culprit_classes import (
 from msprobe.compare.verdicts.next_steps import for_culprit
 from msprobe.compare.verdicts.observations import GradientFactor, LateCall, StepObservations
 from msprobe.compare.verdicts.own_error import key_of
-from msprobe.compare.verdicts.ranking import Culprit
+from msprobe.compare.verdicts.ranking import Culprit, culprit_groups
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.compare.verdicts.without_cause import (
@@ -321,7 +321,7 @@ class _Search:
         confidence = Confidence.LIKELY
         next_steps = for_culprit(
             culprit,
-            len({each.row.pair.name for each in self._findings.culprits}),
+            len(culprit_groups(self._findings.culprits)),
             same_seeds=self._has_same_seeds(culprit),
         )
         settings = self._findings.numeric_settings()
