@@ -23,9 +23,9 @@ _NUMBERS: Final = ("op", "peer", "dtype", "elements")
 def collective_differences(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield the first call of a step that differs, and how many others do."""
     target, reference = pair.target.communication, pair.reference.communication
-    names = [[call.api for call in side] for side in (target, reference)]
+    names, others = ([call.api for call in side] for side in (target, reference))
     found: list[tuple[Communication, str]] = []
-    for kind, *places in SequenceMatcher(None, *names, autojunk=False).get_opcodes():
+    for kind, *places in SequenceMatcher(None, names, others, autojunk=False).get_opcodes():
         start, end, other_start, other_end = places
         here, there = target[start:end], reference[other_start:other_end]
         if kind == "equal":
