@@ -20,6 +20,7 @@ from msprobe.compare.model import Missing, Origin, Row
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import OriginState, mark
+from msprobe.compare.verdicts.precision_policy import is_in_other_precision
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.operator import Family
@@ -73,7 +74,7 @@ class UnmatchedCalls:
         if chain.is_fed_with_difference or self._state.calls.split_batches:
             return Blame.EARLIER
         roots = chain.telling or chain.moving
-        if roots and all(map(self._widens, roots)):
+        if roots and all(map(self._widens, roots)) and self._is_in_other_precision:
             return Blame.EARLIER
         for position in roots:
             self._blame(position)
@@ -202,6 +203,10 @@ class UnmatchedCalls:
                 return lone
         forward = calls.forward_of(call) if call.is_backward else None
         return call if forward is None or forward.is_matched else forward
+
+    @cached_property
+    def _is_in_other_precision(self) -> bool:
+        return is_in_other_precision(self._state.comparison)
 
     @cached_property
     def _communications(self) -> list[Call]:
