@@ -2,7 +2,7 @@
 # ruff: noqa: E501 - a cause is a line of a table
 """Causes and legal pairs of programs that the verdict was not made by: are their verdicts right?
 
-    python benchmarks/held_out_verdicts.py [--only WORDS] [--levels mix L1 L0] [--task tensor] [--set fourth]
+    python benchmarks/held_out_verdicts.py [--only WORDS] [--levels mix L1 L0] [--task tensor] [--set fifth]
 
 Prints each verdict that is wrong, and the scores. They are in docs/performance.md, the first ones
 as well.
@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, Final
 
+import held_out_fifth as fifth
 import held_out_fourth as fourth
 import held_out_programs as loops
 import held_out_trainers as trainers
@@ -40,8 +41,9 @@ PROGRAMS: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
     "lightning": (trainers.train_lightning, trainers.LIGHTNING),
     "ranks": (trainers.run_rank, trainers.RANKS),
     **fourth.PROGRAMS,
+    **fifth.PROGRAMS,
 }
-OF_RANKS: Final = {"ranks", *fourth.OF_RANKS}
+OF_RANKS: Final = {"ranks", *fourth.OF_RANKS, *fifth.OF_RANKS}
 
 
 Pair = tuple[str, dict[str, Any], dict[str, Any]]
@@ -254,7 +256,11 @@ def score_pairs(
     print(f"{level} pairs: a culprit in {blamed}, proved {proved} of {total}")
 
 
-SETS: Final = {"third": (CAUSES, PAIRS), "fourth": (fourth.CAUSES, fourth.PAIRS)}
+SETS: Final = {
+    "third": (CAUSES, PAIRS),
+    "fourth": (fourth.CAUSES, fourth.PAIRS),
+    "fifth": (fifth.CAUSES, fifth.PAIRS),
+}
 
 
 def main() -> None:

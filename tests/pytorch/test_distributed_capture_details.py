@@ -86,6 +86,11 @@ with captured("chosen", rank=[1]):
     dist.all_reduce(own(2))
 with captured("named", rank_id=rank + 6):
     dist.all_reduce(own(2))
+with captured("modules", nn.Identity(), level="L0"):
+    dist.all_reduce(own(2), op=dist.ReduceOp.MAX)
+    own(2).requires_grad_().sum().backward()
+    dist.broadcast(own(3), 1)
+    funcol.all_reduce(own(4), "sum", dist.group.WORLD) + 0
 after = (dist.all_reduce.__code__, funcol.all_reduce.__code__, funcol.wait_tensor.__code__)
 found["restored"] = all(map(lambda a, b: a is b, before, after))
 report(found)
@@ -239,6 +244,26 @@ def test_an_overflow_that_a_collective_makes_is_kept_with_both_values(
         after = torch.load(values / record["output"][0]["data_name"])
         assert torch.equal(before, torch.full((2,), 3e38))
         assert after.tolist() == [math.inf, math.inf]
+
+
+def test_without_records_of_calls_the_facts_tell_collectives(
+    ran: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    for rank in (0, 1):
+        found = read(ran[0] / "modules", 0, f"rank{rank}", "facts.json")["communication"]
+
+        sources = [call.pop("source").rpartition(":")[0] for call in found]
+        shared = {"ranks": [0, 1], "dtype": "torch.float32"}
+        assert found == [
+            shared | {"api": "all_reduce", "op": "max", "peer": None, "elements": 2, "passes": 0},
+            shared | {"api": "broadcast", "op": None, "peer": 1, "elements": 3, "passes": 1},
+            shared
+            | {"api": "functional_all_reduce", "op": "sum", "peer": None, "elements": 4}
+            | {"passes": 1},
+        ]
+        assert len(set(sources)) == 1
+    assert not records(ran[0], "modules", "rank0").keys() & {"Distributed.all_reduce.0.forward"}
+    assert read(ran[0] / "plain", 0, "rank0", "facts.json")["communication"] == []
 
 
 def test_ranks_are_chosen_and_named(ran: tuple[Path, list[dict[str, Any]]]) -> None:

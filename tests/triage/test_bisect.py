@@ -75,6 +75,19 @@ def test_what_has_no_effect_is_only_told(tmp_path: Path) -> None:
     assert first.parting.idle == ((3, Phase.RANDOM),)
 
 
+def test_generators_that_differed_without_consequence_are_no_later_cause(tmp_path: Path) -> None:
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["random"] += 1000
+        if step == 17:
+            state["lr"] = 0.02
+
+    found = bisect_runs(write_run(tmp_path / "a", change=change), write_run(tmp_path / "b"))
+
+    assert found.first is not None
+    assert (found.first.step, found.first.phase) == (17, Phase.SETTINGS)
+    assert found.first.parting.idle == ((0, Phase.RANDOM),)
+
+
 def test_rounding_drifts(tmp_path: Path) -> None:
     def disturb(step: int, state: dict[str, Any]) -> None:
         state["gradients"] = state["gradients"] * (1 + 1e-7 * (step == 2))

@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Raw
 
-from msprobe.dump.facts import Data, Ended, Ending, Event, Loss, Modes, Parameters
+from msprobe.dump.facts import Communication, Data, Ended, Ending, Event, Loss, Modes, Parameters
 
-Entry = Data | Loss | Event
+Entry = Communication | Data | Loss | Event
 
 
 class FactSink(Protocol):
@@ -62,7 +62,9 @@ class FactCollector:
             self._dump.put_fact(part, value)
 
     def append(
-        self, part: Literal["data", "loss", "events"], entry: Entry | Callable[[], Entry]
+        self,
+        part: Literal["data", "loss", "communication", "events"],
+        entry: Entry | Callable[[], Entry],
     ) -> None:
         """Add an entry to a part.
 

@@ -139,12 +139,38 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
         value: its value; of several elements the sum.
         shape: its shape.
         dtype: its element type.
+        made_by: names of the operations that made it, the last one first, some of them.
     """
 
     micro: int
     value: Number
     shape: list[int]
     dtype: str
+    made_by: list[str] = []
+
+
+class Communication(msgspec.Struct, frozen=True, kw_only=True):
+    """A call between ranks that has no record: at level L0.
+
+    Attributes:
+        api: name of the function.
+        ranks: global ranks of its group; empty where this rank is no member.
+        op: how values are combined, as ``sum``; None where they are not.
+        peer: the rank that sends, receives or collects; None where all do.
+        elements: of all tensors that it was given.
+        dtype: type of the first one; None where there is none.
+        passes: backward passes of the step that had begun.
+        source: the line that called it.
+    """
+
+    api: str
+    ranks: list[int] = []
+    op: str | None = None
+    peer: int | None = None
+    elements: int = 0
+    dtype: str | None = None
+    passes: int = 0
+    source: str | None = None
 
 
 class Clip(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="clip"):
@@ -286,6 +312,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         parameters: parameters and buffers when the step starts.
         data: tensors that entered the model.
         loss: roots of the backward passes.
+        communication: calls between ranks that have no records.
         events: clipping, scaling, schedules and optimizer steps, in order.
     """
 
@@ -298,6 +325,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     parameters: Parameters | None = None
     data: list[Data] = []
     loss: list[Loss] = []
+    communication: list[Communication] = []
     events: list[Event] = []
 
     def optimizer_steps(self) -> list[OptimizerStep]:
@@ -305,7 +333,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return [event for event in self.events if isinstance(event, OptimizerStep)]
 
 
-LIST_PARTS: Final = ("data", "loss", "events")
+LIST_PARTS: Final = ("data", "loss", "communication", "events")
 """Parts of which every journal line adds an entry; of the others the last line counts."""
 _PARTS: Final = tuple(name for name in Facts.__struct_fields__ if name != "version")
 

@@ -79,6 +79,18 @@ def user_line(frames: tuple[str, ...]) -> str | None:
     return next((frame.place for frame in parsed if frame is not None), None)
 
 
+def called_at(frames: Sequence[str], line: str | None) -> str:
+    """Return the user's own line that led to a call, and that of a library beside it.
+
+    Args:
+        frames: those outside frameworks, innermost first.
+        line: the innermost one, as `user_line` returns it.
+    """
+    parsed = map(parse_frame, frames)
+    own = next((one.place for one in parsed if one is not None and not one.is_installed), line)
+    return f"{own} via {line}" if line and own != line else own or ""
+
+
 def user_frames(frames: Sequence[str]) -> list[str]:
     """Return the frames outside frameworks; all of them if there are none outside."""
     return [frame for frame in frames if not _is_of_framework(frame)] or list(frames)

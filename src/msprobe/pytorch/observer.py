@@ -20,7 +20,9 @@ from msprobe.capture.task_checks import noise_seed
 from msprobe.capture.token_range import TokenGate
 from msprobe.config import CompileMode, Level, Task
 from msprobe.pytorch.apis.api_table import ApiTable
+from msprobe.pytorch.distributed.collective_facts import CollectiveFacts
 from msprobe.pytorch.distributed.collectives import CollectiveRecorder
+from msprobe.pytorch.distributed.process_groups import CollectiveObserver
 from msprobe.pytorch.gradients.parameter_gradients import ParameterGradients
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
@@ -187,7 +189,11 @@ class Observer:
             if parameters is not None:
                 quietly(session, "watching parameters", parameters.install)
         if self.collectives is not None:
+            session.undo.callback(self.collectives.write_left_over)
             session.attempt("hooking collectives", self._install_collectives, self.collectives)
+        elif session.facts.is_open:
+            facts = CollectiveFacts(session, lambda: self._losses.count)
+            session.attempt("hooking collectives", self._install_collectives, facts)
         if self.kernels is not None:
             session.attempt("dispatch mode", self.kernels.install)
         if self._noise is not None:  # below the mode that records kernels
@@ -260,16 +266,15 @@ class Observer:
         modules.install()
         self._modules = modules
 
-    def _install_collectives(self, recorder: CollectiveRecorder) -> None:
+    def _install_collectives(self, observer: CollectiveObserver) -> None:
         if not _may_communicate():
             return
         from msprobe.pytorch.distributed.functional_collectives import hook_functional_collectives
         from msprobe.pytorch.distributed.process_groups import hook_collectives
 
         undo = self._session.undo
-        undo.callback(recorder.write_left_over)
-        undo.callback(hook_collectives(recorder))
-        undo.callback(hook_functional_collectives(recorder))
+        undo.callback(hook_collectives(observer))
+        undo.callback(hook_functional_collectives(observer))
 
     def _install_mode(self, apis: ApiObserver) -> None:
         # The engine restores the mode stack after each node: inside it only the flag changes.

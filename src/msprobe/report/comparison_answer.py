@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from msprobe.dump.record_names import parse_record_name
-from msprobe.dump.stack_frames import parse_frame
+from msprobe.dump.stack_frames import called_at, parse_frame
 from msprobe.report.comparison_words import count_different, operation_label, place_text
 from msprobe.report.value_text import count_text, number_text
 
@@ -229,12 +229,7 @@ def source_text(place: Tree) -> str:
     Args:
         place: a difference or culprit of a summary.
     """
-    own = next((text for text, is_own in call_stack(place) if is_own), None)
-    frame = None if own is None else parse_frame(own)
-    source: str = place.get("source") or ""
-    if frame is None or frame.place == source:
-        return source
-    return f"{frame.place} via {source}" if source else frame.place
+    return called_at(place.get("stack") or (), place.get("source"))
 
 
 def call_stack(place: Tree) -> list[tuple[str, bool]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from msprobe.compare.training.differences import FactDifference, Moment, Phase
+from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.verdicts.verdict import Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.dump.facts import Clip
@@ -207,7 +207,9 @@ class _Ladder:
             return unknown(rung, *_lack(facts, max(lacking, key=len), advice))
         words = f"{max(held)} of {len(self._runs.views)} steps and ranks agree"
         if found:
-            words += f"; without effect: {found[0].words}"
+            is_open = rung is Rung.SETTINGS and found[0].effect is Effect.NONE
+            judged = "judged by the calls" if is_open else "without effect"
+            words += f"; {judged}: {found[0].words}"
         return agrees(rung, words)
 
     def _why_not(self, fact: FactDifference, cause: FactDifference | None) -> str:
@@ -494,6 +496,7 @@ _RUNGS: Final = {
     Moment.LOSS: Rung.BACKWARD,
     Moment.FROZEN: Rung.START,
     Moment.BACKWARD: Rung.BACKWARD,
+    Moment.COMMUNICATION: Rung.REDUCE,
     Moment.REDUCE: Rung.REDUCE,
     Moment.CLIP: Rung.CLIP,
     Moment.OPTIMIZER_SETTING: Rung.OPTIMIZER,

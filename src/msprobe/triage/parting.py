@@ -77,6 +77,9 @@ def find_parting(
         return None
     first = int(np.argmax(matters))
     errors = relative_errors(target, reference)
+    # Generators that differed all along without consequence are not drawn from.
+    is_idle = bool(differs[Phase.RANDOM][:first].any())
+    differs[Phase.RANDOM][first] &= not is_idle
     phase = next(phase for phase in Phase if differs[phase][first])
     drifts = phase not in _CAUSES and _may_be_rounding(first, errors, noise)
     jump, jump_phase = first, phase

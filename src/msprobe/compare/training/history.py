@@ -6,10 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final
 
 from msprobe.compare.training.clipping import clip_differences, scaler_differences, scalers_of
+from msprobe.compare.training.collectives import collective_differences
 from msprobe.compare.training.data import DataHistory
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
 from msprobe.compare.training.gradient_factors import Factor, Meanings
@@ -43,6 +45,7 @@ from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.numerics.number_types import epsilon_of
 
 _LOSS_ROUNDINGS: Final = 64.0
+_SHOWN_OPERATIONS: Final = 3
 
 
 @dataclass(slots=True)
@@ -182,6 +185,7 @@ class TrainingHistory:
         if not has_same_training(pair, steps):
             yield from _loss_differences(pair)
         yield from ended_differences(pair)
+        yield from collective_differences(pair)
         clips = list(clip_differences(pair))
         yield from total_norm_differences(pair, meanings)
         yield from clips
@@ -251,13 +255,26 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
         factor = Factor(value / expected, None) if expected else None
         meaning = meanings_of(pair, 1).of(factor.value) if factor is not None else ""
         of_micro = f", micro batch {target.micro}" if target.micro else ""
+        verdict = VerdictClass.GRADIENT if meaning else VerdictClass.UNEXPLAINED
+        made = ""
+        if target.made_by and reference.made_by and target.made_by != reference.made_by:
+            made = "; it is made by {} in the target, by {} in the reference".format(
+                *(", ".join(loss.made_by[:_SHOWN_OPERATIONS]) for loss in (target, reference))
+            )
+            both = zip_longest(target.made_by, reference.made_by, fillvalue="")
+            apart = [[text.partition("(")[0] for text in each] for each in both if len({*each}) > 1]
+            if not meaning and len(apart) == 1:
+                is_same = apart[0][0] == apart[0][1]
+                verdict = VerdictClass.ARGUMENT if is_same else VerdictClass.CALL
         yield FactDifference(
-            verdict=VerdictClass.GRADIENT if meaning else VerdictClass.UNEXPLAINED,
+            verdict=verdict,
             moment=Moment.LOSS,
             step=pair.step,
             rank=pair.rank,
             words=f"the loss is {shown(value)} in the target, {shown(expected)} in the reference "
-            f"(step {pair.step}{of_micro})" + (f": the factor is {meaning}" if meaning else ""),
+            f"(step {pair.step}{of_micro})"
+            + (f": the factor is {meaning}" if meaning else "")
+            + made,
             effect=Effect.POSSIBLE,
             next=("record the calls between the model's output and backward (level L1 or mix)",),
         )

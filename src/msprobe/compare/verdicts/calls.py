@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from msprobe.dump.values import Role
 from msprobe.operators.operator import Operator
 
 _TAKEN_IN: Final = (Role.INPUT, Role.PARAMETER)
+_CAST: Final = re.compile(r"Tensor\.(?:to|type|type_as|float|double|half|bfloat16)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,3 +254,8 @@ class Calls:
             found = Call(pair, self.parse(pair), self._operator(pair), begin, rows, inputs, outputs)
             self._made[begin] = found
         return found
+
+
+def is_cast(record: RecordName) -> bool:
+    """Return whether a record is of a call that gives numbers another type."""
+    return _CAST.fullmatch(record.base) is not None

@@ -12,7 +12,6 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.model import Matched, Row
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.dump.record_names import parse_record_name
-from msprobe.dump.values import Value
 
 
 def is_of_group(row: Row) -> bool:
@@ -38,7 +37,8 @@ def group_words(row: Row, place: str) -> str:
     """Return how the group of a call differs, in words; empty where it does not."""
     if not isinstance(row, Matched) or not is_of_group(row):
         return ""
-    return f"the group of {place}: {_members(row.target)} instead of {_members(row.reference)}"
+    groups = members(row.target.group_ranks), members(row.reference.group_ranks)
+    return f"the group of {place}: {groups[0]} instead of {groups[1]}"
 
 
 def ranks_words(culprit: Culprit, culprits: Iterable[Culprit], ranks: Sequence[int | str]) -> str:
@@ -64,8 +64,8 @@ def ranks_words(culprit: Culprit, culprits: Iterable[Culprit], ranks: Sequence[i
     return f", on rank{several} {', '.join(map(str, sorted(concerned, key=str)))}"
 
 
-def _members(value: Value) -> str:
-    if not value.group_ranks:
+def members(ranks: Sequence[int] | None) -> str:
+    """Return the ranks of a group in words."""
+    if not ranks:
         return "all ranks"
-    several = "s" * (len(value.group_ranks) > 1)
-    return f"rank{several} {', '.join(map(str, value.group_ranks))}"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -11,8 +11,9 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Match, Matched, Origin, Status
 from msprobe.compare.training.differences import Moment
+from msprobe.compare.training.module_settings import changed_options, changed_settings
+from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.communication import group_words, is_of_group
-from msprobe.compare.verdicts.module_options import other_options
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
@@ -26,7 +27,6 @@ _RULED_BY_MODE: Final = re.compile(
     r"drop|batch_?norm|instance_?norm|rrelu|attention|rnn|lstm|gru", re.IGNORECASE
 )
 _RANDOM: Final = re.compile(r"drop|rand|noise|bernoulli|multinomial|sample", re.IGNORECASE)
-_CAST: Final = re.compile(r"Tensor\.(?:to|type|type_as|float|double|half|bfloat16)")
 _CLIP_FILE: Final = re.compile(r"clip_grad")
 _OPTIMIZER_FILE: Final = re.compile(r"[/\\]optim(?:izers?)?[/\\](?!lr_scheduler)|optimizer[^/\\]*$")
 _SCALER_FILE: Final = re.compile(r"grad_scaler")
@@ -64,7 +64,7 @@ def class_of(culprit: Culprit) -> VerdictClass:
     row = culprit.row
     if is_communication(_parsed(culprit)) or is_of_group(row):
         return VerdictClass.COMMUNICATION
-    if not row.pair.is_matched and _CAST.fullmatch(_parsed(culprit).base):
+    if not row.pair.is_matched and is_cast(_parsed(culprit)):
         return VerdictClass.PRECISION
     known = None if row.cause is None else _BY_CAUSE.get(row.cause)
     if known is VerdictClass.ARGUMENT and culprit.kind == "backward" and row.holds_tensor:
@@ -97,12 +97,24 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     A module that computes another result of the same is told by what it was made with.
     """
     found = class_of(culprit)
-    if found in (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM):
-        options = other_options(culprit)
-        if options is not None:
-            words = f"{culprit_place(culprit)}: {options.words}"
-            return (VerdictClass.ARGUMENT if options.are_values else found), words
-    return found, culprit_words(culprit)
+    words = culprit_words(culprit)
+    if found not in (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM):
+        return found, words
+    comparison, row = culprit.comparison, culprit.row
+    pair = row.pair
+    if culprit.kind != "forward" or row.value.role is not Role.OUTPUT or not pair.is_matched:
+        return found, words
+    facts = comparison.target.view.facts, comparison.reference.view.facts
+    parsed = [parse_record_name(name or "") for name in (pair.target, pair.reference)]
+    if None in facts or not all(name.is_module for name in parsed):
+        return found, words
+    given = [each.settings for each in facts if each is not None], [name.path for name in parsed]
+    options = changed_options(*given)
+    if options is not None:
+        words = f"{culprit_place(culprit)}: {options.words}"
+        return (VerdictClass.ARGUMENT if options.are_values else found), words
+    held = changed_settings(*given)
+    return found, words if held is None else f"{words}; of its settings {held.words}"
 
 
 def is_without_reason(culprit: Culprit) -> bool:
@@ -186,7 +198,7 @@ def culprit_words(culprit: Culprit) -> str:
 
 def culprit_place(culprit: Culprit) -> str:
     """Return a culprit's record, its source line and its step, in words."""
-    source = f" ({culprit.source})" if culprit.source else ""
+    source = f" ({culprit.called_at})" if culprit.called_at else ""
     return f"{culprit.row.pair.name}{source}, step {culprit.comparison.step}"
 
 

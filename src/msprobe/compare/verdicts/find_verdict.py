@@ -28,7 +28,7 @@ from msprobe.compare.verdicts.culprit_classes import (
 from msprobe.compare.verdicts.next_steps import for_culprit
 from msprobe.compare.verdicts.observations import GradientFactor, LateCall, StepObservations
 from msprobe.compare.verdicts.own_error import key_of
-from msprobe.compare.verdicts.ranking import Culprit
+from msprobe.compare.verdicts.ranking import Culprit, culprit_groups
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.compare.verdicts.without_cause import (
@@ -107,6 +107,8 @@ class _Search:
                 return class_of(culprit) is VerdictClass.PRECISION
             case VerdictClass.PARAMETERS:
                 return self._are_parameters_used(fact, observed)
+            case VerdictClass.COMMUNICATION:
+                return self._is_communication_used(fact)
             case VerdictClass.INCOMPLETE:
                 return bool(self._findings.counts[Status.MISSING] or self._findings.counts["added"])
         if fact.moment is Moment.LOSS:
@@ -117,6 +119,25 @@ class _Search:
         if fact.moment is Moment.REDUCE:
             return observed is not None and observed.is_shared_exact
         return self._differs_after(fact)
+
+    def _is_communication_used(self, fact: FactDifference) -> bool:
+        """Return whether a loss, a gradient or a module differs after another communication."""
+        culprit = self._culprit
+        if culprit is not None:
+            if not self._is_later(culprit, fact.step, fact.moment):
+                return False
+            is_reduced = culprit.comparison.step == fact.step and (
+                self._moment(culprit).phase is Phase.REDUCE
+            )
+            if is_reduced or is_without_reason(culprit):
+                return True
+        return any(
+            each.step == fact.step
+            and each.moment > fact.moment
+            and each.moment.phase in (Phase.BACKWARD, Phase.REDUCE)
+            and self._is_effective(each)
+            for each in self._findings.facts
+        )
 
     def _are_parameters_used(self, fact: FactDifference, observed: StepObservations | None) -> bool:
         """Return whether parameters that one side alone has are the cause of something."""
@@ -300,7 +321,7 @@ class _Search:
         confidence = Confidence.LIKELY
         next_steps = for_culprit(
             culprit,
-            len({each.row.pair.name for each in self._findings.culprits}),
+            len(culprit_groups(self._findings.culprits)),
             same_seeds=self._has_same_seeds(culprit),
         )
         settings = self._findings.numeric_settings()
@@ -376,7 +397,7 @@ def _needs_values(fact: FactDifference) -> bool:
     """Return whether only the values of calls tell if a difference has an effect."""
     by_calls = VerdictClass.RANDOM, VerdictClass.MODE, VerdictClass.PRECISION
     return fact.effect is Effect.POSSIBLE and (
-        fact.verdict in (*by_calls, VerdictClass.INCOMPLETE)
+        fact.verdict in (*by_calls, VerdictClass.INCOMPLETE, VerdictClass.COMMUNICATION)
         or fact.moment in (Moment.LOSS, Moment.REDUCE)
     )
 
@@ -394,5 +415,5 @@ def _is_one_sided(culprit: Culprit) -> bool:
 
 
 def _call_words(culprit: Culprit) -> str:
-    source = f" ({culprit.source})" if culprit.source else ""
+    source = f" ({culprit.called_at})" if culprit.called_at else ""
     return f"{culprit.row.pair.name}{source}"

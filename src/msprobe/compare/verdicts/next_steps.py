@@ -39,8 +39,8 @@ def for_culprit(culprit: Culprit, total: int, *, same_seeds: bool = False) -> li
     side = comparison.side_of(row.pair)
     record = row.pair.name
     steps = []
-    if culprit.source is not None:
-        steps.append(f"look at {culprit.source}, where {record} was called")
+    if culprit.called_at:
+        steps.append(f"look at {culprit.called_at}, where {record} was called")
     steps.append(f"msprobe show {side.view.directory} {record}")
     if culprit.kind == "parameter":
         steps.append(

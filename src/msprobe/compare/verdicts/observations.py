@@ -90,6 +90,18 @@ class LateCall(NamedTuple):
         return f"only the {self.side} calls {self.record}{place} after the backward pass began"
 
 
+class Given(NamedTuple):
+    """A tensor that a call is given from outside.
+
+    Attributes:
+        words: the tensor and how it differs.
+        place: the call.
+    """
+
+    words: str
+    place: Place
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepObservations:
     """Observations from the rows of one step and rank.
@@ -105,6 +117,7 @@ class StepObservations:
         backward_differs: a gradient differs.
         random_input: a record whose random state differs though nothing before it does.
         labels: name of integers from outside, if the first difference is in them: labels, masks.
+        given: a tensor from outside that is no parameter, if the first difference is in it.
         proof: whether the differences are rounding; None where every value is equal.
         factor: factor of the gradients, where the forward pass agrees.
         precisions: (target's type, reference's type) → values whose floating types differ.
@@ -125,6 +138,7 @@ class StepObservations:
     backward_differs: bool = False
     random_input: str | None = None
     labels: str | None = None
+    given: Given | None = None
     proof: Proof | None = None
     factor: GradientFactor | None = None
     precisions: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -171,6 +185,7 @@ def observe(comparison: RankComparison) -> StepObservations:
             None,
         ),
         labels=differing[0].name if differing and _are_labels(differing[0]) else None,
+        given=_given(comparison, differing[0]) if differing else None,
         proof=comparison.proof,
         factor=_factor(comparison, backward) if backward and not forward_differs else None,
         precisions=Counter(types for _, types in of_types),
@@ -211,8 +226,20 @@ def _late_call(comparison: RankComparison) -> LateCall | None:
 
 def _are_labels(row: Row) -> bool:
     """Return whether a value comes from outside and is no parameter: these are no integers."""
-    is_outside = row.origin is Origin.INPUT and row.cause is Cause.OUTSIDE
-    return is_outside and row.holds_tensor and not any(epsilon_of(v.dtype) for v in row.values)
+    return _is_outside(row) and not any(epsilon_of(v.dtype) for v in row.values)
+
+
+def _is_outside(row: Row) -> bool:
+    return row.origin is Origin.INPUT and row.cause is Cause.OUTSIDE and row.holds_tensor
+
+
+def _given(comparison: RankComparison, row: Row) -> Given | None:
+    facts = comparison.target.view.facts, comparison.reference.view.facts
+    knows_parameters = all(each is not None and each.parameters is not None for each in facts)
+    if not knows_parameters or not _is_outside(row):
+        return None
+    place = _place(comparison, row)
+    return Given(f"{row.value.slot} of {place.words}: {row.finding}", place)
 
 
 def _precisions(row: Matched) -> tuple[str, str] | None:

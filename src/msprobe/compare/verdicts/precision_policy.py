@@ -23,6 +23,8 @@ from msprobe.operators.operator import Family
 
 # Up to this share of the calls of one kind, lower precision is the exception.
 _EXCEPTION: Final = 0.5
+_MODULE_OF_SUMS: Final = "module of a sum of products"
+_CALL_OF_SUMS: Final = "call of a sum of products"
 
 
 def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> None:
@@ -59,6 +61,18 @@ def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> 
                 row.status = Status.DIFFERS
 
 
+def is_in_other_precision(comparison: RankComparison) -> bool:
+    """Return whether most sums of products of a step have another precision on the two sides."""
+    sums = [
+        _has_two_precisions(row)
+        for row in comparison.rows
+        if isinstance(row, Matched)
+        and _is_float_output(row)
+        and _kind(comparison, row) in (_CALL_OF_SUMS, _MODULE_OF_SUMS)
+    ]
+    return sum(sums) > _EXCEPTION * len(sums)
+
+
 def _is_output(row: Matched) -> bool:
     return row.value.role is Role.OUTPUT
 
@@ -80,8 +94,9 @@ def _kind(comparison: RankComparison, row: Matched) -> str:
     family = comparison.target.operator(row.pair.name).family
     if family is Family.MOVING:
         return ""
-    what, name = ("module", parsed.class_name) if parsed.is_module else ("call", parsed.path)
-    return f"{what} of a sum of products" if family.sums_products else f"{what} of {name}"
+    if family.sums_products:
+        return _MODULE_OF_SUMS if parsed.is_module else _CALL_OF_SUMS
+    return f"module of {parsed.class_name}" if parsed.is_module else f"call of {parsed.path}"
 
 
 def _differs_by_finer(row: Matched, tolerances: Tolerances) -> bool:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
-from msprobe.dump.record_names import RecordKind
+from msprobe.compare.verdicts.calls import is_cast
+from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 
@@ -190,7 +191,10 @@ def _kind_of(row: Row) -> JumpKind | None:
         return JumpKind.UNTRACED
     if row.status is Status.DIFFERS or not row.holds_tensor:
         return None
-    return JumpKind.STRUCTURE if row.pair.is_matched else JumpKind.UNMATCHED
+    if row.pair.is_matched:
+        return JumpKind.STRUCTURE
+    # A cast that hands on a difference adds none; what is made of it is judged by itself.
+    return None if is_cast(parse_record_name(row.pair.name)) else JumpKind.UNMATCHED
 
 
 def _kind_of_culprit(row: Row) -> JumpKind:

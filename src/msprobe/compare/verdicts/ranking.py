@@ -12,6 +12,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.record_names import RecordKind
+from msprobe.dump.stack_frames import called_at
 from msprobe.dump.values import Role
 
 # A culprit whose own difference is this much smaller than the largest one is not the best guess,
@@ -42,6 +43,11 @@ class Culprit:
     module: str
     stack: list[str]
     source: str | None
+
+    @property
+    def called_at(self) -> str:
+        """The line of the user's own code, and that of a library beside it."""
+        return called_at(self.stack, self.source)
 
 
 def rank_culprits(culprits: Sequence[Culprit]) -> list[Culprit]:

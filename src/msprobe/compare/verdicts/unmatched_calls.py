@@ -20,7 +20,9 @@ from msprobe.compare.model import Missing, Origin, Row
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import OriginState, mark
+from msprobe.compare.verdicts.precision_policy import is_in_other_precision
 from msprobe.dump.values import Role
+from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.operator import Family
 
 # Where more calls than so many begin a chain, it is another program, not a slip.
@@ -72,9 +74,27 @@ class UnmatchedCalls:
         if chain.is_fed_with_difference or self._state.calls.split_batches:
             return Blame.EARLIER
         roots = chain.telling or chain.moving
+        if roots and all(map(self._widens, roots)) and self._is_in_other_precision:
+            return Blame.EARLIER
         for position in roots:
             self._blame(position)
         return Blame.CALL if roots else Blame.CONSTANT
+
+    def _widens(self, position: int) -> bool:
+        """Return whether a call, or that of a backward, only casts to a wider floating type.
+
+        It changes no number. Its gradient is rounded to the type that its value had before.
+        """
+        calls = self._state.calls
+        call = calls.of(self._state.rows[position])
+        forward = calls.forward_of(call) if call.is_backward else call
+        if forward is None or not self._only_moves(forward):
+            return False
+        coming, made = (
+            [epsilon_of(row.value.dtype) for row in rows if row.value.is_tensor]
+            for rows in (forward.inputs, forward.outputs)
+        )
+        return len(coming) == len(made) == 1 and coming[0] > made[0] > 0
 
     def blame_cut(self, makers: Iterable[int]) -> bool:
         """Blame the unmatched call among those that hold a value that took its gradient away.
@@ -183,6 +203,10 @@ class UnmatchedCalls:
                 return lone
         forward = calls.forward_of(call) if call.is_backward else None
         return call if forward is None or forward.is_matched else forward
+
+    @cached_property
+    def _is_in_other_precision(self) -> bool:
+        return is_in_other_precision(self._state.comparison)
 
     @cached_property
     def _communications(self) -> list[Call]:

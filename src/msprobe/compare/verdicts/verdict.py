@@ -182,6 +182,7 @@ class Findings:
             words: the cause in words.
         """
         when = None if chosen is None else (chosen.step, chosen.moment)
+        told = set()  # later steps repeat what the first one tells
         for wanted in (True, False):
             for fact in self.facts:
                 has_effect = fact.effect is not Effect.NONE
@@ -189,5 +190,7 @@ class Findings:
                     continue
                 is_state = when is None and fact.moment <= Moment.MODES
                 is_before = when is not None and (fact.step, fact.moment) < when
-                if is_state or is_before or not has_effect:
+                what = fact.verdict, fact.moment, fact.parameter, fact.setting, fact.modules
+                if (is_state or is_before or not has_effect) and what not in told:
+                    told.add(what)
                     yield f"also differs: {fact.words}"

@@ -58,7 +58,8 @@ def without_cause(findings: Findings) -> Verdict:
         )
     if findings.inputs and not findings.has_same_data:
         return _of_inputs(findings)
-    first = next((each for each in findings.steps if not each.is_exact), None)
+    differing = (each for each in findings.steps if each.forward_differs or each.backward_differs)
+    first = next(differing, None)
     if first is not None and first.labels is not None:
         return findings.conclude(
             VerdictClass.DATA,
@@ -67,6 +68,24 @@ def without_cause(findings: Findings) -> Verdict:
             Confidence.LIKELY,
             where=Where(step=first.step, rank=first.rank, phase=Phase.DATA),
             next_steps=[for_inputs([first.labels], 1)],
+        )
+    if first is not None and first.given is not None:
+        return findings.conclude(
+            VerdictClass.ARGUMENT,
+            f"{first.given.words}; a tensor that no recorded call made (step {first.step})",
+            Confidence.LIKELY,
+            where=Where(
+                step=first.step,
+                rank=first.rank,
+                record=first.given.place.record,
+                module=first.given.place.module,
+                source=first.given.place.source,
+                phase=Phase.FORWARD,
+            ),
+            next_steps=[
+                f"look at {first.given.place.source or first.given.place.record}, and at what "
+                "makes this tensor"
+            ],
         )
     unmatched = counts[Status.MISSING] + counts[Status.ADDED]
     inside = sum(counts[status] for status in Status if status.is_difference) - unmatched

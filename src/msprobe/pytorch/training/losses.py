@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -19,6 +21,11 @@ from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.values.fingerprint import Fingerprint, shape_of
 
+_MOST_OPERATIONS: Final = 8
+_WITH_NUMBERS: Final = 3  # operations told with their numbers, which are slower to read
+_SAVED: Final = "_saved_"
+_BACKWARD: Final = re.compile(r"Backward\d*$")
+_WORDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _MOST_ENTRIES: Final = 1000  # of one step: a Jacobian takes a backward pass for each row
 _graph_task: Final = torch._C._current_graph_task_id
 
@@ -28,9 +35,10 @@ class Losses:
 
     Attributes:
         is_installed: whether backward passes are watched.
+        count: backward passes of the step that have begun.
     """
 
-    __slots__ = ("_count", "_entries", "_session", "is_installed")
+    __slots__ = ("_entries", "_session", "count", "is_installed")
 
     def __init__(self, session: Session) -> None:
         """Create it.
@@ -40,7 +48,7 @@ class Losses:
         """
         self._session = session
         self.is_installed = False
-        self._count = 0
+        self.count = 0
         self._entries = 0
 
     def install(self, entry: BackwardEntry) -> None:
@@ -51,7 +59,7 @@ class Losses:
 
     def _removed(self) -> None:
         self.is_installed = False
-        self._count = self._entries = 0
+        self.count = self._entries = 0
 
     @contextmanager
     def _around(self, roots: Sequence[Any], _gradients: Sequence[Any]) -> Iterator[None]:
@@ -69,8 +77,8 @@ class Losses:
         ending.succeeded(Work.BACKWARD)
 
     def _take(self, roots: Sequence[Any]) -> None:
-        micro = self._count
-        self._count += 1
+        micro = self.count
+        self.count += 1
         facts = self._session.facts
         if not facts.is_open:
             return
@@ -79,13 +87,43 @@ class Losses:
                 continue
             self._entries += 1
             print_ = Fingerprint(root.detach())
-            shape, dtype = shape_of(root), str(root.dtype)
-            deferred = partial(_loss, micro, shape, dtype, print_, root.numel())
+            entry = partial(
+                Loss,
+                micro=micro,
+                shape=shape_of(root),
+                dtype=str(root.dtype),
+                made_by=_made_by(root),
+            )
+            deferred = partial(_loss, entry, print_, root.numel())
             facts.append("loss", deferred() if print_.is_ready else deferred)
 
 
-def _loss(micro: int, shape: list[int], dtype: str, print_: Fingerprint, elements: int) -> Loss:
+def _loss(entry: Callable[..., Loss], print_: Fingerprint, elements: int) -> Loss:
     print_.wait()
     mean = print_.summary.mean
-    value = None if mean is None else mean * elements
-    return Loss(micro=micro, value=value, shape=shape, dtype=dtype)
+    return entry(value=None if mean is None else mean * elements)
+
+
+def _made_by(root: torch.Tensor) -> list[str]:
+    """Return the names of the nodes behind a loss, the nearest first."""
+    found: list[str] = []
+    waiting = deque([root.grad_fn])
+    while waiting and len(found) < _MOST_OPERATIONS:
+        node = waiting.popleft()
+        if node is not None:
+            name = _WORDS.sub("_", _BACKWARD.sub("", node.name())).lower()
+            found.append(name if len(found) >= _WITH_NUMBERS else name + _numbers(node))
+            waiting += (inner for inner, _ in node.next_functions)
+    return found
+
+
+def _numbers(node: Any) -> str:
+    """Return the numbers that a node keeps for its backward: ``(delta=0.5, reduction=1)``.
+
+    Tensors, which have a raw form as well, are not touched: that may call a user's hook.
+    """
+    kept = dir(node)
+    names = (name for name in kept if name.startswith(_SAVED) and f"_raw{name}" not in kept)
+    values = ((name.removeprefix(_SAVED), getattr(node, name)) for name in names)
+    told = [f"{name}={value}" for name, value in values if isinstance(value, int | float)]
+    return f"({', '.join(told)})" if told else ""

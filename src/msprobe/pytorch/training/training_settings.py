@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from types import SimpleNamespace
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -110,9 +113,8 @@ def _of_modules(model: nn.Module, prefix: str, known: set[int]) -> Settings:
         for key, text in plain_settings(module, without=_COUNTERS):
             if f"{key}=" not in shown:
                 found[f"{name}.{key}"] = text
-        for key in _HOLDERS:
-            held = vars(module).get(key)
-            if held is not None and id(held) not in known:
+        for key, held in vars(module).items():
+            if (key in _HOLDERS or _holds_settings(held)) and id(held) not in known:
                 known.add(id(held))
                 found |= {f"{name}.{key}.{inner}": text for inner, text in _held(held)}
     return found
@@ -130,6 +132,10 @@ def _tied_parameters(model: nn.Module, prefix: str, first_names: dict[int, str])
         if first != path:
             found[f"{prefix}.{path}"] = f"tied to {first}"
     return found
+
+
+def _holds_settings(value: Any) -> bool:
+    return is_dataclass(type(value)) or isinstance(value, SimpleNamespace | Namespace)
 
 
 def _held(owner: Any) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differences of the calls between ranks that have no records: those of level L0.
+
+Another group, another reduction or a missing call is a cause only if losses or gradients differ
+afterwards; `verdicts/find_verdict.py` asks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+from typing import Final
+
+from msprobe.compare.training.differences import Effect, FactDifference, Moment
+from msprobe.compare.training.start import FactsPair
+from msprobe.compare.verdicts.communication import members
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.facts import Communication
+
+_NUMBERS: Final = ("op", "peer", "dtype", "elements")
+
+
+def collective_differences(pair: FactsPair) -> Iterator[FactDifference]:
+    """Yield the first call of a step that differs, and how many others do."""
+    target, reference = pair.target.communication, pair.reference.communication
+    names, others = ([call.api for call in side] for side in (target, reference))
+    found: list[tuple[Communication, str]] = []
+    for kind, *places in SequenceMatcher(None, names, others, autojunk=False).get_opcodes():
+        start, end, other_start, other_end = places
+        here, there = target[start:end], reference[other_start:other_end]
+        if kind == "equal":
+            both = zip(here, there, strict=True)
+            found += [(a, words) for a, b in both if (words := _words(a, b))]
+        else:
+            found += _alone(here, "target")
+            found += _alone(there, "reference")
+    if not found:
+        return
+    call, words = found[0]
+    more = f", as {len(found) - 1} more such calls" if len(found) > 1 else ""
+    source = (call.source or "").replace("\\", "/").rpartition("/")[2]
+    yield FactDifference(
+        verdict=VerdictClass.COMMUNICATION,
+        moment=Moment.COMMUNICATION if call.passes else Moment.FORWARD,
+        step=pair.step,
+        rank=pair.rank,
+        words=f"{words}{f' ({source})' if source else ''}, step {pair.step}{more}",
+        effect=Effect.POSSIBLE,
+        next=((f"look at {source}",) if source else ()),
+    )
+
+
+def _words(target: Communication, reference: Communication) -> str:
+    """Return how a call of both sides differs, in words; empty if it does not."""
+    if target.ranks != reference.ranks:
+        groups = [members(each.ranks) for each in (target, reference)]
+        return f"the group of {target.api}: {groups[0]} instead of {groups[1]}"
+    for name in _NUMBERS:
+        values = getattr(target, name), getattr(reference, name)
+        if values[0] != values[1]:
+            return f"{name} of {target.api} is {values[0]} instead of {values[1]}"
+    return ""
+
+
+def _alone(calls: Sequence[Communication], side: str) -> list[tuple[Communication, str]]:
+    return [(call, f"only the {side} calls {call.api}") for call in calls]

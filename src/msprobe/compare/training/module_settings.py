@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module was made with, where it differs between two runs.
+
+At level L0 no call inside a module is recorded, but its class, its ``extra_repr`` and its plain
+attributes are, and the objects in which models keep their settings (``config``, a dataclass, a
+namespace).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+Settings = Mapping[str, str]
+
+_MODULE: Final = re.compile(r"(\w+)\(.*\)", re.DOTALL)
+_SHOWN: Final = 2
+_UNSET: Final = "not set"
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleOptions:
+    """Options of a module that differ.
+
+    Attributes:
+        words: each with its two values.
+        are_values: each is set on both sides, to another value.
+    """
+
+    words: str
+    are_values: bool
+
+
+def changed_options(sides: Sequence[Settings], paths: Sequence[str]) -> ModuleOptions | None:
+    """Return what a module was made with; None if that is the same or was not recorded.
+
+    Args:
+        sides: the settings of both runs.
+        paths: of the module, in both.
+    """
+    own = [_options(*each) for each in zip(sides, map(_name, paths), strict=True)]
+    if not all(own):
+        return None
+    changed = _changed(*own)
+    if changed and not changed[0][0] and _class(changed[0][1]) == _class(changed[0][2]):
+        changed = changed[:1]  # it tells the attributes behind it
+    return _made(changed)
+
+
+def changed_settings(sides: Sequence[Settings], paths: Sequence[str]) -> ModuleOptions | None:
+    """Return the settings that differ in objects which a module, or one around it, holds.
+
+    Args:
+        sides: the settings of both runs.
+        paths: of the module, in both.
+    """
+    while True:
+        held = [dict(_held(*each)) for each in zip(sides, map(_name, paths), strict=True)]
+        found = _made(_changed(*held))
+        if found is not None or not any(paths):
+            return found
+        paths = [path.rpartition(".")[0] for path in paths]
+
+
+def _name(path: str) -> str:
+    return f"module.{path}" if path else "module"
+
+
+def _changed(target: Settings, reference: Settings) -> list[tuple[str, str, str]]:
+    return [
+        (name, target.get(name, _UNSET), reference.get(name, _UNSET))
+        for name in sorted(target.keys() | reference.keys())
+        if target.get(name) != reference.get(name)
+    ]
+
+
+def _made(changed: list[tuple[str, str, str]]) -> ModuleOptions | None:
+    words = "; ".join(
+        f"{name or 'it'} is {value} in the target, {expected} in the reference"
+        for name, value, expected in changed[:_SHOWN]
+    )
+    are_values = all(_UNSET not in values for _, *values in changed)
+    return ModuleOptions(words, are_values) if changed else None
+
+
+def _class(text: str) -> str:
+    return text.partition("(")[0]
+
+
+def _options(settings: Settings, name: str) -> dict[str, str]:
+    """Return what a module was made with, and its plain attributes; its children left out."""
+    own = settings.get(name)
+    if own is None:
+        return {}
+    plain = (
+        (key, value)
+        for key, value in _inside(settings, name)
+        if "." not in key and not _MODULE.fullmatch(value)
+    )
+    return {"": own, **dict(plain)}
+
+
+def _held(settings: Settings, name: str) -> Iterator[tuple[str, str]]:
+    for key, value in _inside(settings, name):
+        holder, dot, _ = key.partition(".")
+        if dot and f"{name}.{holder}" not in settings:  # modules have an entry of their own
+            yield key, value
+
+
+def _inside(settings: Settings, name: str) -> Iterator[tuple[str, str]]:
+    start = f"{name}."
+    return ((key[len(start) :], value) for key, value in settings.items() if key.startswith(start))
