@@ -14,10 +14,17 @@ from msprobe.run_config.arguments import COLUMNS, compare_arguments, has_no_infl
 from msprobe.run_config.conclusion import Conclusion, conclude
 from msprobe.run_config.environment import classify_variable, compare_environments
 from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level, highest
-from msprobe.run_config.pack import DYNAMIC_FILE, STATIC_FILE, TRAINING_PARTS, Pack, read_pack
+from msprobe.run_config.pack import (
+    DYNAMIC_FILE,
+    LATER_PARTS,
+    STATIC_FILE,
+    TRAINING_PARTS,
+    Pack,
+    read_pack,
+)
 from msprobe.run_config.packages import compare_packages
 from msprobe.run_config.random_calls import compare_random_calls
-from msprobe.run_config.settings_tables import compare_settings
+from msprobe.run_config.settings_tables import compare_later, compare_settings, settings_row
 from msprobe.run_config.system import compare_systems
 from msprobe.run_config.value_tables import (
     compare_buffers,
@@ -103,6 +110,7 @@ def compare_packs(bench: Path, cmp: Path) -> RunComparison:
         items[Item.PACK] = _incomplete(one, other)
     if Item.ARGUMENTS in items:
         items[Item.ARGUMENTS] = _with_doubts(items[Item.ARGUMENTS], one, other)
+    items |= _with_later_changes(items, one, other)
     items |= _with_variables_that_acted(items)
     return RunComparison(bench=one, cmp=other, items=items)
 
@@ -125,6 +133,23 @@ def _with_variables_that_acted(items: Mapping[Item, ItemResult]) -> dict[Item, I
         for each in env.differences
     ]
     return {Item.ENV: replace(env, differences=differences)}
+
+
+def _with_later_changes(
+    items: Mapping[Item, ItemResult], one: Pack, other: Pack
+) -> dict[Item, ItemResult]:
+    """Return the parts with differences that began at a later step."""
+    last_step = min(max((step for step, _ in pack.weights), default=0) for pack in (one, other))
+    found: dict[Item, ItemResult] = {}
+    for part in LATER_PARTS:
+        settings = _part(one, part, other), _part(other, part, one)
+        differences = compare_later(part, settings, (one.later, other.later), last_step)
+        if differences and part in items:
+            known = items[part]
+            rows = [*known.rows, *map(settings_row, differences)]
+            differences = [*known.differences, *differences]
+            found[part] = replace(known, rows=rows, differences=differences)
+    return found
 
 
 def _part(pack: Pack, part: Item, other: Pack) -> dict[int, dict[str, str]]:

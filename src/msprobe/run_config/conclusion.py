@@ -151,7 +151,10 @@ def conclude(items: Mapping[Item, ItemResult]) -> Conclusion:
 
 def kind_of(difference: Difference) -> Kind:
     """Return the kind of cause that a difference is."""
-    return _ASPECTS.get(difference.aspect) or _KINDS.get(difference.item, Kind.INCOMPLETE)
+    of_item = _KINDS.get(difference.item, Kind.INCOMPLETE)
+    if difference.aspect is Aspect.LATER and of_item not in _EFFECTS:
+        return of_item  # a flag that changed during the run
+    return _ASPECTS.get(difference.aspect) or of_item
 
 
 def _doubt(difference: Difference) -> int:
@@ -161,7 +164,9 @@ def _doubt(difference: Difference) -> int:
     library path) is no cause as long as something is there that does.
     """
     kind = kind_of(difference)
-    if kind in (Kind.COURSE, Kind.INCOMPLETE):
+    if difference.aspect is Aspect.LATER:
+        return list(Kind).index(Kind.COURSE)
+    if kind is Kind.INCOMPLETE:
         return list(Kind).index(kind)
     if kind is Kind.CODE:
         return 1
@@ -169,9 +174,14 @@ def _doubt(difference: Difference) -> int:
     return 0 if is_sure or difference.aspect is Aspect.CAUSE else 2
 
 
-def _moment(difference: Difference) -> tuple[int, int, bool]:
+def _moment(difference: Difference) -> tuple[int, int, int, bool]:
     is_data = difference.item is Item.DATASET
-    return (list(Kind).index(kind_of(difference)), -difference.level.weight, is_data)
+    return (
+        difference.step,
+        list(Kind).index(kind_of(difference)),
+        -difference.level.weight,
+        is_data,
+    )
 
 
 def _consequences(differences: Sequence[Difference], cause: Kind) -> Iterable[str]:
