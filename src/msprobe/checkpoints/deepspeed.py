@@ -146,6 +146,8 @@ def _files(folder: Path) -> _Files | None:
 def _setting(rank: TorchFile, key: str, default: Any) -> Any:
     states = rank.tree.get(_STATES) if isinstance(rank.tree, dict) else None
     found = states.get(key, default) if isinstance(states, dict) else default
+    if isinstance(found, Described) and isinstance(found.arguments, tuple) and found.arguments:
+        found = found.arguments[0]  # a member of an enumeration
     return max(found) if isinstance(found, list) and found else found
 
 

@@ -239,6 +239,9 @@ def _read_file(path: Path, stem: str, *, may_be_empty: bool = False) -> tuple[Co
 
 
 def _read_known(path: Path, stem: str, start: bytes, size: int) -> tuple[Content, str]:
+    # First: the length of its header may begin like any other format, 0x80 0x02 like a pickle.
+    if looks_like_safetensors(start, size):
+        return read_safetensors(path), "safetensors"
     if start.startswith(NPY_MAGIC):
         return read_npy(path, stem), "NumPy array"
     if start.startswith(b"PK\x03\x04"):
@@ -247,8 +250,6 @@ def _read_known(path: Path, stem: str, start: bytes, size: int) -> tuple[Content
         return read_old_torch_file(path).content, "PyTorch file before 1.6"
     if start[:1] == b"\x80" and start[1:2] in _PROTOCOLS:
         return read_plain_pickle(path).content, "pickle"
-    if looks_like_safetensors(start, size):
-        return read_safetensors(path), "safetensors"
     if start.startswith(b"\x0a"):
         return read_mindspore_file(path), "MindSpore checkpoint"
     if start.startswith(b"version https://git-lfs"):
