@@ -212,7 +212,8 @@ def test_a_folder_prefers_safetensors_to_pickles(tmp_path: Path) -> None:
     (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"x": "gone.bin"}}')
     opened = open_checkpoint(folder)
     assert names(opened) == {"a", "b"}
-    assert opened.notes == ("1 file of another index not read: the weights in another format",)
+    (other,) = opened.unread
+    assert other.problem == "weights in another format, not read; name its index to compare it"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from msprobe.checkpoints.parameters import Checkpoint, Unread, Value
-from msprobe.checkpoints.pickled_tree import read_tree
+from msprobe.checkpoints.pickled_tree import no_storage, read_tree
 from msprobe.checkpoints.spans import file_size
 from msprobe.errors import CheckpointFormatError
 from msprobe.json_text import JSON_ERRORS, parse_json
@@ -101,11 +101,7 @@ def _json_values(name: str, file: Path) -> list[Value]:
     if file_size(file) > _MAX_JSON_BYTES:
         raise CheckpointFormatError(file, "is too large")
     tree = parse_json(file.read_bytes())
-    return read_tree(file, tree, _no_storage, "little", root=(name,)).content.values
-
-
-def _no_storage(key: str) -> tuple[int, int]:
-    raise KeyError(key)
+    return read_tree(file, tree, no_storage, "little", root=(name,)).content.values
 
 
 def _digest(file: Path) -> str:

@@ -7,6 +7,7 @@ differs later follows from what differs earlier, so the earliest difference is t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +17,7 @@ from msprobe.report.value_text import count_text
 from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level
 
 _MAX_VALUE: Final = 60
+_SET_BY_SCHEDULE: Final = re.compile(r"optimizer\.\d+\.group\.\d+\.(lr|momentum|betas)")
 _NAMED: Final = 3
 
 
@@ -137,6 +139,9 @@ def conclude(items: Mapping[Item, ItemResult]) -> Conclusion:
     """Return the earliest cause of all differences of two runs."""
     found = [each for item in items.values() for each in item.differences]
     matters = [each for each in found if each.level is not Level.INFO]
+    if any(each.item is Item.SCHEDULE for each in matters):
+        # A schedule sets the learning rate when it is made; what it starts from is `initial_lr`.
+        matters = [each for each in matters if not _SET_BY_SCHEDULE.fullmatch(each.name)]
     if not matters:
         return Conclusion(kind=Kind.NOTHING)
     first = min(matters, key=lambda each: (_doubt(each), *_moment(each)))
