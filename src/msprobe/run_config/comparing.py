@@ -179,16 +179,23 @@ def _compare_all_arguments(
 
 def _held_by_one(item: Item, in_bench: bool, in_cmp: bool, name: str = "") -> ItemResult:
     """Return the result of an item, or a file of one, that only one pack holds."""
-    difference = Difference(
+    held = ("held" if in_bench else None, "held" if in_cmp else None)
+    difference = _not_compared(item, name or item, *held, "not compared")
+    return ItemResult(item=item, columns=("name",), rows=[], differences=[difference], compared=0)
+
+
+def _not_compared(
+    item: Item, name: str, bench: str | None, cmp: str | None, note: str
+) -> Difference:
+    return Difference(
         item=item,
-        name=name or item,
-        bench="held" if in_bench else None,
-        cmp="held" if in_cmp else None,
+        name=name,
+        bench=bench,
+        cmp=cmp,
         level=Level.WARNING,
-        note="not compared",
+        note=note,
         aspect=Aspect.NOT_COMPARED,
     )
-    return ItemResult(item=item, columns=("name",), rows=[], differences=[difference], compared=0)
 
 
 def _with_doubts(result: ItemResult, bench: Pack, cmp: Pack) -> ItemResult:
@@ -199,18 +206,16 @@ def _with_doubts(result: ItemResult, bench: Pack, cmp: Pack) -> ItemResult:
     if DYNAMIC_FILE in bench.arguments and DYNAMIC_FILE in cmp.arguments:
         return result
     known = {each.name for each in result.differences}
+    reasons = cmp.unresolved | bench.unresolved
     differences = [
-        Difference(
-            item=Item.ARGUMENTS,
-            name=name,
-            bench=_shown(bench, name),
-            cmp=_shown(cmp, name),
-            level=Level.INFO if has_no_influence(name) else Level.WARNING,
-            note=bench.unresolved.get(name) or cmp.unresolved.get(name, ""),
-            aspect=Aspect.NOT_COMPARED,
-        )
+        replace(found, level=Level.INFO) if has_no_influence(name) else found
         for name in dict.fromkeys((*bench.unresolved, *cmp.unresolved))
         if name not in known
+        for found in [
+            _not_compared(
+                Item.ARGUMENTS, name, _shown(bench, name), _shown(cmp, name), reasons[name]
+            )
+        ]
     ]
     return replace(result, differences=[*result.differences, *differences])
 
@@ -224,15 +229,8 @@ def _note_if_empty(result: ItemResult) -> ItemResult:
     """Return the result, with a difference if both sides hold nothing that can be compared."""
     if result.compared or result.differences:
         return result
-    difference = Difference(
-        item=result.item,
-        name=result.item,
-        bench="nothing",
-        cmp="nothing",
-        level=Level.WARNING,
-        note="nothing to compare",
-        aspect=Aspect.NOT_COMPARED,
-    )
+    item = result.item
+    difference = _not_compared(item, item, "nothing", "nothing", "nothing to compare")
     return replace(result, differences=[difference])
 
 
@@ -240,14 +238,12 @@ def _incomplete(bench: Pack, cmp: Pack) -> ItemResult:
     """Return the ranks whose files are missing on a side."""
     gone = set(bench.missing_ranks), set(cmp.missing_ranks)
     differences = [
-        Difference(
-            item=Item.PACK,
-            name=f"rank {rank}",
-            bench=None if rank in gone[0] else "held",
-            cmp=None if rank in gone[1] else "held",
-            level=Level.WARNING,
-            note="its file is not beside that of rank 0",
-            aspect=Aspect.NOT_COMPARED,
+        _not_compared(
+            Item.PACK,
+            f"rank {rank}",
+            None if rank in gone[0] else "held",
+            None if rank in gone[1] else "held",
+            "its file is not beside that of rank 0",
         )
         for rank in sorted(gone[0] | gone[1])
     ]
