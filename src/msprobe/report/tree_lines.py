@@ -28,7 +28,8 @@ from msprobe.report.value_text import (
 
 _WIDE_FROM: Final = 110
 _STATISTICS: Final = ("min", "max", "mean", "norm")
-_NO_VALUES: Final = [""] * len(_STATISTICS)
+_NO_NUMBERS: Final = [""] * len(_STATISTICS)
+_NO_VALUES: Final = [None] * len(_STATISTICS)
 # Deeper calls are drawn no further to the right: no terminal is that wide.
 _MAX_INDENT: Final = 100
 _MIN_NAME_WIDTH: Final = 16
@@ -276,10 +277,9 @@ class _Layout:
 
     def line(self, line: _Line) -> Text | str:
         tensor = line.tensor
-        values = [getattr(tensor, title) for title in _STATISTICS] if tensor else _NO_VALUES
-        numbers = (
-            [number_text(value, self.columns[3].width) for value in values] if tensor else values
-        )
+        values = [getattr(tensor, title) for title in _STATISTICS] if tensor else []
+        width = self.columns[3].width
+        numbers = [number_text(value, width) for value in values] or _NO_NUMBERS
         lead = _shortened(line.lead, self.columns[1].width)
         if not self.is_styled and lead == line.lead:
             texts = (line.mark, _full_name(line), line.kind, *numbers)
@@ -295,7 +295,7 @@ class _Layout:
         ]
         cells += [
             Cell(text, _ALARM if is_nonfinite(value) else "")
-            for text, value in zip(numbers, values, strict=True)
+            for text, value in zip(numbers, values or _NO_VALUES, strict=True)
         ]
         return row(self.columns, cells, self.gap)
 

@@ -17,7 +17,7 @@ from msprobe.report.value_text import count_text
 from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level
 
 _MAX_VALUE: Final = 60
-_SET_BY_SCHEDULE: Final = re.compile(r"optimizer\.\d+\.group\.\d+\.(lr|momentum|betas)")
+_SET_BY_SCHEDULE: Final = re.compile(r"(optimizer\.\d+\.group\.\d+\.)(lr|momentum|betas)")
 _NAMED: Final = 3
 
 
@@ -141,7 +141,13 @@ def conclude(items: Mapping[Item, ItemResult]) -> Conclusion:
     matters = [each for each in found if each.level is not Level.INFO]
     if any(each.item is Item.SCHEDULE for each in matters):
         # A schedule sets the learning rate when it is made; what it starts from is `initial_lr`.
-        matters = [each for each in matters if not _SET_BY_SCHEDULE.fullmatch(each.name)]
+        names = {each.name for each in matters}
+        matters = [
+            each
+            for each in matters
+            if not (place := _SET_BY_SCHEDULE.fullmatch(each.name))
+            or f"{place[1]}initial_{place[2]}" in names
+        ]
     if not matters:
         return Conclusion(kind=Kind.NOTHING)
     first = min(matters, key=lambda each: (_doubt(each), *_moment(each)))
