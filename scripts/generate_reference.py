@@ -63,13 +63,14 @@ _LEVELS: Final = """\
 
 | task | L0 | L1 | mix | L2 | debug |
 |---|---|---|---|---|---|
-| `statistics`, `tensor` | yes | yes | yes | yes, without `scope` | yes, without any selection |
+| `statistics`, `tensor` | yes | yes | yes | yes | yes, without any selection |
 | `structure` | yes | mix is used | yes, the default | mix is used | mix is used |
-| `noise_floor` | yes | yes | yes | yes, without `scope` | refused |
-| `overflow_check` | yes | yes | yes | refused | refused |
+| `noise_floor` | yes | yes | yes | yes | refused |
+| `overflow_check` | yes | yes | yes | yes | refused |
 
 At level debug only what you pass to `save()` is recorded: `scope`, `list` and `tensor_list` have
-no effect. With `scope` and `list` together a record is kept when both hold.
+no effect. In MindSpore `scope` is refused at L2. With `scope` and `list` together a record is
+kept when both hold.
 """
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import itertools
 import math
@@ -23,6 +24,14 @@ def cut_sizes(size: int, parts: int) -> list[tuple[int, int]]:
     step = max(-(-size // parts), 1)
     found = [(begin, min(step, size - begin)) for begin in range(0, size, step)]
     return found or [(0, 0)]
+
+
+class ZeroStageEnum(int, enum.Enum):
+    """As DeepSpeed saves the stage of its own configuration."""
+
+    OPTIMIZER_STATES = 1
+    GRADIENTS = 2
+    WEIGHTS = 3
 
 
 def write_distributed(
@@ -98,7 +107,7 @@ def write_deepspeed(
         }
         param_groups = [{"lr": lr, "params": [number]} for number in range(len(members))]
         inner = {"state": state, "param_groups": param_groups}
-        states: dict[str, Any] = {"zero_stage": stage, "partition_count": ranks}
+        states: dict[str, Any] = {"zero_stage": ZeroStageEnum(stage), "partition_count": ranks}
         if stage == 3:
             states |= {"fp32_flat_groups": masters, "optimizer_state_dict": inner}
         else:

@@ -44,8 +44,8 @@ def test_a_file_without_a_partner_is_named(
 ) -> None:
     target = folder(tmp_path / "t", {"a": 1})
     folder(tmp_path / "r")
-    assert main(["compare-ckpt", str(target), str(tmp_path / reference), "--exit-code"]) == 0
-    note = "target: 1 file beside the weights without a partner, not compared: config.json"
+    assert main(["compare-ckpt", str(target), str(tmp_path / reference), "--exit-code"]) == 1
+    note = "1 not compared not compared config.json target: the other side has no file of this name"
     assert note in " ".join(capsys.readouterr().out.split())
 
 

@@ -42,6 +42,15 @@ def test_a_format_gives_back_what_was_saved(tmp_path: Path, kind: str) -> None:
         assert all(len(piece) == 5 for piece in pieces[:-1])
 
 
+@pytest.mark.parametrize("length", [0x0280, 0x0A0A])
+def test_a_header_whose_length_begins_like_another_format(tmp_path: Path, length: int) -> None:
+    header = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'.ljust(length)
+    values = np.array([1.5, -2.0], np.float32)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(length.to_bytes(8, "little") + header + values.tobytes())
+    assert open_checkpoint(path).parameters["w"].array().tobytes() == values.tobytes()
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "torch", "mindspore", "shards"])
 def test_bfloat16_comes_as_its_bits(tmp_path: Path, kind: str) -> None:
     file, write = WRITERS[kind]
@@ -203,7 +212,8 @@ def test_a_folder_prefers_safetensors_to_pickles(tmp_path: Path) -> None:
     (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"x": "gone.bin"}}')
     opened = open_checkpoint(folder)
     assert names(opened) == {"a", "b"}
-    assert opened.notes == ("1 file of another index not read: the weights in another format",)
+    (other,) = opened.unread
+    assert other.problem == "weights in another format, not read; name its index to compare it"
 
 
 @pytest.mark.parametrize(

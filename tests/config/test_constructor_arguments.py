@@ -58,7 +58,7 @@ def test_a_bad_value_in_the_file_does_not_matter_when_an_argument_replaces_it(lo
         ({"level": "l1"}, "level"),
         ({"level": 1}, "level"),
         ({"level": True}, "level"),
-        ({"task": "overflow_check", "level": "L2"}, "level"),
+        ({"task": "overflow_check", "level": "debug"}, "level"),
         ({"dump_path": 5}, "dump_path"),
         ({"dump_path": b"dump"}, "dump_path"),
         ({"dump_path": "  "}, "dump_path"),

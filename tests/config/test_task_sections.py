@@ -234,6 +234,7 @@ def test_data_mode(load, task, words, kept):
         ("mix", [MODULE, BACKWARD]),
         ("mix", [LINEAR, "Cell.fc1.Dense.forward.3"]),
         ("L2", []),
+        ("L2", [MODULE, "Aten.mm.0.forward"]),
     ],
 )
 def test_scope_names_that_the_level_records(load, caplog, level, names):
@@ -372,8 +373,11 @@ def test_kernel_tasks_are_for_frameworks_that_dump_kernels(config_file, tmp_path
         load_config(path, level="L1", dumps_kernels=True)
     config = load_config(path, task="overflow_check", level="L2", dumps_kernels=True)
     assert (config.task, config.level) == (Task.OVERFLOW_CHECK, Level.L2)
-    with pytest.raises(ConfigError, match='"level" is "L2"'):
-        load_config(path, task="overflow_check", level="L2")
+    assert load_config(path, task="overflow_check", level="L2").level is Level.L2
+    with pytest.raises(ConfigError, match=r'"statistics.scope" is .*use list to select'):
+        load_config(
+            path, task="statistics", level="L2", section={"scope": [LINEAR] * 2}, dumps_kernels=True
+        )
 
 
 @pytest.mark.parametrize(

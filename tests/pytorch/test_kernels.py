@@ -201,6 +201,35 @@ def test_a_list_keeps_only_the_kernels_inside_that_call(
     assert {record.get("phase") for record in records.values()} == {phase}
 
 
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [
+        (("Functional.linear.1.forward", "Functional.relu.0.forward"), "t addmm relu_ detach"),
+        (("Module.last.Linear.forward.0", "Aten._softmax.0.forward"), "t addmm _softmax"),
+        (("Functional.relu.0.backward", "Functional.relu.0.backward"), "detach threshold_backward"),
+    ],
+)
+def test_a_scope_keeps_the_kernels_from_one_call_to_another(
+    scope: tuple[str, str], expected: str, tmp_path: Path
+) -> None:
+    with observed(tmp_path, L2, scope=list(scope)) as run:
+        model = Model()
+        for step in range(2):
+            with run.step_of(model):
+                train_once(model)
+            assert [name.split(".")[1] for name in run.records(step)] == expected.split()
+
+
+def test_an_overflow_check_keeps_the_kernels_that_show_it(tmp_path: Path) -> None:
+    with observed(tmp_path, Setting("L2", "overflow_check"), overflow_nums=-1) as run:
+        x = torch.tensor([1.0, 2.0])
+        with run.step_of(None):
+            (x * 2 / (x - x) + 1).sum()
+        records = run.records()
+    assert list(records) == [f"Aten.{name}.0.forward" for name in ("div", "add", "sum")]
+    assert [record["overflow"] for record in records.values()] == ["source", *2 * ["inherited"]]
+
+
 def test_data_mode_chooses_the_phase_and_the_side(tmp_path: Path) -> None:
     with observed(tmp_path, L2, data_mode=["backward", "output"]) as run:
         model = Model()

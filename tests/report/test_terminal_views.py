@@ -43,7 +43,10 @@ def text_of(lines) -> str:
 
 @pytest.mark.parametrize("width", [80, 110, 160])
 def test_tree(sample, golden, width):
-    text = text_of(tree(view_of(sample), width=width))
+    view = view_of(sample)
+    text = text_of(tree(view, width=width))
+    plain = [str(line) for line in tree(view, width=width, styled=False)]
+    assert plain == text.splitlines()
     assert max(map(cell_len, text.splitlines())) <= width
     golden(f"tree_{width}.txt", text)
 

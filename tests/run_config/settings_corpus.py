@@ -31,6 +31,7 @@ BASE: Mapping[str, Any] = {
     "batch_size": 4, "drop_last": False, "loader_seed": 11, "data": 0.0, "order": False,
     "weights": 0.0, "buffer": 0.0, "train": True, "eval_of": None, "frozen": None,
     "scripts": None, "arguments": None, "argv": [], "loss": 1.0, "in_training": None,
+    "before_step": None,
 }  # fmt: skip
 
 
@@ -107,6 +108,8 @@ def _train(path: Path, settings: Mapping[str, Any]) -> None:
     for number, (x,) in enumerate(loader):
         if number == 4:
             break
+        if settings["before_step"] is not None:
+            settings["before_step"](number, net, optimizer)
         with torch.autocast(
             "cpu", dtype=settings["autocast"] or torch.bfloat16, enabled=bool(settings["autocast"])
         ):
@@ -277,6 +280,17 @@ PLANTS = (
     Plant("deterministic algorithms", Kind.SYSTEM, "deterministic_algorithms", {},
           lambda _: switched(torch.are_deterministic_algorithms_enabled,
                              torch.use_deterministic_algorithms, True)),
+    Plant("warm-up", Kind.SCHEDULE, "schedule.0.",
+          {"schedule": "LinearLR", "schedule_options": {}}),
+    Plant("eval mode after the checker was made", Kind.MODE, "training.model",
+          {"before_step": lambda number, net, _: net.eval()}),
+    Plant("eval mode from a later step", Kind.MODE, "training.drop",
+          {"before_step": lambda number, net, _: net.drop.train(number < 2)}),
+    Plant("frozen from a later step", Kind.MODE, "requires_grad.b.weight",
+          {"before_step": lambda number, net, _: net.b.weight.requires_grad_(number < 2)}),
+    Plant("decay from a later step", Kind.OPTIMIZER, OPT + "weight_decay",
+          {"before_step": lambda number, _, optimizer: optimizer.param_groups[0].update(
+              weight_decay=0.5 if number == 3 else 0.01)}),
     Plant("changed in the training", Kind.COURSE, "step 1 rank 0", {"loss": 2.0}),
 )  # fmt: skip
 

@@ -35,6 +35,8 @@ TRAIN = "torchrun --nproc_per_node 8 t.py --lr 1e-4 --seed 1 -b 32"
     ("bench", "cmp", "place"),
     [
         (TRAIN, TRAIN.replace("1e-4", "2e-4"), "lr"),
+        (TRAIN, f"export NCCL_ALGO=Ring\n{TRAIN}", "env.NCCL_ALGO"),
+        (f"NCCL_PROTO=LL {TRAIN}", f"NCCL_PROTO=Simple {TRAIN}", "env.NCCL_PROTO"),
         (TRAIN, TRAIN.replace("-b 32", "-b 64"), "b"),
         (TRAIN, TRAIN.replace("-b 32", "-b64"), "b"),
         (TRAIN, TRAIN.replace("node 8", "node 4"), "nproc_per_node"),

@@ -53,6 +53,7 @@ def test_a_megatron_script() -> None:
         "load": "/path with blank/ckpt",
         "seed": "1234",
         "split": "949,50,1",
+        "env.CUDA_DEVICE_MAX_CONNECTIONS": "1",
     }
 
 
@@ -78,7 +79,10 @@ def test_a_megatron_script() -> None:
          {"srun.ntasks": "8", "script": "t.py", "lr": "1e-4", "bf16": True}),
         ("singularity exec --nv image.sif torchrun --nproc_per_node=8 t.py --x 1",
          {"singularity.nv": "image.sif", "nproc_per_node": "8", "script": "t.py", "x": "1"}),
-        ("CUDA_VISIBLE_DEVICES=0 \\\n  python t.py --x 1", {"script": "t.py", "x": "1"}),
+        ("CUDA_VISIBLE_DEVICES=0 \\\n  python t.py --x 1",
+         {"script": "t.py", "x": "1", "env.CUDA_VISIBLE_DEVICES": "0"}),
+        ("NCCL_ALGO=Ring; export NCCL_ALGO HF_TOKEN=hf_ABCDEFGHIJK EDITOR=vi\npython t.py",
+         {"script": "t.py", "env.NCCL_ALGO": "Ring", "env.HF_TOKEN": "<hidden 1ac3ee08>"}),
         ("A=1 B='two words'\npython t.py --a $A --b \"$B\" --c $B",
          {"script": "t.py", "a": "1", "b": "two words", "c": ["two", "words"]}),
         ('python t.py --a "x  $UNSET_ y"', {"script": "t.py", "a": "x  $UNSET_ y"}),
@@ -203,7 +207,10 @@ def test_odd_and_hostile_scripts_end(text: str) -> None:
 def test_the_words_are_those_that_bash_makes(tmp_path: Path) -> None:
     """Let bash run the script with a torchrun that prints what it was given."""
     fake = tmp_path / "torchrun"
-    fake.write_text('#!/bin/bash\nprintf "%s\\n" "$@" > ' + str(tmp_path / "words"))
+    fake.write_text(
+        '#!/bin/bash\nprintf "%s\\n" "$@" "$CUDA_DEVICE_MAX_CONNECTIONS" > '
+        + str(tmp_path / "words")
+    )
     fake.chmod(0o755)
     script = tmp_path / "run.sh"
     script.write_text(MEGATRON.replace("echo", "true"))
@@ -214,8 +221,9 @@ def test_the_words_are_those_that_bash_makes(tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
-    words = (tmp_path / "words").read_text().splitlines()
+    *words, connections = (tmp_path / "words").read_text().splitlines()
     found = arguments_of(MEGATRON)
+    assert found.pop("env.CUDA_DEVICE_MAX_CONNECTIONS") == connections
     rebuilt = []
     for name, value in found.items():
         if name == "script":

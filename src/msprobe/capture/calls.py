@@ -185,14 +185,16 @@ class Calls:
             base: the name without its number: ``Aten.add``.
             stack: where it was called.
             parent: the call whose kernel it is.
-            enclosing: names of all calls around it; `list` may select any of them.
+            enclosing: names of all calls around it; `list` and `scope` may select any of them.
             in_backward: whether it runs in a backward pass.
         """
         forward_name, backward_name = api_names(base, self._counters.take(base))
         selection, step = self.selection, self.step
         mode = selection.data_mode
-        is_selected = not selection.has_filters or any(
-            selection.matches(name) for name in (forward_name, *enclosing)
+        names = (forward_name, *enclosing)
+        scope = selection.kernel_scope
+        is_selected = (scope is None or scope.covers(names)) and (
+            not selection.has_filters or any(map(selection.matches, names))
         )
         if not is_selected or not (mode.backward if in_backward else mode.forward):
             step.account.skipped["not selected"] += 1
@@ -335,8 +337,9 @@ class Calls:
         self._hidden_modules.clear()
         self.modules.clear()
         self.last_record = None
-        if self.selection.scope is not None:
-            self.selection.scope.reset()
+        for scope in (self.selection.scope, self.selection.kernel_scope):
+            if scope is not None:
+                scope.reset()
 
 
 def _base_of(call: Call) -> str:

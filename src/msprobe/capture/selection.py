@@ -6,7 +6,7 @@ Pure bookkeeping over record names; the only state is whether execution is insid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from msprobe.capture.names import BACKWARD, FORWARD, PARAMETERS_GRAD
@@ -31,12 +31,12 @@ def _ends_in_number(part: str, stem: str) -> bool:
 class Scope:
     """The range between two record names, both included, in order of execution."""
 
-    __slots__ = ("_end", "_inside", "_start")
+    __slots__ = ("_end", "_ending", "_inside", "_start")
 
     def __init__(self, start: str, end: str) -> None:
         self._start = start
         self._end = end
-        self._inside = False
+        self._inside = self._ending = False
 
     def begin(self, name: str) -> bool:
         """Note that `name` begins; return whether its inputs lie in the range."""
@@ -67,7 +67,23 @@ class Scope:
 
     def reset(self) -> None:
         """Leave the range, as the end of a step does."""
-        self._inside = False
+        self._inside = self._ending = False
+
+    def covers(self, names: Collection[str]) -> bool:
+        """Return whether a kernel lies in the range.
+
+        The range ends with the last kernel inside the second name.
+
+        Args:
+            names: that of the kernel, and those of the calls around it.
+        """
+        if self._start in names:
+            self._inside = True
+        if self._end in names:
+            self._ending = self._inside
+        elif self._ending:
+            self.reset()
+        return self._inside
 
 
 class Selection:
@@ -77,6 +93,7 @@ class Selection:
         everything: True when no filter is set, which callers use as a short cut.
         expands_modules: whether `list` keeps everything inside a matching module (mix).
         only_tree: whether modules and APIs only make the tree of calls.
+        scope: the range of `scope`, None without; that of kernels is `kernel_scope`.
     """
 
     __slots__ = (
@@ -85,6 +102,7 @@ class Selection:
         "data_mode",
         "everything",
         "expands_modules",
+        "kernel_scope",
         "only_tree",
         "scope",
     )
@@ -103,7 +121,9 @@ class Selection:
         self._refused = frozenset(black_list)
         self.expands_modules = expands_modules
         self.only_tree = only_tree
-        self.scope = Scope(*scope) if scope else None
+        wanted = Scope(*scope) if scope else None
+        self.scope: Scope | None = None if only_tree else wanted
+        self.kernel_scope: Scope | None = wanted if only_tree else None
         self.data_mode = data_mode
         self.everything = not self._filters and self.scope is None
 

@@ -2,7 +2,7 @@
 """Files beside the weights: configurations, states of trainers, tokenizers.
 
 Files of one name are compared: JSON value by value, any others by their bytes. A file that only one
-side has says nothing about the weights, which may be in another layout: a note names it.
+side has is no difference of the weights, which may be in another layout, but it was not compared.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from msprobe.checkpoints.parameters import Checkpoint, Value
-from msprobe.checkpoints.pickled_tree import read_tree
+from msprobe.checkpoints.parameters import Checkpoint, Unread, Value
+from msprobe.checkpoints.pickled_tree import no_storage, read_tree
 from msprobe.checkpoints.spans import file_size
 from msprobe.errors import CheckpointFormatError
 from msprobe.json_text import JSON_ERRORS, parse_json
 from msprobe.plain_text import reason
-from msprobe.report.value_text import count_text
 
 # They say where the weights are, or how to convert them, and formats read what they need of them.
 _ABOUT_THE_FORMAT: Final = (
@@ -76,13 +75,10 @@ def _beside(checkpoint: Checkpoint, known: tuple[str, ...]) -> dict[str, Path]:
 
 
 def _with(checkpoint: Checkpoint, values: list[Value], unmatched: list[str]) -> Checkpoint:
-    notes = checkpoint.notes
-    if unmatched:
-        names = ", ".join(unmatched[:5]) + (" …" if len(unmatched) > 5 else "")
-        count = count_text(len(unmatched), "file")
-        notes += (f"{count} beside the weights without a partner, not compared: {names}",)
+    problem = "the other side has no file of this name"
+    unread = [Unread(name=name, path=(name,), problem=problem) for name in unmatched]
     found = {**checkpoint.values, **{item.name: item for item in values}}
-    return replace(checkpoint, values=found, notes=notes)
+    return replace(checkpoint, values=found, unread=(*checkpoint.unread, *unread))
 
 
 def _contents(name: str, one: Path, other: Path) -> tuple[list[Value], list[Value]]:
@@ -105,11 +101,7 @@ def _json_values(name: str, file: Path) -> list[Value]:
     if file_size(file) > _MAX_JSON_BYTES:
         raise CheckpointFormatError(file, "is too large")
     tree = parse_json(file.read_bytes())
-    return read_tree(file, tree, _no_storage, "little", root=(name,)).content.values
-
-
-def _no_storage(key: str) -> tuple[int, int]:
-    raise KeyError(key)
+    return read_tree(file, tree, no_storage, "little", root=(name,)).content.values
 
 
 def _digest(file: Path) -> str:

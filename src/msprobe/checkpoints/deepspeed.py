@@ -20,14 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from msprobe.checkpoints.key_paths import KeyPath, path_name
 from msprobe.checkpoints.parameters import (
     Checkpoint,
     Content,
     Contradiction,
     Parameter,
-    Value,
     make_checkpoint,
+    renamed,
 )
 from msprobe.checkpoints.pickled_tree import TorchFile
 from msprobe.checkpoints.rounding import is_rounding
@@ -121,7 +123,7 @@ def read_deepspeed(folder: Path) -> Checkpoint:
     for kind in partitions.kinds():
         for name, parameter in partitions.joined(kind, groups):
             path = (name,) if kind in _MASTERS else ("optimizer", "state", name, kind)
-            content.parameters.append(_parameter(parameter, path))
+            content.parameters.append(renamed(parameter, path))
     _add_module(content, models, {name for group in groups for name in group}, stage)
     _add_values(content, models[0].content, ranks[0].content)
     kind = f"DeepSpeed ZeRO, stage {stage}, {len(ranks)} partitions"
@@ -146,6 +148,8 @@ def _files(folder: Path) -> _Files | None:
 def _setting(rank: TorchFile, key: str, default: Any) -> Any:
     states = rank.tree.get(_STATES) if isinstance(rank.tree, dict) else None
     found = states.get(key, default) if isinstance(states, dict) else default
+    if isinstance(found, Described) and isinstance(found.arguments, tuple) and found.arguments:
+        found = found.arguments[0]  # a member of an enumeration
     return max(found) if isinstance(found, list) and found else found
 
 
@@ -246,7 +250,7 @@ class _Partitions:
         begin = 0
         for name, shape in group.items():
             count = math.prod(shape)
-            yield name, _shaped(flats[0], shape, PartSpan(whole.span, begin))
+            yield name, replace(flats[0], shape=shape, span=PartSpan(whole.span, begin))
             begin += count
 
     def _interleaved(
@@ -262,7 +266,7 @@ class _Partitions:
             parts: list[tuple[Span, int]] = [
                 (PartSpan(flat.span, begin), shares[name]) for flat in flats
             ]
-            yield name, _shaped(flats[0], shape, JoinedSpan(parts))
+            yield name, replace(flats[0], shape=shape, span=JoinedSpan(parts))
             begin += shares[name]
 
     def _refuse(self, found: int, needed: int) -> None:
@@ -272,24 +276,7 @@ class _Partitions:
 
 def _joined(first: Parameter, parts: list[tuple[Span, int]]) -> Parameter:
     span = parts[0][0] if len(parts) == 1 else JoinedSpan(parts)
-    return _shaped(first, (sum(count for _, count in parts),), span)
-
-
-def _shaped(like: Parameter, shape: Shape, span: Span) -> Parameter:
-    return Parameter(
-        name=like.name, dtype=like.dtype, shape=shape, span=span, file=like.file, path=like.path
-    )
-
-
-def _parameter(found: Parameter, path: KeyPath) -> Parameter:
-    return Parameter(
-        name=path_name(path),
-        dtype=found.dtype,
-        shape=found.shape,
-        span=found.span,
-        file=found.file,
-        path=path,
-    )
+    return replace(first, shape=(sum(count for _, count in parts),), span=span)
 
 
 def _add_module(
@@ -303,7 +290,7 @@ def _add_module(
         path = (path_name(item.path[1:]),)
         if path not in masters:
             if stage != 3 or item.count or path[0] not in partitioned:
-                content.parameters.append(_parameter(item, path))
+                content.parameters.append(renamed(item, path))
             continue
         master = masters[path]
         if stage == 3 and item.shape != master.shape:
@@ -329,7 +316,7 @@ def _frozen(models: Sequence[TorchFile]) -> Iterator[Parameter]:
         parts = [rank[name] for rank in shares if name in rank]
         if len(parts) == len(models):
             joined = _joined(parts[0], [(part.span, part.count) for part in parts])
-            yield _parameter(_shaped(parts[0], _size(size), joined.span), (name,))
+            yield renamed(replace(joined, shape=_size(size)), (name,))
 
 
 def _add_values(content: Content, model: Content, rank: Content) -> None:
@@ -337,10 +324,10 @@ def _add_values(content: Content, model: Content, rank: Content) -> None:
     for value in rank.values:
         keys = _inner_keys(value.path)
         if keys[:1] in _OPTIMIZER_KEYS and keys[-1] != "params":
-            content.values.append(_value(value, ("optimizer", *keys)))
+            content.values.append(renamed(value, ("optimizer", *keys)))
     for item in rank.parameters:
         if item.shape == () and item.path[:1] == (_STATES,):
-            content.parameters.append(_parameter(item, ("optimizer", *_inner_keys(item.path))))
+            content.parameters.append(renamed(item, ("optimizer", *_inner_keys(item.path))))
     content.values += [item for item in model.values if _is_beside_module(item.path)]
     content.parameters += [item for item in model.parameters if _is_beside_module(item.path)]
     content.unread += [*model.unread, *rank.unread]
@@ -353,7 +340,3 @@ def _inner_keys(path: KeyPath) -> KeyPath:
 
 def _is_beside_module(path: KeyPath) -> bool:
     return path[:1] != ("module",) and path[0] not in _LAYOUT
-
-
-def _value(value: Value, path: KeyPath) -> Value:
-    return Value(name=path_name(path), path=path, content=value.content, file=value.file)

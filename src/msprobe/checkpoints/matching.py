@@ -282,8 +282,10 @@ def _pair_by_content(added: Iterable[Parameter], removed: list[Parameter]) -> di
             continue
         if key not in by_content:
             by_content[key] = defaultdict(list)
-            for other in reversed(waiting[key]):  # the first one is taken first
+            for other in waiting[key]:  # in the order of the file, which is read ahead
                 by_content[key][_digest(other)].append(other.name)
+            for same in by_content[key].values():
+                same.reverse()  # the first one is taken first
         names = by_content[key].get(_digest(item))
         if names:
             found[item.name] = names.pop()

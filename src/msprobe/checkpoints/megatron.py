@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import replace as struct_replace
+
 from msprobe.checkpoints.key_paths import KeyPath, path_name
 from msprobe.checkpoints.megatron_distributed import (
     is_megatron_distributed,
@@ -45,6 +47,7 @@ from msprobe.checkpoints.parameters import (
     Unread,
     Value,
     make_checkpoint,
+    renamed,
     same_bytes,
 )
 from msprobe.checkpoints.spans import ColumnsSpan, JoinedSpan, PartSpan, Span
@@ -361,7 +364,7 @@ def _merge(
     cut = cut_of(name) if tp_size > 1 else Cut.WHOLE
     if cut is Cut.WHOLE:
         _compare_copies(name, parts[0], [*parts[1:], *copies], contradictions)
-        return _joined(name, parts[0], parts[0].shape, parts[0].span)
+        return renamed(parts[0], (name,))
     for tp in range(tp_size):
         _compare_copies(name, by_tp[tp][0], by_tp[tp][1:], contradictions)
     return _join_parts(folder, name, parts, cut, gated and is_gated(name))
@@ -397,13 +400,7 @@ def _join_parts(
         span = JoinedSpan(list(halves))
     else:
         span = JoinedSpan([(part.span, part.count) for part in parts])
-    return _joined(name, first, joined, span)
-
-
-def _joined(name: str, part: Parameter, shape: tuple[int, ...], span: Span) -> Parameter:
-    return Parameter(
-        name=name, dtype=part.dtype, shape=shape, span=span, file=part.file, path=(name,)
-    )
+    return renamed(struct_replace(first, shape=joined, span=span), (name,))
 
 
 def _compare_copies(

@@ -12,8 +12,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from msprobe.checkpoints.parameters import Content, Parameter, Unread, Value
-from msprobe.checkpoints.pickled_tree import read_tree
-from msprobe.checkpoints.spans import CompressedSpan, FileSpan, FortranSpan, Span
+from msprobe.checkpoints.pickled_tree import no_storage, read_tree
+from msprobe.checkpoints.spans import CompressedSpan, FileSpan, Span, by_columns
 from msprobe.dump.formats.dtypes import STORAGE_TYPES
 from msprobe.dump.formats.npy import NoNumbersError, NpyHeader, read_npy_header
 from msprobe.dump.formats.pickle import read_pickle
@@ -117,11 +117,7 @@ def _read_objects(path: Path, name: str, source: OpenFile | _Member, problem: st
     if b"'|O'" not in source.read(0, begin) or size > _MAX_PICKLE_BYTES:
         return Content(unread=[Unread(name=name, path=(name,), problem=problem)])
     tree = read_pickle(source.read(begin, size))
-    return read_tree(path, tree, _no_storage, "little", root=(name,)).content
-
-
-def _no_storage(key: str) -> tuple[int, int]:
-    raise KeyError(key)
+    return read_tree(path, tree, no_storage, "little", root=(name,)).content
 
 
 class _Member(NamedTuple):
@@ -140,7 +136,7 @@ class _Member(NamedTuple):
 def _stored(path: Path, header: NpyHeader, offset: int) -> Span:
     inner = FileSpan(path, offset + header.start, header.dtype)
     is_turned = header.is_fortran_order and len(header.shape) > 1
-    return FortranSpan(inner, header.shape) if is_turned else inner
+    return by_columns(inner, header.shape) if is_turned else inner
 
 
 def _compressed(path: Path, member: str, header: NpyHeader) -> Span:

@@ -28,6 +28,7 @@ from msprobe.checkpoints.parameters import (
     Checkpoint,
     Content,
     Parameter,
+    Unread,
     joined_contents,
     make_checkpoint,
 )
@@ -41,7 +42,6 @@ from msprobe.dump.open_file import OpenFile
 from msprobe.errors import CheckpointFormatError, DumpFormatError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 from msprobe.plain_text import reason
-from msprobe.report.value_text import count_text
 
 SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".pkl", ".ckpt", ".npz", ".npy")
 """Files that are taken from a folder without an index."""
@@ -145,10 +145,11 @@ def _open_index(path: Path, leave_out: Set[str] | None = None) -> Checkpoint:
         content.notes.append(f"{len(names)} tensors are not in the index: {first} …")
         for file, left in unlisted.items():
             content.add(Content(parameters=list(left.values())), (file,))
-    if leave_out:
-        count = count_text(len(leave_out), "file")
-        content.notes.append(f"{count} of another index not read: the weights in another format")
     if leave_out is not None:
+        problem = "weights in another format, not read; name its index to compare it"
+        content.unread += [
+            Unread(name=file, path=(file,), problem=problem) for file in sorted(leave_out)
+        ]
         content = _with_others(path.parent, content, {*shards, *leave_out})
     return _made(path.parent, f"{len(shards)} shards", content)
 
@@ -238,6 +239,9 @@ def _read_file(path: Path, stem: str, *, may_be_empty: bool = False) -> tuple[Co
 
 
 def _read_known(path: Path, stem: str, start: bytes, size: int) -> tuple[Content, str]:
+    # First: the length of its header may begin like any other format, 0x80 0x02 like a pickle.
+    if looks_like_safetensors(start, size):
+        return read_safetensors(path), "safetensors"
     if start.startswith(NPY_MAGIC):
         return read_npy(path, stem), "NumPy array"
     if start.startswith(b"PK\x03\x04"):
@@ -246,8 +250,6 @@ def _read_known(path: Path, stem: str, start: bytes, size: int) -> tuple[Content
         return read_old_torch_file(path).content, "PyTorch file before 1.6"
     if start[:1] == b"\x80" and start[1:2] in _PROTOCOLS:
         return read_plain_pickle(path).content, "pickle"
-    if looks_like_safetensors(start, size):
-        return read_safetensors(path), "safetensors"
     if start.startswith(b"\x0a"):
         return read_mindspore_file(path), "MindSpore checkpoint"
     if start.startswith(b"version https://git-lfs"):

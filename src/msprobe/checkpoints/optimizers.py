@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from msprobe.checkpoints.key_paths import KeyPath, path_name
-from msprobe.checkpoints.parameters import AnyEntry, Content, Parameter, Value
+from msprobe.checkpoints.parameters import AnyEntry, Content, Parameter, Value, renamed
 from msprobe.dump.formats.dtypes import FLOATS
 
 STATE: Final = "state"
@@ -94,15 +94,10 @@ def _named(item: AnyEntry, optimizer: KeyPath, names: dict[int, str]) -> AnyEntr
         return item
     number = _number(inner[1])
     if inner[0] == STATE and number in names:
-        path = _state_path(optimizer, names[number], inner[2:])
-        return replace(item, path=path, name=path_name(path))
+        return renamed(item, (*optimizer, STATE, names[number], *inner[2:]))
     if inner[0] == GROUPS and inner[-1] == _PARAMETERS and isinstance(item, Value):
         return replace(item, content=tuple(sorted(map(names.__getitem__, item.content))))
     return item
-
-
-def _state_path(optimizer: KeyPath, parameter: str, keys: KeyPath) -> KeyPath:
-    return (*optimizer, STATE, parameter, *keys)
 
 
 def _names(

@@ -163,6 +163,11 @@ class Content:
         self.notes += other.notes
 
 
+def renamed(entry: AnyEntry, path: KeyPath) -> AnyEntry:
+    """Return an entry with another path, and the name of that."""
+    return replace(entry, path=path, name=path_name(path))
+
+
 def _below(entry: AnyEntry, keys: KeyPath) -> AnyEntry:
     """Return an entry with further keys before its path."""
     if not keys:
@@ -241,7 +246,7 @@ def _distinct(item: AnyEntry, taken: set[KeyPath]) -> AnyEntry:
         number += 1
         path = (*item.path, f"#{number}")
     taken.add(path)
-    return item if path is item.path else replace(item, path=path, name=path_name(path))
+    return item if path is item.path else renamed(item, path)
 
 
 def same_bytes(one: Parameter, other: Parameter) -> bool:

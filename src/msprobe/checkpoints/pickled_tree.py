@@ -70,6 +70,11 @@ class TorchFile:
     content: Content
 
 
+def no_storage(key: str) -> tuple[int, int]:
+    """Say that a file has no storages: a `Locate`."""
+    raise KeyError(key)
+
+
 def read_tree(
     path: Path, tree: Any, locate: Locate, byte_order: ByteOrder, *, root: KeyPath = ()
 ) -> TorchFile:

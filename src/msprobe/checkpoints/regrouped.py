@@ -21,7 +21,7 @@ from msprobe.checkpoints.spans import (
     JoinedSpan,
     PartSpan,
     Span,
-    StridedSpan,
+    by_columns,
 )
 from msprobe.dump.formats.dtypes import COMPLEX_PARTS, PACKED_TYPES
 
@@ -38,16 +38,7 @@ def transposed(parameter: Parameter) -> Parameter | None:
     rows, columns = parameter.shape
     span: Span
     if isinstance(parameter.span, FileSpan):
-        inner = parameter.span
-        span = StridedSpan(
-            path=inner.path,
-            offset=inner.offset,
-            count=parameter.count,
-            dtype=inner.dtype,
-            first=0,
-            shape=(columns, rows),
-            stride=(1, columns),
-        )
+        span = by_columns(parameter.span, (columns, rows))
     elif parameter.count <= _MOST_IN_MEMORY:
         span = _TransposedSpan(parameter.span, rows, columns)
     else:

@@ -18,29 +18,13 @@ from msprobe.checkpoints.result_json import cosine, max_abs_index, nonfinite_ind
 from msprobe.checkpoints.values import ValueDifference, value_texts
 from msprobe.numerics.element_metrics import ElementMetrics
 from msprobe.plain_text import plain
-from msprobe.report.value_text import (
-    count_text,
-    number_text,
-    size_text,
-)
+from msprobe.report.value_text import count_text, number_text, size_text
 
 Item = TypeVar("Item")
 
 _LISTED: Final = 20
 _MOST_KINDS: Final = 16
 _MOST_LAYERS: Final = 100
-_ORDER: Final = (
-    Change.REMOVED,
-    Change.ADDED,
-    Change.RENAMED,
-    Change.TRANSPOSED,
-    Change.JOINED,
-    Change.SPLIT,
-    Change.TIED,
-    Change.SHAPE,
-    Change.ROUNDED,
-    Change.DTYPE,
-)
 _TITLES: Final = {
     Change.REMOVED: "only in the reference",
     Change.ADDED: "only in the target",
@@ -92,11 +76,11 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
     ]
     yield from _layer_lines(model)
     yield from _optimizer_lines(found, optimizers)
-    for change in _ORDER:
+    for change, title in _TITLES.items():
         items = [each for each in found.differences if each.change is change]
         if items:
             yield Text()
-            yield Text(f"  {_TITLES[change]}", "bold")
+            yield Text(f"  {title}", "bold")
             yield from _limited(items, _plain_line, limit)
     yield from _value_lines(found, limit)
     yield from _finding_lines("not compared", found.uncompared, limit)
@@ -164,12 +148,11 @@ def _state_line(
 
 
 def _value_lines(found: CheckpointComparison, limit: int) -> Iterator[Text]:
-    order = (Change.CHANGED, Change.DTYPE, Change.REMOVED, Change.ADDED)
-    for change in order:
+    for change, title in _VALUE_TITLES.items():
         items = [each for each in found.values if each.change is change]
         if items:
             yield Text()
-            yield Text(f"  {_VALUE_TITLES[change]}", "bold")
+            yield Text(f"  {title}", "bold")
             yield from _limited(items, _value_line, limit)
 
 

@@ -163,25 +163,17 @@ class CompressedSpan:
             self._open[0].close()
 
 
-class FortranSpan:
-    """Elements in column-major order (``.npy`` files of transposed arrays), handed out by rows."""
-
-    def __init__(self, inner: FileSpan, shape: tuple[int, ...]) -> None:
-        """Wrap `inner`, which holds the elements of an array of this shape by columns."""
-        stride = tuple(accumulate((1, *shape[:-1]), lambda step, size: step * size))
-        self._picked = StridedSpan(
-            path=inner.path,
-            offset=inner.offset,
-            count=math.prod(shape),
-            dtype=inner.dtype,
-            first=0,
-            shape=shape,
-            stride=stride,
-        )
-
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Return some elements, picked from the mapped file."""
-        return self._picked.read(start, stop)
+def by_columns(inner: FileSpan, shape: tuple[int, ...]) -> StridedSpan:
+    """Return the elements of an array that a file holds in column-major order, by rows."""
+    return StridedSpan(
+        path=inner.path,
+        offset=inner.offset,
+        count=math.prod(shape),
+        dtype=inner.dtype,
+        first=0,
+        shape=shape,
+        stride=tuple(accumulate((1, *shape[:-1]), lambda step, size: step * size)),
+    )
 
 
 @dataclass(frozen=True, slots=True)

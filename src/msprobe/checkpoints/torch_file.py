@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from msprobe.checkpoints.pickled_tree import ByteOrder, TorchFile, read_tree
+from msprobe.checkpoints.pickled_tree import ByteOrder, TorchFile, no_storage, read_tree
 from msprobe.checkpoints.spans import file_size
 from msprobe.dump.formats.pickle import read_pickle
 from msprobe.dump.formats.torch_archive import SpecialTensorError, open_torch_archive
@@ -28,13 +28,10 @@ def read_plain_pickle(path: Path) -> TorchFile:
         CheckpointFormatError: it cannot be read, or is larger than `MAX_PICKLE_BYTES`.
     """
 
-    def locate(key: str) -> tuple[int, int]:
-        raise KeyError(key)
-
     if file_size(path) > MAX_PICKLE_BYTES:
         raise CheckpointFormatError(path, "is too large for a pickle without an archive")
     try:
-        return read_tree(path, read_pickle(path.read_bytes()), locate, "little")
+        return read_tree(path, read_pickle(path.read_bytes()), no_storage, "little")
     except (OSError, ValueError) as exc:
         raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
 

@@ -186,6 +186,7 @@ def _print_tree(
         limit=options.limit,
         selected=None if selected is None else set(selected),
         unicode=console.encoding.lower().startswith("utf"),
+        styled=console.color_system is not None,
     )
     overview = list(overview_lines(dump, view, nonfinite, width=console.width))
     calls = list(tree_lines(view, nonfinite, tree))

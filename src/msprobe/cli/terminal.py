@@ -38,14 +38,18 @@ def make_console() -> Console:
     return made
 
 
-def print_lines(screen: Console, lines: Iterable[Text]) -> None:
+def print_lines(screen: Console, lines: Iterable[Text | str]) -> None:
     """Print lines that were made for the console's width."""
     if screen.color_system is None:  # rich would only look for styles that it may not print
         for line in lines:
-            screen.file.write(f"{line.plain}\n".expandtabs())
+            text = line if isinstance(line, str) else line.plain
+            screen.file.write(f"{text}\n".expandtabs())
         screen.file.flush()
         return
-    for line in lines:
+    from rich.text import Text
+
+    for each in lines:
+        line = Text(each) if isinstance(each, str) else each
         line.end = "\n"
         screen.print(line)
 

@@ -48,7 +48,8 @@ Scope = Annotated[
     Meta(
         description="Record only from the first to the second of two full record names, both "
         "included; empty for everything. At L1 API names (`Functional.linear.0.forward`), at L0 "
-        "module names (`Module.fc.Linear.forward.0`), at mix either. Not with level L2.",
+        "module names (`Module.fc.Linear.forward.0`), at mix either. At L2 either, for the kernels "
+        "inside; not in MindSpore.",
         extra_json_schema={"anyOf": [{"maxItems": 0}, {"minItems": 2, "maxItems": 2}]},
     ),
 ]
@@ -449,7 +450,7 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
         Numbers,
         Meta(
             description='Steps to record, such as `[0, "10-12"]`; empty for all. '
-            "Numbers from 0 to 1000000."
+            "Numbers from 0 to 1000000; of a range either end may come first."
         ),
     ] = []
     level: Annotated[
@@ -457,9 +458,9 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Which calls to see: `L0` modules, `L1` APIs, `mix` both, `L2` the "
             "kernels that run beneath, `debug` only what you pass to `save()`. The task "
-            "`structure` works at L0 and mix, `overflow_check`, `nan_check` and `diff_check` at "
-            "L0, L1 and mix, `free_benchmark` at L1 and mix; `signature` records no calls, and "
-            "the level does not matter."
+            "`structure` works at L0 and mix, `overflow_check` at all but debug, `nan_check` "
+            "and `diff_check` at L0, L1 and mix, `free_benchmark` at L1 and mix; `signature` "
+            "records no calls, and the level does not matter."
         ),
     ] = Level.L1
     enable_dataloader: Annotated[

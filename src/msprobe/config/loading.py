@@ -34,7 +34,7 @@ _LEVELS: Final[dict[Task, tuple[Level, ...]]] = {
     Task.STATISTICS: tuple(Level),
     Task.TENSOR: tuple(Level),
     Task.STRUCTURE: (Level.L0, Level.MIX),
-    Task.OVERFLOW_CHECK: (Level.L0, Level.L1, Level.MIX),
+    Task.OVERFLOW_CHECK: (Level.L0, Level.L1, Level.L2, Level.MIX),
     Task.NAN_CHECK: (Level.L0, Level.L1, Level.MIX),
     Task.SIGNATURE: tuple(Level),
     Task.EXCEPTION_DUMP: (Level.L2,),
@@ -44,8 +44,6 @@ _LEVELS: Final[dict[Task, tuple[Level, ...]]] = {
     Task.DIFF_CHECK: (Level.L0, Level.L1, Level.MIX),
 }
 _OF_PYTORCH: Final = (Task.SIGNATURE, Task.NOISE_FLOOR)
-_KERNEL_TASKS: Final = (Task.OVERFLOW_CHECK, Task.EXCEPTION_DUMP)
-"""Tasks that at level L2 are for frameworks which dump kernels by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +193,6 @@ def _resolve_level(draft: _Draft, task: Task) -> Level:
         return Level.L1
     if level in _LEVELS[task]:
         return level
-    if draft.dumps_kernels and level is Level.L2 and task in _KERNEL_TASKS:
-        return level
     if task is Task.STRUCTURE:
         draft.warnings.append(f'"level" is "{level}"; task structure uses mix instead')
         return Level.MIX
@@ -221,6 +217,9 @@ def _resolve_section(draft: _Draft, task: Task, level: Level) -> Section:
         raw["slice"] = _tidy_crops(raw["slice"], f"{task}.slice", draft.warnings)
     source = draft.given_by if draft.section else draft.file
     typed = convert(raw, keys, prefix=task.value, source=source)
+    if draft.dumps_kernels and level is Level.L2 and raw.get("scope"):
+        hint = "use list to select the kernels that are recorded"
+        raise ConfigError(f"{task}.scope", raw["scope"], "[] here", source=source, hint=hint)
     return build_section(typed, level, source=source, warnings=draft.warnings)
 
 

@@ -358,9 +358,6 @@ def _parse_scope(
     """
     if not names:
         return None
-    if level is Level.L2:
-        hint = "use list to select the calls whose kernels are recorded"
-        raise ConfigError(key, names, "[] with level L2", source=source, hint=hint)
     if len(names) != 2:
         rule = "an empty list or exactly two record names [first, last]"
         raise ConfigError(key, names, rule, source=source)

@@ -16,7 +16,7 @@ from msprobe.dump.record_views import Record
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
 from msprobe.plain_text import plain
-from msprobe.report.grid import Cell, Column, guides, heading, row, text_width
+from msprobe.report.grid import Cell, Column, guides, heading, plain_row, row, text_width
 from msprobe.report.nonfinite import BORN, PRESENT, Nonfinite
 from msprobe.report.value_text import (
     count_text,
@@ -28,6 +28,8 @@ from msprobe.report.value_text import (
 
 _WIDE_FROM: Final = 110
 _STATISTICS: Final = ("min", "max", "mean", "norm")
+_NO_NUMBERS: Final = [""] * len(_STATISTICS)
+_NO_VALUES: Final = [None] * len(_STATISTICS)
 # Deeper calls are drawn no further to the right: no terminal is that wide.
 _MAX_INDENT: Final = 100
 _MIN_NAME_WIDTH: Final = 16
@@ -53,6 +55,7 @@ class TreeOptions:
         limit: lines to show; 0 shows all.
         selected: only these records and the calls around them; None for all.
         unicode: whether line-drawing characters may be used.
+        styled: whether colours will be shown.
     """
 
     width: int = 80
@@ -60,6 +63,7 @@ class TreeOptions:
     limit: int = 0
     selected: set[str] | None = None
     unicode: bool = True
+    styled: bool = True
 
 
 # Not frozen, as `_Line`: every call makes one of each, and frozen ones take three times as long.
@@ -88,6 +92,7 @@ class _Line:
     more: int = 0
     is_argument: bool = False
     remark: str = ""
+    kind: str = ""
 
 
 @dataclass(slots=True)
@@ -105,7 +110,7 @@ class _Budget:
         return False
 
 
-def tree_lines(view: RankView, nonfinite: Nonfinite, options: TreeOptions) -> Iterator[Text]:
+def tree_lines(view: RankView, nonfinite: Nonfinite, options: TreeOptions) -> Iterator[Text | str]:
     """Yield the lines of the tree of one rank.
 
     Raises:
@@ -117,14 +122,15 @@ def tree_lines(view: RankView, nonfinite: Nonfinite, options: TreeOptions) -> It
         title: list(_section(view, nonfinite, roots, options, budget))
         for title, roots in forest.items()
     }
-    layout = _Layout.fit([line for lines in sections.values() for line in lines], options.width)
+    everything = [line for lines in sections.values() for line in lines]
+    layout = _Layout.fit(everything, options.width, styled=options.styled)
     for position, (title, lines) in enumerate(sections.items()):
         if lines:
             if position:
                 yield Text()
             yield layout.heading(title, "value" if title is Section.SAVED_VALUES else "output")
             yield from (layout.line(line) for line in lines)
-    marks = {line.mark for lines in sections.values() for line in lines}
+    marks = {line.mark for line in everything}
     if any(marks):
         yield Text()
         yield from (Text(text, "dim") for mark, text in _LEGEND.items() if mark in marks)
@@ -238,17 +244,18 @@ def _main_tensor(record: Record, *, has_raised: bool) -> tuple[Value | None, int
 class _Layout:
     columns: Sequence[Column]
     gap: int
-    is_wide: bool
+    is_styled: bool
 
     @classmethod
-    def fit(cls, lines: Sequence[_Line], width: int) -> _Layout:
+    def fit(cls, lines: Sequence[_Line], width: int, *, styled: bool) -> _Layout:
+        """Return the layout for these lines, which learn their text of the third column."""
         is_wide = width >= _WIDE_FROM
         gap, number = (2, 9) if is_wide else (1, 8)
         room = width - 2 - gap - len(_STATISTICS) * (number + gap)
-        kinds = max((text_width(_kind(line, is_wide)) for line in lines), default=0)
-        names = max(
-            (text_width(line.lead + line.label.text + _tail(line)) for line in lines), default=0
-        )
+        for line in lines:
+            line.kind = _kind(line, is_wide)
+        kinds = max((text_width(line.kind) for line in lines), default=0)
+        names = max((text_width(_full_name(line)) for line in lines), default=0)
         names = max(names, len(Section.SAVED_VALUES), _MIN_NAME_WIDTH)
         kinds = max(kinds, len("output"))
         # Names first: a cut shape is easier to bear than a cut name.
@@ -260,7 +267,7 @@ class _Layout:
             Column(title="", width=names),
             Column(title="output", width=kinds),
         )
-        return cls(columns=(mark, name, kind, *numbers), gap=gap, is_wide=is_wide)
+        return cls(columns=(mark, name, kind, *numbers), gap=gap, is_styled=styled)
 
     def heading(self, title: str, kind: str) -> Text:
         kinds = replace(self.columns[2], title=kind)
@@ -268,24 +275,37 @@ class _Layout:
         start = 2 + self.gap
         return Text.assemble(" " * start, (title, "bold cyan"), text[start + len(title) :], end="")
 
-    def line(self, line: _Line) -> Text:
+    def line(self, line: _Line) -> Text | str:
+        tensor = line.tensor
+        values = [getattr(tensor, title) for title in _STATISTICS] if tensor else []
+        width = self.columns[3].width
+        numbers = [number_text(value, width) for value in values] or _NO_NUMBERS
+        lead = _shortened(line.lead, self.columns[1].width)
+        if not self.is_styled and lead == line.lead:
+            texts = (line.mark, _full_name(line), line.kind, *numbers)
+            found = plain_row(self.columns, texts, self.gap)
+            if found is not None:
+                return found
         alarm = _ALARM if line.mark else ""
         name_style = alarm if line.mark == BORN else ("dim" if line.tensor is None else "")
-        lead = _shortened(line.lead, self.columns[1].width)
         cells = [
             Cell(line.mark, alarm),
             Cell(self._name(line, lead), name_style, lead, _tail(line)),
-            Cell(_kind(line, self.is_wide), _kind_style(line)),
+            Cell(line.kind, _kind_style(line)),
         ]
-        for column in self.columns[3:]:
-            value = getattr(line.tensor, column.title) if line.tensor else None
-            text = number_text(value, column.width) if line.tensor else ""
-            cells.append(Cell(text, _ALARM if is_nonfinite(value) else ""))
+        cells += [
+            Cell(text, _ALARM if is_nonfinite(value) else "")
+            for text, value in zip(numbers, values or _NO_VALUES, strict=True)
+        ]
         return row(self.columns, cells, self.gap)
 
     def _name(self, line: _Line, lead: str) -> str:
         fits = text_width(lead + line.label.text) <= self.columns[1].width
         return line.label.text if fits else line.label.short or line.label.text
+
+
+def _full_name(line: _Line) -> str:
+    return line.lead + line.label.text + _tail(line)
 
 
 def _tail(line: _Line) -> str:

@@ -14,10 +14,17 @@ from msprobe.run_config.arguments import COLUMNS, compare_arguments, has_no_infl
 from msprobe.run_config.conclusion import Conclusion, conclude
 from msprobe.run_config.environment import classify_variable, compare_environments
 from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level, highest
-from msprobe.run_config.pack import DYNAMIC_FILE, STATIC_FILE, TRAINING_PARTS, Pack, read_pack
+from msprobe.run_config.pack import (
+    DYNAMIC_FILE,
+    LATER_PARTS,
+    STATIC_FILE,
+    TRAINING_PARTS,
+    Pack,
+    read_pack,
+)
 from msprobe.run_config.packages import compare_packages
 from msprobe.run_config.random_calls import compare_random_calls
-from msprobe.run_config.settings_tables import compare_settings
+from msprobe.run_config.settings_tables import compare_later, compare_settings, settings_row
 from msprobe.run_config.system import compare_systems
 from msprobe.run_config.value_tables import (
     compare_buffers,
@@ -103,6 +110,7 @@ def compare_packs(bench: Path, cmp: Path) -> RunComparison:
         items[Item.PACK] = _incomplete(one, other)
     if Item.ARGUMENTS in items:
         items[Item.ARGUMENTS] = _with_doubts(items[Item.ARGUMENTS], one, other)
+    items |= _with_later_changes(items, one, other)
     items |= _with_variables_that_acted(items)
     return RunComparison(bench=one, cmp=other, items=items)
 
@@ -125,6 +133,23 @@ def _with_variables_that_acted(items: Mapping[Item, ItemResult]) -> dict[Item, I
         for each in env.differences
     ]
     return {Item.ENV: replace(env, differences=differences)}
+
+
+def _with_later_changes(
+    items: Mapping[Item, ItemResult], one: Pack, other: Pack
+) -> dict[Item, ItemResult]:
+    """Return the parts with differences that began at a later step."""
+    last_step = min(max((step for step, _ in pack.weights), default=0) for pack in (one, other))
+    found: dict[Item, ItemResult] = {}
+    for part in LATER_PARTS:
+        settings = _part(one, part, other), _part(other, part, one)
+        differences = compare_later(part, settings, (one.later, other.later), last_step)
+        if differences and part in items:
+            known = items[part]
+            rows = [*known.rows, *map(settings_row, differences)]
+            differences = [*known.differences, *differences]
+            found[part] = replace(known, rows=rows, differences=differences)
+    return found
 
 
 def _part(pack: Pack, part: Item, other: Pack) -> dict[int, dict[str, str]]:
@@ -154,16 +179,23 @@ def _compare_all_arguments(
 
 def _held_by_one(item: Item, in_bench: bool, in_cmp: bool, name: str = "") -> ItemResult:
     """Return the result of an item, or a file of one, that only one pack holds."""
-    difference = Difference(
+    held = ("held" if in_bench else None, "held" if in_cmp else None)
+    difference = _not_compared(item, name or item, *held, "not compared")
+    return ItemResult(item=item, columns=("name",), rows=[], differences=[difference], compared=0)
+
+
+def _not_compared(
+    item: Item, name: str, bench: str | None, cmp: str | None, note: str
+) -> Difference:
+    return Difference(
         item=item,
-        name=name or item,
-        bench="held" if in_bench else None,
-        cmp="held" if in_cmp else None,
+        name=name,
+        bench=bench,
+        cmp=cmp,
         level=Level.WARNING,
-        note="not compared",
+        note=note,
         aspect=Aspect.NOT_COMPARED,
     )
-    return ItemResult(item=item, columns=("name",), rows=[], differences=[difference], compared=0)
 
 
 def _with_doubts(result: ItemResult, bench: Pack, cmp: Pack) -> ItemResult:
@@ -174,18 +206,16 @@ def _with_doubts(result: ItemResult, bench: Pack, cmp: Pack) -> ItemResult:
     if DYNAMIC_FILE in bench.arguments and DYNAMIC_FILE in cmp.arguments:
         return result
     known = {each.name for each in result.differences}
+    reasons = cmp.unresolved | bench.unresolved
     differences = [
-        Difference(
-            item=Item.ARGUMENTS,
-            name=name,
-            bench=_shown(bench, name),
-            cmp=_shown(cmp, name),
-            level=Level.INFO if has_no_influence(name) else Level.WARNING,
-            note=bench.unresolved.get(name) or cmp.unresolved.get(name, ""),
-            aspect=Aspect.NOT_COMPARED,
-        )
+        replace(found, level=Level.INFO) if has_no_influence(name) else found
         for name in dict.fromkeys((*bench.unresolved, *cmp.unresolved))
         if name not in known
+        for found in [
+            _not_compared(
+                Item.ARGUMENTS, name, _shown(bench, name), _shown(cmp, name), reasons[name]
+            )
+        ]
     ]
     return replace(result, differences=[*result.differences, *differences])
 
@@ -199,15 +229,8 @@ def _note_if_empty(result: ItemResult) -> ItemResult:
     """Return the result, with a difference if both sides hold nothing that can be compared."""
     if result.compared or result.differences:
         return result
-    difference = Difference(
-        item=result.item,
-        name=result.item,
-        bench="nothing",
-        cmp="nothing",
-        level=Level.WARNING,
-        note="nothing to compare",
-        aspect=Aspect.NOT_COMPARED,
-    )
+    item = result.item
+    difference = _not_compared(item, item, "nothing", "nothing", "nothing to compare")
     return replace(result, differences=[difference])
 
 
@@ -215,14 +238,12 @@ def _incomplete(bench: Pack, cmp: Pack) -> ItemResult:
     """Return the ranks whose files are missing on a side."""
     gone = set(bench.missing_ranks), set(cmp.missing_ranks)
     differences = [
-        Difference(
-            item=Item.PACK,
-            name=f"rank {rank}",
-            bench=None if rank in gone[0] else "held",
-            cmp=None if rank in gone[1] else "held",
-            level=Level.WARNING,
-            note="its file is not beside that of rank 0",
-            aspect=Aspect.NOT_COMPARED,
+        _not_compared(
+            Item.PACK,
+            f"rank {rank}",
+            None if rank in gone[0] else "held",
+            None if rank in gone[1] else "held",
+            "its file is not beside that of rank 0",
         )
         for rank in sorted(gone[0] | gone[1])
     ]

@@ -7,6 +7,7 @@ differs later follows from what differs earlier, so the earliest difference is t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +17,7 @@ from msprobe.report.value_text import count_text
 from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level
 
 _MAX_VALUE: Final = 60
+_SET_BY_SCHEDULE: Final = re.compile(r"(optimizer\.\d+\.group\.\d+\.)(lr|momentum|betas)")
 _NAMED: Final = 3
 
 
@@ -137,6 +139,15 @@ def conclude(items: Mapping[Item, ItemResult]) -> Conclusion:
     """Return the earliest cause of all differences of two runs."""
     found = [each for item in items.values() for each in item.differences]
     matters = [each for each in found if each.level is not Level.INFO]
+    if any(each.item is Item.SCHEDULE for each in matters):
+        # A schedule sets the learning rate when it is made; what it starts from is `initial_lr`.
+        names = {each.name for each in matters}
+        matters = [
+            each
+            for each in matters
+            if not (place := _SET_BY_SCHEDULE.fullmatch(each.name))
+            or f"{place[1]}initial_{place[2]}" in names
+        ]
     if not matters:
         return Conclusion(kind=Kind.NOTHING)
     first = min(matters, key=lambda each: (_doubt(each), *_moment(each)))
@@ -151,7 +162,10 @@ def conclude(items: Mapping[Item, ItemResult]) -> Conclusion:
 
 def kind_of(difference: Difference) -> Kind:
     """Return the kind of cause that a difference is."""
-    return _ASPECTS.get(difference.aspect) or _KINDS.get(difference.item, Kind.INCOMPLETE)
+    of_item = _KINDS.get(difference.item, Kind.INCOMPLETE)
+    if difference.aspect is Aspect.LATER and of_item not in _EFFECTS:
+        return of_item  # a flag that changed during the run
+    return _ASPECTS.get(difference.aspect) or of_item
 
 
 def _doubt(difference: Difference) -> int:
@@ -161,7 +175,9 @@ def _doubt(difference: Difference) -> int:
     library path) is no cause as long as something is there that does.
     """
     kind = kind_of(difference)
-    if kind in (Kind.COURSE, Kind.INCOMPLETE):
+    if difference.aspect is Aspect.LATER:
+        return list(Kind).index(Kind.COURSE)
+    if kind is Kind.INCOMPLETE:
         return list(Kind).index(kind)
     if kind is Kind.CODE:
         return 1
@@ -169,9 +185,14 @@ def _doubt(difference: Difference) -> int:
     return 0 if is_sure or difference.aspect is Aspect.CAUSE else 2
 
 
-def _moment(difference: Difference) -> tuple[int, int, bool]:
+def _moment(difference: Difference) -> tuple[int, int, int, bool]:
     is_data = difference.item is Item.DATASET
-    return (list(Kind).index(kind_of(difference)), -difference.level.weight, is_data)
+    return (
+        difference.step,
+        list(Kind).index(kind_of(difference)),
+        -difference.level.weight,
+        is_data,
+    )
 
 
 def _consequences(differences: Sequence[Difference], cause: Kind) -> Iterable[str]:

@@ -83,6 +83,7 @@ class Difference:
         level: how much it matters.
         note: a further hint; may be empty.
         aspect: in which respect they differ.
+        step: the first (micro) step where they do, for `Aspect.LATER`.
     """
 
     item: Item
@@ -92,6 +93,7 @@ class Difference:
     level: Level
     note: str = ""
     aspect: Aspect = Aspect.VALUE
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from msprobe.dump.facts import Modes
 from msprobe.dump.records import JsonTree
 from msprobe.errors import MsprobeError
-from msprobe.run_config.pack import DYNAMIC, PackWriter
+from msprobe.run_config.pack import DYNAMIC, LATER_PARTS, NOT_SET, PackWriter
 from msprobe.run_config.random_recording import RandomRecorder, python_and_numpy_states
 from msprobe.run_config.value_tables import CHECKSUM, ROWS, STATISTICS
 
@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_DEPTH: Final = 20
 _MAX_CLIPS: Final = 8
+
+Parts = dict[str, dict[str, str]]
+"""Settings by part and name."""
 
 
 class Framework(Protocol):
@@ -88,7 +91,7 @@ class RunSettings:
     """
 
     arguments: dict[str, JsonTree]
-    parts: dict[str, dict[str, str]]
+    parts: Parts
 
     def write(self, writer: PackWriter, rank: int) -> None:
         """Write them into a pack."""
@@ -134,7 +137,7 @@ def leaf_of(
 
 def write_settings(
     framework: Framework, parts: Sequence[Any], writer: PackWriter, rank: int, with_grad: bool
-) -> None:
+) -> Parts:
     """Write the settings of the running training into a pack.
 
     They are read from objects of many libraries: what goes wrong there is logged.
@@ -145,11 +148,17 @@ def write_settings(
         writer: where to.
         rank: this process's rank.
         with_grad: whether the program records gradients.
+
+    Returns:
+        the settings by part.
     """
     try:
-        framework.settings(parts, with_grad).write(writer, rank)
+        found = framework.settings(parts, with_grad)
+        found.write(writer, rank)
     except Exception as exc:
         logger.warning("config_check cannot read settings of the training: %s", exc, exc_info=True)
+        return {}
+    return found.parts
 
 
 class ModelWatch:
@@ -183,6 +192,7 @@ class ModelWatch:
         self._max_steps = max_steps
         self._step = 0
         self._clips: list[dict[str, str]] = []
+        self._settings: Parts = {}
         self._is_over = False
 
     def note_clip(self, settings: dict[str, str]) -> None:
@@ -221,6 +231,8 @@ class ModelWatch:
         place = f"step{self._step}/rank{self._rank}"
         if self._step == 0:
             self._collect_once(with_grad)
+        elif self._settings:
+            self._collect_changes(with_grad)
         dataset = {"args": self._described(list(args)), "kwargs": self._described(kwargs)}
         self._writer.put_json(f"dataset/{place}/dataset.json", dataset)
         self._put_values(f"weights/{place}/weight.json", self._framework.parameters_of)
@@ -231,7 +243,21 @@ class ModelWatch:
         states = {**dict(python_and_numpy_states()), **dict(self._framework.generator_states())}
         place = f"random/generators_rank{self._rank}.json"
         self._writer.put_json(place, {"step0": states})
-        write_settings(self._framework, self._parts, self._writer, self._rank, with_grad)
+        self._settings = write_settings(
+            self._framework, self._parts, self._writer, self._rank, with_grad
+        )
+
+    def _collect_changes(self, with_grad: bool) -> None:
+        """Write the flags and numbers of optimizers that are others than before the last call."""
+        found = self._framework.settings(self._parts, with_grad).parts
+        changes = {
+            str(part): _changes(self._settings.get(part, {}), found.get(part, {}))
+            for part in LATER_PARTS
+        }
+        self._settings = found
+        changes = {part: changed for part, changed in changes.items() if changed}
+        if changes:
+            self._writer.put_json(f"training/rank{self._rank}.step{self._step}.json", changes)
 
     def _put_values(
         self, member: str, values_of: Callable[[Any], Iterator[tuple[str, Any]]]
@@ -254,6 +280,11 @@ class ModelWatch:
             return {}
         found = {key: self._described(item, depth + 1) for key, item in _items(value)}
         return {key: tree for key, tree in found.items() if tree}
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    names = dict.fromkeys((*now, *before))
+    return {name: now.get(name, NOT_SET) for name in names if now.get(name) != before.get(name)}
 
 
 def _items(value: Any) -> list[tuple[str, Any]]:

@@ -12,6 +12,7 @@
     buffers/step{n}/rank{r}/buffer.json     the same of every buffer
     training/rank{r}.json                   settings of modules, optimizers …, flags, by part
     training/rank{r}.clip{n}.json           the same of gradient clipping, seen after the first call
+    training/rank{r}.step{n}.json           flags, optimizers' numbers that changed before step n
     random/rank{r}.json                     calls of random functions
     random/generators_rank{r}.json          states of the generators, by step
 
@@ -56,6 +57,10 @@ TRAINING_PARTS: Final = (
     *(Item.MODULES, Item.OPTIMIZER, Item.SCHEDULE, Item.SCALER, Item.CLIP, Item.LOADER, Item.MODES),
 )
 """Contents of a member `training/rank{r}.json`."""
+LATER_PARTS: Final = (Item.OPTIMIZER, Item.MODES)
+"""Those that are collected at each step."""
+NOT_SET: Final = "not set"
+"""Of a setting that is gone at a later step."""
 
 _MAX_MEMBERS: Final = 1_000_000
 _MAX_MEMBER_BYTES: Final = 256 << 20
@@ -64,7 +69,7 @@ _PER_STEP: Final = re.compile(
     r"(dataset|weights|buffers)/step(\d{1,9})/rank(\d{1,9})/(?:dataset|weight|buffer)\.json"
 )
 _PER_RANK: Final = re.compile(r"random/(generators_)?rank(\d{1,9})\.json")
-_TRAINING: Final = re.compile(r"training/rank(\d{1,9})(?:\.clip\d{1,3})?\.json")
+_TRAINING: Final = re.compile(r"training/rank(\d{1,9})(?:\.clip\d{1,3}|\.step(\d{1,9}))?\.json")
 
 StepRank = tuple[int, int]
 """A (micro) step and a rank."""
@@ -85,6 +90,7 @@ class Pack:
         weights: per step and rank, the statistics of the parameters.
         buffers: per step and rank, those of the buffers.
         training: per rank and part, the settings of modules, optimizers and so on.
+        later: per step and rank, those that changed before a later step.
         random: per rank, the calls of random functions.
         generators: per rank, the states of the random generators by step.
         missing_ranks: ranks whose files are not beside it.
@@ -100,6 +106,7 @@ class Pack:
     weights: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
     buffers: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
     training: dict[int, dict[str, dict[str, str]]] = field(default_factory=dict)
+    later: dict[StepRank, dict[str, dict[str, str]]] = field(default_factory=dict)
     random: dict[int, dict[str, JsonTree]] = field(default_factory=dict)
     generators: dict[int, dict[str, JsonTree]] = field(default_factory=dict)
     missing_ranks: list[int] = field(default_factory=list)
@@ -247,7 +254,12 @@ def _add(pack: Pack, path: Path, name: str, tree: dict[str, JsonTree]) -> None:
         tables = {"dataset": pack.dataset, "weights": pack.weights, "buffers": pack.buffers}
         tables[place[1]][int(place[2]), int(place[3])] = tree
     elif place := _TRAINING.fullmatch(name):
-        parts = pack.training.setdefault(int(place[1]), {})
+        rank = int(place[1])
+        parts = (
+            pack.later.setdefault((int(place[2]), rank), {})
+            if place[2]
+            else pack.training.setdefault(rank, {})
+        )
         for part, settings in _settings_by_part(path, name, tree).items():
             parts.setdefault(part, {}).update(settings)
     elif tree and (place := _PER_RANK.fullmatch(name)):  # empty where no call was noted

@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from msprobe.run_config.levels import Difference, Item, ItemResult, Level
+from msprobe.report.tables import Cell
+from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level
+from msprobe.run_config.pack import NOT_SET, StepRank
 
 _COLUMNS: Final = ("name", "ranks", "bench_value", "cmp_value", "level")
 # The first that fits decides; everything else changes the computation.
@@ -21,6 +23,8 @@ _LEVELS: Final = (
 
 Settings = Mapping[int, Mapping[str, str]]
 """By rank, a flat table."""
+Later = Mapping[StepRank, Mapping[str, Mapping[str, str]]]
+"""By step and rank, tables of what changed before the step, by part."""
 
 
 def compare_settings(item: Item, bench: Settings, cmp: Settings) -> ItemResult:
@@ -45,13 +49,53 @@ def compare_settings(item: Item, bench: Settings, cmp: Settings) -> ItemResult:
         )
         for (name, one, other), where in places.items()
     ]
-    rows = [
-        (each.name, each.note or "all", each.bench or "None", each.cmp or "None", each.level.value)
-        for each in differences
-    ]
+    rows = list(map(settings_row, differences))
     return ItemResult(
-        item=item, columns=_COLUMNS, rows=list(rows), differences=differences, compared=len(names)
+        item=item, columns=_COLUMNS, rows=rows, differences=differences, compared=len(names)
     )
+
+
+def settings_row(each: Difference) -> tuple[Cell, ...]:
+    """Return the row of a difference in the table of its part."""
+    return each.name, each.note or "all", each.bench or "None", each.cmp or "None", each.level.value
+
+
+def compare_later(
+    item: Item, settings: tuple[Settings, Settings], later: tuple[Later, Later], last_step: int
+) -> list[Difference]:
+    """Return settings that were alike, and no longer are at a later step; each the first time.
+
+    Args:
+        item: the part.
+        settings: those at the beginning, of both runs.
+        later: those that changed.
+        last_step: the last one that both runs have.
+    """
+    found: dict[str, Difference] = {}
+    ranks = {*settings[0], *settings[1]}
+    places = sorted(
+        (step, rank) for step, rank in {*later[0], *later[1]} if step <= last_step and rank in ranks
+    )
+    now = [{rank: dict(side.get(rank, {})) for rank in ranks} for side in settings]
+    for step, rank in places:
+        changes = [side.get((step, rank), {}).get(item, {}) for side in later]
+        for name in dict.fromkeys((*changes[0], *changes[1])):
+            before = [side[rank].get(name, NOT_SET) for side in now]
+            after = [side.get(name, old) for side, old in zip(changes, before, strict=True)]
+            if before[0] == before[1] and after[0] != after[1] and name not in found:
+                found[name] = Difference(
+                    item=item,
+                    name=name,
+                    bench=after[0],
+                    cmp=after[1],
+                    level=_level(name),
+                    note=f"from step {step}",
+                    aspect=Aspect.LATER,
+                    step=step,
+                )
+        for side, changed in zip(now, changes, strict=True):
+            side[rank] |= changed
+    return list(found.values())
 
 
 def _level(name: str) -> Level:

@@ -12,7 +12,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from msprobe.run_config.environment import classify_variable
 from msprobe.run_config.launches import SHELLS, InnerScript, Launch, find_launch
+from msprobe.run_config.levels import Level
+from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_words import (
     Variables,
     Word,
@@ -95,6 +98,8 @@ class Way:
         self._folder = folder
         self._variables = Variables()
         self._functions: dict[str, Node] = {}
+        self._exported: dict[str, None] = {}
+        self._own: list[str] = []  # variables set in front of the present command
         self._steps = 0
         self._depth = 0
 
@@ -137,6 +142,13 @@ class Way:
         self._run_all(node)
         return True
 
+    def _declare(self, node: Node) -> bool | None:
+        self._run_all(node)
+        if text_of(node.children[0]) == "export":
+            names = (text_of(child).partition("=")[0] for child in node.named_children)
+            self._exported |= dict.fromkeys(names)
+        return True
+
     def _in_subshell(self, node: Node) -> bool | None:
         before = self._variables.copy()
         self._run_all(node)
@@ -167,14 +179,23 @@ class Way:
     def _command(self, node: Node) -> bool | None:
         name = node.child_by_field_name("name")
         assignments = [one for one in node.named_children if one.type == "variable_assignment"]
-        if name is None or _are_apart(node, assignments, name):
-            for one in assignments:
-                self._assign(one)
+        before = self._variables.copy() if assignments else self._variables
+        is_apart = name is None or not assignments or _are_apart(node, assignments, name)
+        for one in assignments:
+            self._assign(one)
         if name is None:
             return True
         parts = [name, *node.children_by_field_name("argument")]
-        words = [word for part in parts for word in words_of(part, self._variables)]
-        return self._call(words, node.start_point[0] + 1) if words else True
+        if is_apart:
+            words = [word for part in parts for word in words_of(part, self._variables)]
+            return self._call(words, node.start_point[0] + 1) if words else True
+        # The command has these variables, but its words are made without them.
+        words = [word for part in parts for word in words_of(part, before)]
+        self._own = [text_of(one).partition("=")[0] for one in assignments]
+        try:
+            return self._call(words, node.start_point[0] + 1) if words else True
+        finally:
+            self._own, self._variables = [], before
 
     def _call(self, words: list[Word], line: int) -> bool | None:
         first, rest = words[0].text, words[1:]
@@ -227,7 +248,7 @@ class Way:
     def _start(self, words: list[Word], line: int) -> None:
         found = find_launch(words, line)
         if isinstance(found, Launch):
-            self.launches.append(found)
+            self.launches.append(self._with_environment(found))
         elif isinstance(found, InnerScript):
             before, known = self._variables.copy(), len(self.launches)
             self._variables.arguments = found.arguments
@@ -240,6 +261,17 @@ class Way:
                 replace(one, arguments=one.arguments | found.wrapper)
                 for one in self.launches[known:]
             ]
+
+    def _with_environment(self, launch: Launch) -> Launch:
+        """Return a training with the variables that the script sets for it and that may matter."""
+        arguments, doubts = dict(launch.arguments), dict(launch.doubts)
+        for name in (*self._exported, *self._own):
+            known = self._variables.values.get(name)
+            if known and classify_variable(name).level is not Level.INFO:
+                arguments[f"env.{name}"] = hide_secrets(name, known[0].text)
+                if known[0].doubts:
+                    doubts[f"env.{name}"] = known[0].doubts
+        return replace(launch, arguments=arguments, doubts=doubts)
 
     def _run_inner(self, text: str) -> None:
         try:
@@ -416,10 +448,11 @@ _STATEMENTS: Final[Mapping[str, Callable[[Way, Node], bool | None]]] = {
     "case_statement": Way._case,
     "function_definition": Way._define,
     **dict.fromkeys(
-        ("declaration_command", "variable_assignments", "compound_statement", "do_group"),
+        ("variable_assignments", "compound_statement", "do_group"),
         Way._each_inside,
     ),
     **dict.fromkeys(("pipeline", "else_clause", "ERROR"), Way._each_inside),
+    "declaration_command": Way._declare,
 }
 _BUILTINS: Final[Mapping[str, Callable[[Way, list[Word], int], None]]] = {
     "source": Way._source,

@@ -146,6 +146,7 @@ def _difference(
         level=Level.WARNING if verdict == NOT_COMPARED else Level.ERROR,
         note="" if verdict is False else str(verdict),
         aspect=aspect,
+        step=step if aspect is Aspect.LATER else 0,
     )
 
 
