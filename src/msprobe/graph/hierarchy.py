@@ -180,18 +180,34 @@ def _key_of(
 
 
 def _place_parameter_gradients(calls: dict[str, _Call]) -> None:
-    """Move gradients of parameters to the last call of their module."""
+    """Move gradients of parameters to the last call of their module.
+
+    Those of a module that was never called, as its parent uses its parameters itself, are put
+    inside the innermost module around it that was.
+    """
     last: dict[str, _Call] = {}
+    by_path: dict[str, str] = {}
     gradients: list[str] = []
     for key, call in calls.items():
         if call.name.kind in PARAMETER_GRADIENTS:
             gradients.append(key)
         elif call.name.is_module:
             last[call.name.base] = call
+            by_path[call.name.path] = key
     for key in gradients:
         module = last.get(calls[key].name.base)
         if module is not None:
             module.halves += calls.pop(key).halves
+        else:
+            calls[key].parent = _innermost(calls[key].name.path, by_path)
+
+
+def _innermost(path: str, by_path: Mapping[str, str]) -> str | None:
+    while path:
+        path = path.rpartition(".")[0]
+        if path in by_path:
+            return by_path[path]
+    return None
 
 
 def _nest(calls: Mapping[str, _Call]) -> list[_Call]:

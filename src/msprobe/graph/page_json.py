@@ -31,6 +31,17 @@ MOST_DETAILS: Final = 3_000
 PARTS: Final = ("nodes", "edges", "rolls", "details")
 """The parts of a graph that grow with it."""
 
+TEXTS: Final = frozenset(
+    (
+        *("name", "label", "class", "path", "source", "forward", "backward", "dtype", "device"),
+        *("status", "status_backward", "origin", "origin_backward"),
+        *("from_slot", "to_slot", "shape"),
+    )
+)
+"""Columns that hold places of texts."""
+NUMBERS: Final = frozenset(("norm", "grad_norm", "error", "error_backward", "confidence"))
+"""Columns of numbers that may be missing, NaN or infinite."""
+
 _DIGITS: Final = 7
 _OVERFLOW: Final = {
     OverflowLevel.MEDIUM: 1,
@@ -47,21 +58,13 @@ class Texts:
     def __init__(self) -> None:
         self._places: dict[str, int] = {"": 0}
 
-    def place(self, text: str | None) -> int | str:
+    def place(self, text: str | None) -> int:
         """Return the place of a text; 0 for none."""
         return self._places.setdefault(text or "", len(self._places))
 
     def listed(self) -> list[str]:
         """Return the texts by place."""
         return [*self._places]
-
-
-class PlainTexts(Texts):
-    """Texts as they are, for answers that are read one by one."""
-
-    def place(self, text: str | None) -> int | str:
-        """Return the text; an empty one for none."""
-        return text or ""
 
 
 def whole(graphs: GraphSet) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def _details(side: GraphSide) -> dict[str, Any]:
     """Return the details of all nodes; matched ones have both sides at the target's node."""
     is_told = side.results is not None and side.side == REFERENCE
     return {
-        str(node.id): detail_json(side, node.id)
+        str(node.id): detail_json(side, node)
         for node in side.graph.nodes
         if node.halves and not (is_told and _is_matched(side, node))
     }
@@ -317,9 +320,8 @@ def _worst_error(side: GraphSide, box: int) -> float | None:
     return max(found, default=None)
 
 
-def detail_json(side: GraphSide, number_of_node: int) -> dict[str, Any]:
+def detail_json(side: GraphSide, node: Node) -> dict[str, Any]:
     """Return everything about one node: its records with their values, its call stack."""
-    node = side.graph.nodes[number_of_node]
     record = _record(node, HalfKind.FORWARD) or (node.halves[0].record if node.halves else "")
     found: dict[str, Any] = {
         "name": node.name,
