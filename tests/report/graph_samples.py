@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TEXTS = (
-    *("name", "label", "class", "path", "source", "forward", "backward", "dtype"),
+    *("name", "label", "class", "path", "source", "forward", "backward", "dtype", "device"),
     *("status", "status_backward", "origin", "origin_backward"),
 )
 USUAL: dict[str, Any] = {
@@ -326,7 +326,8 @@ class Served:
             if all(word in self._node(graph, "name", node).lower() for word in text.split())
             and all(value in self._node(graph, "class", node).lower() for _, _, value in conditions)
         ]
-        return {"ids": found[:limit], "total": len(found)}
+        first = found[:limit]
+        return {"ids": first, "total": len(found), "nodes": self._rows(graph, first)}
 
     def upstream(self, graph: int, node: int, limit: int) -> list[int]:
         edges = self.graphs["graphs"][graph]["edges"]

@@ -14,6 +14,8 @@ from browser_waits import wait_until, wait_until_drawn
 from graph_samples import INTRODUCED, Made, compared, transformer, whole
 
 from msprobe.compare.matching.call_pairs import read_call_pairs
+from msprobe.graph.searching import NodeSearch
+from msprobe.graph.tables import Table
 from msprobe.report.graph_page import write_graph_page
 from msprobe.report.page_file import write_page
 
@@ -415,6 +417,35 @@ def test_the_language_of_the_search(show, text, count):
     settle(page)
     wait_until(page, f"document.querySelector('#graph-found').innerText === '{count} nodes'")
     assert page.locator("#graph-rows [role=option]").count() == min(count, 21)
+
+
+QUERIES = [
+    *("linear", "LINEAR gelu", "status:error", "status:pass", "status=equal", "status:intro"),
+    *("error>0.005", "error<=0.01 dir:backward", "error>0.1,0.001", "severity:6,3", "size:1"),
+    *("dir:forward class=linear", "class:lin dtype:float", "name:backward", "name:gelu dir:back"),
+    *("kind:module,collection", "overflow:high", "overflow>0", "norm:nan", "norm:1.5", "norm>many"),
+    *("listed:1 status:introduced,unmatched", "source=model.py:11", "device:cpu", "status:nan"),
+]
+
+
+def test_a_search_finds_the_same_on_the_page_and_on_the_server(show):
+    graphs = compared(3, bad=1, extra=True)
+    columns = graphs["graphs"][0]["nodes"]
+    for node, value in ((5, "NaN"), (7, "Infinity"), (9, None)):
+        columns["norm"][node] = columns["error"][node] = value
+    columns["flags"][11] |= 256
+    columns["overflow"][12] = 3
+    search = NodeSearch(Table.of(columns, len(columns["name"]), graphs["texts"]))
+    page = show(graphs)
+    for text in QUERIES:
+        parts = [re.match(r"(\w+)(<=|>=|[:=<>])(.+)", word) for word in text.lower().split()]
+        words = [w for w, part in zip(text.split(), parts, strict=True) if part is None]
+        asked = [part.groups() for part in parts if part is not None]
+        count = len(search.find(" ".join(words), asked))
+        page.fill("#graph-search", text)
+        settle(page)
+        said = page.locator("#graph-found").inner_text()
+        assert (text, said) == (text, f"{count} nodes")
 
 
 def test_search_and_commands_in_one_box(show):

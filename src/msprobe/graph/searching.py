@@ -118,6 +118,8 @@ class NodeSearch:
             return np.zeros(self._nodes.count, bool)
         column = self._number(field, half)
         compare = _COMPARE[operator]
+        if field == "error" and operator.startswith(">"):
+            column = np.where(np.isnan(column), np.inf, column)  # no error is worse
         return self._any_of(
             np.isnan(column) if math.isnan(each) else compare(column, each) & self._known(column)
             for each in numbers
@@ -148,7 +150,7 @@ class NodeSearch:
             return found
         if field == "listed":
             return (self._full("size", 1) == 1) | (
-                self._number("severity", half) > Severity.AMPLIFIED
+                self._number("severity", half) > Severity.INHERITED
             )
         names = ("backward",) if half == "backward" else ("name", "forward", "backward")
         return self._any_of(

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.graph.model import Severity
 from msprobe.graph.one_page import comparison_sections
 from msprobe.graph.page_json import (
     Texts,
@@ -94,7 +95,10 @@ class PieceSource:
 
     def overview(self) -> dict[str, Any]:
         """Return what a page shows first, with the root of each graph."""
-        heads = [{**each.head, "root": each.nodes.rows([0])} for each in self._graphs]
+        heads = [
+            {**each.head, "root": each.nodes.rows([0]), "findings": pieces.findings()}
+            for each, pieces in zip(self._graphs, self._pieces, strict=True)
+        ]
         return {**self._found, "graphs": heads}
 
     def comparison(self) -> Mapping[str, Any] | None:
@@ -188,6 +192,12 @@ class _Pieces:
         found = self._search.find(text, conditions)
         first = found[:limit]
         return {"ids": first, "total": len(found), "nodes": self._nodes.rows(first)}
+
+    def findings(self) -> dict[str, Any]:
+        """Return where differences begin, or NaN and Inf where nothing is compared."""
+        if "severity" in self._nodes:
+            return self.find("", [("severity", ">=", Severity.ONE_SIDED)], MOST_FOUND)
+        return self.find("", [("overflow", ":", "high,critical"), ("size", "=", 1)], MOST_FOUND)
 
     def upstream(self, node: int, limit: int) -> list[int]:
         if not self._edges.count:

@@ -43,7 +43,7 @@ function overview() {
   const lines = ids.slice(0, 200).map((id) => {
     const found = selectedNode(id);
     const culprit = whole.culprits.find((/** @type {any} */ each) => nodeId(each.side, each.node) === id);
-    if (!found?.graph.isKnown(found.node)) return element("li", {}, link(culprit?.reason ?? id, () => change({ at: id })));
+    if (!found?.graph.isSeen(found.node)) return element("li", {}, link(culprit?.reason ?? id, () => change({ at: id })));
     const row = found.graph.node(found.node);
     return element("li", {}, link(fullName(row) || title(row), () => change({ at: id }), { class: "link mono" }), " ", span("dim", joined(row.class, culprit?.half, row.source)),
       culprit?.reason ? element("div", { class: "dim" }, culprit.reason) : null);
