@@ -14,6 +14,7 @@ from browser_waits import wait_until, wait_until_drawn
 from graph_samples import INTRODUCED, Made, compared, transformer, whole
 
 from msprobe.compare.matching.call_pairs import read_call_pairs
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.graph.searching import NodeSearch
 from msprobe.graph.tables import Table
 from msprobe.report.graph_page import write_graph_page
@@ -587,6 +588,13 @@ def test_every_word_has_a_translation():
     said = {text for path in sources for text in re.findall(r'\bsay\("([^"]+)"', path.read_text())}
     known = set(re.findall(r'"([^"]+)": "', (FOLDER / "shared" / "chinese.js").read_text()))
     assert said - known == set()
+
+
+def test_every_class_of_causes_has_a_translation(show):
+    text = (FOLDER / "shared" / "chinese.js").read_text().partition("causes = {")[2]
+    assert {*VerdictClass} <= set(re.findall(r"(\w+): \"", text))
+    page = show(compared(), fragment="lang=zh")
+    assert "模型参数不同" in page.locator("h1").inner_text()
 
 
 def test_to_the_right(show):

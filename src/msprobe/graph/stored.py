@@ -110,8 +110,8 @@ class _Stored:
     def __init__(self, path: Path, base: sqlite3.Connection) -> None:
         self._path = path
         self._most = max(path.stat().st_size, _LEAST_BYTES)
-        self._overview = self._json(base, _ALL, "overview")
-        self._texts = msgspec.convert(self._json(base, _ALL, "texts"), list[str])
+        self._overview = self._json(base, _ALL, "overview", dict[str, Any])
+        self._texts = self._json(base, _ALL, "texts", list[str])
         self._tables = [
             self._graph(base, graph)
             for (graph,) in base.execute("SELECT graph FROM piece WHERE part = 'head'").fetchall()
@@ -121,18 +121,18 @@ class _Stored:
         """Return the graphs."""
         return PieceSource(self._overview, self._tables, self._detail)
 
-    def _json(self, base: sqlite3.Connection, graph: int, part: str) -> Any:
+    def _json(self, base: sqlite3.Connection, graph: int, part: str, kind: Any) -> Any:
         query = "SELECT content FROM piece WHERE graph = ? AND part = ?"
         (content,) = base.execute(query, (graph, part)).fetchone()
-        return msgspec.json.decode(unpacked(content, 4 * self._most))
+        return msgspec.json.decode(unpacked(content, 4 * self._most), type=kind)
 
     def _graph(self, base: sqlite3.Connection, graph: int) -> GraphTables:
-        head = self._json(base, graph, "head")
+        head = self._json(base, graph, "head", dict[str, Any])
         return GraphTables(
             head=head,
             nodes=self._table(base, graph, "nodes", head),
             edges=self._table(base, graph, "edges", head),
-            rolls=self._json(base, graph, "rolls"),
+            rolls=self._json(base, graph, "rolls", list[dict[str, Any]]),
         )
 
     def _table(

@@ -57,13 +57,16 @@ def vis_name(graphs: GraphSet) -> str:
     return f"{kind}_{datetime.now():%Y%m%d%H%M%S}.vis.db"
 
 
-def write_vis_db(path: Path, graphs: GraphSet, *, overflow: bool = False) -> Path:
+def write_vis_db(
+    path: Path, graphs: GraphSet, *, overflow: bool = False, pieces_from: int = FEWEST_NODES
+) -> Path:
     """Write graphs into one file; return it.
 
     Args:
         path: the file; it appears when it is complete.
         graphs: all graphs.
         overflow: whether calls were graded by what they do with NaN and Inf.
+        pieces_from: number of nodes from which on a page can be opened by the piece.
 
     Raises:
         ReportWriteError: the file cannot be written.
@@ -72,7 +75,7 @@ def write_vis_db(path: Path, graphs: GraphSet, *, overflow: bool = False) -> Pat
         try:
             connection = sqlite3.connect(temporary)
             try:
-                _write(connection, graphs, overflow=overflow)
+                _write(connection, graphs, overflow=overflow, pieces_from=pieces_from)
             finally:
                 connection.close()
         except sqlite3.Error as exc:
@@ -80,7 +83,9 @@ def write_vis_db(path: Path, graphs: GraphSet, *, overflow: bool = False) -> Pat
     return path
 
 
-def _write(connection: sqlite3.Connection, graphs: GraphSet, *, overflow: bool) -> None:
+def _write(
+    connection: sqlite3.Connection, graphs: GraphSet, *, overflow: bool, pieces_from: int
+) -> None:
     # The file gets its name when it is complete: nothing has to survive a crash before.
     connection.execute("PRAGMA journal_mode = OFF")
     connection.execute("PRAGMA synchronous = OFF")
@@ -91,7 +96,7 @@ def _write(connection: sqlite3.Connection, graphs: GraphSet, *, overflow: bool) 
     numbers: list[Mapping[str, int]] = []
     for place, rank in zip(graphs.places, ranks.values(), strict=True):
         numbers += writer.add_place(place, rank, links.get((place.step, rank), {}))
-    if sum(len(side.graph.nodes) for side in graphs.graphs) >= FEWEST_NODES:
+    if sum(len(side.graph.nodes) for side in graphs.graphs) >= pieces_from:
         write_pieces(connection, graphs, numbers)
     writer.finish()
     writer.add_config(graphs, sorted(set(ranks.values())), overflow=overflow)
