@@ -155,6 +155,26 @@ def test_saved_parts_and_partial_sums_become_the_tensors_of_the_whole(tmp_path):
     assert summary["verdict"]["class"] in ("equal", "rounding")
 
 
+def test_parts_that_were_cut_along_two_dimensions_are_put_where_the_reference_has_them(tmp_path):
+    whole = np.random.default_rng(1).normal(size=(4, 6))
+    pieces = {(t, c): whole[2 * c : 2 * c + 2, 3 * t : 3 * t + 3] for t in (0, 1) for c in (0, 1)}
+    for rank, array in enumerate([whole, *(pieces[n % 2, n // 2] for n in range(4))]):
+        folder = tmp_path / ("four" if rank else "one") / "step0" / f"rank{max(rank - 1, 0)}"
+        (folder / "dump_tensor_data").mkdir(parents=True)
+        name = "Functional.relu.0.forward"
+        record = forward([], [tensor(array)])
+        save(folder / "dump_tensor_data" / name, record, keeps=True)
+        write_rank(folder, {name: record}, parents={name: None}, task="tensor")
+    like = open_dump(tmp_path / "one")
+
+    layout = Layout(rank_size=4, tp=2, cp=2)
+    merged = merge_ranks(open_dump(tmp_path / "four"), layout, tmp_path / "merged", like=like)
+
+    view = open_dump(merged).step().rank(0)
+    (value,) = view.records.values_of(name)
+    np.testing.assert_array_equal(view.tensor(value).values(), whole.astype(np.float32))
+
+
 def test_a_part_whose_file_is_gone_keeps_its_statistics(tmp_path):
     for rank in range(2):
         write_layers(tmp_path / "two" / "step0" / f"rank{rank}", 1, 2, rank, keeps=True)

@@ -50,10 +50,27 @@ class Joined:
     parts: Sequence[Stored]
     dimensions: Sequence[int]
 
+    @classmethod
+    def along(cls, parts: Sequence[Stored], dimensions: Sequence[int]) -> Joined:
+        """Return parts joined along one of some dimensions.
+
+        Where parts are joined of parts themselves, and it is open along which dimension these were
+        cut, the one that is left may be either.
+        """
+        inner = (part.dimensions for part in parts if isinstance(part, Joined))
+        open_ones = {place for places in inner if len(places) > 1 for place in places}
+        return cls(parts, sorted({*dimensions, *open_ones}))
+
     def candidates(self) -> list[NDArray[Any]]:
         """Return the parts joined along each dimension."""
         rows = [*zip(*(part.candidates() for part in self.parts), strict=True)]
-        return [np.concatenate(row, place) for row in rows for place in self.dimensions]
+        found = []
+        for row in rows:
+            for place in self.dimensions:
+                sizes = {(*part.shape[:place], *part.shape[place + 1 :]) for part in row}
+                if len(sizes) == 1:
+                    found.append(np.concatenate(row, place))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

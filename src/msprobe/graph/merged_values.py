@@ -352,7 +352,7 @@ def _parts(tensors: Sequence[Mapping[str, Any]], whole: Mapping[str, Any] | None
     shape[place] = sum(own[place] for own in sizes)
     text = f" along dimension {place}" if len(split) == 1 else ""
     stored = all_stored(tensors)
-    joined = {STORED: stored and Joined(stored, split)}
+    joined = {STORED: stored and Joined.along(stored, split)}
     return {**found, **joined, "shape": shape, _MERGED: found[_MERGED] + text}
 
 
