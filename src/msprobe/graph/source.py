@@ -163,8 +163,13 @@ class _Pieces:
             found[roll["parent"]].append(roll)
         return found
 
+    def _size(self, node: int) -> int:
+        if not 0 <= node < self._nodes.count:
+            raise IndexError(node)
+        return int(self._sizes[node])
+
     def children(self, node: int) -> dict[str, Any]:
-        sizes, ids, end = self._sizes, [], node + int(self._sizes[node])
+        sizes, ids, end = self._sizes, [], node + self._size(node)
         child = node + 1
         while child < end:
             ids.append(child)
@@ -179,6 +184,7 @@ class _Pieces:
 
     def path_to(self, node: int) -> list[int]:
         parents, found = self._nodes.full("parent"), []
+        self._size(node)
         while (above := int(parents[node])) >= 0:
             if above >= node:
                 raise ValueError(f"node {node} is inside node {above}")
@@ -200,10 +206,10 @@ class _Pieces:
         return self.find("", [("overflow", ":", "high,critical"), ("size", "=", 1)], MOST_FOUND)
 
     def upstream(self, node: int, limit: int) -> list[int]:
+        inside = range(node, node + self._size(node))
         if not self._edges.count:
             return []
         users, makers = self._by_user
-        inside = range(node, node + int(self._sizes[node]))
         found: dict[int, None] = {}
         waiting = [(inside.start, inside.stop)]
         while waiting and len(found) < limit:

@@ -35,6 +35,7 @@ CREATE TABLE piece (graph INTEGER, part TEXT, name TEXT, kind TEXT, content BLOB
     PRIMARY KEY (graph, part, name)) WITHOUT ROWID;
 CREATE TABLE half (graph INTEGER, node INTEGER, place INTEGER, kind TEXT, record INTEGER,
     PRIMARY KEY (graph, node, place)) WITHOUT ROWID;
+CREATE INDEX record_changed_by_hand ON record (modified) WHERE modified;
 """
 _ALL: Final = -1
 _LEAST_BYTES: Final = 1 << 24
