@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from operator import eq, ge, gt, le, lt
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.graph.model import NodeFlag, NodeKind, Severity
+from msprobe.graph.page_json import TEXTS
 from msprobe.graph.tables import Table
 
 Mask = NDArray[np.bool_]
@@ -57,16 +57,32 @@ class NodeSearch:
 
     def __init__(self, nodes: Table) -> None:
         self._nodes = nodes
+        self._texts: dict[tuple[str, ...], tuple[list[int], list[str]]] = {}
 
-    @cached_property
-    def _texts(self) -> list[str]:
-        return [text.lower() for text in self._nodes.texts]
+    def _held(self, names: Sequence[str]) -> tuple[list[int], list[str]]:
+        """Return the texts that some columns hold, in small letters, and their places."""
+        key = tuple(name for name in names if name in self._nodes)
+        if key not in self._texts:
+            is_held = np.zeros(len(self._nodes.texts), bool)
+            for name in key:
+                is_held[self._nodes.column(name)] = True
+            places: list[int] = np.flatnonzero(is_held).tolist()
+            texts = self._nodes.texts
+            self._texts[key] = places, [texts[place].lower() for place in places]
+        return self._texts[key]
 
-    @cached_property
-    def _searched(self) -> NDArray[Any]:
-        """Places of the texts that words are looked for in."""
-        columns = [self._nodes.column(name) for name in _WORDS if name in self._nodes]
-        return np.unique(np.concatenate(columns))
+    def _with_text(self, names: Sequence[str], operator: str, value: str) -> Mask:
+        """Return which nodes have a text in one of some columns."""
+        places, texts = self._held(names)
+        if operator == "=":
+            padded = f" {value} "
+            fits = [padded in f" {text} " for text in texts]
+        else:
+            fits = [value in text for text in texts]
+        held = np.zeros(len(self._nodes.texts), bool)
+        held[np.array(places, np.intp)[np.array(fits, bool)]] = True
+        columns = (self._nodes.column(name) for name in names if name in self._nodes)
+        return self._any_of(held[column] for column in columns)
 
     def find(self, text: str, conditions: Sequence[tuple[str, str, str | float]]) -> list[int]:
         """Return the nodes whose names hold all words of a text and that meet all conditions."""
@@ -78,7 +94,7 @@ class NodeSearch:
         if half:
             found &= self._has_text(half) | (self._has_text(f"status_{half}"))
         for word in text.lower().split():
-            found &= self._holds_word(word)
+            found &= self._with_text(_WORDS, ":", word)
         for each in asked:
             if each.field != "dir":
                 found &= self._meets(each, half)
@@ -93,12 +109,6 @@ class NodeSearch:
             return self._nodes.full(name)
         return np.broadcast_to(np.float64(nothing), self._nodes.count)
 
-    def _holds_word(self, word: str) -> Mask:
-        held = np.zeros(len(self._texts), bool)
-        texts = self._texts
-        held[[place for place in self._searched.tolist() if word in texts[place]]] = True
-        return self._any_of(held[self._full(name).astype(np.intp)] for name in _WORDS)
-
     def _any_of(self, masks: Any) -> Mask:
         found = np.zeros(self._nodes.count, bool)
         for mask in masks:
@@ -110,8 +120,7 @@ class NodeSearch:
         wanted = str(value).lower().split(",")
         is_text = field not in _NUMBERS or (field == "overflow" and operator == ":")
         if is_text:
-            fits = eq if operator == "=" else _contains
-            return self._any_of(self._has(field, half, fits, each) for each in wanted)
+            return self._any_of(self._has(field, half, operator, each) for each in wanted)
         try:
             numbers = [float(each) for each in wanted]
         except ValueError:
@@ -137,27 +146,23 @@ class NodeSearch:
         columns = [self._full(name, _nothing(field)) for name in chosen]
         return np.maximum(columns[0], columns[-1]).astype(np.float64)
 
-    def _has(self, field: str, half: str, fits: Callable[[Any, Any], bool], value: str) -> Mask:
+    def _has(self, field: str, half: str, operator: str, value: str) -> Mask:
         """Return which nodes have a text."""
         if field == "status":
-            return self._has_status(half, fits, value)
+            return self._has_status(half, operator, value)
         if field in ("kind", "overflow"):
             names = _KINDS if field == "kind" else _LEVELS
-            chosen = [number for number, name in enumerate(names) if fits(name, value)]
-            found: Mask = np.isin(
-                self._levels() if field == "overflow" else self._full("kind"), chosen
-            )
+            chosen = [number for number, name in enumerate(names) if _fits(name, operator, value)]
+            numbers = self._levels() if field == "overflow" else self._full("kind")
+            found: Mask = np.isin(numbers, chosen)
             return found
         if field == "listed":
-            return (self._full("size", 1) == 1) | (
-                self._number("severity", half) > Severity.INHERITED
-            )
-        names = ("backward",) if half == "backward" else ("name", "forward", "backward")
-        return self._any_of(
-            self._holds_text(name, fits, value)
-            for name in (names if field == "name" else (field,))
-            if name in self._nodes
-        )
+            is_finding = self._number("severity", half) > Severity.INHERITED
+            return (self._full("size", 1) == 1) | is_finding
+        if field == "name":
+            columns = ("backward",) if half == "backward" else ("name", "forward", "backward")
+            return self._with_text(columns, operator, value)
+        return self._with_text((field,) if field in TEXTS else (), operator, value)
 
     def _levels(self) -> NDArray[Any]:
         """Return levels of overflow; NaN and Inf that were not graded count as high."""
@@ -165,27 +170,23 @@ class NodeSearch:
         graded = self._full("overflow")
         return np.where((graded == 0) & odd, _LEVELS.index("high"), graded)
 
-    def _holds_text(self, name: str, fits: Callable[[Any, Any], bool], value: str) -> Mask:
-        column = self._nodes.column(name)
-        known = np.unique(column)
-        held = [place for place in known.tolist() if fits(self._texts[place], value)]
-        return np.broadcast_to(np.isin(column, held), self._nodes.count)
-
-    def _has_status(self, half: str, fits: Callable[[Any, Any], bool], value: str) -> Mask:
+    def _has_status(self, half: str, operator: str, value: str) -> Mask:
         endings = ("",) if half == "forward" else ("_backward",) if half else ("", "_backward")
         names = [f"{field}{ending}" for field in ("status", "origin") for ending in endings]
-        masks = [self._holds_text(name, fits, value) for name in names if name in self._nodes]
+        masks = [self._with_text(names, operator, value)]
         severity = self._number("severity", half)
         masks += [
-            np.isin(severity, [*levels]) for word, levels in _STATES.items() if fits(word, value)
+            np.isin(severity, [*levels])
+            for word, levels in _STATES.items()
+            if _fits(word, operator, value)
         ]
-        if fits("nan", value) or fits("nonfinite", value):
+        if _fits("nan", operator, value) or _fits("nonfinite", operator, value):
             masks.append((self._full("flags").astype(np.int64) & NodeFlag.NONFINITE) != 0)
         return self._any_of(masks)
 
 
-def _contains(text: str, value: str) -> bool:
-    return value in text
+def _fits(word: str, operator: str, value: str) -> bool:
+    return word == value if operator == "=" else value in word
 
 
 def _nothing(field: str) -> float:

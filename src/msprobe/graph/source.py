@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -174,7 +175,7 @@ class _Pieces:
         while child < end:
             ids.append(child)
             child += max(int(sizes[child]), 1)
-        first, last = (int(np.searchsorted(self._boxes, node + more)) for more in (0, 1))
+        first, last = (bisect_left(self._boxes, node + more) for more in (0, 1))
         return {
             "ids": ids,
             "nodes": self._nodes.rows(ids),
@@ -215,7 +216,7 @@ class _Pieces:
         while waiting and len(found) < limit:
             following = []
             for begin, end in waiting:
-                first, last = np.searchsorted(users, (begin, end)).tolist()
+                first, last = bisect_left(users, begin), bisect_left(users, end)
                 for source in makers[first:last].tolist():
                     if source not in found and source not in inside:
                         found[source] = None
