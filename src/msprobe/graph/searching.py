@@ -102,7 +102,8 @@ class NodeSearch:
         return places
 
     def _has_text(self, name: str) -> Mask:
-        return self._full(name) != 0
+        found: Mask = self._full(name) != 0
+        return found
 
     def _full(self, name: str, nothing: float = 0) -> NDArray[Any]:
         if name in self._nodes:
@@ -144,7 +145,8 @@ class NodeSearch:
         names = [field, f"{field}_backward"]
         chosen = names[:1] if half == "forward" else names[1:] if half else names
         columns = [self._full(name, _nothing(field)) for name in chosen]
-        return np.maximum(columns[0], columns[-1]).astype(np.float64)
+        worse: NDArray[Any] = np.maximum(columns[0], columns[-1])
+        return worse.astype(np.float64)
 
     def _has(self, field: str, half: str, operator: str, value: str) -> Mask:
         """Return which nodes have a text."""
@@ -157,8 +159,9 @@ class NodeSearch:
             found: Mask = np.isin(numbers, chosen)
             return found
         if field == "listed":
-            is_finding = self._number("severity", half) > Severity.INHERITED
-            return (self._full("size", 1) == 1) | is_finding
+            is_listed: Mask = self._number("severity", half) > Severity.INHERITED
+            is_listed |= self._full("size", 1) == 1
+            return is_listed
         if field == "name":
             columns = ("backward",) if half == "backward" else ("name", "forward", "backward")
             return self._with_text(columns, operator, value)
