@@ -60,7 +60,7 @@ def write_pieces(
     for graph, each in enumerate(tables):
         counts = {"nodes": each.nodes.count, "edges": each.edges.count}
         rows += [
-            _packed(graph, "head", {**each.head, **counts}),
+            _packed(graph, "head", {**each.head, "rows": counts}),
             _packed(graph, "rolls", each.rolls),
         ]
         for part, table in (("nodes", each.nodes), ("edges", each.edges)):
@@ -139,7 +139,7 @@ class _Stored:
     def _table(
         self, base: sqlite3.Connection, graph: int, part: str, head: Mapping[str, Any]
     ) -> Table:
-        count = head[part]
+        count = head["rows"][part]
         if type(count) is not int or not 0 <= count <= self._most:
             raise ValueError(f"{count} {part}")
         query = "SELECT name, kind, content FROM piece WHERE graph = ? AND part = ?"
