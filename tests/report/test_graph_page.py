@@ -597,6 +597,17 @@ def test_every_class_of_causes_has_a_translation(show):
     assert "模型参数不同" in page.locator("h1").inner_text()
 
 
+def test_sentences_of_the_recording_are_in_the_language_of_the_page(show):
+    graphs = whole(transformer(1))
+    note = "the dump does not say which call made which: modules are nested by their paths"
+    graphs["graphs"][0]["notes"] = [[note], ["records may be missing: {}", "a line {}"]]
+    page = show(graphs, fragment="lang=zh")
+    said = page.locator("#detail").inner_text()
+    assert "模块按路径嵌套" in said
+    assert "记录可能缺失" in said
+    assert "a line {}" in said
+
+
 def test_to_the_right(show):
     page = show(whole(transformer(2)), fragment="direction=right&depth=2")
     page.keyboard.press("f")

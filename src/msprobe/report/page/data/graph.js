@@ -76,6 +76,7 @@ export class Graph {
     this.step = data.step;
     this.rank = String(data.rank);
     this.count = data.count;
+    /** On what is not known: texts, and the values in them. @type {[string, ...string[]][]} */
     this.notes = data.notes ?? [];
     this.level = data.level ?? "";
     this.microSteps = data.micro_steps ?? 1;

@@ -18,7 +18,7 @@ export const view = {
   start(pane) {
     const { headline, target, reference } = whole;
     const show = () => change({ run: `${headline.step}/${headline.rank}`, at: headline.node < 0 ? "" : nodeId(headline.side, headline.node), part: "" });
-    const sentence = headline ? link(`${causeFirst(headline.class, headline.confidence)}${headline.sentence}`, show, { class: "link headline" }) : span("", hasReference ? say("no difference was found") : whole.title);
+    const sentence = headline ? link(`${causeFirst(headline.class, headline.confidence)}${headline.said ? say(...headline.said) : headline.sentence}`, show, { class: "link headline" }) : span("", hasReference ? say("no difference was found") : whole.title);
     const isEqual = !headline || headline.class === "equal";
     const badge = !hasReference ? (headline ? span("badge", say("not finite")) : null) : span(`badge ${isEqual ? "equal" : ""}`, say(isEqual ? "equal" : "different"));
     const sides = reference ? `${target}  ${say("against")}  ${reference}` : target;

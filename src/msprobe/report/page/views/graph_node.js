@@ -52,7 +52,7 @@ function overview() {
   replace(pane, heading(hasReference ? say("Where differences begin, in order of execution") : say("Where NaN and Inf begin, in order of execution")),
     lines.length ? element("ol", { class: "plain-list", id: "findings" }, ...lines) : element("p", { class: "dim" }, say("nothing was found")),
     ids.length > 200 ? element("p", { class: "dim" }, say("and {} more", grouped(ids.length - 200))) : null,
-    notes.length ? heading(say("Notes")) : null, notes.length ? items(notes) : null, folded("build", say("build another graph"), buildForm()));
+    notes.length ? heading(say("Notes")) : null, notes.length ? items(notes.map((note) => say(...note))) : null, folded("build", say("build another graph"), buildForm()));
 }
 
 // The page runs nothing: it writes the command, and its reader copies it.
