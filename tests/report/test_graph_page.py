@@ -422,7 +422,14 @@ def test_the_language_of_the_search(show, text, count):
 
 QUERIES = [
     *("linear", "LINEAR gelu", "status:error", "status:pass", "status=equal", "status:intro"),
-    *("error>0.005", "error<=0.01 dir:backward", "error>0.1,0.001", "severity:6,3", "size:1"),
+    *(
+        "error>0.005",
+        "error<=0.01 dir:backward",
+        "error>0.1,0.001",
+        "error_mean>0.2",
+        "severity:6,3",
+        "size:1",
+    ),
     *("dir:forward class=linear", "class:lin dtype:float", "name:backward", "name:gelu dir:back"),
     *("kind:module,collection", "overflow:high", "overflow>0", "norm:nan", "norm:1.5", "norm>many"),
     *("listed:1 status:introduced,unmatched", "source=model.py:11", "device:cpu", "status:nan"),
@@ -434,6 +441,7 @@ def test_a_search_finds_the_same_on_the_page_and_on_the_server(show):
     columns = graphs["graphs"][0]["nodes"]
     for node, value in ((5, "NaN"), (7, "Infinity"), (9, None)):
         columns["norm"][node] = columns["error"][node] = value
+    columns["error_mean"] = [0.1 * (node % 4) for node in range(len(columns["name"]))]
     columns["flags"][11] |= 256
     columns["overflow"][12] = 3
     search = NodeSearch(Table.of(columns, len(columns["name"]), graphs["texts"]))
@@ -477,6 +485,23 @@ def test_filter_with_a_threshold(show):
     assert count == 5 + 6 + 6 + 1 + 1  # calls from fc1 on, and fc1 itself
     page.click("[aria-label='next in the list']")
     page.wait_for_url("**at=graph*limit=-3*")
+
+
+def test_the_error_may_be_that_of_one_statistic(show):
+    graphs = compared()
+    nodes = graphs["graphs"][0]["nodes"]
+    nodes["error_mean"] = [None] * len(nodes["name"])
+    one, other, *_ = (node for node, kind in enumerate(nodes["kind"]) if kind == 2)
+    nodes["error_mean"][one], nodes["error_mean"][other] = 0.5, 0.001
+    page = show(graphs)
+    page.select_option("[aria-label='which error']", "mean")
+    page.locator("#graph-limit").fill("-1")
+    wait_until(page, "document.querySelector('#graph-found').innerText === '1 nodes'")
+    assert page.locator("#graph-rows .number").first.inner_text() == "0.5"
+    page.locator("#graph-limit").fill("-4")
+    wait_until(page, "document.querySelector('#graph-found').innerText === '2 nodes'")
+    page.select_option("[data-graph-state=colour]", "error")
+    page.wait_for_url("**measure=mean*")
 
 
 def test_the_state_survives_a_reload(show):

@@ -16,7 +16,7 @@ from msprobe.compare.model import Row, Status
 from msprobe.dump.records import Statistic
 from msprobe.dump.stack_frames import user_line
 from msprobe.dump.values import Role, Value
-from msprobe.graph.comparing import HalfResult, Tally
+from msprobe.graph.comparing import HalfResult, Tally, statistic_error
 from msprobe.graph.model import TIMES, Graph, HalfKind, Node, NodeFlag, Roll
 from msprobe.graph.sources import REFERENCE, GraphPlace, GraphSet, GraphSide
 from msprobe.json_text import strict
@@ -39,7 +39,13 @@ TEXTS: Final = frozenset(
     )
 )
 """Columns that hold places of texts."""
-NUMBERS: Final = frozenset(("norm", "grad_norm", "error", "error_backward", "confidence"))
+STATISTICS: Final = ("max", "min", "mean", "norm")
+NUMBERS: Final = frozenset(
+    (
+        *("norm", "grad_norm", "error", "error_backward", "confidence"),
+        *(f"error_{name}{ending}" for name in STATISTICS for ending in ("", "_backward")),
+    )
+)
 """Columns of numbers that may be missing, NaN or infinite."""
 
 _DIGITS: Final = 7
@@ -48,7 +54,6 @@ _OVERFLOW: Final = {
     OverflowLevel.HIGH: 2,
     OverflowLevel.CRITICAL: 3,
 }
-_STATISTICS: Final = ("max", "min", "mean", "norm")
 _MOST_LAYERS: Final = 200
 
 
@@ -191,6 +196,11 @@ def _result_columns(side: GraphSide, nodes: Sequence[Node], texts: Texts) -> dic
             f"error{ending}": [None if half is None else number(half.error) for half in halves],
             f"severity{ending}": [0 if half is None else int(half.severity) for half in halves],
         }
+        for name in STATISTICS:
+            found[f"error_{name}{ending}"] = [
+                None if half is None else number(statistic_error(half.rows, name))
+                for half in halves
+            ]
     tallied: dict[str, Callable[[Tally], int]] = {
         "worst": lambda tally: int(tally.worst),
         "introduced": lambda tally: tally.introduced,
@@ -384,7 +394,7 @@ def _value_json(value: Value) -> dict[str, Any]:
             found["value"] = strict(value.value)
         return found
     found |= {"dtype": value.dtype, "shape": [*(value.shape or ())]}
-    for name in _STATISTICS:
+    for name in STATISTICS:
         statistic = getattr(value, name)
         if statistic is not None:
             found[name] = number(statistic)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.graph.model import NodeFlag, NodeKind, Severity
-from msprobe.graph.page_json import TEXTS
+from msprobe.graph.page_json import STATISTICS, TEXTS
 from msprobe.graph.tables import Table
 
 Mask = NDArray[np.bool_]
@@ -41,7 +41,8 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     ">=": ge,
 }
 _WORDS: Final = ("name", "path", "label", "class", "source", "dtype")
-_NUMBERS: Final = ("norm", "grad_norm", "error", "severity", "overflow", "size")
+_ERRORS: Final = ("error", *(f"error_{name}" for name in STATISTICS))
+_NUMBERS: Final = (*_ERRORS, "norm", "grad_norm", "severity", "overflow", "size")
 _KINDS: Final = tuple(kind.name.lower() for kind in NodeKind)
 _LEVELS: Final = ("none", "medium", "high", "critical")
 _STATES: Final = {
@@ -128,7 +129,7 @@ class NodeSearch:
             return np.zeros(self._nodes.count, bool)
         column = self._number(field, half)
         compare = _COMPARE[operator]
-        if field == "error" and operator.startswith(">"):
+        if field in _ERRORS and operator.startswith(">"):
             column = np.where(np.isnan(column), np.inf, column)  # no error is worse
         return self._any_of(
             np.isnan(column) if math.isnan(each) else compare(column, each) & self._known(column)
@@ -140,7 +141,7 @@ class NodeSearch:
         return column > -np.finfo(np.float64).max
 
     def _number(self, field: str, half: str) -> NDArray[Any]:
-        if field not in ("error", "severity"):
+        if field not in (*_ERRORS, "severity"):
             return self._full(field, _nothing(field)).astype(np.float64)
         names = [field, f"{field}_backward"]
         chosen = names[:1] if half == "forward" else names[1:] if half else names
@@ -193,7 +194,7 @@ def _fits(word: str, operator: str, value: str) -> bool:
 
 
 def _nothing(field: str) -> float:
-    return -np.finfo(np.float64).max if field in ("norm", "grad_norm", "error") else 0
+    return -np.finfo(np.float64).max if field in (*_ERRORS, "norm", "grad_norm") else 0
 
 
 def _direction(text: str) -> str:

@@ -27,13 +27,17 @@ const textColumns = new Set([
   "name", "label", "class", "path", "source", "forward", "backward", "dtype", "device", "status", "status_backward",
   "origin", "origin_backward", "from_slot", "to_slot", "shape",
 ]);
-const numbers = new Set(["norm", "grad_norm", "error", "error_backward", "confidence"]);
+/** Statistics whose relative difference may be looked at instead of the error. */
+export const measures = ["max", "min", "mean", "norm"];
+const measured = measures.flatMap((name) => [`error_${name}`, `error_${name}_backward`]);
+const numbers = new Set(["norm", "grad_norm", "error", "error_backward", "confidence", ...measured]);
 /** @type {GraphNode} */
 const unknown = {
   parent: -1, size: 1, kind: 2, flags: 0, name: "", label: "", class: "", path: "", source: "", order: -1, order_backward: -1,
   micro: 0, forward: "", backward: "", overflow: 0, norm: null, grad_norm: null, dtype: "", device: "", match: -1,
   confidence: null, status: "", status_backward: "", origin: "", origin_backward: "", error: null, error_backward: null,
   severity: 0, severity_backward: 0, worst: 0, introduced: 0, differs: 0, unmatched: 0, halves: 0,
+  ...Object.fromEntries(measured.map((name) => [name, null])),
 };
 
 /** @param {Record<string, any[]>} columns @param {number} place */
@@ -327,12 +331,16 @@ export function severityOf(node, half = state.half) {
   return half === "backward" ? node.severity_backward : Math.max(node.severity, node.severity_backward);
 }
 
-/** @param {GraphNode} node @param {string} half @returns {number | null} */
-export function errorOf(node, half = state.half) {
-  if (half === "forward") return node.error;
-  if (half === "backward") return node.error_backward;
-  if (node.error === null || node.error_backward === null) return node.error ?? node.error_backward;
-  return Math.max(node.error, node.error_backward);
+/**
+ * Returns the worse error of both halves, or that of the half that is looked at: the relative difference of one
+ * statistic, where the reader has chosen one.
+ * @param {GraphNode} node @param {string} half @param {string} measure @returns {number | null}
+ */
+export function errorOf(node, half = state.half, measure = state.measure ?? "") {
+  const name = measure ? `error_${measure}` : "error", forward = node[name], backward = node[`${name}_backward`];
+  if (half === "forward") return forward;
+  if (half === "backward") return backward;
+  return forward === null || backward === null ? forward ?? backward : Math.max(forward, backward);
 }
 
 /** Returns findings of a run in order of execution: where differences begin, or NaN and Inf where nothing is compared. */

@@ -2,14 +2,14 @@
 // The language of the search box: words, and conditions such as norm>1e4, status:error or dir:backward; with several
 // values, a,b, any of them. Of graphs that a server has, msprobe/graph/searching.py finds the same nodes.
 
-import { ask, errorOf, flag, kind, overflows, severityOf } from "./graph.js";
+import { ask, errorOf, flag, kind, measures, overflows, severityOf } from "./graph.js";
 
 /** @typedef {import("./graph.js").GraphNode} GraphNode */
 /** @typedef {import("./graph.js").Graph} Graph */
 /** @typedef {[field: string, op: string, value: string]} Condition */
 /** @typedef {{words: string[], conditions: Condition[], half: string}} Query */
 
-const condition = /^(name|class|source|dtype|device|norm|grad_norm|error|severity|status|overflow|dir|kind|size|listed)(<=|>=|[:=<>])(.+)$/;
+const condition = /^(name|class|source|dtype|device|norm|grad_norm|error|error_max|error_min|error_mean|error_norm|severity|status|overflow|dir|kind|size|listed)(<=|>=|[:=<>])(.+)$/;
 
 /** What can be searched for, for the help. */
 export const examples = ["norm>1e4", "grad_norm>10", "error>=0.01", "status:error", "status:introduced", "dir:backward",
@@ -32,7 +32,9 @@ const kinds = ["root", "module", "api", "group", "collection"];
 
 /** @type {Record<string, (node: GraphNode, half: string) => number | null>} */
 const numeric = {
-  norm: (node) => node.norm, grad_norm: (node) => node.grad_norm, error: (node, half) => errorOf(node, half),
+  norm: (node) => node.norm, grad_norm: (node) => node.grad_norm, error: (node, half) => errorOf(node, half, ""),
+  ...Object.fromEntries(measures.map((name) => [`error_${name}`, (/** @type {GraphNode} */ node, /** @type {string} */ half) => errorOf(node, half, name)])),
+ 
   severity: (node, half) => severityOf(node, half), overflow: (node) => node.overflow, size: (node) => node.size,
 };
 
@@ -70,7 +72,7 @@ function holds(node, [field, op, values], half) {
   if (numeric[field] && (op !== ":" || !textual[field])) {
     const found = numeric[field](node, half);
     if (found === null || found === undefined) return false;
-    if (Number.isNaN(found)) return values === "nan" || field === "error" && op.startsWith(">"); // no error is worse
+    if (Number.isNaN(found)) return values === "nan" || field.startsWith("error") && op.startsWith(">"); // no error is worse
     return values.split(",").some((value) => comparisons[op](found, Number(value)));
   }
   const found = textual[field](node, half).toLowerCase(), padded = ` ${found} `;

@@ -24,7 +24,7 @@ const contents = ["run", "panes", "folded", "rolled", "edges", "inferred", "micr
 /** The state of the pictures. */
 export const stageState = {
   run: "", at: "", panes: "two", folded: "", rolled: "", edges: "", inferred: "", micro: "", direction: "down", depth: "", fold: "",
-  sync: "", colour: "", half: "", flow: "", map: "", limit: "", levels: "", find: "", cone: "",
+  sync: "", colour: "", half: "", flow: "", map: "", limit: "", levels: "", measure: "", find: "", cone: "",
 };
 
 const mostHits = 2000;
@@ -346,7 +346,7 @@ class Stage {
   // What is coloured, searched for and lit
 
   #colour() {
-    const wanted = `${state.colour};${state.half};${currentRun()}`;
+    const wanted = `${state.colour};${state.half};${state.measure};${currentRun()}`;
     if (wanted === this.#colouredFor) return;
     this.#colouredFor = wanted;
     scaleColours(this.shown.flatMap(({ scene: { graph } }) => (
@@ -385,7 +385,7 @@ class Stage {
   filter() {
     const ticked = words("levels"), severity = /** @type {Record<string, string>} */ ({ agrees: "1,2", inherited: "3", amplified: "4", unmatched: "5", introduced: "6" });
     const level = !ticked.length ? "" : hasReference ? `severity:${ticked.map((word) => severity[word])}` : `overflow:${ticked}`;
-    const limit = state.limit === "" ? "" : `error>${10 ** Number(state.limit)}`;
+    const limit = state.limit === "" ? "" : `error${state.measure ? `_${state.measure}` : ""}>${10 ** Number(state.limit)}`;
     return [level, limit, (level || limit) && !state.find.trim() ? "listed:1" : ""].filter(Boolean).join(" ");
   }
 

@@ -85,6 +85,7 @@ export const chinese = {
   "came in small and grew by more than rounding explains": "输入差异较小，增长超出舍入所能解释", "was different already when it came in from outside": "从外部输入时已不同",
   "came in with the inputs": "随输入带入", "every element of the tensors": "张量的每个元素", "maximum, minimum, mean and norm": "最大值、最小值、均值与范数", "checksums": "校验和",
   "missing": "缺失", "added": "新增", "unread": "未读取", "nonfinite": "非有限值", "dtype": "类型", "input": "输入", "statistics": "统计量",
+  "which error": "误差种类", "{}: error above": "{}误差大于", "max": "最大值", "min": "最小值", "mean": "均值",
   // what msprobe/graph says
   "records may be missing: {}": "记录可能缺失：{}",
   "the dump does not say which call made which: modules are nested by their paths": "数据未记录调用关系：模块按路径嵌套",

@@ -2,7 +2,7 @@
 // A list of nodes beside the graph: those that are searched for, or that a filter lets through, in order of execution;
 // and pairs made by hand.
 
-import { currentRun, errorOf, findings, fullName, graphOf, handPairs, hasReference, partner, selectedNode } from "../data/graph.js";
+import { currentRun, errorOf, findings, fullName, graphOf, handPairs, hasReference, measures, partner, selectedNode } from "../data/graph.js";
 import { look } from "../graph/colours.js";
 import { goTo, loadPairs, namedPairs, pairUp, savePairs, unpair } from "../graph/pairing.js";
 import { title } from "../graph/scene.js";
@@ -25,6 +25,8 @@ const limit = element("input", {
   type: "range", id: "graph-limit", min: "-12", max: "2", step: "0.25", "aria-label": say("threshold of the error"),
   input: () => change({ limit: limit.value === "-12" ? "" : limit.value }),
 });
+const measure = element("select", { "aria-label": say("which error"), title: say("which error"), change: () => change({ measure: measure.value }) },
+  ...["", ...measures].map((name) => element("option", { value: name }, name ? say("{}: error above", say(name)) : say("error above"))));
 const ticks = element("div", { class: "graph-ticks", role: "group", "aria-label": say("filter") });
 const pairBox = element("div", {});
 const message = element("p", { class: "dim", "aria-live": "polite" });
@@ -37,7 +39,7 @@ let itemsFor = "";
 /** @type {import("../shared/shell.js").View} */
 export const view = {
   name: "graph_list", title: say("Find"), place: "side", needs: ["graph"], beside: ["graph", "graph_runs"],
-  uses: ["find", "run", "levels", "limit", "at", "half", "colour", "pairs", "pairing"],
+  uses: ["find", "run", "levels", "limit", "at", "half", "colour", "pairs", "pairing", "measure"],
 
   start(pane) {
     list = new RowList({ name: "graph-row", label: say("Nodes"), height: 40, empty: say("Nothing fits."), draw, open: ({ side, row }) => goTo(side, row.id) });
@@ -45,7 +47,7 @@ export const view = {
     stage.onFound.add(() => { itemsFor = ""; render(); });
     replace(pane,
       element("div", { class: "graph-finder" }, search, ticks,
-        hasReference ? element("label", { class: "graph-limit" }, span("dim", say("error above")), limit, limitText) : null,
+        hasReference ? element("label", { class: "graph-limit" }, measure, limit, limitText) : null,
         element("div", { class: "graph-moves" }, found, button("↑", say("previous in the list"), () => move(-1)), button("↓", say("next in the list"), () => move(1)))),
       list.box, hasReference ? element("div", { class: "graph-pairs" }, folded("pairs", say("match by hand"), pairBox)) : null);
   },
@@ -70,9 +72,10 @@ function readItems() {
 }
 
 function render() {
-  const wanted = [state.find, currentRun(), state.levels, state.limit, state.half, state.pairs].join(";");
+  const wanted = [state.find, currentRun(), state.levels, state.limit, state.half, state.pairs, state.measure].join(";");
   if (wanted !== itemsFor) { itemsFor = wanted; items = readItems(); }
   limit.value = state.limit || "-12";
+  measure.value = state.measure;
   limitText.textContent = state.limit === "" ? say("any") : digits(Number((10 ** Number(state.limit)).toPrecision(2)));
   showTicks();
   found.textContent = state.find.trim() || stage.filter() ? say("{} nodes", grouped(stage.found.total)) : say("{} findings", grouped(items.length));
