@@ -18,9 +18,8 @@ from msprobe.errors import ReportWriteError
 from msprobe.files import report_file
 from msprobe.graph.comparing import HalfResult
 from msprobe.graph.model import ROOT_NAME, Graph, HalfKind, Node, NodeKind, Severity
-from msprobe.graph.page_json import MOST_NODES
 from msprobe.graph.sources import REFERENCE, TARGET, GraphPlace, GraphSet, GraphSide
-from msprobe.graph.stored import write_pieces
+from msprobe.graph.stored import FEWEST_NODES, write_pieces
 from msprobe.graph.vis_schema import INDEXES, PRECISION, TABLES, VIEW
 from msprobe.json_text import strict
 
@@ -59,7 +58,7 @@ def vis_name(graphs: GraphSet) -> str:
 
 
 def write_vis_db(
-    path: Path, graphs: GraphSet, *, overflow: bool = False, pieces_from: int = MOST_NODES
+    path: Path, graphs: GraphSet, *, overflow: bool = False, pieces_from: int = FEWEST_NODES
 ) -> Path:
     """Write graphs into one file; return it.
 
