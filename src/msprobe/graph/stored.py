@@ -28,7 +28,7 @@ from msprobe.graph.vis_graphs import half_result
 from msprobe.graph.vis_reader import VisNode, guarded, node_in_file
 
 FEWEST_NODES: Final = 30_000
-"""Files with fewer nodes are read whole, in some seconds; columns would cost half of writing again."""
+"""Files with fewer nodes are read whole, in seconds: columns make writing half as dear again."""
 
 _TABLES: Final = """
 CREATE TABLE piece (graph INTEGER, part TEXT, name TEXT, kind TEXT, content BLOB,
