@@ -57,21 +57,25 @@ def tensor(shape: tuple[int, ...], seed: float, value_id: int | None = None) -> 
 class Gpt:
     """The records of one rank: a chain of layers, each of modules and APIs, then backward."""
 
-    def __init__(self, layers: int, spoiled: int | None) -> None:
+    def __init__(self, layers: int, spoiled: int | None, stages: int = 1) -> None:
         self.records: dict[str, object] = {}
         self.parents: dict[str, str | None] = {}
         self._calls: dict[str, int] = {}
         self._seed = 0.0
         self._value = 0
         self._spoiled = spoiled
-        self._root(layers)
+        self._root(layers, stages)
 
-    def _root(self, layers: int) -> None:
+    def _root(self, layers: int, stages: int) -> None:
         root = "Module.model.GPT.{}.0"
         self._begin(root, None)
         first = self._value
-        for layer in range(layers):
-            self._layer(layer, root, is_spoiled=layer == self._spoiled)
+        for stage in range(stages):
+            around, begin = f"Module.model.stages.{stage}.Stage.{{}}.0", self._value
+            self._begin(around, root)
+            for layer in range(stage * layers // stages, (stage + 1) * layers // stages):
+                self._layer(layer, around, is_spoiled=layer == self._spoiled)
+            self._end(around, begin)
         self._end(root, first)
 
     def _layer(self, number: int, root: str, *, is_spoiled: bool) -> None:
@@ -149,11 +153,13 @@ class Gpt:
         self.records[name.format("backward")] = {"input": gradients, "output": gradients}
 
 
-def write_dump(folder: Path, layers: int, ranks: int, *, is_spoiled: bool) -> Path:
+def write_dump(
+    folder: Path, layers: int, ranks: int, *, is_spoiled: bool = False, stages: int = 1
+) -> Path:
     """Write a dump; with `is_spoiled`, with another weight in the layer in the middle."""
     stack = ["File train.py, line 12, in forward, \n y = self.fc(x)"]
     for rank in range(ranks):
-        made = Gpt(layers, layers // 2 if is_spoiled else None)
+        made = Gpt(layers, layers // 2 if is_spoiled else None, stages)
         place = folder / "step0" / f"rank{rank}"
         place.mkdir(parents=True)
         head = {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None}

@@ -54,6 +54,23 @@ def test_the_changed_weight_is_the_headline_and_the_worst_of_its_boxes(tmp_path,
     assert {side.results.tallies[box].introduced for box in boxes} == {1}
 
 
+def test_errors_of_single_statistics_are_at_the_nodes(tmp_path):
+    graphs = compared(tmp_path, spoil=True)
+    page = whole(graphs)
+    node = page["headline"]["node"]
+    target, reference = graphs.graphs
+    record = target.graph.nodes[node].halves[0].record
+    (own, other) = (
+        next(value for value in side.values[record] if value.slot.startswith("output"))
+        for side in (target, reference)
+    )
+    columns = page["graphs"][0]["nodes"]
+    for name in ("max", "min", "mean", "norm"):
+        expected = abs((getattr(own, name) - getattr(other, name)) / getattr(other, name))
+        assert columns[f"error_{name}"][node] == pytest.approx(expected, rel=1e-6)
+        assert expected > 0
+
+
 def test_every_call_is_matched_and_the_additional_one_is_shown_as_added(tmp_path):
     graphs = compared(tmp_path, extra=True)
 

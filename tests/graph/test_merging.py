@@ -29,6 +29,7 @@ def tensor(array, **more):
         "Mean": float(array.mean()),
         "Norm": float(np.linalg.norm(array)),
         "requires_grad": False,
+        "array": array,
     } | more
 
 
@@ -36,7 +37,17 @@ RANDOM = np.random.default_rng(0)
 X, UP, DOWN = RANDOM.normal(size=(4, 6)), RANDOM.normal(size=(6, 8)), RANDOM.normal(size=(8, 6))
 
 
-def write_layers(folder, layers, parts=1, part=0, before=()):
+def save(folder, record, *, keeps):
+    """Take the arrays out of a record, and keep them in files or not."""
+    for part, name in (("input_args", "input"), ("output", "output")):
+        for place, entry in enumerate(record[part]):
+            array = entry.pop("array")
+            if keeps:
+                entry["data_name"] = f"{folder.name}.{name}.{place}.npy"
+                np.save(folder.parent / entry["data_name"], array.astype(np.float32))
+
+
+def write_layers(folder, layers, parts=1, part=0, before=(), *, keeps=False):
     """Layers with two products each, the inner width shared out to some ranks."""
     inner = slice(part * 8 // parts, (part + 1) * 8 // parts)
     x = X
@@ -59,7 +70,12 @@ def write_layers(folder, layers, parts=1, part=0, before=()):
         records[block] = forward([tensor(x)], [tensor(whole)])
         x = whole
     records[root] = forward([tensor(X)], [tensor(x)])
-    write_rank(folder, records, parents=parents)
+    files = folder / "dump_tensor_data"
+    files.mkdir(parents=True)
+    for name, record in records.items():
+        save(files / name, record, keeps=keeps)
+    task = "tensor" if keeps else "statistics"
+    write_rank(folder, records, parents=parents, task=task)
 
 
 def records_of(folder):
@@ -114,6 +130,65 @@ def test_merged_ranks_are_compared_with_a_single_process(tmp_path, capsys):
         if result.status.is_difference
     }
     assert {name.partition(".")[0] for name in statuses} <= {"Distributed"}
+
+
+def test_saved_parts_and_partial_sums_become_the_tensors_of_the_whole(tmp_path):
+    write_layers(tmp_path / "one" / "step0" / "rank0", 2, keeps=True)
+    for rank in range(2):
+        write_layers(tmp_path / "two" / "step0" / f"rank{rank}", 2, 2, rank, keeps=True)
+    single = open_dump(tmp_path / "one")
+
+    layout = Layout(rank_size=2, tp=2)
+    merged = merge_ranks(open_dump(tmp_path / "two"), layout, tmp_path / "merged", like=single)
+
+    target, whole = (dump.step().rank(0) for dump in (open_dump(merged), single))
+    count = 0
+    for name in whole.records:
+        others = {value.slot: value for value in target.records.values_of(name)}
+        for value in whole.records.values_of(name):
+            found = target.tensor(others[value.slot]).values()
+            np.testing.assert_allclose(found, whole.tensor(value).values(), rtol=1e-5, atol=1e-5)
+            count += 1
+    assert count == 18
+    summary = open_graphs(merged, tmp_path / "one").summary
+    assert summary["mode"] == "tensor"
+    assert summary["verdict"]["class"] in ("equal", "rounding")
+
+
+def test_parts_that_were_cut_along_two_dimensions_are_put_where_the_reference_has_them(tmp_path):
+    whole = np.random.default_rng(1).normal(size=(4, 6))
+    pieces = {(t, c): whole[2 * c : 2 * c + 2, 3 * t : 3 * t + 3] for t in (0, 1) for c in (0, 1)}
+    for rank, array in enumerate([whole, *(pieces[n % 2, n // 2] for n in range(4))]):
+        folder = tmp_path / ("four" if rank else "one") / "step0" / f"rank{max(rank - 1, 0)}"
+        (folder / "dump_tensor_data").mkdir(parents=True)
+        name = "Functional.relu.0.forward"
+        record = forward([], [tensor(array)])
+        save(folder / "dump_tensor_data" / name, record, keeps=True)
+        write_rank(folder, {name: record}, parents={name: None}, task="tensor")
+    like = open_dump(tmp_path / "one")
+
+    layout = Layout(rank_size=4, tp=2, cp=2)
+    merged = merge_ranks(open_dump(tmp_path / "four"), layout, tmp_path / "merged", like=like)
+
+    view = open_dump(merged).step().rank(0)
+    (value,) = view.records.values_of(name)
+    np.testing.assert_array_equal(view.tensor(value).values(), whole.astype(np.float32))
+
+
+def test_a_part_whose_file_is_gone_keeps_its_statistics(tmp_path):
+    for rank in range(2):
+        write_layers(tmp_path / "two" / "step0" / f"rank{rank}", 1, 2, rank, keeps=True)
+    write_layers(tmp_path / "one" / "step0" / "rank0", 1, keeps=True)
+    name = "Functional.linear.0.forward.output.0.npy"
+    (tmp_path / "two" / "step0" / "rank1" / "dump_tensor_data" / name).unlink()
+
+    layout = Layout(rank_size=2, tp=2)
+    like = open_dump(tmp_path / "one")
+    merge_ranks(open_dump(tmp_path / "two"), layout, tmp_path / "merged", like=like)
+
+    (found,) = records_of(tmp_path / "merged")["Functional.linear.0.forward"]["output"]
+    assert "data_name" not in found
+    assert found["shape"] == [4, 8]
 
 
 def test_ranks_that_lack_records_are_said(tmp_path, caplog):

@@ -10,7 +10,7 @@ import pytest
 from builders.dumps import write_rank
 from builders.records import forward, tensor
 from msprobe.cli.entry import main
-from msprobe.graph.source import MemorySource
+from msprobe.graph.source import source_of
 from msprobe.graph.sources import open_graphs
 from msprobe.report.graph_server import GraphServer
 
@@ -52,7 +52,7 @@ def test_one_recording_too(pair, tmp_path):
 
 
 def test_a_search_on_the_server_is_that_of_the_page(pair):
-    source = MemorySource(open_graphs(*pair))
+    source = source_of(open_graphs(*pair))
 
     def found(text, *conditions):
         return source.find(0, text, list(conditions), 100)["total"]
@@ -66,7 +66,7 @@ def test_a_search_on_the_server_is_that_of_the_page(pair):
 
 
 def test_served_with_its_pieces(pair):
-    server = GraphServer(lambda: MemorySource(open_graphs(*pair)))
+    server = GraphServer(lambda: source_of(open_graphs(*pair)))
     thread = threading.Thread(target=server.run)
     thread.start()
     token = server.url.split("/")[3]

@@ -8,7 +8,8 @@ import pytest
 from builders.dumps import write_rank
 from builders.records import forward, tensor
 from msprobe.graph.page_json import whole
-from msprobe.graph.source import Condition, MemorySource
+from msprobe.graph.searching import Condition
+from msprobe.graph.source import PieceSource, source_of
 from msprobe.graph.sources import GraphSet, open_graphs
 
 BOX, ONE, TWO, LAST = (
@@ -39,8 +40,8 @@ def graphs(tmp_path) -> GraphSet:
 
 
 @pytest.fixture
-def source(graphs) -> MemorySource:
-    return MemorySource(graphs)
+def source(graphs) -> PieceSource:
+    return source_of(graphs)
 
 
 def test_children_have_the_columns_of_the_whole(source, graphs):
@@ -92,8 +93,9 @@ def test_details_name_the_other_side(source):
 )
 def test_nodes_are_found_by_names_and_values(source, text, conditions, found):
     answer = source.find(0, text, conditions)
-    assert {"ids": found, "total": len(found)} == answer
+    assert (answer["ids"], answer["total"]) == (found, len(found))
 
 
 def test_only_the_first_are_listed(source):
-    assert source.find(0, "", [], limit=1) == {"ids": [1], "total": 4}
+    answer = source.find(0, "", [], limit=1)
+    assert (answer["ids"], answer["total"], answer["nodes"]["label"]) == ([1], 4, ["Net"])

@@ -6,8 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from msprobe.graph.source import GraphTables, PieceSource
+from msprobe.graph.tables import Table
+
 TEXTS = (
-    *("name", "label", "class", "path", "source", "forward", "backward", "dtype"),
+    *("name", "label", "class", "path", "source", "forward", "backward", "dtype", "device"),
     *("status", "status_backward", "origin", "origin_backward"),
 )
 USUAL: dict[str, Any] = {
@@ -262,72 +265,25 @@ DETAIL = {
 }
 
 
-class Served:
-    """Graphs of a page, handed out piece by piece."""
+def served(graphs: dict[str, Any]) -> PieceSource:
+    """Return graphs of a page, handed out piece by piece."""
+    tables = []
+    for graph in graphs["graphs"]:
+        boxes = graph["edges"].get("lca", [])
+        order = sorted(range(len(boxes)), key=boxes.__getitem__)
+        edges = {name: [cells[place] for place in order] for name, cells in graph["edges"].items()}
+        left_out = ("nodes", "edges", "rolls", "details")
+        tables.append(
+            GraphTables(
+                head={name: value for name, value in graph.items() if name not in left_out},
+                nodes=Table.of(graph["nodes"], graph["count"], graphs["texts"]),
+                edges=Table.of(edges, len(order), graphs["texts"]),
+                rolls=graph["rolls"],
+            )
+        )
+    nothing = {"halves": [], "stack": []}
 
-    def __init__(self, graphs: dict[str, Any]) -> None:
-        self.graphs = graphs
+    def detail(graph: int, node: int) -> dict[str, Any]:
+        return graphs["graphs"][graph]["details"].get(str(node), nothing)
 
-    def _node(self, graph: int, name: str, node: int) -> Any:
-        value = self.graphs["graphs"][graph]["nodes"][name][node]
-        return self.graphs["texts"][value] if name in TEXTS else value
-
-    def _rows(self, graph: int, ids: list[int]) -> dict[str, list[Any]]:
-        names = self.graphs["graphs"][graph]["nodes"]
-        return {name: [self._node(graph, name, node) for node in ids] for name in names}
-
-    def overview(self) -> dict[str, Any]:
-        heads = []
-        for place, graph in enumerate(self.graphs["graphs"]):
-            left_out = ("nodes", "edges", "rolls", "details")
-            head = {name: value for name, value in graph.items() if name not in left_out}
-            heads.append({**head, "root": self._rows(place, [0])})
-        return {**self.graphs, "texts": [], "graphs": heads}
-
-    def comparison(self) -> None:
-        return None
-
-    def children(self, graph: int, node: int) -> dict[str, Any]:
-        data = self.graphs["graphs"][graph]
-        end, ids = node + data["nodes"]["size"][node], []
-        child = node + 1
-        while child < end:
-            ids.append(child)
-            child += data["nodes"]["size"][child]
-        edges = data["edges"]
-        places = [place for place, box in enumerate(edges.get("lca", [])) if box == node]
-        texts = ("from_slot", "to_slot", "shape", "dtype")
-        read = {
-            name: [
-                self.graphs["texts"][cells[place]] if name in texts else cells[place]
-                for place in places
-            ]
-            for name, cells in edges.items()
-        }
-        rolls = [roll for roll in data["rolls"] if roll["parent"] == node]
-        return {"ids": ids, "nodes": self._rows(graph, ids), "edges": read, "rolls": rolls}
-
-    def path_to(self, graph: int, node: int) -> list[int]:
-        above = []
-        parents = self.graphs["graphs"][graph]["nodes"]["parent"]
-        while node >= 0:
-            node = parents[node]
-            above.append(node)
-        return above[-2::-1]
-
-    def detail(self, graph: int, node: int) -> dict[str, Any]:
-        return self.graphs["graphs"][graph]["details"].get(str(node), {"halves": [], "stack": []})
-
-    def find(self, graph: int, text: str, conditions: list, limit: int) -> dict[str, Any]:
-        count = self.graphs["graphs"][graph]["count"]
-        found = [
-            node
-            for node in range(1, count)
-            if all(word in self._node(graph, "name", node).lower() for word in text.split())
-            and all(value in self._node(graph, "class", node).lower() for _, _, value in conditions)
-        ]
-        return {"ids": found[:limit], "total": len(found)}
-
-    def upstream(self, graph: int, node: int, limit: int) -> list[int]:
-        edges = self.graphs["graphs"][graph]["edges"]
-        return [start for start, end in zip(edges["from"], edges["to"], strict=True) if end == node]
+    return PieceSource({**graphs, "texts": []}, tables, detail)

@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from browser_waits import wait_until, wait_until_drawn
-from graph_samples import Served, compared, transformer, whole
+from graph_samples import compared, served, transformer, whole
 
+from msprobe.graph.source import PieceSource
 from msprobe.report.graph_server import GraphServer
 
 
@@ -23,10 +24,10 @@ class Files:
         self.now, self.graphs = 0, compared(6, rolled=True)
         self.is_broken = False
 
-    def open(self) -> Served:
+    def open(self) -> PieceSource:
         if self.is_broken:
             raise OSError("half written")
-        return Served(self.graphs)
+        return served(self.graphs)
 
     def stamp(self) -> int:
         return self.now
@@ -92,6 +93,8 @@ def test_without_the_token_there_is_nothing(server, path):
         ("children?graph=9&node=1&version=0", 400),
         ("children?graph=0&node=99999999&version=0", 400),
         ("children?graph=x&node=1&version=0", 400),
+        ("children?graph=0&node=-3&version=0", 400),
+        ("path?graph=0&node=-3&version=0", 400),
         ("etc?version=0", 400),
         ("find?graph=0&text=&conditions=%7B&limit=3&version=0", 400),
         ("find?graph=0&text=&conditions=%5B1%5D&limit=3&version=0", 400),
@@ -142,6 +145,14 @@ def test_the_page_fetches_what_is_opened(browser, server):
     page.keyboard.press("Enter")
     wait_until(
         page, "document.querySelector('#detail h2')?.innerText.startsWith('Functional.gelu')"
+    )
+    page.fill("#graph-search", "")
+    page.click("[data-level=introduced]")
+    wait_until(page, "document.querySelector('#graph-found').innerText === '1 nodes'")
+    assert "model.layers.3.mlp.fc1" in page.locator("#graph-rows").inner_text()
+    page.keyboard.press("n")
+    wait_until(
+        page, "document.querySelector('#detail h2')?.innerText.startsWith('model.layers.3.mlp.fc1')"
     )
     assert all(url.startswith((server.url, "data:")) for url in asked)
     assert said == []

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from msprobe.graph.merging import Layout
+    from msprobe.graph.source import PieceSource
     from msprobe.graph.sources import GraphSet
 
 _EXAMPLES: Final = """\
@@ -124,11 +125,10 @@ def _serve(target: Path, reference: Path | None, options: argparse.Namespace) ->
     """Show the page from a local server until Ctrl-C."""
     import threading
 
-    from msprobe.graph.source import MemorySource
     from msprobe.report.graph_server import serve_graphs
 
-    def opened() -> MemorySource:
-        source = MemorySource(open_compared(target, reference, options))
+    def opened() -> PieceSource:
+        source = _opened_pieces(target, reference, options)
         threading.Thread(target=source.prepare, daemon=True).start()
         return source
 
@@ -140,6 +140,18 @@ def _serve(target: Path, reference: Path | None, options: argparse.Namespace) ->
         started=lambda url: print(f"{url}   (Ctrl-C ends it)", flush=True),
     )
     return 0
+
+
+def _opened_pieces(
+    target: Path, reference: Path | None, options: argparse.Namespace
+) -> PieceSource:
+    """Return the graphs by the piece; of a large file without reading all of it."""
+    from msprobe.graph.source import source_of
+    from msprobe.graph.stored import open_pieces
+    from msprobe.graph.vis_reader import is_database
+
+    pieces = open_pieces(target) if reference is None and is_database(target) else None
+    return pieces or source_of(open_compared(target, reference, options))
 
 
 def _stamp(path: Path) -> list[tuple[str, int, int]]:

@@ -250,6 +250,32 @@ def _error(rows: Sequence[Row]) -> float | None:
     return None
 
 
+def statistic_error(rows: Sequence[Row], name: str) -> float | None:
+    """Return the largest relative difference of one statistic of the results; None without one.
+
+    Args:
+        rows: the compared values of a record.
+        name: ``max``, ``min``, ``mean`` or ``norm``.
+    """
+    worst: float | None = None
+    for row in _results(rows):
+        if row.target is None or row.reference is None:
+            continue
+        target, reference = getattr(row.target, name), getattr(row.reference, name)
+        if type(target) is not float or type(reference) is not float:
+            continue
+        error = _relative(target, reference)
+        if worst is None or not error <= worst:
+            worst = error
+    return worst
+
+
+def _relative(target: float, reference: float) -> float:
+    if target == reference or (math.isnan(target) and math.isnan(reference)):
+        return 0.0
+    return abs((target - reference) / reference) if reference else math.inf
+
+
 def _results(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.value.role in (Role.OUTPUT, Role.PARAMETER_GRAD)]
 

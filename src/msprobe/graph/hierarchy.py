@@ -21,7 +21,7 @@ from msprobe.dump.record_names import (
     forward_name,
     repeated_name,
 )
-from msprobe.graph.model import ROOT_NAME, Half, HalfKind, Node, NodeFlag, NodeKind
+from msprobe.graph.model import ROOT_NAME, Half, HalfKind, Node, NodeFlag, NodeKind, Sentence
 from msprobe.operators.lookup import is_in_place, operator_of
 
 # Of calls that hand on the numbers they are given.
@@ -75,13 +75,13 @@ class Calls:
     framework: str
 
 
-def build_nodes(calls: Calls) -> tuple[list[Node], list[str]]:
+def build_nodes(calls: Calls) -> tuple[list[Node], list[Sentence]]:
     """Return the nodes of a rank in preorder, and notes on what is not known of their places."""
     parents = calls.parents
-    notes: list[str] = []
+    notes: list[Sentence] = []
     if not parents and len(calls.records):
         parents = _parents_by_path(calls)
-        notes.append(_note_on(parents))
+        notes.append((_note_on(parents),))
     made = _made_calls(calls, parents)
     _place_parameter_gradients(made)
     roots = _nest(made)
@@ -180,18 +180,34 @@ def _key_of(
 
 
 def _place_parameter_gradients(calls: dict[str, _Call]) -> None:
-    """Move gradients of parameters to the last call of their module."""
+    """Move gradients of parameters to the last call of their module.
+
+    Those of a module that was never called, as its parent uses its parameters itself, are put
+    inside the innermost module around it that was.
+    """
     last: dict[str, _Call] = {}
+    by_path: dict[str, str] = {}
     gradients: list[str] = []
     for key, call in calls.items():
         if call.name.kind in PARAMETER_GRADIENTS:
             gradients.append(key)
         elif call.name.is_module:
             last[call.name.base] = call
+            by_path[call.name.path] = key
     for key in gradients:
         module = last.get(calls[key].name.base)
         if module is not None:
             module.halves += calls.pop(key).halves
+        else:
+            calls[key].parent = _innermost(calls[key].name.path, by_path)
+
+
+def _innermost(path: str, by_path: Mapping[str, str]) -> str | None:
+    while path:
+        path = path.rpartition(".")[0]
+        if path in by_path:
+            return by_path[path]
+    return None
 
 
 def _nest(calls: Mapping[str, _Call]) -> list[_Call]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from msprobe.graph.merged_tensors import STORED, Filled, Joined, Summed, all_stored
 from msprobe.graph.model import HalfKind
 
 _STATISTICS: Final = ("Max", "Min", "Mean", "Norm")
@@ -208,16 +209,16 @@ class _Merge:
         self, tensors: Sequence[Mapping[str, Any]], whole: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         first = {
-            key: fact
-            for key, fact in tensors[0].items()
-            if key not in ("data_name", "value_id", "projections")
+            key: fact for key, fact in tensors[0].items() if key not in ("value_id", "projections")
         }
         sums = first.pop(_SUMS, None)
         if len({_print(tensor) for tensor in tensors}) == 1 and sums is None:
             return _grown_constant(first, whole)
         first.pop("md5", None)
+        stored = all_stored(tensors)
         total = self._reductions.sum_of(tensors)
         if total is not None:
+            total |= {STORED: stored and Summed(stored)}
             return first | total | {_MERGED: _note(tensors, f"sum over {len(tensors)} ranks")}
         sizes = {tuple(tensor["shape"]) for tensor in tensors}
         has_sizes_of_whole = whole is not None and sizes == {tuple(whole["shape"])}
@@ -226,7 +227,7 @@ class _Merge:
             return first | {_MERGED: _note(tensors, "copies with other rounding")}
         is_sum = has_sizes_of_whole or (whole is None and self._has_partial_sums)
         if len(sizes) == 1 and (is_sum or sums is not None):
-            return first | _partial_sum(tensors)
+            return first | _partial_sum(tensors) | {STORED: stored and Summed(stored)}
         return first | _parts(tensors, whole)
 
 
@@ -238,7 +239,9 @@ def _grown_constant(tensor: dict[str, Any], whole: Mapping[str, Any] | None) -> 
     own, there = math.prod(tensor["shape"]), math.prod(whole["shape"])
     if own == there or not own or there % own or len(tensor["shape"]) != len(whole["shape"]):
         return tensor
-    return {**tensor, "shape": whole["shape"], "Norm": norm * math.sqrt(there / own)}
+    stored = tensor.get(STORED)
+    filled = {STORED: stored and Filled(stored, whole["shape"])}
+    return {**tensor, **filled, "shape": whole["shape"], "Norm": norm * math.sqrt(there / own)}
 
 
 def _note(tensors: Sequence[Mapping[str, Any]], text: str) -> str:
@@ -293,6 +296,7 @@ class _Sums:
         if not _are_numbers([*first.values()]):
             return None
         high, low, mean, norm = (float(number) for number in first.values() if number is not None)
+        first[STORED] = tensor.get(STORED)
         return cls(first, high, low, mean, abs(mean), norm, norm)
 
 
@@ -326,7 +330,7 @@ def _partial_sum(tensors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _parts(tensors: Sequence[Mapping[str, Any]], whole: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the statistics of a tensor that was split, and its sizes where they can be told."""
-    found = {**_statistics(tensors), _MERGED: _note(tensors, f"{len(tensors)} parts")}
+    found = {**_statistics(tensors), _MERGED: _note(tensors, f"{len(tensors)} parts"), STORED: None}
     if whole is None:
         return found
     sizes = [tensor["shape"] for tensor in tensors]
@@ -347,7 +351,9 @@ def _parts(tensors: Sequence[Mapping[str, Any]], whole: Mapping[str, Any] | None
     shape = [*sizes[0]]
     shape[place] = sum(own[place] for own in sizes)
     text = f" along dimension {place}" if len(split) == 1 else ""
-    return {**found, "shape": shape, _MERGED: found[_MERGED] + text}
+    stored = all_stored(tensors)
+    joined = {STORED: stored and Joined.along(stored, split)}
+    return {**found, **joined, "shape": shape, _MERGED: found[_MERGED] + text}
 
 
 def _statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

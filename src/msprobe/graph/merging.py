@@ -24,6 +24,7 @@ from msprobe.dump.rank_view import RankView
 from msprobe.dump.reader import open_dump
 from msprobe.errors import UsageError
 from msprobe.files import write_report
+from msprobe.graph.merged_tensors import with_stored, write_tensors
 from msprobe.graph.merged_values import Reductions, join_pieces, merge_records, settle
 from msprobe.graph.model import HalfKind
 from msprobe.graph.rank_calls import Key, Piece, RankCall, Renaming, pieces_of
@@ -201,7 +202,9 @@ class _Replica:
             for rank, each in calls.items():
                 for call in each:
                     for kind, number, record in call.records():
-                        tree = self._views[rank].records.data(record)
+                        tree = with_stored(
+                            self._views[rank].records.data(record), self._views[rank], record
+                        )
                         found[rank][place, (call.key, kind, number)] = tree
         for axis in _SHARED:
             lines: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -316,7 +319,9 @@ class _Replica:
             if found is None or name in records:
                 continue
             kind, number, _ = found
-            records[name] = join_pieces(self._records[call.key, kind, number], kind)
+            key = call.key, kind, number
+            records[name] = join_pieces(self._records[key], kind)
+            write_tensors(records[name], self._whole.get(key), folder, name)
             if frames := call.rank_view.frames(record):
                 stacks[tuple(frames)].append(name)
         head = next(iter(self._views.values())).head
@@ -340,7 +345,7 @@ def _records_by_key(view: RankView) -> dict[tuple[Key, HalfKind, int], Any]:
     """Return the records of a whole model by their places."""
     (piece,) = pieces_of(view, 1)
     return {
-        (call.key, kind, number): view.records.data(record)
+        (call.key, kind, number): with_stored(view.records.data(record), view, record)
         for call in piece.calls(Renaming(keeps_number=True, ranks_of_experts=1))
         for kind, number, record in call.records()
     }

@@ -16,7 +16,7 @@ from msprobe.compare.model import Row, Status
 from msprobe.dump.records import Statistic
 from msprobe.dump.stack_frames import user_line
 from msprobe.dump.values import Role, Value
-from msprobe.graph.comparing import HalfResult, Tally
+from msprobe.graph.comparing import HalfResult, Tally, statistic_error
 from msprobe.graph.model import TIMES, Graph, HalfKind, Node, NodeFlag, Roll
 from msprobe.graph.sources import REFERENCE, GraphPlace, GraphSet, GraphSide
 from msprobe.json_text import strict
@@ -31,13 +31,29 @@ MOST_DETAILS: Final = 3_000
 PARTS: Final = ("nodes", "edges", "rolls", "details")
 """The parts of a graph that grow with it."""
 
+TEXTS: Final = frozenset(
+    (
+        *("name", "label", "class", "path", "source", "forward", "backward", "dtype", "device"),
+        *("status", "status_backward", "origin", "origin_backward"),
+        *("from_slot", "to_slot", "shape"),
+    )
+)
+"""Columns that hold places of texts."""
+STATISTICS: Final = ("max", "min", "mean", "norm")
+NUMBERS: Final = frozenset(
+    (
+        *("norm", "grad_norm", "error", "error_backward", "confidence"),
+        *(f"error_{name}{ending}" for name in STATISTICS for ending in ("", "_backward")),
+    )
+)
+"""Columns of numbers that may be missing, NaN or infinite."""
+
 _DIGITS: Final = 7
 _OVERFLOW: Final = {
     OverflowLevel.MEDIUM: 1,
     OverflowLevel.HIGH: 2,
     OverflowLevel.CRITICAL: 3,
 }
-_STATISTICS: Final = ("max", "min", "mean", "norm")
 _MOST_LAYERS: Final = 200
 
 
@@ -47,21 +63,13 @@ class Texts:
     def __init__(self) -> None:
         self._places: dict[str, int] = {"": 0}
 
-    def place(self, text: str | None) -> int | str:
+    def place(self, text: str | None) -> int:
         """Return the place of a text; 0 for none."""
         return self._places.setdefault(text or "", len(self._places))
 
     def listed(self) -> list[str]:
         """Return the texts by place."""
         return [*self._places]
-
-
-class PlainTexts(Texts):
-    """Texts as they are, for answers that are read one by one."""
-
-    def place(self, text: str | None) -> int | str:
-        """Return the text; an empty one for none."""
-        return text or ""
 
 
 def whole(graphs: GraphSet) -> dict[str, Any]:
@@ -127,7 +135,7 @@ def _details(side: GraphSide) -> dict[str, Any]:
     """Return the details of all nodes; matched ones have both sides at the target's node."""
     is_told = side.results is not None and side.side == REFERENCE
     return {
-        str(node.id): detail_json(side, node.id)
+        str(node.id): detail_json(side, node)
         for node in side.graph.nodes
         if node.halves and not (is_told and _is_matched(side, node))
     }
@@ -188,6 +196,11 @@ def _result_columns(side: GraphSide, nodes: Sequence[Node], texts: Texts) -> dic
             f"error{ending}": [None if half is None else number(half.error) for half in halves],
             f"severity{ending}": [0 if half is None else int(half.severity) for half in halves],
         }
+        for name in STATISTICS:
+            found[f"error_{name}{ending}"] = [
+                None if half is None else number(statistic_error(half.rows, name))
+                for half in halves
+            ]
     tallied: dict[str, Callable[[Tally], int]] = {
         "worst": lambda tally: int(tally.worst),
         "introduced": lambda tally: tally.introduced,
@@ -317,9 +330,8 @@ def _worst_error(side: GraphSide, box: int) -> float | None:
     return max(found, default=None)
 
 
-def detail_json(side: GraphSide, number_of_node: int) -> dict[str, Any]:
+def detail_json(side: GraphSide, node: Node) -> dict[str, Any]:
     """Return everything about one node: its records with their values, its call stack."""
-    node = side.graph.nodes[number_of_node]
     record = _record(node, HalfKind.FORWARD) or (node.halves[0].record if node.halves else "")
     found: dict[str, Any] = {
         "name": node.name,
@@ -382,7 +394,7 @@ def _value_json(value: Value) -> dict[str, Any]:
             found["value"] = strict(value.value)
         return found
     found |= {"dtype": value.dtype, "shape": [*(value.shape or ())]}
-    for name in _STATISTICS:
+    for name in STATISTICS:
         statistic = getattr(value, name)
         if statistic is not None:
             found[name] = number(statistic)
@@ -413,7 +425,9 @@ def _headline(graphs: GraphSet, summary: Mapping[str, Any]) -> dict[str, Any]:
     where = verdict["where"] or {}
     record = where.get("record") or next((each["name"] for each in summary["introduced"]), None)
     found = {"sentence": verdict["sentence"], "class": verdict["class"], "node": -1}
-    found |= {key: verdict[key] for key in ("confidence", "evidence", "next")}
+    found |= {
+        key: verdict[key] for key in ("confidence", "evidence", "next", "said") if key in verdict
+    }
     place = (
         None if record is None else _place_of(graphs, record, where.get("step"), where.get("rank"))
     )

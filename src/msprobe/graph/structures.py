@@ -26,7 +26,7 @@ from msprobe.graph.comparing import (
     match_nodes,
     tallies_of,
 )
-from msprobe.graph.model import Severity
+from msprobe.graph.model import Sentence, Severity
 
 MODE: Final = "structure"
 """The task that records calls without values; in the summary, how such dumps are compared."""
@@ -111,14 +111,15 @@ def structure_summary(
         if half.severity is Severity.ONE_SIDED
     ]
     where = None
-    sentence = "both sides made the same calls; their values were not recorded"
+    said: Sentence = ("both sides made the same calls; their values were not recorded",)
     if alone:
         pair, side, name = alone[0]
         where = {"step": pair.step, "rank": pair.rank, "record": name}
         counts = [sum(each == wanted for _, each, _ in alone) for wanted in ("target", "reference")]
-        sentence = (
-            f"structure: {counts[0]} calls only in the target, {counts[1]} only in the reference; "
-            f"first {name}, only in the {side}"
+        said = (
+            "structure: {} calls only in the target, {} only in the reference; "
+            f"first {{}}, only in the {side}",
+            *(*map(str, counts), name),
         )
     evidence = [f"{name}: only in the {side}" for _, side, name in alone[:_MOST_NAMED]]
     return {
@@ -128,7 +129,8 @@ def structure_summary(
         "equal": not alone,
         "introduced": [],
         "verdict": {
-            "sentence": sentence,
+            "sentence": said[0].format(*said[1:]),
+            "said": [*said],
             "class": "structure" if alone else "equal",
             "where": where,
             "confidence": "certain",

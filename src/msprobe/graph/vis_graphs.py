@@ -28,11 +28,12 @@ from msprobe.graph.links import Link
 from msprobe.graph.model import Graph, Severity
 from msprobe.graph.sources import REFERENCE, TARGET, GraphPlace, GraphSet, GraphSide
 from msprobe.graph.vis_reader import Verdict, VisGraph, VisNode, read_vis
-from msprobe.graph.vis_writer import PRECISION
+from msprobe.graph.vis_schema import PRECISION
 from msprobe.overflow.severity import Severity as OverflowLevel
 
 _LEVELS: Final = {str(level): level for level in OverflowLevel}
-_SIDES: Final = {"NPU": TARGET, "Bench": REFERENCE}
+SIDES: Final = {"NPU": TARGET, "Bench": REFERENCE}
+"""Sides by their names in files of graphs."""
 _STATISTICS: Final = ("max", "min", "mean", "norm", "md5", "shape", "dtype", "value")
 
 
@@ -98,7 +99,7 @@ class _Side:
     def alone(self, results: NodeResults | None = None) -> GraphSide:
         """Return it as one side of a place."""
         return GraphSide(
-            side=_SIDES[self.source],
+            side=SIDES[self.source],
             graph=self.graph,
             values=self.values,
             stacks={name: node.frames for name, node in self.nodes.items()},
@@ -124,7 +125,7 @@ def _compared(step: int, rank: RankKey, target: _Side, reference: _Side) -> Grap
     for place, (name, node) in enumerate(target.nodes.items()):
         if name in target.values:
             partner = node.partner if node.partner in reference.values else None
-            result = _result(place, node, reference.nodes.get(partner or ""))
+            result = half_result(place, node, reference.nodes.get(partner or ""))
             results[0].halves[name] = result
             if partner is not None:
                 results[1].halves[partner] = result
@@ -140,7 +141,14 @@ def _compared(step: int, rank: RankKey, target: _Side, reference: _Side) -> Grap
     )
 
 
-def _result(place: int, node: VisNode, partner: VisNode | None) -> HalfResult:
+def half_result(place: int, node: VisNode, partner: VisNode | None) -> HalfResult:
+    """Return what a file of graphs says of a record.
+
+    Args:
+        place: of the pair among all.
+        node: the record of the target.
+        partner: that of the reference; None where it has none.
+    """
     if partner is None:
         return HalfResult(Severity.ONE_SIDED, Status.ADDED, None, None, ())
     pair = OperationPair(

@@ -112,18 +112,28 @@ def is_graph_file(path: Path) -> bool:
     return path.name.endswith((".vis.db", ".vis"))
 
 
+def is_database(path: Path) -> bool:
+    """Return whether a path is that of a file of graphs which is a database, by its first bytes.
+
+    Raises:
+        DumpFormatError: it cannot be read.
+    """
+    if not is_graph_file(path):
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE)) == _SQLITE
+    except OSError as exc:
+        raise DumpFormatError(path, f"cannot be read: {exc.strerror or exc}") from exc
+
+
 def read_vis(path: Path) -> VisFile:
     """Return the content of a ``.vis.db`` or a ``.vis``.
 
     Raises:
         DumpFormatError: it cannot be read, or is no such file.
     """
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(_SQLITE))
-    except OSError as exc:
-        raise DumpFormatError(path, f"cannot be read: {exc.strerror or exc}") from exc
-    found = _read_database(path) if head == _SQLITE else _read_json(path)
+    found = _read_database(path) if is_database(path) else _read_json(path)
     if not any(graph.nodes for graph in found.graphs):
         raise DumpFormatError(path, "holds no graph")
     return found
@@ -131,25 +141,58 @@ def read_vis(path: Path) -> VisFile:
 
 def _read_database(path: Path) -> VisFile:
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as base:
-            _guard(base, path.stat().st_size)
+        with closing(guarded(path)) as base:
             return _from_database(path, base)
     except sqlite3.Error as exc:
         raise DumpFormatError(path, f"is damaged: {exc}") from exc
 
 
-def _guard(base: sqlite3.Connection, size_bytes: int) -> None:
-    """Let nothing in the file run on for ever, write, or fill the memory."""
+def guarded(path: Path) -> sqlite3.Connection:
+    """Open a file so that nothing in it can run on for ever, write, or fill the memory.
+
+    Raises:
+        sqlite3.Error: it cannot be opened.
+        OSError: it is not there.
+    """
+    base = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     base.execute("PRAGMA query_only = ON")
     base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_CELL)
     steps = 1 << 20
-    left = [max(_LEAST_STEPS, size_bytes * _STEPS_PER_BYTE) // steps]
+    left = [max(_LEAST_STEPS, path.stat().st_size * _STEPS_PER_BYTE) // steps]
 
     def is_too_much() -> bool:
         left[0] -= 1
         return left[0] < 0
 
     base.set_progress_handler(is_too_much, steps)
+    return base
+
+
+def node_in_file(base: sqlite3.Connection, path: Path, place: tuple[str, int, int, str]) -> VisNode:
+    """Return one record of a file of graphs.
+
+    Args:
+        base: the file.
+        path: its path, for errors.
+        place: ``NPU`` or ``Bench``, step, rank, and the record's name.
+
+    Raises:
+        KeyError: there is no such record.
+        DumpFormatError: its cells are damaged.
+    """
+    where = "data_source = ? AND step = ? AND rank = ? AND node_name = ?"
+    cells = base.execute(f"SELECT {', '.join(_COLUMNS)} FROM tb_nodes WHERE {where}", place)
+    row = dict(zip(_COLUMNS, cells.fetchone() or (), strict=False))
+    stack = base.execute("SELECT stack_info FROM tb_stack WHERE id = ?", (row["stack_id"],))
+    frames = stack.fetchone()
+    row["frames"] = [] if frames is None else _json(path, frames[0], list)
+    return next(_Reader(path).nodes(_parsed(path, row)))
+
+
+def _parsed(path: Path, row: dict[str, Any]) -> dict[str, Any]:
+    for key in ("matched_node_link", "matched_distributed", "input_data", "output_data"):
+        row[key] = _json(path, row[key])
+    return row
 
 
 def _from_database(path: Path, base: sqlite3.Connection) -> VisFile:
@@ -169,10 +212,8 @@ def _from_database(path: Path, base: sqlite3.Connection) -> VisFile:
             (source, step, rank),
             VisGraph(source=source, step=step, rank=rank, nodes=[], rank_name=rank),
         )
-        for key in ("matched_node_link", "matched_distributed", "input_data", "output_data"):
-            row[key] = _json(path, row[key])
         row["frames"] = stacks.get(row["stack_id"], [])
-        graph.nodes += reader.nodes(row)
+        graph.nodes += reader.nodes(_parsed(path, row))
     config = base.execute("SELECT task FROM tb_config").fetchone()
     about = _about(base)
     if about:

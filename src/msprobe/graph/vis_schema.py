@@ -10,9 +10,21 @@ from __future__ import annotations
 
 from typing import Final
 
+from msprobe.graph.model import Severity
+
 STATISTICS: Final = ("max", "min", "mean", "norm")
 _TITLES: Final = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "Norm"}
 _DIFFERENCES: Final = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "L2norm"}
+
+PRECISION: Final = {
+    Severity.EQUAL: 0.0,
+    Severity.CLOSE: 0.0,
+    Severity.INHERITED: 0.45,
+    Severity.AMPLIFIED: 0.7,
+    Severity.ONE_SIDED: 0.45,
+    Severity.INTRODUCED: 1.0,
+}
+"""Index of precision by severity. Below 0.3 a node passes, from 0.6 on it is an error."""
 
 TABLES: Final = """
 CREATE TABLE text (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);

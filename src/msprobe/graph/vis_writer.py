@@ -19,7 +19,8 @@ from msprobe.files import report_file
 from msprobe.graph.comparing import HalfResult
 from msprobe.graph.model import ROOT_NAME, Graph, HalfKind, Node, NodeKind, Severity
 from msprobe.graph.sources import REFERENCE, TARGET, GraphPlace, GraphSet, GraphSide
-from msprobe.graph.vis_schema import INDEXES, TABLES, VIEW
+from msprobe.graph.stored import FEWEST_NODES, write_pieces
+from msprobe.graph.vis_schema import INDEXES, PRECISION, TABLES, VIEW
 from msprobe.json_text import strict
 
 FORMAT: Final = "1"
@@ -29,15 +30,6 @@ _MODULE: Final = "0"
 _TYPES: Final = {NodeKind.API: "1", NodeKind.COLLECTION: "9"}
 _TASKS: Final = {"statistics": "summary", "tensor": "all", "md5": "md5", "structure": "structure"}
 _BACKWARD: Final = (HalfKind.BACKWARD, HalfKind.PARAMETERS_GRAD)
-# Bands of colours of the file: below 0.3 passes, from 0.6 it is an error.
-PRECISION: Final = {
-    Severity.EQUAL: 0.0,
-    Severity.CLOSE: 0.0,
-    Severity.INHERITED: 0.45,
-    Severity.AMPLIFIED: 0.7,
-    Severity.ONE_SIDED: 0.45,
-    Severity.INTRODUCED: 1.0,
-}
 _COLORS: Final[dict[str, dict[str, Any]]] = {
     "#FFFCF3": {"value": [0, 0.3], "description": "equal, or within tolerance"},
     "#FFDC7F": {"value": [0.3, 0.6], "description": "differs because its inputs do"},
@@ -65,13 +57,16 @@ def vis_name(graphs: GraphSet) -> str:
     return f"{kind}_{datetime.now():%Y%m%d%H%M%S}.vis.db"
 
 
-def write_vis_db(path: Path, graphs: GraphSet, *, overflow: bool = False) -> Path:
+def write_vis_db(
+    path: Path, graphs: GraphSet, *, overflow: bool = False, pieces_from: int = FEWEST_NODES
+) -> Path:
     """Write graphs into one file; return it.
 
     Args:
         path: the file; it appears when it is complete.
         graphs: all graphs.
         overflow: whether calls were graded by what they do with NaN and Inf.
+        pieces_from: number of nodes from which on a page can be opened by the piece.
 
     Raises:
         ReportWriteError: the file cannot be written.
@@ -80,7 +75,7 @@ def write_vis_db(path: Path, graphs: GraphSet, *, overflow: bool = False) -> Pat
         try:
             connection = sqlite3.connect(temporary)
             try:
-                _write(connection, graphs, overflow=overflow)
+                _write(connection, graphs, overflow=overflow, pieces_from=pieces_from)
             finally:
                 connection.close()
         except sqlite3.Error as exc:
@@ -88,7 +83,9 @@ def write_vis_db(path: Path, graphs: GraphSet, *, overflow: bool = False) -> Pat
     return path
 
 
-def _write(connection: sqlite3.Connection, graphs: GraphSet, *, overflow: bool) -> None:
+def _write(
+    connection: sqlite3.Connection, graphs: GraphSet, *, overflow: bool, pieces_from: int
+) -> None:
     # The file gets its name when it is complete: nothing has to survive a crash before.
     connection.execute("PRAGMA journal_mode = OFF")
     connection.execute("PRAGMA synchronous = OFF")
@@ -96,8 +93,11 @@ def _write(connection: sqlite3.Connection, graphs: GraphSet, *, overflow: bool) 
     writer = _Writer(connection)
     ranks = _rank_numbers(graphs.places)
     links = _partners(graphs, ranks)
+    numbers: list[Mapping[str, int]] = []
     for place, rank in zip(graphs.places, ranks.values(), strict=True):
-        writer.add_place(place, rank, links.get((place.step, rank), {}))
+        numbers += writer.add_place(place, rank, links.get((place.step, rank), {}))
+    if sum(len(side.graph.nodes) for side in graphs.graphs) >= pieces_from:
+        write_pieces(connection, graphs, numbers)
     writer.finish()
     writer.add_config(graphs, sorted(set(ranks.values())), overflow=overflow)
     connection.executescript(INDEXES + VIEW)
@@ -148,14 +148,17 @@ class _Writer:
         self._values = 0
         self._text("")
 
-    def add_place(self, place: GraphPlace, rank: int, links: Mapping[int, dict[str, Any]]) -> None:
-        """Write one rank of one step, one side or both."""
+    def add_place(
+        self, place: GraphPlace, rank: int, links: Mapping[int, dict[str, Any]]
+    ) -> list[Mapping[str, int]]:
+        """Write one rank of one step, one side or both; return the numbers of their records."""
         ids: dict[str, dict[str, int]] = {}
         for side in place.sides:
             ids[side.side] = self._number_records(side)
         values: dict[int, int] = {}  # value by identity → its number
         for side in reversed(place.sides):  # the reference first: the target's values point at it
             self._add_side(side, rank, ids, links if side.side == TARGET else {}, values)
+        return [*ids.values()]
 
     def _number_records(self, side: GraphSide) -> dict[str, int]:
         found = {}

@@ -90,7 +90,7 @@ class GraphServer(LocalServer):
             if int(words["version"]) != self._version:
                 return HTTPStatus.CONFLICT, "text/plain", "the files have changed: reload the page"
             found = _ANSWERS[question](self._source, words)
-        except (KeyError, ValueError, IndexError, TypeError) as error:
+        except (KeyError, ValueError, IndexError, TypeError, MsprobeError) as error:
             logger.debug("refused: %s", error)
             return HTTPStatus.BAD_REQUEST, "text/plain", "no such node or question"
         return HTTPStatus.OK, "application/json", json.dumps(found, separators=(",", ":"))

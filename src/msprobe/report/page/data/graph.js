@@ -27,13 +27,17 @@ const textColumns = new Set([
   "name", "label", "class", "path", "source", "forward", "backward", "dtype", "device", "status", "status_backward",
   "origin", "origin_backward", "from_slot", "to_slot", "shape",
 ]);
-const numbers = new Set(["norm", "grad_norm", "error", "error_backward", "confidence"]);
+/** Statistics whose relative difference may be looked at instead of the error. */
+export const measures = ["max", "min", "mean", "norm"];
+const measured = measures.flatMap((name) => [`error_${name}`, `error_${name}_backward`]);
+const numbers = new Set(["norm", "grad_norm", "error", "error_backward", "confidence", ...measured]);
 /** @type {GraphNode} */
 const unknown = {
   parent: -1, size: 1, kind: 2, flags: 0, name: "", label: "", class: "", path: "", source: "", order: -1, order_backward: -1,
   micro: 0, forward: "", backward: "", overflow: 0, norm: null, grad_norm: null, dtype: "", device: "", match: -1,
   confidence: null, status: "", status_backward: "", origin: "", origin_backward: "", error: null, error_backward: null,
   severity: 0, severity_backward: 0, worst: 0, introduced: 0, differs: 0, unmatched: 0, halves: 0,
+  ...Object.fromEntries(measured.map((name) => [name, null])),
 };
 
 /** @param {Record<string, any[]>} columns @param {number} place */
@@ -54,6 +58,8 @@ function rowCount(columns) { return Math.max(0, ...Object.values(columns ?? {}).
 export class Graph {
   /** @type {Map<number, GraphNode>} */
   #nodes = new Map();
+  /** @type {Map<number, GraphNode>} nodes that were found, of which the page does not know what they are in */
+  #seen = new Map();
   /** @type {Map<number, number[]>} */
   #children = new Map();
   /** @type {Map<number, Edge[]>} by the innermost node that both ends are in */
@@ -74,6 +80,7 @@ export class Graph {
     this.step = data.step;
     this.rank = String(data.rank);
     this.count = data.count;
+    /** On what is not known: texts, and the values in them. @type {[string, ...string[]][]} */
     this.notes = data.notes ?? [];
     this.level = data.level ?? "";
     this.microSteps = data.micro_steps ?? 1;
@@ -85,9 +92,15 @@ export class Graph {
       this.#addEdges(data.edges);
       this.#addRolls(data.rolls);
     } else this.#addNode(0, readRow(data.root ?? {}, 0));
+    /** What the server has found in it. @type {number[]} */
+    this.findings = data.findings?.ids ?? [];
+    if (data.findings) this.see(data.findings);
   }
 
   get run() { return `${this.step}/${this.rank}`; }
+
+  /** Keeps nodes that a search of the server has found. @param {{ids: number[], nodes: Record<string, any[]>}} found */
+  see({ ids, nodes }) { ids.forEach((id, place) => this.#seen.set(id, { ...unknown, ...readRow(nodes, place), id })); }
 
   /** @param {number} id @param {Record<string, any>} row */
   #addNode(id, row) { this.#nodes.set(id, { ...unknown, ...row, id }); }
@@ -112,7 +125,7 @@ export class Graph {
 
   /** Returns a node that is known. @param {number} id @returns {GraphNode} */
   node(id) {
-    let found = this.#nodes.get(id);
+    let found = this.#nodes.get(id) ?? this.#seen.get(id);
     if (!found) {
       this.#addNode(id, this.#columns ? readRow(this.#columns, id) : {});
       found = /** @type {GraphNode} */ (this.#nodes.get(id));
@@ -120,8 +133,17 @@ export class Graph {
     return found;
   }
 
-  /** @param {number} id */
+  /** Returns whether the page knows a node and all it is in. @param {number} id */
   isKnown(id) { return this.isWhole || this.#nodes.has(id); }
+
+  /** Returns whether the page can say what a node is. @param {number} id */
+  isSeen(id) { return this.isKnown(id) || this.#seen.has(id); }
+
+  /** Yields the nodes among which findings are: all, or those that the server has picked. @returns {Generator<GraphNode>} */
+  * suspects() {
+    if (!this.isWhole) { for (const id of this.findings) yield this.node(id); return; }
+    for (let node = 1; node < this.count; node += 1) yield this.node(node);
+  }
 
   /** @param {number} id */
   hasChildren(id) { return this.node(id).size > 1; }
@@ -309,12 +331,16 @@ export function severityOf(node, half = state.half) {
   return half === "backward" ? node.severity_backward : Math.max(node.severity, node.severity_backward);
 }
 
-/** @param {GraphNode} node @param {string} half @returns {number | null} */
-export function errorOf(node, half = state.half) {
-  if (half === "forward") return node.error;
-  if (half === "backward") return node.error_backward;
-  if (node.error === null || node.error_backward === null) return node.error ?? node.error_backward;
-  return Math.max(node.error, node.error_backward);
+/**
+ * Returns the worse error of both halves, or that of the half that is looked at: the relative difference of one
+ * statistic, where the reader has chosen one.
+ * @param {GraphNode} node @param {string} half @param {string} measure @returns {number | null}
+ */
+export function errorOf(node, half = state.half, measure = state.measure ?? "") {
+  const name = measure ? `error_${measure}` : "error", forward = node[name], backward = node[`${name}_backward`];
+  if (half === "forward") return forward;
+  if (half === "backward") return backward;
+  return forward === null || backward === null ? forward ?? backward : Math.max(forward, backward);
 }
 
 /** Returns findings of a run in order of execution: where differences begin, or NaN and Inf where nothing is compared. */
@@ -336,35 +362,25 @@ function culpritIds(run) {
   for (const { step, rank, side, node, half } of whole.culprits) {
     const graph = graphOf(side, run);
     if (`${step}/${rank}` !== run || !graph) continue;
-    const row = graph.isKnown(node) ? graph.node(node) : null;
+    const row = graph.isSeen(node) ? graph.node(node) : null;
     found.set(nodeId(side, node), row ? (half === "backward" ? row.order_backward : row.order) : node);
   }
   const add = (/** @type {Side} */ side, /** @type {number} */ node, /** @type {number} */ order) => {
     if (!found.has(nodeId(side, node))) found.set(nodeId(side, node), order);
   };
   const graph = graphOf("target", run);
-  if (graph?.isWhole) {
-    for (let node = 1; node < graph.count; node += 1) {
-      const row = graph.node(node);
-      if (row.severity >= unmatched) add("target", node, row.order);
-      else if (row.severity_backward >= unmatched) add("target", node, row.order_backward);
-    }
+  for (const row of graph?.suspects() ?? []) {
+    if (row.severity >= unmatched) add("target", row.id, row.order);
+    else if (row.severity_backward >= unmatched) add("target", row.id, row.order_backward);
   }
-  const other = graphOf("reference", run);
-  for (let node = 1; other?.isWhole && node < other.count; node += 1) {
-    const row = other.node(node);
-    if (row.match < 0 && Math.max(row.severity, row.severity_backward) === unmatched) add("reference", node, row.order);
+  for (const row of graphOf("reference", run)?.suspects() ?? []) {
+    if (row.match < 0 && Math.max(row.severity, row.severity_backward) === unmatched) add("reference", row.id, row.order);
   }
   return [...found].sort(([, one], [, other]) => one - other).map(([id]) => id);
 }
 
 function nonfiniteIds() {
-  const graph = graphOf("target");
-  const found = [];
-  for (let node = 1; graph?.isWhole && node < graph.count; node += 1) {
-    const row = graph.node(node);
-    if (row.size === 1 && (row.overflow > 1 || row.flags & flag.nonfinite)) found.push(row);
-  }
+  const found = [...graphOf("target")?.suspects() ?? []].filter((row) => row.size === 1 && (row.overflow > 1 || row.flags & flag.nonfinite));
   return found.sort((one, other) => one.order - other.order).map(({ id }) => nodeId("target", id));
 }
 

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The language of the search box: words, and conditions such as norm>1e4, status:error or dir:backward.
+// The language of the search box: words, and conditions such as norm>1e4, status:error or dir:backward; with several
+// values, a,b, any of them. Of graphs that a server has, msprobe/graph/searching.py finds the same nodes.
 
-import { ask, errorOf, flag, kind, severityOf } from "./graph.js";
+import { ask, errorOf, flag, kind, measures, overflows, severityOf } from "./graph.js";
 
 /** @typedef {import("./graph.js").GraphNode} GraphNode */
 /** @typedef {import("./graph.js").Graph} Graph */
 /** @typedef {[field: string, op: string, value: string]} Condition */
 /** @typedef {{words: string[], conditions: Condition[], half: string}} Query */
 
-const condition = /^(name|class|source|dtype|device|norm|grad_norm|error|severity|status|overflow|dir|kind)(<=|>=|[:=<>])(.+)$/;
+const condition = /^(name|class|source|dtype|device|norm|grad_norm|error|error_max|error_min|error_mean|error_norm|severity|status|overflow|dir|kind|size|listed)(<=|>=|[:=<>])(.+)$/;
 
 /** What can be searched for, for the help. */
 export const examples = ["norm>1e4", "grad_norm>10", "error>=0.01", "status:error", "status:introduced", "dir:backward",
@@ -28,19 +29,22 @@ export function parseQuery(text) {
 }
 
 const kinds = ["root", "module", "api", "group", "collection"];
-const overflowNames = ["none", "medium", "high", "critical"];
 
 /** @type {Record<string, (node: GraphNode, half: string) => number | null>} */
 const numeric = {
-  norm: (node) => node.norm, grad_norm: (node) => node.grad_norm, error: (node, half) => errorOf(node, half),
-  severity: (node, half) => severityOf(node, half), overflow: (node) => node.overflow,
+  norm: (node) => node.norm, grad_norm: (node) => node.grad_norm, error: (node, half) => errorOf(node, half, ""),
+  ...Object.fromEntries(measures.map((name) => [`error_${name}`, (/** @type {GraphNode} */ node, /** @type {string} */ half) => errorOf(node, half, name)])),
+ 
+  severity: (node, half) => severityOf(node, half), overflow: (node) => node.overflow, size: (node) => node.size,
 };
 
 /** @type {Record<string, (node: GraphNode, half: string) => string>} */
 const textual = {
   name: (node, half) => (half === "backward" ? node.backward : `${node.name} ${node.forward} ${node.backward}`),
   class: (node) => node.class, source: (node) => node.source, dtype: (node) => node.dtype, device: (node) => node.device,
-  kind: (node) => kinds[node.kind], overflow: (node) => overflowNames[node.overflow],
+  kind: (node) => kinds[node.kind], overflow: (node) => overflows[node.overflow || (node.flags & flag.nonfinite ? 2 : 0)],
+  // What a list without a search holds: calls, and boxes that are findings themselves.
+  listed: (node, half) => (node.size === 1 || severityOf(node, half) > 3 ? "1" : ""),
   status: (node, half) => statusWords(node, half),
 };
 
@@ -64,15 +68,15 @@ const comparisons = {
 };
 
 /** @param {GraphNode} node @param {Condition} asked @param {string} half */
-function holds(node, [field, op, value], half) {
-  const wanted = value === "nan" ? NaN : Number(value);
+function holds(node, [field, op, values], half) {
   if (numeric[field] && (op !== ":" || !textual[field])) {
     const found = numeric[field](node, half);
     if (found === null || found === undefined) return false;
-    if (Number.isNaN(wanted)) return Number.isNaN(found);
-    return comparisons[op](found, wanted);
+    if (Number.isNaN(found)) return values === "nan" || field.startsWith("error") && op.startsWith(">"); // no error is worse
+    return values.split(",").some((value) => comparisons[op](found, Number(value)));
   }
-  return textual[field](node, half).toLowerCase().includes(value);
+  const found = textual[field](node, half).toLowerCase(), padded = ` ${found} `;
+  return values.split(",").some((value) => (op === "=" ? padded.includes(` ${value} `) : found.includes(value)));
 }
 
 /** @type {WeakMap<GraphNode, string>} */
@@ -105,7 +109,8 @@ export function find(graph, text, limit) {
   const query = parseQuery(text);
   if (!graph.isWhole) {
     const conditions = [...query.conditions, ...(query.half ? [["dir", ":", query.half]] : [])];
-    return ask("find", { graph: graph.place, text: query.words.join(" "), conditions: JSON.stringify(conditions), limit });
+    return ask("find", { graph: graph.place, text: query.words.join(" "), conditions: JSON.stringify(conditions), limit })
+      .then((found) => { graph.see(found); return found; });
   }
   const wanted = fits(query), ids = [];
   for (let node = 1; node < graph.count; node += 1) if (wanted(graph.node(node))) ids.push(node);

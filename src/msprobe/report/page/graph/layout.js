@@ -157,8 +157,8 @@ function layByDagre(sizes, links) {
   });
   withEnds(sizes, links).forEach(([from, to]) => graph.setEdge(String(from), String(to), { weight: 0 }, `end${from}`));
   dagre.layout(graph);
-  const origin = graph.node("0");
-  const at = (/** @type {Point} */ { x, y }) => ({ x: x - origin.x, y: y - origin.y });
+  const origin = graph.node("0"), way = isMirrored(sizes.map((_, box) => graph.node(String(box)))) ? -1 : 1;
+  const at = (/** @type {Point} */ { x, y }) => ({ x: way * (x - origin.x), y: y - origin.y });
   return {
     centres: sizes.map((_, box) => at(graph.node(String(box)))),
     routes: links.map(([from, to], place) => {
@@ -167,6 +167,19 @@ function layByDagre(sizes, links) {
       return from < to ? points : points.reverse();
     }),
   };
+}
+
+// Of boxes beside each other, those that ran first belong on the left.
+/** @param {Point[]} centres in order of execution */
+function isMirrored(centres) {
+  /** @type {Map<number, number>} */
+  const last = new Map();
+  let steps = 0;
+  for (const { x, y } of centres) {
+    steps += Math.sign(x - (last.get(y) ?? x));
+    last.set(y, x);
+  }
+  return steps < 0;
 }
 
 /** @param {Size[]} sizes @param {Point[]} centres */

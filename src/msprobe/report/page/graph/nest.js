@@ -67,10 +67,12 @@ export class Nest {
     const shift = hasIn ? 1 : 0;
     const level = layLevel(sizes, lines.map(({ from, to }) => [
       from < 0 ? 0 : from + shift, to < 0 ? sizes.length - 1 : to + shift]), this.direction);
-    const w = Math.max(level.w + 2 * padding, this.nested.size(node).w), left = (w - level.w) / 2;
+    // Values that leave the box are drawn up to its border.
+    const isDown = this.direction === "down", [under, beside] = [hasOut && isDown ? 0 : padding, hasOut && !isDown ? padding : 0];
+    const w = Math.max(level.w + 2 * padding - beside, this.nested.size(node).w), left = beside ? w - level.w : (w - level.w) / 2;
     const at = (/** @type {Point} */ { x, y }) => ({ x: x + left, y: y + headHeight });
     return {
-      node, w, h: level.h + headHeight + padding,
+      node, w, h: level.h + headHeight + under,
       inside: boxes.map((box, place) => ({ box, ...at(level.places[place + shift]) })),
       routes: lines.map((line, place) => ({ line, points: level.routes[place].map(at) })),
     };

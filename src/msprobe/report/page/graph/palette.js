@@ -50,7 +50,6 @@ async function search() {
   if (text !== box.value) return;
   const nodes = [];
   for (const id of found.ids) {
-    if (graph && !graph.isKnown(id)) await graph.reach(id);
     if (!graph) continue;
     const node = graph.node(id);
     const seen = look(node, false);

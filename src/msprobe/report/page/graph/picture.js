@@ -87,7 +87,7 @@ function rootTitle(scene) { return title(scene.graph.node(0)); }
 
 /** @param {Pen} pen @param {View} view @param {Place} place @param {import("./scene.js").Item} item @param {number} number @param {number} k */
 function drawClosed(pen, { scene }, place, item, number, k) {
-  const { x, y, w, h } = place, { node } = item;
+  const { x, y, w, h } = place, { node, roll } = item;
   const isOpenable = scene.hasChildren(number), radius = (isOpenable ? 6 : 12) * k;
   const seen = look(node, true);
   if (item.roll) pen.box(x + 4 * k, y + 4 * k, w, h, { fill: themed("raised"), stroke: themed("line"), radius });
@@ -95,7 +95,7 @@ function drawClosed(pen, { scene }, place, item, number, k) {
   fillHalves(pen, place, item, seen.fill, radius);
   pen.box(x, y, w, h, { stroke: seen.fill || themed("line"), width: Math.max(1, Math.min(1.4 * k, 2)), radius, dashed: item.isGhost || node.kind >= 3 && node.kind !== 5 });
   if (11.5 * k < leastText) return;
-  const line = isOpenable ? y + 14 * k : y + h / 2, start = isOpenable ? 22 : 10;
+  const hasMore = node.class || roll?.error || node.differs + node.unmatched, line = isOpenable && hasMore ? y + 14 * k : y + h / 2, start = isOpenable ? 22 : 10;
   if (isOpenable) pen.text("▸", x + 8 * k, line, { fill: themed("dim"), size: 12 * k });
   const right = figure(node), room = right && !isOpenable && w > 150 * k ? right.length * 6.5 * k + 8 * k : 0;
   const mark = seen.mark ? 14 : 0;

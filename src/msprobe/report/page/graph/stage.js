@@ -24,7 +24,7 @@ const contents = ["run", "panes", "folded", "rolled", "edges", "inferred", "micr
 /** The state of the pictures. */
 export const stageState = {
   run: "", at: "", panes: "two", folded: "", rolled: "", edges: "", inferred: "", micro: "", direction: "down", depth: "", fold: "",
-  sync: "", colour: "", half: "", flow: "", map: "", limit: "", find: "", cone: "",
+  sync: "", colour: "", half: "", flow: "", map: "", limit: "", levels: "", measure: "", find: "", cone: "",
 };
 
 const mostHits = 2000;
@@ -46,8 +46,8 @@ class Stage {
   /** @type {(text: string) => void} */
   onSay = () => {};
   panes = element("div", { class: "graph-panes" });
-  /** Nodes that are searched for, in order of execution. @type {{side: Side, ids: number[], total: number}} */
-  found = { side: "target", ids: [], total: 0 };
+  /** Nodes that the search and the filter let through, in order of execution. @type {{items: {side: Side, id: number}[], total: number}} */
+  found = { items: [], total: 0 };
   /** @type {Set<() => void>} */
   onFound = new Set();
 
@@ -346,7 +346,7 @@ class Stage {
   // What is coloured, searched for and lit
 
   #colour() {
-    const wanted = `${state.colour};${state.half};${currentRun()}`;
+    const wanted = `${state.colour};${state.half};${state.measure};${currentRun()}`;
     if (wanted === this.#colouredFor) return;
     this.#colouredFor = wanted;
     scaleColours(this.shown.flatMap(({ scene: { graph } }) => (
@@ -354,18 +354,39 @@ class Stage {
   }
 
   async #search() {
-    const wanted = `${state.find};${currentRun()};${state.limit};${state.half}`;
+    const wanted = `${state.find};${currentRun()};${this.filter()};${state.half}`;
     if (wanted === this.#searchedFor) return;
     this.#searchedFor = wanted;
-    const asked = state.find.startsWith("ref:") ? { side: /** @type {Side} */ ("reference"), text: state.find.slice(4) } : { side: /** @type {Side} */ ("target"), text: state.find };
-    const graph = graphOf(asked.side);
-    const answer = asked.text.trim() && graph ? await find(graph, asked.text, mostHits) : { ids: [], total: 0 };
+    const [asked, only] = state.find.startsWith("ref:") ? [state.find.slice(4), "reference"] : [state.find, ""];
+    const text = `${asked} ${this.filter()}`.trim();
+    /** @type {{side: Side, id: number}[]} */
+    const items = [];
+    let total = 0;
+    for (const side of /** @type {Side[]} */ (only ? [only] : asked.trim() ? ["target"] : ["target", "reference"])) {
+      const graph = text ? graphOf(side) : null;
+      if (!graph) continue;
+      // Of the reference, a filter lists what the target does not have.
+      const answer = await find(graph, only || side === "target" ? text : `${text} severity:5`, mostHits);
+      const own = answer.ids.filter((id) => only || side === "target" || partner(side, id) < 0);
+      items.push(...own.map((id) => ({ side, id })));
+      total += answer.total - answer.ids.length + own.length;
+    }
     if (wanted !== this.#searchedFor) return;
-    this.found = { side: asked.side, ...answer };
+    const order = (/** @type {{side: Side, id: number}} */ { side, id }) => graphOf(side)?.node(id).order ?? 0;
+    this.found = { items: items.sort((one, other) => order(one) - order(other)), total };
     for (const at of this.shown) {
-      at.pane.hits = new Set(answer.ids.filter((id) => graph?.isKnown(id)).map((id) => at.scene.boxOf(asked.side, id)).filter((box) => box > 0));
+      const hits = asked.trim() ? items.filter(({ side, id }) => graphOf(side)?.isKnown(id)) : [];
+      at.pane.hits = new Set(hits.map(({ side, id }) => at.scene.boxOf(side, id)).filter((box) => box > 0));
     }
     this.onFound.forEach((listener) => listener());
+  }
+
+  /** Returns what is ticked and the threshold of the error, in the language of searches. */
+  filter() {
+    const ticked = words("levels"), severity = /** @type {Record<string, string>} */ ({ agrees: "1,2", inherited: "3", amplified: "4", unmatched: "5", introduced: "6" });
+    const level = !ticked.length ? "" : hasReference ? `severity:${ticked.map((word) => severity[word])}` : `overflow:${ticked}`;
+    const limit = state.limit === "" ? "" : `error${state.measure ? `_${state.measure}` : ""}>${10 ** Number(state.limit)}`;
+    return [level, limit, (level || limit) && !state.find.trim() ? "listed:1" : ""].filter(Boolean).join(" ");
   }
 
   async #light() {

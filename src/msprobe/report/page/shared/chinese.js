@@ -85,4 +85,23 @@ export const chinese = {
   "came in small and grew by more than rounding explains": "输入差异较小，增长超出舍入所能解释", "was different already when it came in from outside": "从外部输入时已不同",
   "came in with the inputs": "随输入带入", "every element of the tensors": "张量的每个元素", "maximum, minimum, mean and norm": "最大值、最小值、均值与范数", "checksums": "校验和",
   "missing": "缺失", "added": "新增", "unread": "未读取", "nonfinite": "非有限值", "dtype": "类型", "input": "输入", "statistics": "统计量",
+  "which error": "误差种类", "{}: error above": "{}误差大于", "max": "最大值", "min": "最小值", "mean": "均值",
+  // what msprobe/graph says
+  "records may be missing: {}": "记录可能缺失：{}",
+  "the dump does not say which call made which: modules are nested by their paths": "数据未记录调用关系：模块按路径嵌套",
+  "the dump does not say which call made which: the calls are a flat list": "数据未记录调用关系：调用为平铺列表",
+  "both sides made the same calls; their values were not recorded": "两侧调用相同；未记录数值",
+  "structure: {} calls only in the target, {} only in the reference; first {}, only in the target": "{} 次调用仅待测侧有，{} 次仅标杆侧有；首个为 {}，仅待测侧有",
+  "structure: {} calls only in the target, {} only in the reference; first {}, only in the reference": "{} 次调用仅待测侧有，{} 次仅标杆侧有；首个为 {}，仅标杆侧有",
+  // how well a verdict is founded, and the outcomes of comparisons
+  "proved": "已证实", "likely": "很可能", "possible": "可能", "certain": "确定", "equal, but": "一致，但", "equal results": "结果一致",
+  "nothing to compare": "没有可比较的内容", "Next": "下一步",
+};
+
+/** Classes of causes, by their names. @type {Record<string, string>} */
+export const causes = {
+  equal: "一致", argument: "参数值不同", call: "调用不同", order: "调用顺序不同", precision: "计算精度不同", parameters: "模型参数不同", data: "数据不同",
+  random: "随机数不同", mode: "模式不同", gradient: "梯度不同", clipping: "梯度裁剪不同", optimizer_setting: "优化器设置不同", schedule: "调度不同",
+  optimizer_state: "优化器状态不同", update: "参数更新不同", communication: "通信不同", kernel: "算子实现不同", nondeterministic: "结果不确定",
+  rounding: "舍入误差", incomplete: "采集不完整", different_programs: "程序不同", settings: "设置不同", unexplained: "原因未明", structure: "结构不同",
 };

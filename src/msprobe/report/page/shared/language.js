@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The language of the page's own words. Code says everything in English; chinese.js has the translations.
 
-import { chinese } from "./chinese.js";
+import { causes, chinese } from "./chinese.js";
 
 const key = "msprobe-language";
 
@@ -22,6 +22,15 @@ export const language = asked.startsWith("zh") ? "zh" : "en";
 export function say(text, ...values) {
   let place = 0;
   return (language === "zh" ? chinese[text] ?? text : text).replace(/\{\}/g, () => String(values[place++] ?? ""));
+}
+
+/**
+ * Returns the class of a cause and how well it is founded, in front of a sentence in English; empty for readers of English.
+ * @param {string | undefined} kind @param {string | undefined} confidence
+ */
+export function causeFirst(kind, confidence) {
+  if (language !== "zh" || !kind || !causes[kind]) return "";
+  return `${causes[kind]}${confidence ? `（${say(confidence)}）` : ""}：`;
 }
 
 /** Changes between the languages; the page starts again with the same state. */

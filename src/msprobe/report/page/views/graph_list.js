@@ -2,9 +2,7 @@
 // A list of nodes beside the graph: those that are searched for, or that a filter lets through, in order of execution;
 // and pairs made by hand.
 
-import {
-  currentRun, errorOf, findings, flag, fullName, graphOf, handPairs, hasReference, overflows, partner, selectedNode, severities, severityOf,
-} from "../data/graph.js";
+import { currentRun, errorOf, findings, fullName, graphOf, handPairs, hasReference, measures, partner, selectedNode } from "../data/graph.js";
 import { look } from "../graph/colours.js";
 import { goTo, loadPairs, namedPairs, pairUp, savePairs, unpair } from "../graph/pairing.js";
 import { title } from "../graph/scene.js";
@@ -27,6 +25,8 @@ const limit = element("input", {
   type: "range", id: "graph-limit", min: "-12", max: "2", step: "0.25", "aria-label": say("threshold of the error"),
   input: () => change({ limit: limit.value === "-12" ? "" : limit.value }),
 });
+const measure = element("select", { "aria-label": say("which error"), title: say("which error"), change: () => change({ measure: measure.value }) },
+  ...["", ...measures].map((name) => element("option", { value: name }, name ? say("{}: error above", say(name)) : say("error above"))));
 const ticks = element("div", { class: "graph-ticks", role: "group", "aria-label": say("filter") });
 const pairBox = element("div", {});
 const message = element("p", { class: "dim", "aria-live": "polite" });
@@ -38,7 +38,7 @@ let itemsFor = "";
 
 /** @type {import("../shared/shell.js").View} */
 export const view = {
-  name: "graph_list", title: say("Find"), place: "side", needs: ["graph"], beside: ["graph", "graph_runs"], state: { levels: "", measure: "error" },
+  name: "graph_list", title: say("Find"), place: "side", needs: ["graph"], beside: ["graph", "graph_runs"],
   uses: ["find", "run", "levels", "limit", "at", "half", "colour", "pairs", "pairing", "measure"],
 
   start(pane) {
@@ -47,7 +47,7 @@ export const view = {
     stage.onFound.add(() => { itemsFor = ""; render(); });
     replace(pane,
       element("div", { class: "graph-finder" }, search, ticks,
-        hasReference ? element("label", { class: "graph-limit" }, span("dim", say("error above")), limit, limitText) : null,
+        hasReference ? element("label", { class: "graph-limit" }, measure, limit, limitText) : null,
         element("div", { class: "graph-moves" }, found, button("↑", say("previous in the list"), () => move(-1)), button("↓", say("next in the list"), () => move(1)))),
       list.box, hasReference ? element("div", { class: "graph-pairs" }, folded("pairs", say("match by hand"), pairBox)) : null);
   },
@@ -64,53 +64,21 @@ function move(by) { list.move(by); }
 // What there is to tick: severities of a comparison, or levels of overflow.
 const levels = hasReference ? ["introduced", "amplified", "inherited", "unmatched", "agrees"] : ["critical", "high", "medium"];
 
-/** @param {GraphNode} row */
-function levelOf(row) {
-  if (!hasReference) return row.overflow ? overflows[row.overflow] : row.flags & flag.nonfinite ? "high" : "";
-  const severity = severityOf(row);
-  return severity === 0 ? "" : severity <= 2 ? "agrees" : severities[severity];
-}
-
-/** Returns the nodes that the search and the filter let through. @returns {Item[]} */
+/** Returns the nodes that the search and the filter let through; findings without these. @returns {Item[]} */
 function readItems() {
-  const wanted = words("levels"), run = currentRun(), least = state.limit === "" ? -Infinity : 10 ** Number(state.limit);
-  const passes = (/** @type {GraphNode} */ row) => {
-    if (wanted.length && !wanted.includes(levelOf(row))) return false;
-    const error = errorOf(row);
-    return state.limit === "" || error !== null && !(error <= least);
-  };
-  if (state.find.trim()) {
-    const graph = graphOf(stage.found.side, run);
-    if (!graph) return [];
-    return stage.found.ids.filter((id) => graph.isKnown(id)).map((id) => ({ side: stage.found.side, row: graph.node(id) })).filter(({ row }) => passes(row));
-  }
-  if (wanted.length || state.limit !== "") return everyLeaf(run).filter(({ row }) => passes(row));
-  return findings().map((id) => selectedNode(id)).filter((each) => each !== null && each.graph.isKnown(each.node))
+  if (state.find.trim() || stage.filter()) return stage.found.items.map(({ side, id }) => ({ side, row: /** @type {any} */ (graphOf(side)).node(id) }));
+  return findings().map((id) => selectedNode(id)).filter((each) => each !== null && each.graph.isSeen(each.node))
     .map((each) => ({ side: /** @type {any} */ (each).side, row: /** @type {any} */ (each).graph.node(/** @type {any} */ (each).node) }));
 }
 
-/** @param {string} run @returns {Item[]} */
-function everyLeaf(run) {
-  /** @type {Item[]} */
-  const made = [];
-  for (const side of /** @type {Side[]} */ (["target", "reference"])) {
-    const graph = graphOf(side, run);
-    for (let node = 1; graph?.isWhole && node < graph.count; node += 1) {
-      const row = graph.node(node), isAlone = side === "reference" && partner(side, node) < 0;
-      if ((side === "target" || isAlone) && (row.size === 1 || severityOf(row) > 3)) made.push({ side, row });
-    }
-  }
-  return made.sort((one, other) => one.row.order - other.row.order);
-}
-
 function render() {
-  const wanted = [state.find, currentRun(), state.levels, state.limit, state.half, state.pairs].join(";");
+  const wanted = [state.find, currentRun(), state.levels, state.limit, state.half, state.pairs, state.measure].join(";");
   if (wanted !== itemsFor) { itemsFor = wanted; items = readItems(); }
   limit.value = state.limit || "-12";
+  measure.value = state.measure;
   limitText.textContent = state.limit === "" ? say("any") : digits(Number((10 ** Number(state.limit)).toPrecision(2)));
   showTicks();
-  const isFiltered = Boolean(state.find.trim() || state.levels || state.limit), total = state.find.trim() ? Math.max(stage.found.total, items.length) : items.length;
-  found.textContent = isFiltered ? say("{} nodes", grouped(state.levels || state.limit ? items.length : total)) : say("{} findings", grouped(items.length));
+  found.textContent = state.find.trim() || stage.filter() ? say("{} nodes", grouped(stage.found.total)) : say("{} findings", grouped(items.length));
   const selected = selectedNode();
   list.show(items, items.find(({ side, row }) => selected?.side === side && selected.node === row.id));
   if (hasReference) showPairs();

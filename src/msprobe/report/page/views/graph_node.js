@@ -43,7 +43,7 @@ function overview() {
   const lines = ids.slice(0, 200).map((id) => {
     const found = selectedNode(id);
     const culprit = whole.culprits.find((/** @type {any} */ each) => nodeId(each.side, each.node) === id);
-    if (!found?.graph.isKnown(found.node)) return element("li", {}, link(culprit?.reason ?? id, () => change({ at: id })));
+    if (!found?.graph.isSeen(found.node)) return element("li", {}, link(culprit?.reason ?? id, () => change({ at: id })));
     const row = found.graph.node(found.node);
     return element("li", {}, link(fullName(row) || title(row), () => change({ at: id }), { class: "link mono" }), " ", span("dim", joined(row.class, culprit?.half, row.source)),
       culprit?.reason ? element("div", { class: "dim" }, culprit.reason) : null);
@@ -52,7 +52,7 @@ function overview() {
   replace(pane, heading(hasReference ? say("Where differences begin, in order of execution") : say("Where NaN and Inf begin, in order of execution")),
     lines.length ? element("ol", { class: "plain-list", id: "findings" }, ...lines) : element("p", { class: "dim" }, say("nothing was found")),
     ids.length > 200 ? element("p", { class: "dim" }, say("and {} more", grouped(ids.length - 200))) : null,
-    notes.length ? heading(say("Notes")) : null, notes.length ? items(notes) : null, folded("build", say("build another graph"), buildForm()));
+    notes.length ? heading(say("Notes")) : null, notes.length ? items(notes.map((note) => say(...note))) : null, folded("build", say("build another graph"), buildForm()));
 }
 
 // The page runs nothing: it writes the command, and its reader copies it.
