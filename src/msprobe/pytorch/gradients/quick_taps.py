@@ -62,6 +62,13 @@ def tap_gradients(session: Session, shared: SharedEdges, edges: InputEdges, resu
                 return
         except RuntimeError:  # of a stale view, to which nothing was done
             pass
+    tap_other_gradients(session, shared, edges, result)
+
+
+def tap_other_gradients(
+    session: Session, shared: SharedEdges, edges: InputEdges, result: Any
+) -> None:
+    """Attach the taps of a call that the quick way does not take, see `tap_gradients`."""
     Tapping(session, shared, edges).attach(output_slots(result))
 
 

@@ -149,6 +149,8 @@ typedef struct {
     char is_one_api;
 } InputEdges;
 
+static PyTypeObject InputEdgesType;
+
 static void InputEdges_dealloc(InputEdges *self)
 {
     for (Py_ssize_t i = 0; i < self->count; i++) Py_XDECREF(self->inputs[i].node);
@@ -184,26 +186,20 @@ static int note_input(InputEdges *self, PyObject *pair)
     return 0;
 }
 
-static PyObject *InputEdges_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+/* Note the edges of tensors that were found, a list that is not changed any more. */
+static PyObject *new_edges(PyObject *call, PyObject *found, Py_ssize_t arguments, int is_one_api)
 {
-    static char *keywords[] = {"call", "found", "arguments", "is_one_api", NULL};
-    PyObject *call, *found;
-    Py_ssize_t arguments;
-    int is_one_api, failed = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!n$p", keywords, &call, &PyList_Type, &found,
-                                     &arguments, &is_one_api))
-        return NULL;
-    InputEdges *self = (InputEdges *)type->tp_alloc(type, 0);
+    InputEdges *self = (InputEdges *)InputEdgesType.tp_alloc(&InputEdgesType, 0);
     if (!self) return NULL;
     self->call = Py_NewRef(call);
-    self->found = PyList_GetSlice(found, 0, PY_SSIZE_T_MAX);
+    self->found = Py_NewRef(found);
     self->arguments = arguments;
     self->is_one_api = (char)is_one_api;
     self->stale = PyList_New(0);
     self->born = (uint64_t)take_int(PyObject_CallNoArgs(given.get_sequence_number));
     Py_ssize_t count = PyList_GET_SIZE(found);
     self->inputs = PyMem_Malloc((size_t)(count + 1) * sizeof *self->inputs);
-    failed = !self->found || !self->stale || !self->inputs || PyErr_Occurred() != NULL;
+    int failed = !self->stale || !self->inputs || PyErr_Occurred() != NULL;
     for (Py_ssize_t i = 0; i < count && !failed; i++)
         failed = note_input(self, PyList_GET_ITEM(self->found, i)) < 0;
     if (failed) {
@@ -211,6 +207,21 @@ static PyObject *InputEdges_new(PyTypeObject *type, PyObject *args, PyObject *kw
         Py_CLEAR(self);
     }
     return (PyObject *)self;
+}
+
+static PyObject *InputEdges_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"call", "found", "arguments", "is_one_api", NULL};
+    PyObject *call, *found;
+    Py_ssize_t arguments;
+    int is_one_api;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!n$p", keywords, &call, &PyList_Type, &found,
+                                     &arguments, &is_one_api))
+        return NULL;
+    PyObject *kept = PyList_GetSlice(found, 0, PY_SSIZE_T_MAX);
+    PyObject *edges = kept ? new_edges(call, kept, arguments, is_one_api) : NULL;
+    Py_XDECREF(kept);
+    return edges;
 }
 
 /* Append the positions of inputs, computed ones or leaves, to the lists of a dictionary. */
