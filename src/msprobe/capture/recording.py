@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from msgspec import Raw
-
 from msprobe.capture.account import Step
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.backward import BackwardPass
@@ -93,7 +91,6 @@ class Recording(CallSink):
         self._adapter = around.adapter
         self._record_tensor = around.adapter.record_tensor
         self._record_gradients = around.adapter.record_gradients
-        self.takes_text = around.adapter.describes_whole and not self._has_more
         self._suffix = around.adapter.tensor_suffix
         self._describer = around.describer
         self._inputs_json = around.describer.inputs
@@ -282,16 +279,6 @@ class Recording(CallSink):
             order = self._step.next_order()  # children first
         if self.dump is not None:
             self.dump.put_record(backward.name, order, parts)
-        self._step.account.records += 1
-
-    def backward_text(self, call: Call, order: int, text: Raw) -> None:
-        """Write the record of a pass."""
-        name = call.backward_name
-        self.place(name, order, call.backward_parent, None)
-        if call.is_module:
-            order = self._step.next_order()  # children first
-        if self.dump is not None:
-            self.dump.put_record(name, order, text)
         self._step.account.records += 1
 
     def backward_end(self, backward: BackwardPass) -> None:

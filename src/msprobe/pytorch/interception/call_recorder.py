@@ -2,8 +2,9 @@
 """The quick way of calls with plain arguments: their forward records are made in C.
 
 `CallRecorder.begin` numbers a call, describes its inputs and notes where they hang in the graph;
-`end` describes the result, taps the gradients and writes the record. It is the same record that
-`Calls` and `Recording` make of any other call. Whatever is out of the ordinary goes that way.
+`end` describes the result, taps the gradients and writes the record. So do the taps when the
+gradients arrive. They are the same records that `Calls` and `Recording` make of any other call.
+Whatever is out of the ordinary goes that way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from msprobe.capture.recording import Recording
 from msprobe.capture.session import Session
 from msprobe.capture.stacks import Stack
 from msprobe.capture.values import Found
+from msprobe.dump.journal import BUFFER_BYTES
 from msprobe.dump.records import JsonTree
 from msprobe.pytorch.gradients.input_edges import InputEdges
 from msprobe.pytorch.gradients.quick_taps import tap_other_gradients
@@ -100,7 +102,7 @@ def new_call_recorder(
     That is so without the C extension, where tensors are saved, and where calls are selected.
     """
     calls, recording = session.calls, session.recording
-    if TENSORS is None or type(recording) is not Recording or not recording.takes_text:
+    if TENSORS is None or type(recording) is not Recording or not adapter.describes_whole:
         return None
     if not calls.keeps_all:
         return None
@@ -116,6 +118,8 @@ def new_call_recorder(
         calls.modules,
         recording.written_stacks,
         recording.open_passes,
+        session.backward.reached,
+        BUFFER_BYTES,
         calls.selection.data_mode.backward,
         recording.keeps_construct,
     )

@@ -411,7 +411,7 @@ class ApiObserver(TorchFunctionMode):
         if (drawn := self._drawn(opened)) is not None:
             calls.fact(call, "rng", drawn)
         if opened.edges is not None:
-            tap_gradients(self.session, self._shared, opened.edges, result)
+            tap_gradients(self.session, self._shared, self._recorder, opened.edges, result)
         calls.end(call)
 
 

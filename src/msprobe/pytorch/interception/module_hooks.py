@@ -451,7 +451,7 @@ class ModuleObserver:
         if opened.is_lazy and call.is_module:
             calls.part(call, "parameters", _own_parameters(opened.module))
         if opened.edges is not None:
-            tap_gradients(self._session, self._shared, opened.edges, output)
+            tap_gradients(self._session, self._shared, recorder, opened.edges, output)
         calls.end(call)
 
 

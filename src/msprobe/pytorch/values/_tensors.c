@@ -91,11 +91,11 @@ static const struct msprobe_native_api *native;
     X(_sequence_nr) X(next_functions) X(variable) X(grad_fn) X(output_nr) X(_is_view) X(_base)  \
     X(metadata) X(msprobe) X(register_hook) X(register_prehook) X(take) X(call) X(remarks)      \
     X(keywords) X(arguments) X(outputs) X(expected) X(has_input_edges) X(_count) X(is_module)   \
-    X(session) X(backward) X(adapter) X(memo) X(takes_whole) X(take_text) X(spending_since)     \
+    X(pass_whole) X(step) X(spending_since)     \
     X(current) X(account) X(spent_s) X(lock) X(acquire) X(release) X(__enter__) X(__exit__)       \
     X(sink) X(dump) X(stack) X(around) X(close_lost) X(write_unfinished) X(write_place)           \
     X(put_call) X(put_record) X(index) X(traits) X(owner) X(number) X(next_order)                 \
-    X(forward_name) X(backward_name) X(last_record) X(records) X(new_draft) X(parts) X(draft)
+    X(forward_name) X(backward_name) X(backward_parent) X(lines) X(extra_info) X(record) X(flush) X(last_record) X(records) X(new_draft) X(parts) X(draft)
 static struct {
 #define FIELD(name) PyObject *name;
     NAMES(FIELD)
@@ -2003,7 +2003,7 @@ static PyMethodDef METHODS[] = {
      "find_edges(accumulates, custom, start, inner, leaves, outputs, born, most): see "
      "msprobe.pytorch.gradients.graph_search"},
     {"tap_output", (PyCFunction)(void (*)(void))tap_output, METH_FASTCALL,
-     "tap_output(session, edges, output) -> whether the gradients of a call are tapped, whose inputs "
+     "tap_output(session, recorder | None, edges, output) -> whether the gradients of a call are tapped, whose inputs "
      "have these `InputEdges` and whose one output is this tensor: see "
      "msprobe.pytorch.gradients.quick_taps"},
     {"setup_taps", setup_taps, METH_VARARGS,

@@ -7,16 +7,6 @@
  * something is out of the ordinary (`unfold`).
  */
 
-#define NO_ORDER (-1) /* OUTSIDE_CONSTRUCT in dump/lines.py */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *session, *calls, *recording, *step; /* of the run */
-    PyObject *make_call, *tap_other, *memo;
-    PyObject *numbers, *modules, *written_stacks, *open_passes; /* tables that they share */
-    char keeps_gradients, keeps_construct;
-} CallRecorder;
-
 /* A call between its begin and its end. */
 typedef struct {
     PyObject_HEAD
@@ -67,13 +57,6 @@ static int are_keywords_plain(PyObject *keywords)
     while (PyDict_Next(keywords, &position, &key, &value))
         if (!PyUnicode_CheckExact(key) || !may_be_plain(value)) return 0;
     return 1;
-}
-
-static int is_attribute(PyObject *object, PyObject *name, PyObject *expected)
-{
-    PyObject *value = PyObject_GetAttr(object, name);
-    Py_XDECREF(value); /* compared only */
-    return value ? value == expected : -1;
 }
 
 /* Whether the call may be taken: nothing has been done so far; -1 with an exception. */
@@ -132,14 +115,9 @@ static int put_place(const CallRecorder *self, const OpenCall *open, PyObject *s
     if (!is_known)
         return call_away(PyObject_CallMethodObjArgs(self->recording, names.write_place, open->call,
                                                     open->name, stack, NULL));
-    PyObject *dump = PyObject_GetAttr(self->recording, names.dump);
-    PyObject *outside = self->keeps_construct ? NULL : PyLong_FromLong(NO_ORDER);
-    int failed = !dump || PyErr_Occurred() ||
-                 call_away(PyObject_CallMethodObjArgs(dump, names.put_call, open->name,
-                                                      outside ? outside : open->order, parent,
-                                                      index, NULL)) < 0;
-    Py_XDECREF(outside);
-    Py_XDECREF(dump);
+    PyObject *order = self->keeps_construct ? Py_NewRef(open->order) : PyLong_FromLong(NO_ORDER);
+    int failed = !order || put_call(self, open->name, order, parent, index) < 0;
+    Py_XDECREF(order);
     return failed ? -1 : 0;
 }
 
@@ -303,8 +281,8 @@ static int tap_results(const CallRecorder *self, const OpenCall *open, PyObject 
     if ((PyObject *)Py_TYPE(result) == torch.tensor) {
         int wanted = flag(result, names.requires_grad);
         if (wanted <= 0) return wanted;
-        PyObject *args[] = {self->session, open->edges, result};
-        PyObject *done = tap_output(NULL, args, 3);
+        PyObject *args[] = {self->session, (PyObject *)self, open->edges, result};
+        PyObject *done = tap_output(NULL, args, 4);
         Py_XDECREF(done);
         if (done == Py_True) return 0;
         if (!done) {
@@ -333,22 +311,11 @@ static int put_record(const CallRecorder *self, OpenCall *open)
         if (!open->order || leave_module(self, open) < 0) return -1;
     }
     if (PyObject_SetAttr(self->calls, names.last_record, open->name) < 0) return -1;
-    PyObject *dump = PyObject_GetAttr(self->recording, names.dump);
     PyObject *bytes = PyBytes_FromStringAndSize(open->text.start, (Py_ssize_t)open->text.used);
     PyObject *raw = bytes ? PyObject_CallOneArg(torch.raw, bytes) : NULL;
-    PyObject *account = PyObject_GetAttr(self->step, names.account);
-    int failed = !dump || !raw || !account;
-    if (!failed && dump != Py_None)
-        failed = call_away(PyObject_CallMethodObjArgs(dump, names.put_record, open->name,
-                                                      open->order, raw, NULL)) < 0;
-    int64_t records = failed ? -1 : int_of(account, names.records);
-    PyObject *more = records < 0 ? NULL : PyLong_FromLongLong(records + 1);
-    if (!more || PyObject_SetAttr(account, names.records, more) < 0) failed = 1;
-    Py_XDECREF(more);
-    Py_XDECREF(account);
+    int failed = !raw || hand_on(self, open->name, open->order, raw) < 0;
     Py_XDECREF(raw);
     Py_XDECREF(bytes);
-    Py_XDECREF(dump);
     return failed ? -1 : 0;
 }
 
@@ -418,7 +385,7 @@ static PyObject *CallRecorder_unfold(CallRecorder *self, PyObject *opened)
 
 /* What a recorder owns, in the order of its fields. */
 #define OWNED(self) (&(self)->session)
-#define OWNED_COUNT 11
+#define OWNED_COUNT 12
 
 static int CallRecorder_traverse(CallRecorder *self, visitproc visit, void *arg)
 {
@@ -442,14 +409,16 @@ static void CallRecorder_dealloc(CallRecorder *self)
 static int CallRecorder_init(CallRecorder *self, PyObject *args, PyObject *kwargs)
 {
     PyObject *given_one[OWNED_COUNT];
+    long long flush_at;
     int keeps_gradients, keeps_construct;
-    if (!PyArg_ParseTuple(args, "OOOOOOO!O!O!O!O!pp", &given_one[0], &given_one[1], &given_one[2],
+    if (!PyArg_ParseTuple(args, "OOOOOOO!O!O!O!O!O!Lpp", &given_one[0], &given_one[1], &given_one[2],
                           &given_one[3], &given_one[4], &given_one[5], &MemoType, &given_one[6],
                           &PyDict_Type, &given_one[7], &PyList_Type, &given_one[8], &PySet_Type,
-                          &given_one[9], &PyDict_Type, &given_one[10], &keeps_gradients,
-                          &keeps_construct))
+                          &given_one[9], &PyDict_Type, &given_one[10], &PyDict_Type, &given_one[11],
+                          &flush_at, &keeps_gradients, &keeps_construct))
         return -1;
     for (int i = 0; i < OWNED_COUNT; i++) Py_XSETREF(OWNED(self)[i], Py_NewRef(given_one[i]));
+    self->flush_at = flush_at;
     self->keeps_gradients = (char)keeps_gradients;
     self->keeps_construct = (char)keeps_construct;
     return 0;
