@@ -391,7 +391,7 @@ class ApiObserver(TorchFunctionMode):
 
     def _end_quickly(self, opened: OpenCall | QuickCall, result: Any, *, is_new: bool) -> bool:
         recorder = self._recorder
-        if recorder is None or type(opened) is OpenCall:
+        if recorder is None or isinstance(opened, OpenCall):
             return False
         return recorder.end(opened, result, is_new, self._drawn(opened))
 
@@ -401,7 +401,7 @@ class ApiObserver(TorchFunctionMode):
         return None if random is None else random.drawn(opened.call, self.session.dump)
 
     def _unfold(self, opened: OpenCall | QuickCall) -> None:
-        if self._recorder is not None and type(opened) is not OpenCall:
+        if self._recorder is not None and not isinstance(opened, OpenCall):
             self._recorder.unfold(opened)
 
     def _close_in_python(self, opened: OpenCall | QuickCall, result: Any, shown: Any) -> None:
