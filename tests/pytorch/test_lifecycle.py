@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from builders.recordings import recording
 from msprobe.capture.call import Draft
+from msprobe.capture.events import CallSink
 from msprobe.capture.recording import Recording
-from msprobe.capture.session import reset_session
+from msprobe.capture.session import current_session, reset_session
 from msprobe.capture.statistics import Summary
 from msprobe.config import load_config
 from msprobe.dump.records import TensorRecord
@@ -349,13 +350,18 @@ def test_an_error_of_ours_stays_ours(
     def broken(*_args: object, **_kwargs: object) -> None:
         raise ZeroDivisionError("on purpose")
 
-    for name in ("begin", "inputs", "outputs", "end"):
+    # The last one is what records that are made in C ask for.
+    for name in ("begin", "inputs", "outputs", "end", "write_place"):
         with monkeypatch.context() as patch:
             patch.setattr(Recording, name, broken)
             folder = tmp_path / name
             folder.mkdir()
             with recording(folder, "mix") as run:
                 model = small_model()
+                if name != "write_place":  # a second sink has all records made in Python
+                    session = current_session()
+                    assert session is not None
+                    session.calls.add(CallSink())
                 with run.step_of(model):
                     loss = model(BATCH).sum()
                     loss.backward()

@@ -7,11 +7,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec import Raw
-
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.backward import CLOSED, SIDE_INPUT, SIDE_OUTPUT, BackwardPass, Gradients
-from msprobe.capture.call import Call
 from msprobe.capture.calls import Calls
 from msprobe.capture.names import PARAMETERS_GRAD, parameters_grad_name
 from msprobe.capture.values import Position
@@ -21,6 +18,9 @@ class BackwardPasses:
     """Collects the gradients of calls and parameters, and tells the sink of the calls.
 
     Each pass over a call is told as a beginning, its gradients, and an end.
+
+    Attributes:
+        reached: the graph task that last delivered a gradient of a call, of the passes not ended.
     """
 
     def __init__(self, calls: Calls, adapter: Adapter) -> None:
@@ -38,8 +38,7 @@ class BackwardPasses:
         # Whether every gradient that arrives is wanted.
         self._is_all_wanted = selection.scope is None and mode.input and mode.output
         self._open: dict[BackwardPass, None] = {}
-        # The graph task that last delivered a gradient of a call, of the passes not ended yet.
-        self._reached: dict[Gradients, int] = {}
+        self.reached: dict[Gradients, int] = {}
         # Results of `autograd.grad` come outside of a graph task; these numbers no task has.
         self._result_passes = itertools.count(-2, -1)
         # Records of modules that are not their call's first pass, by graph task and first record.
@@ -85,25 +84,6 @@ class BackwardPasses:
             del self._open[current]
             self._finish(current)
 
-    def takes_whole(self, call: Call) -> bool:
-        """Return whether `take_text` takes the whole first pass over a call."""
-        return (
-            self._is_all_wanted and self._calls.sink.takes_text and call.step == self._step.number
-        )
-
-    def take_text(self, gradients: Gradients, graph_task: int, text: Raw) -> None:
-        """Take all gradients of a call's first pass at once, described.
-
-        Args:
-            gradients: the call they belong to.
-            graph_task: the backward pass that delivers them.
-            text: the parts of the record of the pass.
-        """
-        order = self._step.next_order()
-        gradients.pass_whole(graph_task)
-        self._reached[gradients] = graph_task
-        self._calls.sink.backward_text(gradients.call, order, text)
-
     def _may_be_whole(self, gradients: Gradients) -> bool:
         """Return whether a pass that now gets all its gradients at once is the call's first."""
         is_over = gradients.has_input_edges or not gradients.call.is_module
@@ -116,7 +96,7 @@ class BackwardPasses:
         arrived: Sequence[tuple[Any, str, Position]],
     ) -> None:
         current = gradients.open_pass(graph_task, self._step.next_order())
-        self._reached[gradients] = graph_task
+        self.reached[gradients] = graph_task
         self._calls.sink.backward_whole(current, arrived)
         gradients.close_pass(current)
 
@@ -142,7 +122,7 @@ class BackwardPasses:
         number = next(self._result_passes)
         for gradients, index, tensor in found:
             # The pass may have gone on behind this output; then hooks have seen it, or another.
-            task = self._reached.get(gradients, number)
+            task = self.reached.get(gradients, number)
             current = gradients.pass_of(task)
             if current is CLOSED or (current is not None and current.arrived >> index & 1):
                 continue
@@ -190,7 +170,7 @@ class BackwardPasses:
         self._calls.sink.backward_begin(current)
         current.in_scope = self._calls.begin_backward(call)
         self._open[current] = None
-        self._reached[gradients] = graph_task
+        self.reached[gradients] = graph_task
         name = current.name
         if name != call.backward_name:
             if call.is_module:
@@ -224,7 +204,7 @@ class BackwardPasses:
     def close_passes(self) -> None:
         """Finish the passes that are open: the backward pass is over, or observing stops."""
         passes, self._open = list(self._open), {}
-        self._reached.clear()
+        self.reached.clear()
         # Inner calls began later: they come before the modules around them.
         passes.sort(key=lambda one: -one.gradients.call.call_order)
         for current in passes:

@@ -35,6 +35,7 @@ class Calls:
         sink: receives them, and their gradients.
         modules: the module calls that are open now, outermost first.
         last_record: the last forward record of the step that ended; None before the first one.
+        counters: number the calls.
         close_lost: ends the open modules that a call with this stack is not made in.
         inputs: see `CallSink.inputs`.
         outputs: see `CallSink.outputs`.
@@ -55,7 +56,7 @@ class Calls:
         self._is_plain = selection.everything and not selection.only_tree
         self._sinks: tuple[CallSink, ...] = (sink,)
         self._tell(sink)
-        self._counters = CallCounters()
+        self.counters = CallCounters()
         # Modules whose backward `list` wants, and whose backward lay in `scope`.
         self._wanted_modules: set[str] = set()
         self._modules_in_scope: set[str] = set()
@@ -88,6 +89,12 @@ class Calls:
             sink.outputs if self.selection.scope is None else self._outputs_in_scope
         )
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the inputs and outputs of every call are kept."""
+        mode = self.selection.data_mode
+        return self._is_plain and mode.forward and mode.input and mode.output
+
     # -- calls ---------------------------------------------------------------------------------
 
     def begin(
@@ -109,7 +116,7 @@ class Calls:
             is_recompute: whether only a recomputation makes it: the first run had no such call.
         """
         names = module_names if is_module else api_names
-        forward_name, backward_name = names(base, self._counters.take(base))
+        forward_name, backward_name = names(base, self.counters.take(base))
         modules = self.modules
         if modules and self.close_lost is not None:
             self.close_lost(stack)
@@ -188,7 +195,7 @@ class Calls:
             enclosing: names of all calls around it; `list` and `scope` may select any of them.
             in_backward: whether it runs in a backward pass.
         """
-        forward_name, backward_name = api_names(base, self._counters.take(base))
+        forward_name, backward_name = api_names(base, self.counters.take(base))
         selection, step = self.selection, self.step
         mode = selection.data_mode
         names = (forward_name, *enclosing)
@@ -315,7 +322,7 @@ class Calls:
         They belong to the module's backward: they are wanted with it. A module that ran only while
         another one was dumped alone has none.
         """
-        if module in self._hidden_modules and module not in self._counters:
+        if module in self._hidden_modules and module not in self.counters:
             return False
         selection = self.selection
         if selection.everything:
@@ -327,11 +334,11 @@ class Calls:
     @property
     def any_began(self) -> bool:
         """Whether a call began in this step."""
-        return self._counters.has_counted
+        return self.counters.has_counted
 
     def next_step(self) -> None:
         """Forget everything that belongs to the step so far."""
-        self._counters.reset()
+        self.counters.reset()
         self._wanted_modules.clear()
         self._modules_in_scope.clear()
         self._hidden_modules.clear()

@@ -79,7 +79,7 @@ class DiffRecording(Recording):
     def new_draft(self, name: str, order: int) -> Draft:
         """Return a new record, whose tensors are put aside until it is judged."""
         draft = super().new_draft(name, order)
-        draft.files, draft.held = self._dump, []
+        draft.files, draft.held = self.dump, []
         return draft
 
     def keeps(self, draft: Draft) -> bool:

@@ -13,8 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from msgspec import Raw
-
     from msprobe.capture.backward import BackwardPass
     from msprobe.capture.call import Call
     from msprobe.capture.stacks import Stack
@@ -31,12 +29,7 @@ class CallSink:
     noted in the account of the step, and the program goes on.
 
     A sink defines the methods of the events that it wants; the others do nothing.
-
-    Attributes:
-        takes_text: whether `backward_text` may replace `backward_whole`, for plain gradients.
     """
-
-    takes_text: bool = False
 
     # -- forward -------------------------------------------------------------------------------
 
@@ -115,15 +108,6 @@ class CallSink:
             self.gradient(backward, side, position, tensor)
         self.backward_end(backward)
 
-    def backward_text(self, call: Call, order: int, text: Raw) -> None:
-        """Take the described gradients of the whole first pass over a call.
-
-        Args:
-            call: the call.
-            order: its place among the records of the step.
-            text: the parts of its record, in JSON.
-        """
-
     def backward_dropped(self, backward: BackwardPass) -> None:
         """Note that a pass that began is not wanted: it turned out to lie outside of the scope."""
 
@@ -160,8 +144,6 @@ def several(sinks: Sequence[CallSink]) -> CallSink:
 
 
 class _Several:
-    takes_text = False
-
     def __init__(self, sinks: Sequence[CallSink]) -> None:
         events = (name for name, value in vars(CallSink).items() if callable(value))
         for event in (name for name in events if not name.startswith("_")):

@@ -22,31 +22,36 @@ RECOMPUTE: Final = "recompute"
 
 
 class CallCounters:
-    """Counts calls per base name within one step."""
+    """Counts calls per base name within one step.
 
-    __slots__ = ("_next",)
+    Attributes:
+        next: the number of the next call of each base.
+    """
+
+    __slots__ = ("next",)
 
     def __init__(self) -> None:
-        self._next: dict[str, int] = {}
+        """Create it; nothing is counted."""
+        self.next: dict[str, int] = {}
 
     def take(self, base: str) -> int:
         """Return the number of this call of `base` and count it."""
-        number = self._next.get(base, 0)
-        self._next[base] = number + 1
+        number = self.next.get(base, 0)
+        self.next[base] = number + 1
         return number
 
     def __contains__(self, base: str) -> bool:
         """Return whether `base` was called in this step."""
-        return base in self._next
+        return base in self.next
 
     @property
     def has_counted(self) -> bool:
         """Whether a call was counted in this step."""
-        return bool(self._next)
+        return bool(self.next)
 
     def reset(self) -> None:
         """Begin again at 0, as every step does."""
-        self._next.clear()
+        self.next.clear()
 
 
 def api_names(base: str, number: int) -> tuple[str, str]:

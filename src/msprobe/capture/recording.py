@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from msgspec import Raw
-
 from msprobe.capture.account import Step
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.backward import BackwardPass
@@ -75,7 +73,14 @@ class Rerun:
 
 
 class Recording(CallSink):
-    """Records calls and gradients, tensors as statistics."""
+    """Records calls and gradients, tensors as statistics.
+
+    Attributes:
+        dump: where it writes; None outside of recorded steps.
+        keeps_construct: whether parents are recorded (not at L1).
+        written_stacks: indices of the stacks that the dump has.
+        open_passes: backward passes of which gradients are still to come.
+    """
 
     # Whether a record may need more than what it says: its tensors, or a judgement.
     _has_more: ClassVar[bool] = False
@@ -86,28 +91,27 @@ class Recording(CallSink):
         self._adapter = around.adapter
         self._record_tensor = around.adapter.record_tensor
         self._record_gradients = around.adapter.record_gradients
-        self.takes_text = around.adapter.describes_whole and not self._has_more
         self._suffix = around.adapter.tensor_suffix
         self._describer = around.describer
         self._inputs_json = around.describer.inputs
         self._outputs_json = around.describer.outputs
         self._data_mode = around.data_mode
-        self._keeps_construct = around.keeps_construct
+        self.keeps_construct = around.keeps_construct
         self._submit = around.submit
         self._failed = around.failed
-        self._dump: RankDump | None = None
-        self._written_stacks: set[int] = set()
+        self.dump: RankDump | None = None
+        self.written_stacks: set[int] = set()
         self._written_owners: set[str] = set()
         self._deferred: list[Draft] = []
         self._reruns: dict[str, Rerun] = {}
-        self._open_passes: dict[BackwardPass, None] = {}
+        self.open_passes: dict[BackwardPass, None] = {}
         self._parameters: dict[str, Draft] = {}
         self._last_write = time.monotonic()
 
     def use(self, dump: RankDump | None) -> None:
         """Write to `dump` from now on."""
-        self._dump = dump
-        self._written_stacks.clear()
+        self.dump = dump
+        self.written_stacks.clear()
         self._written_owners.clear()
 
     def next_step(self) -> None:
@@ -128,14 +132,14 @@ class Recording(CallSink):
     def write_interim(self, draft: Draft) -> None:
         """Write a record that is not complete yet; the complete one replaces it."""
         if draft.waiting is None:
-            self._write(draft, self._dump)
+            self._write(draft, self.dump)
 
     # -- calls ---------------------------------------------------------------------------------
 
     def begin(self, call: Call, stack: Stack) -> None:
         """Open the record of a call, if any of it is kept; note its place in the tree."""
-        if self._open_passes:
-            self._write_unfinished()
+        if self.open_passes:
+            self.write_unfinished()
         name = call.forward_name
         if call.is_recompute:
             name = f"{name}.{RECOMPUTE}"
@@ -143,10 +147,10 @@ class Recording(CallSink):
             call.draft = self.new_draft(name, call.call_order)
             if call.is_checkpointed:
                 self._reruns[name] = Rerun(call.draft)
-        if self._keeps_construct or call.draft is not None:
-            self._write_place(call, name, stack)
-        elif self._dump is not None and stack.index not in self._written_stacks:
-            self._write_stack(self._dump, stack)
+        if self.keeps_construct or call.draft is not None:
+            self.write_place(call, name, stack)
+        elif self.dump is not None and stack.index not in self.written_stacks:
+            self._write_stack(self.dump, stack)
 
     begin_kernel = begin
 
@@ -162,14 +166,15 @@ class Recording(CallSink):
             call.draft = self.new_draft(name, self._step.next_order())
 
     def _write_stack(self, dump: RankDump, stack: Stack) -> None:
-        self._written_stacks.add(stack.index)
+        self.written_stacks.add(stack.index)
         dump.put_frames(stack.index, stack.frames)
 
-    def _write_place(self, call: Call, name: str, stack: Stack) -> None:
-        dump = self._dump
+    def write_place(self, call: Call, name: str, stack: Stack) -> None:
+        """Write where a call belongs, and its stack if the dump does not have it."""
+        dump = self.dump
         if dump is None:
             return
-        if stack.index not in self._written_stacks:
+        if stack.index not in self.written_stacks:
             self._write_stack(dump, stack)
         owner = stack.traits.owner
         if owner is not None and call.parent == owner and owner not in self._written_owners:
@@ -177,7 +182,7 @@ class Recording(CallSink):
             dump.put_call(owner, call.call_order, None, None)
         dump.put_call(
             name,
-            call.call_order if self._keeps_construct else OUTSIDE_CONSTRUCT,
+            call.call_order if self.keeps_construct else OUTSIDE_CONSTRUCT,
             call.parent,
             call.stack,
         )
@@ -235,8 +240,8 @@ class Recording(CallSink):
 
     def place(self, name: str, order: int, parent: str | None, stack: int | None) -> None:
         """Replace the entry of a record in the tree of calls."""
-        if self._keeps_construct and self._dump is not None:
-            self._dump.put_call(name, order, parent, stack)
+        if self.keeps_construct and self.dump is not None:
+            self.dump.put_call(name, order, parent, stack)
 
     # -- gradients -----------------------------------------------------------------------------
 
@@ -244,7 +249,7 @@ class Recording(CallSink):
         """Open the record of a pass."""
         backward.draft = draft = self.new_draft(backward.name, backward.order)
         begin_parts(draft.parts, backward.gradients, self._data_mode)
-        self._open_passes[backward] = None
+        self.open_passes[backward] = None
         self.place(backward.name, backward.order, backward.gradients.call.backward_parent, None)
 
     def gradient(self, backward: BackwardPass, side: str, position: Position, tensor: Any) -> None:
@@ -272,18 +277,8 @@ class Recording(CallSink):
         self.place(backward.name, order, call.backward_parent, None)
         if call.is_module:
             order = self._step.next_order()  # children first
-        if self._dump is not None:
-            self._dump.put_record(backward.name, order, parts)
-        self._step.account.records += 1
-
-    def backward_text(self, call: Call, order: int, text: Raw) -> None:
-        """Write the record of a pass."""
-        name = call.backward_name
-        self.place(name, order, call.backward_parent, None)
-        if call.is_module:
-            order = self._step.next_order()  # children first
-        if self._dump is not None:
-            self._dump.put_record(name, order, text)
+        if self.dump is not None:
+            self.dump.put_record(backward.name, order, parts)
         self._step.account.records += 1
 
     def backward_end(self, backward: BackwardPass) -> None:
@@ -302,7 +297,7 @@ class Recording(CallSink):
 
     def _let_go(self, backward: BackwardPass) -> Draft | None:
         draft, backward.draft = backward.draft, None
-        self._open_passes.pop(backward, None)
+        self.open_passes.pop(backward, None)
         return draft
 
     def parameter_gradient(self, name: str, parameter: str, tensor: Any, *, is_last: bool) -> None:
@@ -331,13 +326,13 @@ class Recording(CallSink):
         for draft in drafts:
             self.finish(draft)
 
-    def _write_unfinished(self) -> None:
+    def write_unfinished(self) -> None:
         """Write open passes in their present state, if that was not done for a while."""
         now = time.monotonic()
         if now - self._last_write < _UNFINISHED_FOR_S:
             return
         self._last_write = now
-        for backward in self._open_passes:
+        for backward in self.open_passes:
             if backward.draft is not None:
                 self.write_interim(backward.draft)
 
@@ -367,7 +362,7 @@ class Recording(CallSink):
             self._step.is_bad = True
         if self._has_more and not self.keeps(draft):
             return False
-        dump = self._dump
+        dump = self.dump
         if dump is not None:
             dump.put_record(draft.name, draft.order, draft.parts, nonfinite=draft.nonfinite)
         self._step.account.records += 1
@@ -378,7 +373,7 @@ class Recording(CallSink):
         for known in self._reruns.values():
             if known.times != known.said and known.draft.waiting is None:
                 known.said = known.times
-                self._write(known.draft, self._dump)
+                self._write(known.draft, self.dump)
 
     def _write(self, draft: Draft, dump: RankDump | None) -> None:
         if dump is not None:
@@ -394,7 +389,7 @@ class Recording(CallSink):
             self._failed("statistics from the device", error)
         if not drafts and resolve is None:
             return
-        dump, account = self._dump, self._step.account
+        dump, account = self.dump, self._step.account
 
         def complete() -> None:
             try:
@@ -436,5 +431,5 @@ class TensorRecording(Recording):
         """Return a new record, with the place for its tensors if these are to be saved."""
         draft = super().new_draft(name, order)
         if any(part in name for part in self._wanted):
-            draft.files = self._dump
+            draft.files = self.dump
         return draft

@@ -65,6 +65,7 @@ class Stack:
         traits: facts about the call from its frames.
         codes: the code objects; held because the key is made of their addresses.
         instructions: where in its code each frame is.
+        around: indices of stacks that this one is known to lie inside.
     """
 
     index: int
@@ -72,15 +73,14 @@ class Stack:
     traits: Traits
     codes: tuple[CodeType, ...] = ()
     instructions: tuple[int, ...] = ()
-    # Indices of stacks that this one is known to lie inside.
-    _around: set[int] = field(default_factory=set, compare=False)
+    around: set[int] = field(default_factory=set, compare=False)
 
     def is_inside(self, outer: Stack) -> bool:
         """Return whether a call with this stack was made by the one with the stack `outer`.
 
         Both of one thread. The innermost frame of `outer` has gone on since then, no other has.
         """
-        if outer.index in self._around:
+        if outer.index in self.around:
             return True
         depth = len(self.codes) - len(outer.codes)
         if depth <= 0 or self.codes[depth] is not outer.codes[0]:
@@ -90,7 +90,7 @@ class Stack:
             and self.instructions[depth + 1 :] == outer.instructions[1:]
         )
         if is_inside:
-            self._around.add(outer.index)
+            self.around.add(outer.index)
         return is_inside
 
 

@@ -113,7 +113,7 @@ class WatchRecording(Recording):
         """Return a new record, whose tensors are put aside until it is judged."""
         draft = super().new_draft(name, order)
         if self._saves or self._check.wants(name):
-            draft.files, draft.held = self._dump, []
+            draft.files, draft.held = self.dump, []
         return draft
 
     def keeps(self, draft: Draft) -> bool:
@@ -284,7 +284,7 @@ class WatchRecording(Recording):
             stack = self._stack_of(one)
             name = f"{one.forward_name}.{RECOMPUTE}" if one.is_recompute else one.forward_name
             if stack is not None:
-                self._write_place(one, name, stack)
+                self.write_place(one, name, stack)
 
     # -- gradients -----------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 JOURNAL_VERSION: Final = 1
 
 # Lines that wait in memory for the next flush; beyond it the calling thread writes them itself.
-_BUFFER_BYTES: Final = 8 << 20
+BUFFER_BYTES: Final = 8 << 20
 
 _RECORD_LINE: Final = re.compile(rb'\["r",(-?\d+),("(?:[^"\\]|\\.)*"),')
 _FACT_LINE: Final = re.compile(rb'\["f","([a-z_]+)",')
@@ -145,6 +145,9 @@ class Journal:
         head: the head of the dump.
         in_memory: whether the lines stay in memory, and no file is made.
 
+    Attributes:
+        lines: those that wait; `flush` is due when they are longer than `BUFFER_BYTES`.
+
     Raises:
         OSError: the file cannot be made.
     """
@@ -153,7 +156,7 @@ class Journal:
         self.path = path
         self._is_in_memory = in_memory
         self.index = JournalIndex(head)
-        self._lines = new_lines(0, self.index.records, self.index.calls)
+        self.lines = new_lines(0, self.index.records, self.index.calls)
         self._lock = threading.Lock()  # guards the rest of the index
         self._file_lock = threading.Lock()  # guards the file; taken before _lock
         self._written = 0  # bytes that reached the file
@@ -179,7 +182,7 @@ class Journal:
     @property
     def size_bytes(self) -> int:
         """Length of all lines so far, written or not: grows with every line."""
-        return self._lines.size_bytes
+        return self.lines.size_bytes
 
     def put_head(self, head: DumpHead) -> None:
         """Append a head line, which replaces the one before."""
@@ -187,7 +190,7 @@ class Journal:
         fields = json.dumps({"version": JOURNAL_VERSION, **asdict(head)}, separators=(",", ":"))
         with self._lock:
             self.index.head = head
-            self._lines.line(b'["head",%b]\n' % fields.encode())
+            self.lines.line(b'["head",%b]\n' % fields.encode())
 
     def put_data_dir(self, dump_data_dir: str) -> None:
         """Append a head line that names the folder of the tensor files."""
@@ -200,31 +203,31 @@ class Journal:
             OSError: the file cannot be written (only when this call had to flush).
             Exception: the data has no form in JSON.
         """
-        if self._lines.record(name, order, data) > _BUFFER_BYTES:
+        if self.lines.record(name, order, data) > BUFFER_BYTES:
             self.flush()
 
     def put_call(self, name: str, order: int, parent: str | None, stack: int | None) -> None:
         """Append a call, see `Call`; raises OSError like `put_record`."""
-        if self._lines.call(name, order, parent, stack) > _BUFFER_BYTES:
+        if self.lines.call(name, order, parent, stack) > BUFFER_BYTES:
             self.flush()
 
     def put_frames(self, stack: int, encoded: bytes) -> None:
         """Append the frames of a stack, a JSON list of strings; raises like `put_record`."""
         with self._lock:
-            end = self._lines.line(b'["s",%d,%b]\n' % (stack, encoded))
+            end = self.lines.line(b'["s",%d,%b]\n' % (stack, encoded))
             self.index.stacks[stack] = Span(stack, end - len(encoded) - 2, len(encoded))
-        if end - self._written > _BUFFER_BYTES:
+        if end - self._written > BUFFER_BYTES:
             self.flush()
 
     def put_fact(self, part: str, encoded: bytes) -> None:
         """Append a part of the facts, or an entry of it; raises like `put_record`."""
         line = b'["f","%b",%b]\n' % (part.encode(), encoded)
         with self._lock:
-            end = self._lines.line(line)
+            end = self.lines.line(line)
             self.index.fact_bytes += len(line)
             span = Span(0, end - len(encoded) - len(END), len(encoded))
             self.index.facts.setdefault(part, []).append(span)
-        if end - self._written > _BUFFER_BYTES:
+        if end - self._written > BUFFER_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -237,7 +240,7 @@ class Journal:
             self._flush()
 
     def _flush(self) -> None:
-        waiting = memoryview(self._lines.take())
+        waiting = memoryview(self.lines.take())
         if not waiting or self.descriptor < 0:
             return
         if self._failure is not None:
@@ -262,7 +265,7 @@ class Journal:
                 logger.debug("journal ends at byte %d: %s", self._written, exc)
             with self._lock:
                 copy = self.index.copy()
-            copy.size_bytes = self._lines.size_bytes  # after the copy: lines may come meanwhile
+            copy.size_bytes = self.lines.size_bytes  # after the copy: lines may come meanwhile
             copy.cut_off(self._written)
             return copy
 
@@ -271,9 +274,9 @@ class Journal:
         with self._file_lock:
             self.abandon()
             with self._lock:
-                size_bytes = self._lines.size_bytes
+                size_bytes = self.lines.size_bytes
                 self.index = JournalIndex(self.index.head, size_bytes=size_bytes)
-                self._lines = new_lines(size_bytes, self.index.records, self.index.calls)
+                self.lines = new_lines(size_bytes, self.index.records, self.index.calls)
 
     def abandon(self) -> None:
         """Close the file without any lock: in a forked child, a held lock is never released."""

@@ -90,6 +90,10 @@ class RankDump:
         max_links: see `TensorStore`.
         prepare: makes and clears the folder of a dump that is held in memory; None for one that is
             written as it grows. A held one has no tensor files.
+
+    Attributes:
+        lines: of the journal, while records are taken; then None.
+        extra_info: whether calls and stacks are written, too.
     """
 
     def __init__(
@@ -106,7 +110,7 @@ class RankDump:
         self._is_parked = False
         self.directory = directory
         self._journal = journal
-        self._extra_info = journal is not None and journal.index.head.extra_info
+        self.extra_info = journal is not None and journal.index.head.extra_info
         self._queue = queue
         self._report = report
         self._store = TensorStore(directory / layout.TENSOR_FOLDER, max_links=max_links)
@@ -126,7 +130,7 @@ class RankDump:
         self._error_lock = threading.Lock()
         self._error_kinds: set[str] = set()
         # The two questions of every put, each one attribute: may records, may tensors still come?
-        self._takes_records = journal is not None
+        self.lines = None if journal is None else journal.lines
         self._takes_tensors = journal is not None and prepare is None
 
     @property
@@ -148,7 +152,7 @@ class RankDump:
         """End a dump that is held; `release` or `discard` comes later."""
         self._queue.run(self.flush)
         self._is_parked = True
-        self._takes_records = False
+        self.lines = None
 
     def release(self) -> WriteAccount:
         """Write a dump that is held, as `close` does for any other."""
@@ -178,7 +182,7 @@ class RankDump:
         Raises:
             UsageError: the dump was closed.
         """
-        if not self._takes_records or self._journal is None:
+        if self.lines is None or self._journal is None:
             self._refuse_if_closed()
             return
         journal = self._journal
@@ -197,10 +201,10 @@ class RankDump:
         Raises:
             UsageError: the dump was closed.
         """
-        if not self._takes_records or self._journal is None:
+        if self.lines is None or self._journal is None:
             self._refuse_if_closed()
             return
-        if not self._extra_info:
+        if not self.extra_info:
             return
         try:
             self._journal.put_call(name, call_order, parent, stack)
@@ -213,10 +217,10 @@ class RankDump:
         Raises:
             UsageError: the dump was closed.
         """
-        if not self._takes_records or self._journal is None:
+        if self.lines is None or self._journal is None:
             self._refuse_if_closed()
             return
-        if not self._extra_info:
+        if not self.extra_info:
             return
         try:
             self._journal.put_frames(stack, _encode_frames(tuple(frames)))
@@ -229,7 +233,7 @@ class RankDump:
         Raises:
             UsageError: the dump was closed.
         """
-        if not self._takes_records or self._journal is None:
+        if self.lines is None or self._journal is None:
             self._refuse_if_closed()
             return
         try:
@@ -344,14 +348,16 @@ class RankDump:
 
     def fail(self, exc: OSError, path: Path) -> None:
         """Mark the dump as failed; nothing is accepted from now on."""
-        self._takes_records = self._takes_tensors = False
+        self.lines = None
+        self._takes_tensors = False
         self._tensors_failed = True
         self._note(exc, path)
 
     def abandon(self) -> None:
         """Stop all work without taking a lock: for a forked child."""
         self._is_forked = True
-        self._takes_records = self._takes_tensors = False
+        self.lines = None
+        self._takes_tensors = False
         self._account = replace(self._account, complete=False, errors=["forked child"])
         if self._journal is not None:
             self._journal.abandon()
@@ -454,7 +460,8 @@ class RankDump:
         if self._is_closed:
             return
         self._is_closed = True
-        self._takes_records = self._takes_tensors = False
+        self.lines = None
+        self._takes_tensors = False
         self._queue.cancel_later(self)
         is_built = self._try_build()
         if self._journal is not None:

@@ -28,6 +28,7 @@ from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
 from msprobe.pytorch.interception.autograd_functions import watch_autograd_functions
 from msprobe.pytorch.interception.backward_entry import BackwardEntry
+from msprobe.pytorch.interception.call_recorder import new_call_recorder
 from msprobe.pytorch.interception.checkpoint import recomputations
 from msprobe.pytorch.interception.compiled import run_eagerly
 from msprobe.pytorch.interception.compiled_regions import CompiledRegions
@@ -83,6 +84,7 @@ class Observer:
         self._regions = CompiledRegions(session, self._step_aside)
         self._backward = BackwardEntry()
         self._shared = SharedEdges(session, self._backward)
+        self._recorder = new_call_recorder(session, adapter, self._shared)
         self._model_calls = ModelCalls(session, batch_index)
         self._losses = Losses(session)
         level = session.config.level
@@ -112,7 +114,13 @@ class Observer:
 
     def _observer_of(self, table: ApiTable, redispatch: Callable[..., Any] | None) -> ApiObserver:
         return ApiObserver(
-            self._session, self._adapter, table, self.recomputations, self._shared, redispatch
+            self._session,
+            self._adapter,
+            table,
+            self.recomputations,
+            self._shared,
+            self._recorder,
+            redispatch,
         )
 
     def watch(self, models: Sequence[Prefixed]) -> None:
@@ -257,6 +265,7 @@ class Observer:
             names,
             self.recomputations,
             self._shared,
+            self._recorder,
             self.apis,
             gate,
             self._headroom,

@@ -45,11 +45,14 @@ _VIEWS: Final = frozenset({_TURNED, "ViewBackward0"})
 _SHOWN: Final = "UnsafeViewBackward0"
 
 
-def tap_gradients(session: Session, shared: SharedEdges, edges: InputEdges, result: Any) -> None:
+def tap_gradients(
+    session: Session, shared: SharedEdges, recorder: object, edges: InputEdges, result: Any
+) -> None:
     """Attach the taps of a call.
 
     Args:
         session: receives the gradients.
+        recorder: the `CallRecorder` that makes their records where it can; None for none.
         shared: divides gradients among calls.
         edges: the inputs of the call.
         result: its result.
@@ -58,14 +61,21 @@ def tap_gradients(session: Session, shared: SharedEdges, edges: InputEdges, resu
         if not result.requires_grad:
             return
         try:
-            if tap_output(session, edges, result):
+            if tap_output(session, recorder, edges, result):
                 return
         except RuntimeError:  # of a stale view, to which nothing was done
             pass
+    tap_other_gradients(session, shared, edges, result)
+
+
+def tap_other_gradients(
+    session: Session, shared: SharedEdges, edges: InputEdges, result: Any
+) -> None:
+    """Attach the taps of a call that the quick way does not take, see `tap_gradients`."""
     Tapping(session, shared, edges).attach(output_slots(result))
 
 
-def _tap_one_output(session: Session, edges: InputEdges, output: Tensor) -> bool:
+def _tap_one_output(session: Session, _recorder: object, edges: InputEdges, output: Tensor) -> bool:
     """Tap a call whose one result is a tensor that requires grad.
 
     Returns: whether it is done; otherwise nothing is, and `Tapping` must do it.
@@ -139,7 +149,7 @@ def _view_at(position: Position, kind: str, edges: InputEdges) -> Reshaped | Tur
     return Reshaped(next(one.size() for one, place in edges.found if place == position))
 
 
-def _choose() -> Callable[[Session, InputEdges, Tensor], bool]:
+def _choose() -> Callable[[Session, object, InputEdges, Tensor], bool]:
     if TENSORS is None:
         return _tap_one_output
     TENSORS.setup_taps(
@@ -161,7 +171,7 @@ def _choose() -> Callable[[Session, InputEdges, Tensor], bool]:
         torch._C._current_graph_task_id,
         sequence_number,
     )
-    tap: Callable[[Session, InputEdges, Tensor], bool] = TENSORS.tap_output
+    tap: Callable[[Session, object, InputEdges, Tensor], bool] = TENSORS.tap_output
     return tap
 
 

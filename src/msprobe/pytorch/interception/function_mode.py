@@ -26,6 +26,7 @@ from msprobe.capture.session import Session
 from msprobe.capture.stacks import Stack
 from msprobe.capture.values import Found
 from msprobe.config import RiskLevel
+from msprobe.dump.records import JsonTree
 from msprobe.pytorch.apis.api_rules import Action, ApiEntry, is_kept_at
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.apis.operator_names import operator_name
@@ -34,6 +35,7 @@ from msprobe.pytorch.gradients.input_edges import InputEdges, input_edges
 from msprobe.pytorch.gradients.quick_taps import tap_gradients
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
+from msprobe.pytorch.interception.call_recorder import CallRecorder, QuickCall
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.left_modes import LeftMode
 from msprobe.pytorch.interception.tracing import is_tracing
@@ -97,6 +99,7 @@ class ApiObserver(TorchFunctionMode):
         table: ApiTable,
         recomputations: Recomputations,
         shared: SharedEdges,
+        recorder: CallRecorder | None,
         redispatch: Callable[..., Any] | None = torch_redispatch,
     ) -> None:
         """Create it, not yet installed.
@@ -107,6 +110,7 @@ class ApiObserver(TorchFunctionMode):
             table: the treatment of each function.
             recomputations: recognises repeated calls of checkpointed code.
             shared: divides gradients among calls.
+            recorder: records plain calls; None for no quick way.
             redispatch: torch's way to run a function with the mode on inside; None where torch has
                 none, then `inside_backward` must be entered where torch enters its engine.
         """
@@ -120,6 +124,7 @@ class ApiObserver(TorchFunctionMode):
         self._table = table
         self._recomputations = recomputations
         self._shared = shared
+        self._recorder = recorder
         self._risk = session.config.risk_level
         self._keeps_rng = session.config.record_rng
         self._asleep = 0
@@ -272,7 +277,7 @@ class ApiObserver(TorchFunctionMode):
         with_grad: bool,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-    ) -> OpenCall | None:
+    ) -> OpenCall | QuickCall | None:
         session = self.session
         if session.muted or (self._asleep and not with_grad):
             return None
@@ -299,15 +304,23 @@ class ApiObserver(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         entry: ApiEntry | None = None,
-    ) -> OpenCall | None:
+    ) -> OpenCall | QuickCall | None:
         """Begin a call under `name` and describe its inputs; None when it is not recorded."""
-        call: Call | None
+        call: Call | None = None
+        recorder = self._recorder
         if stack.traits.checkpointed:
             call = self._recomputations.begin(name, stack, frame, is_module=False)
-        else:
-            call = self.session.calls.begin(name, stack, is_module=False)
+            if call is None:
+                return None
+        elif recorder is not None and not self.memory.may_leave_unread(entry, kwargs):
+            quick = recorder.begin(name, stack, args, kwargs, None, with_grad, True)
+            if quick is not None:
+                if quick.is_described:
+                    return quick
+                recorder.unfold(quick)
+                call = quick.call
         if call is None:
-            return None
+            call = self.session.calls.begin(name, stack, is_module=False)
         opened = OpenCall(call)
         self._take_inputs(opened, args, kwargs, entry)
         if with_grad and call.keeps_gradients and not _functorch_active():
@@ -337,24 +350,24 @@ class ApiObserver(TorchFunctionMode):
 
     # -- end -----------------------------------------------------------------------------------
 
-    def raised(self, opened: OpenCall, error: BaseException) -> None:
+    def raised(self, opened: OpenCall | QuickCall, error: BaseException) -> None:
         """Hand on the record, as far as it is known, of a call that raised."""
+        self._unfold(opened)
         self.session.calls.raised(opened.call, type(error).__name__)
 
     def _end(
         self,
         entry: ApiEntry,
-        opened: OpenCall | None,
+        opened: OpenCall | QuickCall | None,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         result: Any,
     ) -> None:
         memory = self.memory
         if entry.is_pure and "out" not in kwargs and not memory.has_undefined:
-            if opened is None:
-                return
-            memory.note_result(entry, result)
-            self.close_call(opened, result, result)
+            if opened is not None and not self._end_quickly(opened, result, is_new=True):
+                memory.note_result(entry, result)
+                self._close_in_python(opened, result, result)
             return
         memory.note_writes(entry, args, kwargs, result)
         if opened is None:
@@ -365,7 +378,7 @@ class ApiObserver(TorchFunctionMode):
         shown = memory.shown_result(entry, args, kwargs, result)
         self.close_call(opened, result, shown)
 
-    def close_call(self, opened: OpenCall, result: Any, shown: Any) -> None:
+    def close_call(self, opened: OpenCall | QuickCall, result: Any, shown: Any) -> None:
         """Describe the result of a call, tap its gradients and hand its record on.
 
         Args:
@@ -373,12 +386,32 @@ class ApiObserver(TorchFunctionMode):
             result: the result.
             shown: the result as it is to be described.
         """
+        if shown is not result or not self._end_quickly(opened, result, is_new=False):
+            self._close_in_python(opened, result, shown)
+
+    def _end_quickly(self, opened: OpenCall | QuickCall, result: Any, *, is_new: bool) -> bool:
+        recorder = self._recorder
+        if recorder is None or isinstance(opened, OpenCall):
+            return False
+        return recorder.end(opened, result, is_new, self._drawn(opened))
+
+    def _drawn(self, opened: OpenCall | QuickCall) -> JsonTree:
+        """Return on which devices a call drew random numbers; None for none."""
+        random = opened.random
+        return None if random is None else random.drawn(opened.call, self.session.dump)
+
+    def _unfold(self, opened: OpenCall | QuickCall) -> None:
+        if self._recorder is not None and not isinstance(opened, OpenCall):
+            self._recorder.unfold(opened)
+
+    def _close_in_python(self, opened: OpenCall | QuickCall, result: Any, shown: Any) -> None:
+        self._unfold(opened)
         call, calls = opened.call, self.session.calls
         calls.outputs(call, shown)
-        if opened.random is not None:
-            opened.random.report(call, calls, self.session.dump)
+        if (drawn := self._drawn(opened)) is not None:
+            calls.fact(call, "rng", drawn)
         if opened.edges is not None:
-            tap_gradients(self.session, self._shared, opened.edges, result)
+            tap_gradients(self.session, self._shared, self._recorder, opened.edges, result)
         calls.end(call)
 
 

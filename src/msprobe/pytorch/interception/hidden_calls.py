@@ -17,6 +17,7 @@ import torch
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
 from msprobe.capture.stacks import calling_frame
+from msprobe.pytorch.interception.call_recorder import QuickCall
 from msprobe.pytorch.interception.function_mode import ApiObserver, OpenCall
 from msprobe.pytorch.interception.guard import quietly
 
@@ -88,7 +89,7 @@ def _begin(
     with_grad: bool,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> OpenCall | None:
+) -> OpenCall | QuickCall | None:
     session = apis.session
     if session.muted:
         return None
@@ -100,7 +101,7 @@ def _begin(
 
 def _end(
     apis: ApiObserver,
-    opened: OpenCall | None,
+    opened: OpenCall | QuickCall | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     result: Any,
@@ -121,7 +122,7 @@ def _muted(session: Session) -> Iterator[None]:
 
 
 @contextmanager
-def _enclosing(apis: ApiObserver, opened: OpenCall | None) -> Iterator[None]:
+def _enclosing(apis: ApiObserver, opened: OpenCall | QuickCall | None) -> Iterator[None]:
     """Make the call the parent of the calls inside it."""
     open_calls = apis.session.calls.modules
     call: Call | None = opened.call if opened is not None else None

@@ -33,6 +33,7 @@ from msprobe.pytorch.gradients.input_edges import InputEdges, input_edges
 from msprobe.pytorch.gradients.quick_taps import tap_gradients
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
+from msprobe.pytorch.interception.call_recorder import CallRecorder, QuickCall
 from msprobe.pytorch.interception.compiled import is_compiled_module
 from msprobe.pytorch.interception.function_mode import ApiObserver
 from msprobe.pytorch.interception.guard import quietly
@@ -135,6 +136,7 @@ class _Open:
         "is_lazy",
         "module",
         "paused",
+        "quick",
         "stack",
         "thread",
     )
@@ -145,6 +147,7 @@ class _Open:
         self.stack = stack
         self.found: Found = []
         self.edges: InputEdges | None = None
+        self.quick: QuickCall | None = None
         # Another thread may call the same module meanwhile, unrecorded.
         self.thread = threading.get_ident()
         # Whether the function mode was taken away for a fused kernel.
@@ -167,6 +170,7 @@ class ModuleObserver:
         names: ModuleNames | None,
         recomputations: Recomputations,
         shared: SharedEdges,
+        recorder: CallRecorder | None,
         apis: ApiObserver | None,
         gate: TokenGate | None,
         headroom: Headroom,
@@ -179,6 +183,7 @@ class ModuleObserver:
             names: the modules to record; None to record none and only watch (level L1).
             recomputations: recognises repeated calls.
             shared: divides gradients among calls.
+            recorder: records plain calls; None for no quick way.
             apis: the function mode, which steps aside for fused kernels.
             gate: limits observation to some forward calls of the root model.
             headroom: keeps room for the frames of hooked modules.
@@ -189,6 +194,7 @@ class ModuleObserver:
         self.hides: ModuleNames | None = None
         self._recomputations = recomputations
         self._shared = shared
+        self._recorder = recorder
         self._apis = apis
         self._gate = gate
         self._headroom = headroom
@@ -284,14 +290,27 @@ class ModuleObserver:
         if base is None and not fused:
             return
         name = base or f"Torch.{type(module).__name__}"
-        call = None
-        if base is not None or not session.muted:
+        call = quick = None
+        is_one_api = type(module).forward is nn.Linear.forward
+        recorder = self._recorder
+        is_lazy = isinstance(module, LazyModuleMixin)
+        if not (base is None or recorder is None or is_lazy or stack.traits.checkpointed):
+            own = module._parameters
+            quick = recorder.begin(base, stack, args, kwargs, own, with_grad, is_one_api)
+        if quick is not None:
+            call = quick.call
+        elif base is not None or not session.muted:
             call = self._recomputations.begin(name, stack, frame, is_module=base is not None)
         opened = _Open(module, call, stack)
         self._open.append(opened)
         if fused and self._apis is not None and mode_stack.is_installed(self._apis):
             mode_stack.remove(self._apis)
             opened.paused = True
+        if quick is not None and recorder is not None:
+            if quick.is_described:
+                opened.quick = quick
+                return
+            recorder.unfold(quick)
         if call is None:
             return
         calls = session.calls
@@ -302,7 +321,6 @@ class ModuleObserver:
             return
         if not is_searched:
             tensors_in(args, kwargs, opened.found)
-        is_one_api = type(module).forward is nn.Linear.forward
         opened.edges = input_edges(call, opened.found, len(args), is_one_api=is_one_api)
 
     def _may_be_fused(
@@ -394,8 +412,7 @@ class ModuleObserver:
                 return
             opened = self._open.pop()
             self._resume(opened)
-            if opened.call is not None:
-                self._session.calls.raised(opened.call, BaseException.__name__)
+            self._raised(opened, BaseException.__name__)
 
     def _resume(self, opened: _Open) -> None:
         if opened.paused and self._apis is not None and self._session.capturing:
@@ -406,21 +423,35 @@ class ModuleObserver:
             opened = self._open.pop()
             self._resume(opened)
             is_ours = opened.module is module
-            if opened.call is not None:
-                if is_ours and finished:
-                    self._end(opened, opened.call, output)
-                else:
-                    self._session.calls.raised(opened.call, _error_name())
+            if is_ours and finished and opened.call is not None:
+                self._end(opened, opened.call, output)
+            else:
+                self._raised(opened, _error_name())
             if is_ours:
                 return
 
+    def _raised(self, opened: _Open, error: str) -> None:
+        if opened.call is not None:
+            self._unfold(opened)
+            self._session.calls.raised(opened.call, error)
+
+    def _unfold(self, opened: _Open) -> None:
+        quick, recorder = opened.quick, self._recorder
+        if quick is not None and recorder is not None:
+            opened.edges = quick.edges
+            recorder.unfold(quick)
+
     def _end(self, opened: _Open, call: Call, output: Any) -> None:
+        quick, recorder = opened.quick, self._recorder
+        if quick is not None and recorder is not None and recorder.end(quick, output, False, None):
+            return
+        self._unfold(opened)
         calls = self._session.calls
         calls.outputs(call, output)
         if opened.is_lazy and call.is_module:
             calls.part(call, "parameters", _own_parameters(opened.module))
         if opened.edges is not None:
-            tap_gradients(self._session, self._shared, opened.edges, output)
+            tap_gradients(self._session, self._shared, recorder, opened.edges, output)
         calls.end(call)
 
 

@@ -212,6 +212,7 @@ class Collector(StepCollector):
             self._names,
             recomputations(session),
             SharedEdges(session, BackwardEntry()),
+            recorder=None,
             apis=None,
             gate=None,
             headroom=headroom,

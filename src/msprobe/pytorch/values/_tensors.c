@@ -40,6 +40,8 @@
 #define PRUNE_AT 8192
 /* Characters; longer texts are cut off in Python. */
 #define LONGEST_TEXT 10000
+/* Elements of lists and tuples of scalars that are described here. */
+#define SHORT 64
 
 /* ---- DLPack ---------------------------------------------------------------------------------- */
 
@@ -89,8 +91,11 @@ static const struct msprobe_native_api *native;
     X(_sequence_nr) X(next_functions) X(variable) X(grad_fn) X(output_nr) X(_is_view) X(_base)  \
     X(metadata) X(msprobe) X(register_hook) X(register_prehook) X(take) X(call) X(remarks)      \
     X(keywords) X(arguments) X(outputs) X(expected) X(has_input_edges) X(_count) X(is_module)   \
-    X(session) X(backward) X(adapter) X(memo) X(takes_whole) X(take_text) X(spending_since)     \
-    X(current) X(account) X(spent_s) X(lock) X(acquire) X(release) X(__enter__) X(__exit__)
+    X(pass_whole) X(step) X(spending_since)     \
+    X(current) X(account) X(spent_s) X(lock) X(acquire) X(release) X(__enter__) X(__exit__)       \
+    X(sink) X(dump) X(stack) X(around) X(close_lost) X(write_unfinished) X(write_place)           \
+    X(put_call) X(put_record) X(index) X(traits) X(owner) X(number) X(next_order)                 \
+    X(forward_name) X(backward_name) X(backward_parent) X(lines) X(extra_info) X(record) X(flush) X(last_record) X(records) X(new_draft) X(parts) X(draft)
 static struct {
 #define FIELD(name) PyObject *name;
     NAMES(FIELD)
@@ -965,33 +970,64 @@ static int put_scalar(struct text *text, PyObject *value)
     return failed ? -1 : 1;
 }
 
+/* Whether this is a short list or tuple, which holds no tensors. */
+static int is_short(PyObject *value)
+{
+    return (PyTuple_CheckExact(value) || PyList_CheckExact(value)) && Py_SIZE(value) <= SHORT;
+}
+
+/* Put the elements of a short list or tuple, as `put_scalar`. */
+static int put_short(struct text *text, PyObject *values)
+{
+    int outcome = put(text, "[") ? -1 : 1;
+    for (Py_ssize_t i = 0; outcome > 0 && i < PySequence_Fast_GET_SIZE(values); i++)
+        outcome = i && put(text, ",") ? -1
+                                      : put_scalar(text, PySequence_Fast_GET_ITEM(values, i));
+    return outcome > 0 && put(text, "]") ? -1 : outcome;
+}
+
+/* Put a tensor that was looked at; 0 if it is not plain, -1 with an exception. */
+static int put_seen(Memo *self, struct text *text, PyObject *tensor, enum entry entry)
+{
+    PyObject *known = look_or_none(self, tensor, entry);
+    if (!known || known == Py_None) {
+        Py_XDECREF(known);
+        return known ? 0 : -1;
+    }
+    int wanted = flag(tensor, names.requires_grad);
+    int failed = wanted < 0 || put_value_text(text, (Value *)known, wanted);
+    Py_DECREF(known);
+    return failed ? -1 : 1;
+}
+
 /* Put a plain tensor, a scalar or None; 0 for any other value, -1 with an exception. */
 static int put_value(Memo *self, struct text *text, PyObject *value, PyObject *found,
                      PyObject *place)
 {
     if ((PyObject *)Py_TYPE(value) != torch.tensor && (PyObject *)Py_TYPE(value) != torch.parameter)
-        return put_scalar(text, value);
-    PyObject *known = look_or_none(self, value, COMES_IN);
-    if (!known || known == Py_None) {
-        Py_XDECREF(known);
-        return known ? 0 : -1;
-    }
-    int wanted = flag(value, names.requires_grad);
-    int failed = wanted < 0 || put_value_text(text, (Value *)known, wanted);
-    Py_DECREF(known);
-    PyObject *pair = failed ? NULL : PyTuple_Pack(2, value, place);
-    if (!pair || PyList_Append(found, pair) < 0) failed = 1;
+        return is_short(value) ? put_short(text, value) : put_scalar(text, value);
+    int outcome = put_seen(self, text, value, COMES_IN);
+    if (outcome <= 0) return outcome;
+    PyObject *pair = PyTuple_Pack(2, value, place);
+    int failed = !pair || PyList_Append(found, pair) < 0;
     Py_XDECREF(pair);
     return failed ? -1 : 1;
+}
+
+static int is_scalar(PyObject *value)
+{
+    return value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) ||
+           PyFloat_CheckExact(value) || PyUnicode_CheckExact(value);
 }
 
 /* Whether a value may be plain: asked of all values first, so that none is summarised in vain. */
 static int may_be_plain(PyObject *value)
 {
     PyObject *kind = (PyObject *)Py_TYPE(value);
-    return kind == torch.tensor || kind == torch.parameter || value == Py_None ||
-           PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value) ||
-           PyUnicode_CheckExact(value);
+    if (!is_short(value)) return kind == torch.tensor || kind == torch.parameter || is_scalar(value);
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); i++)
+        if (!is_scalar(PySequence_Fast_GET_ITEM(value, i))) return 0;
+    return 1;
 }
 
 static PyObject *end_values(struct text *text, int outcome)
@@ -1002,44 +1038,53 @@ static PyObject *end_values(struct text *text, int outcome)
     return raw;
 }
 
-/* The list of positional arguments; NULL, perhaps with an exception, where one is not plain. */
-static PyObject *describe_positional(Memo *self, PyObject *values, PyObject *found)
+/* Put the list of positional arguments; 0 where one is not plain, -1 with an exception. */
+static int put_positional(Memo *self, struct text *text, PyObject *values, PyObject *found)
 {
-    struct text text;
-    begin_text(&text);
-    int outcome = put(&text, "[") ? -1 : 1;
+    int outcome = put(text, "[") ? -1 : 1;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values) && outcome > 0; i++) {
         PyObject *place = PyLong_FromSsize_t(i);
-        if (!place || (i && put(&text, ","))) outcome = -1;
-        else outcome = put_value(self, &text, PyTuple_GET_ITEM(values, i), found, place);
+        if (!place || (i && put(text, ","))) outcome = -1;
+        else outcome = put_value(self, text, PyTuple_GET_ITEM(values, i), found, place);
         Py_XDECREF(place);
     }
-    if (outcome > 0 && put(&text, "]")) outcome = -1;
-    return end_values(&text, outcome);
+    return outcome > 0 && put(text, "]") ? -1 : outcome;
 }
 
-/* The object of keyword arguments, likewise; none where `values` is NULL. */
-static PyObject *describe_keywords(Memo *self, PyObject *values, PyObject *found)
+/* Put a key of an object; -1 with an exception. */
+static int put_key(struct text *text, PyObject *key)
+{
+    PyObject *encoded = PyObject_CallOneArg(torch.encode, key);
+    int failed = !encoded ||
+                 put_bytes(text, PyBytes_AS_STRING(encoded), (size_t)PyBytes_GET_SIZE(encoded)) ||
+                 put(text, ":");
+    Py_XDECREF(encoded);
+    return failed ? -1 : 0;
+}
+
+/* Put the object of keyword arguments, as `put_positional`; none where `values` is NULL. */
+static int put_keywords(Memo *self, struct text *text, PyObject *values, PyObject *found)
 {
     PyObject *key, *value;
     Py_ssize_t position = 0;
+    int outcome = put(text, "{") ? -1 : 1, is_first = 1;
+    while (outcome > 0 && values && PyDict_Next(values, &position, &key, &value)) {
+        PyObject *place = PyTuple_Pack(1, key);
+        if (!place || (!is_first && put(text, ",")) || put_key(text, key)) outcome = -1;
+        else outcome = put_value(self, text, value, found, place);
+        Py_XDECREF(place);
+        is_first = 0;
+    }
+    return outcome > 0 && put(text, "}") ? -1 : outcome;
+}
+
+/* What one of these puts, as `msgspec.Raw`; NULL, perhaps with an exception, if it puts nothing. */
+static PyObject *described_by(int (*put_all)(Memo *, struct text *, PyObject *, PyObject *),
+                              Memo *self, PyObject *values, PyObject *found)
+{
     struct text text;
     begin_text(&text);
-    int outcome = put(&text, "{") ? -1 : 1;
-    while (outcome > 0 && values && PyDict_Next(values, &position, &key, &value)) {
-        PyObject *encoded = PyObject_CallOneArg(torch.encode, key);
-        PyObject *place = encoded ? PyTuple_Pack(1, key) : NULL;
-        if (!place || (text.used > 1 && put(&text, ",")) ||
-            put_bytes(&text, PyBytes_AS_STRING(encoded), (size_t)PyBytes_GET_SIZE(encoded)) ||
-            put(&text, ":"))
-            outcome = -1;
-        else
-            outcome = put_value(self, &text, value, found, place);
-        Py_XDECREF(place);
-        Py_XDECREF(encoded);
-    }
-    if (outcome > 0 && put(&text, "}")) outcome = -1;
-    return end_values(&text, outcome);
+    return end_values(&text, put_all(self, &text, values, found));
 }
 
 static PyObject *Memo_describe_call(Memo *self, PyObject *const *args, Py_ssize_t nargs)
@@ -1056,8 +1101,8 @@ static PyObject *Memo_describe_call(Memo *self, PyObject *const *args, Py_ssize_
         if (!may_be_plain(PyTuple_GET_ITEM(values, i))) Py_RETURN_NONE;
     while (keywords && PyDict_Next(keywords, &position, &key, &value))
         if (!PyUnicode_CheckExact(key) || !may_be_plain(value)) Py_RETURN_NONE;
-    PyObject *positional = describe_positional(self, values, found);
-    PyObject *named = positional ? describe_keywords(self, keywords, found) : NULL;
+    PyObject *positional = described_by(put_positional, self, values, found);
+    PyObject *named = positional ? described_by(put_keywords, self, keywords, found) : NULL;
     PyObject *both = named ? PyTuple_Pack(2, positional, named) : NULL;
     Py_XDECREF(positional);
     Py_XDECREF(named);
@@ -1503,6 +1548,7 @@ static PyObject *find_edges(PyObject *module, PyObject *args)
 }
 
 #include "_tensors_taps.h"
+#include "_tensors_calls.h"
 
 /* ---- many tensors ------------------------------------------------------------------------------ */
 
@@ -1957,7 +2003,7 @@ static PyMethodDef METHODS[] = {
      "find_edges(accumulates, custom, start, inner, leaves, outputs, born, most): see "
      "msprobe.pytorch.gradients.graph_search"},
     {"tap_output", (PyCFunction)(void (*)(void))tap_output, METH_FASTCALL,
-     "tap_output(session, edges, output) -> whether the gradients of a call are tapped, whose inputs "
+     "tap_output(session, recorder | None, edges, output) -> whether the gradients of a call are tapped, whose inputs "
      "have these `InputEdges` and whose one output is this tensor: see "
      "msprobe.pytorch.gradients.quick_taps"},
     {"setup_taps", setup_taps, METH_VARARGS,
@@ -1986,13 +2032,15 @@ PyMODINIT_FUNC PyInit__tensors(void)
     NAMES(INTERN)
 #undef INTERN
     if (PyType_Ready(&ValueType) < 0 || PyType_Ready(&MemoType) < 0 ||
-        PyType_Ready(&InputEdgesType) < 0 || PyType_Ready(&TapType) < 0)
+        PyType_Ready(&InputEdgesType) < 0 || PyType_Ready(&TapType) < 0 ||
+        PyType_Ready(&OpenCallType) < 0 || PyType_Ready(&CallRecorderType) < 0)
         return NULL;
     PyObject *module = PyModule_Create(&MODULE);
     if (!module) return NULL;
     if (PyModule_AddObjectRef(module, "Memo", (PyObject *)&MemoType) < 0 ||
         PyModule_AddObjectRef(module, "Value", (PyObject *)&ValueType) < 0 ||
-        PyModule_AddObjectRef(module, "InputEdges", (PyObject *)&InputEdgesType) < 0)
+        PyModule_AddObjectRef(module, "InputEdges", (PyObject *)&InputEdgesType) < 0 ||
+        PyModule_AddObjectRef(module, "CallRecorder", (PyObject *)&CallRecorderType) < 0)
         Py_CLEAR(module);
     return module;
 }

@@ -131,6 +131,86 @@ static int tell_failure(PyObject *session, const char *where)
     return failed ? -1 : 0;
 }
 
+/* ---- the recorder ------------------------------------------------------------------------------ */
+
+#define NO_ORDER (-1) /* OUTSIDE_CONSTRUCT in dump/lines.py */
+
+/* See _tensors_calls.h. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *session, *calls, *recording, *step; /* of the run */
+    PyObject *make_call, *tap_other, *memo;
+    PyObject *numbers, *modules, *written_stacks, *open_passes,
+        *reached; /* tables that they share */
+    int64_t flush_at; /* bytes of lines */
+    char keeps_gradients, keeps_construct;
+} CallRecorder;
+
+static PyTypeObject CallRecorderType;
+
+/* Whether an attribute is this object; -1 with an exception. */
+static int is_attribute(PyObject *object, PyObject *name, PyObject *expected)
+{
+    PyObject *value = PyObject_GetAttr(object, name);
+    Py_XDECREF(value); /* compared only */
+    return value ? value == expected : -1;
+}
+
+/* Add a line to the journal of a dump, by a method of its lines, or by the dump's own method, which
+ * knows what to do about errors and a journal that takes no more; -1 with an exception. */
+static int add_line(const CallRecorder *self, PyObject *dump, PyObject *method, PyObject *own_method,
+                    PyObject **args, size_t count)
+{
+    PyObject *lines = PyObject_GetAttr(dump, names.lines);
+    if (!lines) return -1;
+    PyObject *size = NULL;
+    if (lines != Py_None) {
+        args[0] = lines;
+        if (!(size = PyObject_VectorcallMethod(method, args, count, NULL))) PyErr_Clear();
+    }
+    Py_DECREF(lines);
+    args[0] = dump;
+    if (!size) return call_away(PyObject_VectorcallMethod(own_method, args, count, NULL));
+    int64_t waiting = take_int(size);
+    if (waiting > self->flush_at) return call_away(PyObject_CallMethodNoArgs(dump, names.flush));
+    return waiting < 0 ? -1 : 0;
+}
+
+/* Tell the dump of a call, if it writes them; -1 with an exception. */
+static int put_call(const CallRecorder *self, PyObject *name, PyObject *order, PyObject *parent,
+                    PyObject *stack)
+{
+    PyObject *dump = PyObject_GetAttr(self->recording, names.dump);
+    int failed = !dump;
+    if (!failed && dump != Py_None) {
+        PyObject *args[] = {NULL, name, order, parent, stack};
+        int wanted = flag(dump, names.extra_info);
+        failed = wanted < 0 ||
+                 (wanted && add_line(self, dump, names.call, names.put_call, args, 5) < 0);
+    }
+    Py_XDECREF(dump);
+    return failed ? -1 : 0;
+}
+
+/* Hand a record to the dump, and count it; -1 with an exception. */
+static int hand_on(const CallRecorder *self, PyObject *name, PyObject *order, PyObject *raw)
+{
+    PyObject *dump = PyObject_GetAttr(self->recording, names.dump);
+    PyObject *account = dump ? PyObject_GetAttr(self->step, names.account) : NULL;
+    int failed = !account;
+    if (!failed && dump != Py_None) {
+        PyObject *args[] = {NULL, name, order, raw};
+        failed = add_line(self, dump, names.record, names.put_record, args, 4) < 0;
+    }
+    int64_t records = failed ? -1 : take_int(PyObject_GetAttr(account, names.records));
+    PyObject *more = records < 0 ? NULL : PyLong_FromLongLong(records + 1);
+    if (!more || PyObject_SetAttr(account, names.records, more) < 0) failed = 1;
+    Py_XDECREF(more);
+    Py_XDECREF(account);
+    Py_XDECREF(dump);
+    return failed ? -1 : 0;
+}
+
 /* ---- inputs of a call ------------------------------------------------------------------------ */
 
 /* The edge of an input that requires grad; all references but the node's are borrowed from `found`. */
@@ -148,6 +228,8 @@ typedef struct {
     uint64_t born;
     char is_one_api;
 } InputEdges;
+
+static PyTypeObject InputEdgesType;
 
 static void InputEdges_dealloc(InputEdges *self)
 {
@@ -184,26 +266,20 @@ static int note_input(InputEdges *self, PyObject *pair)
     return 0;
 }
 
-static PyObject *InputEdges_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+/* Note the edges of tensors that were found, a list that is not changed any more. */
+static PyObject *new_edges(PyObject *call, PyObject *found, Py_ssize_t arguments, int is_one_api)
 {
-    static char *keywords[] = {"call", "found", "arguments", "is_one_api", NULL};
-    PyObject *call, *found;
-    Py_ssize_t arguments;
-    int is_one_api, failed = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!n$p", keywords, &call, &PyList_Type, &found,
-                                     &arguments, &is_one_api))
-        return NULL;
-    InputEdges *self = (InputEdges *)type->tp_alloc(type, 0);
+    InputEdges *self = (InputEdges *)InputEdgesType.tp_alloc(&InputEdgesType, 0);
     if (!self) return NULL;
     self->call = Py_NewRef(call);
-    self->found = PyList_GetSlice(found, 0, PY_SSIZE_T_MAX);
+    self->found = Py_NewRef(found);
     self->arguments = arguments;
     self->is_one_api = (char)is_one_api;
     self->stale = PyList_New(0);
     self->born = (uint64_t)take_int(PyObject_CallNoArgs(given.get_sequence_number));
     Py_ssize_t count = PyList_GET_SIZE(found);
     self->inputs = PyMem_Malloc((size_t)(count + 1) * sizeof *self->inputs);
-    failed = !self->found || !self->stale || !self->inputs || PyErr_Occurred() != NULL;
+    int failed = !self->stale || !self->inputs || PyErr_Occurred() != NULL;
     for (Py_ssize_t i = 0; i < count && !failed; i++)
         failed = note_input(self, PyList_GET_ITEM(self->found, i)) < 0;
     if (failed) {
@@ -211,6 +287,21 @@ static PyObject *InputEdges_new(PyTypeObject *type, PyObject *args, PyObject *kw
         Py_CLEAR(self);
     }
     return (PyObject *)self;
+}
+
+static PyObject *InputEdges_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"call", "found", "arguments", "is_one_api", NULL};
+    PyObject *call, *found;
+    Py_ssize_t arguments;
+    int is_one_api;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!n$p", keywords, &call, &PyList_Type, &found,
+                                     &arguments, &is_one_api))
+        return NULL;
+    PyObject *kept = PyList_GetSlice(found, 0, PY_SSIZE_T_MAX);
+    PyObject *edges = kept ? new_edges(call, kept, arguments, is_one_api) : NULL;
+    Py_XDECREF(kept);
+    return edges;
 }
 
 /* Append the positions of inputs, computed ones or leaves, to the lists of a dictionary. */
@@ -303,6 +394,7 @@ static PyTypeObject InputEdgesType = {
 typedef struct {
     PyObject_HEAD
     PyObject *session, *gradients, *outputs, *inputs;
+    CallRecorder *recorder; /* NULL: records are made in Python */
 } Tap;
 
 static void Tap_dealloc(Tap *self)
@@ -311,6 +403,7 @@ static void Tap_dealloc(Tap *self)
     Py_XDECREF(self->gradients);
     Py_XDECREF(self->outputs);
     Py_XDECREF(self->inputs);
+    Py_XDECREF(self->recorder);
     PyObject_Free(self);
 }
 
@@ -377,7 +470,7 @@ static int64_t int_of(PyObject *object, PyObject *name)
 
 /* Whether these are all gradients of a call, of its first pass, and its record says no more than they
  * do; -1 with an exception. `layout` gets how many outputs and arguments the call has. */
-static int may_be_whole(const Tap *self, PyObject *book, Py_ssize_t count, Py_ssize_t *layout)
+static int may_be_whole(const Tap *self, PyObject *call, Py_ssize_t count, Py_ssize_t *layout)
 {
     PyObject *gradients = self->gradients;
     if (int_of(gradients, names.expected) != count || int_of(gradients, names._count) != 0)
@@ -385,8 +478,7 @@ static int may_be_whole(const Tap *self, PyObject *book, Py_ssize_t count, Py_ss
     PyObject *remarks = PyObject_GetAttr(gradients, names.remarks);
     PyObject *keywords = PyObject_GetAttr(gradients, names.keywords);
     PyObject *arguments = PyObject_GetAttr(gradients, names.arguments);
-    PyObject *call = PyObject_GetAttr(gradients, names.call);
-    int whole = remarks && keywords && arguments && call ? 1 : -1;
+    int whole = remarks && keywords && arguments ? 1 : -1;
     if (whole > 0)
         whole = remarks == Py_None && PyTuple_GET_SIZE(keywords) == 0 &&
                 PyLong_CheckExact(arguments);
@@ -399,11 +491,15 @@ static int may_be_whole(const Tap *self, PyObject *book, Py_ssize_t count, Py_ss
             whole = is_module < 0 ? -1 : !is_module;
         }
     }
-    if (whole > 0) whole = take_truth(PyObject_CallMethodOneArg(book, names.takes_whole, call));
+    if (whole > 0) { /* a graph may be kept over the end of its step */
+        int64_t step = int_of(call, names.step), now = int_of(self->recorder->step, names.number);
+        whole = PyErr_Occurred() ? -1 : step == now;
+    }
+    if (whole > 0)
+        whole = is_attribute(self->recorder->calls, names.sink, self->recorder->recording);
     Py_XDECREF(remarks);
     Py_XDECREF(keywords);
     Py_XDECREF(arguments);
-    Py_XDECREF(call);
     return whole;
 }
 
@@ -437,35 +533,49 @@ static PyObject *describe_arrived(Memo *memo, const struct arrived *arrived, con
     return end_values(&text, outcome);
 }
 
+/* Note that the first pass over a call is over, and write its record; -1 with an exception. */
+static int write_whole(const Tap *self, PyObject *call, PyObject *text)
+{
+    const CallRecorder *recorder = self->recorder;
+    PyObject *order = PyObject_CallMethodNoArgs(recorder->step, names.next_order);
+    PyObject *task = PyObject_CallNoArgs(given.graph_task);
+    PyObject *name = PyObject_GetAttr(call, names.backward_name);
+    PyObject *parent = PyObject_GetAttr(call, names.backward_parent);
+    int is_module = flag(call, names.is_module);
+    int failed = !order || !task || !name || !parent || is_module < 0 ||
+                 call_away(PyObject_CallMethodOneArg(self->gradients, names.pass_whole, task)) < 0 ||
+                 PyDict_SetItem(recorder->reached, self->gradients, task) < 0;
+    if (!failed && recorder->keeps_construct)
+        failed = put_call(recorder, name, order, parent, Py_None) < 0;
+    if (!failed && is_module) /* children first */
+        Py_SETREF(order, PyObject_CallMethodNoArgs(recorder->step, names.next_order));
+    failed = failed || !order || hand_on(recorder, name, order, text) < 0;
+    Py_XDECREF(parent);
+    Py_XDECREF(name);
+    Py_XDECREF(task);
+    Py_XDECREF(order);
+    return failed ? -1 : 0;
+}
+
 /* Take gradients that are all that the record of a call has: 1 when done, 0 if they are not, -1 with
  * an exception. */
 static int take_whole(const Tap *self, const struct arrived *arrived)
 {
-    PyObject *book = PyObject_GetAttr(self->session, names.backward), *text = NULL;
-    PyObject *adapter = book ? PyObject_GetAttr(self->session, names.adapter) : NULL;
-    PyObject *memo = adapter ? PyObject_GetAttr(adapter, names.memo) : NULL;
+    if (!self->recorder) return 0;
+    PyObject *call = PyObject_GetAttr(self->gradients, names.call), *text = NULL;
     Py_ssize_t layout[2] = {0, 0};
-    int done = memo ? may_be_whole(self, book, arrived->count, layout) : -1;
-    if (done > 0) done = Py_IS_TYPE(memo, &MemoType);
+    int done = call ? may_be_whole(self, call, arrived->count, layout) : -1;
     if (done > 0) {
         int transformed = take_truth(PyObject_CallNoArgs(given.transforms));
         done = transformed < 0 ? -1 : !transformed;
     }
     if (done > 0) {
-        text = describe_arrived((Memo *)memo, arrived, layout);
+        text = describe_arrived((Memo *)self->recorder->memo, arrived, layout);
         done = text ? 1 : PyErr_Occurred() ? -1 : 0;
     }
-    if (done > 0) {
-        PyObject *task = PyObject_CallNoArgs(given.graph_task);
-        if (!task || call_away(PyObject_CallMethodObjArgs(book, names.take_text, self->gradients,
-                                                          task, text, NULL)) < 0)
-            done = -1;
-        Py_XDECREF(task);
-    }
+    if (done > 0 && write_whole(self, call, text) < 0) done = -1;
     Py_XDECREF(text);
-    Py_XDECREF(memo);
-    Py_XDECREF(adapter);
-    Py_XDECREF(book);
+    Py_XDECREF(call);
     return done;
 }
 
@@ -527,7 +637,8 @@ static PyTypeObject TapType = {
 };
 
 /* Return a tap, taking the references to `outputs` and `inputs`; NULL with an exception. */
-static PyObject *new_tap(PyObject *session, PyObject *gradients, PyObject *outputs, PyObject *inputs)
+static PyObject *new_tap(PyObject *session, CallRecorder *recorder, PyObject *gradients,
+                         PyObject *outputs, PyObject *inputs)
 {
     Tap *tap = outputs && inputs ? PyObject_New(Tap, &TapType) : NULL;
     if (!tap) {
@@ -536,6 +647,7 @@ static PyObject *new_tap(PyObject *session, PyObject *gradients, PyObject *outpu
         return NULL;
     }
     tap->session = Py_NewRef(session);
+    tap->recorder = (CallRecorder *)Py_XNewRef((PyObject *)recorder);
     tap->gradients = Py_NewRef(gradients);
     tap->outputs = outputs;
     tap->inputs = inputs;
@@ -756,14 +868,15 @@ static PyObject *new_gradients(InputEdges *edges, int hits)
 }
 
 /* Put the hooks of a call on the nodes that were found; 0, or -1 with an exception. */
-static int put_taps(PyObject *session, InputEdges *edges, struct few *few, PyObject *top,
-                    int64_t number, PyObject *region, PyObject *shown, int64_t shown_number)
+static int put_taps(PyObject *session, CallRecorder *recorder, InputEdges *edges, struct few *few,
+                    PyObject *top, int64_t number, PyObject *region, PyObject *shown,
+                    int64_t shown_number)
 {
     PyObject *gradients = new_gradients(edges, few->hits);
     if (!gradients) return -1;
     PyObject *inputs = inputs_at(few, top);
     int has_inputs = inputs && PyTuple_GET_SIZE(inputs);
-    PyObject *tap = new_tap(session, gradients, outputs_at(number, region), inputs);
+    PyObject *tap = new_tap(session, recorder, gradients, outputs_at(number, region), inputs);
     int failed = !tap || call_away(PyObject_CallMethodOneArg(
                              top, has_inputs ? names.register_hook : names.register_prehook, tap)) < 0;
     for (int i = 0; i < few->hits && !failed; i++) {
@@ -771,14 +884,14 @@ static int put_taps(PyObject *session, InputEdges *edges, struct few *few, PyObj
         int is_known = node == top;
         for (int k = 0; k < i; k++) is_known |= few->at[k].node == node;
         if (is_known) continue;
-        PyObject *one = new_tap(session, gradients, PyTuple_New(0), inputs_at(few, node));
+        PyObject *one = new_tap(session, recorder, gradients, PyTuple_New(0), inputs_at(few, node));
         failed = !one || call_away(PyObject_CallMethodOneArg(node, names.register_hook, one)) < 0;
         Py_XDECREF(one);
     }
     if (!failed && region == Py_None) failed = leave_mark(top, tap) < 0;
     else if (!failed) {
         PyObject *mark =
-            new_tap(session, gradients, outputs_at(shown_number, region), PyTuple_New(0));
+            new_tap(session, recorder, gradients, outputs_at(shown_number, region), PyTuple_New(0));
         failed = !mark || leave_mark(shown, mark) < 0;
         Py_XDECREF(mark);
     }
@@ -818,12 +931,14 @@ static int reach_base(const InputEdges *edges, PyObject *output, PyObject **top,
 
 static PyObject *tap_output(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != 3 || !Py_IS_TYPE(args[1], &InputEdgesType)) {
-        PyErr_SetString(PyExc_TypeError, "tap_output(session, edges, output)");
+    if (nargs != 4 || !Py_IS_TYPE(args[2], &InputEdgesType) ||
+        !(args[1] == Py_None || Py_IS_TYPE(args[1], &CallRecorderType))) {
+        PyErr_SetString(PyExc_TypeError, "tap_output(session, recorder | None, edges, output)");
         return NULL;
     }
-    InputEdges *edges = (InputEdges *)args[1];
-    PyObject *output = args[2], *node = PyObject_GetAttr(output, names.grad_fn);
+    InputEdges *edges = (InputEdges *)args[2];
+    CallRecorder *recorder = args[1] == Py_None ? NULL : (CallRecorder *)args[1];
+    PyObject *output = args[3], *node = PyObject_GetAttr(output, names.grad_fn);
     if (!node) return NULL;
     int outcome = node != Py_None && !PyList_GET_SIZE(edges->stale);
     int64_t number = outcome ? take_int(PyObject_GetAttr(output, names.output_nr)) : 0;
@@ -841,7 +956,7 @@ static PyObject *tap_output(PyObject *module, PyObject *const *args, Py_ssize_t 
     if (outcome > 0) outcome = search_few(edges, &few, top);
     if (outcome > 0 && edges->is_one_api && pass_views(&few, top) < 0) outcome = -1;
     if (outcome > 0 &&
-        put_taps(args[0], edges, &few, top, top_number, region, node, number) < 0)
+        put_taps(args[0], recorder, edges, &few, top, top_number, region, node, number) < 0)
         outcome = -1;
     drop_few(&few);
     Py_DECREF(region);

@@ -29,12 +29,18 @@ class MemoryEffects:
 
     # -- how a call is described ---------------------------------------------------------------
 
+    def may_leave_unread(self, entry: ApiEntry | None, kwargs: Mapping[str, Any]) -> bool:
+        """Return whether a call may get arguments that are not to be read."""
+        if entry is None:
+            return False
+        may_be_unread = entry.in_place or self._undefined
+        return bool(may_be_unread or (kwargs and not entry.outs.isdisjoint(kwargs)))
+
     def shown_arguments(
         self, entry: ApiEntry, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Arguments:
         """Return the arguments of a call as they are to be described."""
-        may_be_unread = entry.in_place or self._undefined
-        if may_be_unread or (kwargs and not entry.outs.isdisjoint(kwargs)):
+        if self.may_leave_unread(entry, kwargs):
             return self._unread.in_arguments(entry, args, kwargs)
         return args, kwargs
 

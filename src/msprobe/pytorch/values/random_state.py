@@ -11,7 +11,6 @@ import torch
 from torch import Generator, Tensor
 
 from msprobe.capture.call import Call
-from msprobe.capture.calls import Calls
 from msprobe.dump.layout import safe_file_name
 from msprobe.dump.records import JsonTree, TensorRecord
 from msprobe.dump.writer import RankDump
@@ -54,16 +53,15 @@ class RandomWatch:
             if not _equal(before, self._state(generator)):
                 yield generator, before
 
-    def report(self, call: Call, calls: Calls, dump: RankDump | None) -> None:
-        """Record whether a call drew random numbers; `dump` gets the states that are kept."""
+    def drawn(self, call: Call, dump: RankDump | None) -> dict[str, JsonTree] | None:
+        """Return the devices on which a call drew random numbers; `dump` gets states to keep."""
         drawn: dict[str, JsonTree] = {}
         for generator, before in self.changed():
             device = str(generator.device)
             drawn[device] = None
             if self._keeps_state and isinstance(before, Tensor) and dump is not None:
                 drawn[device] = _save(before, call, device, dump)
-        if drawn:
-            calls.fact(call, "rng", drawn)
+        return drawn or None
 
 
 class RandomReplay:

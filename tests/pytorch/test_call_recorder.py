@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain calls are recorded in C, all others in Python: the files are the same either way.
+
+A further sink of the session, which does nothing, has every call recorded in Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from builders.recordings import recording
+from msprobe.capture.events import CallSink
+from msprobe.capture.session import current_session
+
+pytestmark = pytest.mark.torch
+
+
+class Odd(nn.Module):
+    """Calls that are plain, calls that are not, and calls that turn out not to be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm, self.drop = nn.Linear(4, 4), nn.LayerNorm(4), nn.Dropout(0.5)
+        self.register_parameter("none", None)
+        self.raises = nn.Bilinear(4, 4, 2)
+
+    def forward(self, x: Tensor, *, scale: float, note: str) -> Tensor:
+        hidden = self.drop(self.norm(self.fc(x)))
+        first, second = hidden.chunk(2, dim=-1)
+        joined = torch.cat([first, (second * 1).relu_()], dim=-1)
+        torch.nan_to_num(torch.tensor([scale, 1.0, float("inf")]), nan=0.0, posinf=float("inf"))
+        with contextlib.suppress(RuntimeError):
+            self.raises(x, torch.ones(3))
+        with contextlib.suppress(RuntimeError):
+            torch.matmul(x, torch.ones(3, 3))
+        imaginary = torch.complex(joined.detach(), joined.detach()).conj()
+        torch.abs(imaginary)
+        torch.add(torch.ones(2, device="meta"), 1)
+        torch.max(joined.detach(), 0)
+        with torch.no_grad():
+            torch.mul(joined, joined.t().contiguous().t())
+        out = torch.empty(2, 4)
+        torch.add(x.detach(), 1, out=out)
+        x.view(-1).view((2, 4)).expand([3, 2, 4]).reshape(torch.Size((6, 4)))
+        return joined.sum() + torch.nn.functional.mse_loss(joined, x, reduction="mean")
+
+
+def files_of(folder: Path, level: str, *, in_python: bool) -> dict[str, bytes]:
+    """The files of two steps, without the folder's name."""
+    torch.manual_seed(0)
+    model = Odd()
+    data = torch.randn(2, 4)
+    with recording(folder, level) as run:
+        if in_python:
+            session = current_session()
+            assert session is not None
+            session.calls.add(CallSink())
+        for _ in range(2):
+            model.zero_grad()
+            with run.step_of(model):
+                loss = model(data, scale=float("nan"), note="π\ud800")
+                loss.backward(retain_graph=True)
+                loss.backward()
+    found = {}
+    for path in sorted(folder.glob("step*/rank/*.json")):
+        if path.name in ("dump.json", "construct.json", "stack.json"):
+            content = path.read_bytes().replace(str(folder).encode(), b"")
+            found[str(path.relative_to(folder))] = content
+    return found
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_records_are_the_same_in_c_and_in_python(level: str, tmp_path: Path) -> None:
+    quick, slow = (  # in one line, as their stacks name it
+        files_of(tmp_path / name, level, in_python=name == "slow") for name in ("quick", "slow")
+    )
+    assert len(quick) == 6
+    assert quick == slow
+
+
+def test_a_sink_that_comes_in_the_middle_of_a_step_sees_the_calls_from_then_on(
+    tmp_path: Path,
+) -> None:
+    class Names(CallSink):
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def begin(self, call: object, stack: object) -> None:
+            self.seen.append(call.forward_name)  # type: ignore[attr-defined]
+
+    names = Names()
+    with recording(tmp_path, "L1") as run:
+        session = current_session()
+        assert session is not None
+        with run.step_of(nn.Identity()):
+            value = torch.ones(2).relu()
+            session.calls.add(names)
+            value = value.relu()
+            session.calls.remove(names)
+            value.relu()
+        assert [name for name in run.records() if "relu" in name] == [
+            f"Tensor.relu.{number}.forward" for number in range(3)
+        ]
+    assert names.seen == ["Tensor.relu.1.forward"]
