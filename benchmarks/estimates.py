@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hold `debugger.estimate` against recordings: ten models, records, time, disk and memory.
 
-Estimates and recordings of a model, each in a process of its own, take turns, so that a busy machine
-slows both; the medians of the rounds are compared. Levels and tasks are arguments.
+Estimates and recordings of a model, each in a process of its own, take turns: a busy machine
+slows both. The medians of the rounds are compared. Levels and tasks are arguments.
 """
 
 from __future__ import annotations

@@ -184,10 +184,12 @@ def test_a_trainer_of_trl_takes_the_same_callback(tmp_path):
 
     plain = trained()
     assert torch.equal(trained(MsprobeCallback(dump_path=tmp_path / "dump", step=["0-9"])), plain)
-    heads = {
-        number: sum(name.startswith("Module.lm_head.Linear.forward") for name in view.records)
+    forwards = {
+        number: sum(
+            name.startswith("Module.model.norm.LlamaRMSNorm.forward") for name in view.records
+        )
         for number, step in open_dump(tmp_path / "dump").steps.items()
         for view in step.ranks.values()
     }
-    assert heads == {0: 2, 1: 2, 2: 2}
+    assert forwards == {0: 2, 1: 2, 2: 2}
     assert set(endings(tmp_path).values()) == {Ending.WHOLE}

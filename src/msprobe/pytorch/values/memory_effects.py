@@ -12,7 +12,7 @@ from msprobe.capture.values import Found
 from msprobe.pytorch.apis.api_rules import ApiEntry, WriteEffect
 from msprobe.pytorch.values.adapter import TorchAdapter
 from msprobe.pytorch.values.tensor_search import output_slots, tensors_in
-from msprobe.pytorch.values.unread import Arguments, UnreadTensors
+from msprobe.pytorch.values.unread import PARTS, Arguments, UnreadTensors
 
 
 class MemoryEffects:
@@ -34,6 +34,8 @@ class MemoryEffects:
     ) -> Arguments:
         """Return the arguments of a call as they are to be described."""
         may_be_unread = entry.in_place or self._undefined
+        if entry.api in PARTS:
+            args = self._unread.without_large_buffer(entry.api, args, kwargs)
         if may_be_unread or (kwargs and not entry.outs.isdisjoint(kwargs)):
             return self._unread.in_arguments(entry, args, kwargs)
         return args, kwargs
