@@ -81,10 +81,11 @@ SCRIPTS = {
     "fsdp2": Script("torch", "torchtitan_trainer.py"),
     "fsdp1": Script("torch", "torchtitan_trainer.py", environment=(("FSDP", "1"),)),
 }
-CHOSEN = ("accelerate_sync", "trl_sft", "deepspeed", "megatron")
+# A trainer of TRL is recorded in test_transformers_callback.py.
+CHOSEN = ("accelerate_sync", "torchtune", "deepspeed", "megatron")
 CASES = [(name, ranks) for name in SCRIPTS for ranks in (1, 2)]
 if not os.environ.get("MSPROBE_TEST_ALL_SCRIPTS"):
-    CASES = [(name, 1 if name == "trl_sft" else 2) for name in CHOSEN]
+    CASES = [(name, 1 if name == "torchtune" else 2) for name in CHOSEN]
 
 
 def need(script: Script) -> None:
