@@ -50,7 +50,9 @@ class Trainer:
         torch.manual_seed(5)
         model: nn.Module = Transformer()
         if os.environ.get("FSDP") == "1":
-            model = FullyShardedDataParallel(model, device_mesh=mesh, use_orig_params=True)
+            model = FullyShardedDataParallel(
+                model, device_id=torch.device("cpu"), use_orig_params=True
+            )
         else:
             for layer in model.layers.values():
                 fully_shard(layer, mesh=mesh)
