@@ -18,12 +18,14 @@ ARGS   ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Versions and checksums of everything but the framework; `make lock` writes them.
+LOCKED := $(PIP) install --quiet --require-hashes --no-deps
 # An environment is made anew when what it is made from changes.
-MADE_FROM := $(wildcard pyproject.toml setup.py src/msprobe/*/*.[ch] src/msprobe/*/*/*.[ch])
+MADE_FROM := $(wildcard pyproject.toml setup.py requirements/*.txt src/msprobe/*/*.[ch] src/msprobe/*/*/*.[ch])
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-mindspore test test-slow test-mindspore lint format types docs check bench setup clean FORCE
+.PHONY: help demo demo-mindspore test test-slow test-mindspore lint format types docs check bench setup lock audit clean FORCE
 
 help: ## list the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -66,6 +68,16 @@ bench: $(VENV)/.ready ## measure what recording costs
 
 setup: $(VENV)/.ready-dev ## make the environment only
 
+LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --universal --python-version 3.11 --no-annotate --no-header --no-emit-package torch --no-emit-package torchvision
+lock: $(BIN)/python ## choose the newest versions of the tools, with checksums: requirements/
+	$(PIP) install --quiet uv
+	$(LOCK) --extra dev pyproject.toml -o requirements/dev.txt
+	$(LOCK) --extra test pyproject.toml requirements/mindspore.in -o requirements/mindspore.txt
+
+audit: $(BIN)/python ## ask for known vulnerabilities of the locked versions
+	$(PIP) install --quiet pip-audit
+	$(BIN)/pip-audit --strict --progress-spinner off --disable-pip --no-deps -r requirements/dev.txt -r requirements/mindspore.txt
+
 clean: ## remove what the commands made
 	rm -rf demo_output site build dist .venv .venv-system .venv-mindspore .pytest_cache .mypy_cache .ruff_cache
 
@@ -82,6 +94,7 @@ $(VENV)/.ready: $(VENV)/.torch $(MADE_FROM)
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.torch $(MADE_FROM)
+	$(LOCKED) -r requirements/dev.txt
 	$(PIP) install --quiet --editable '.[dev]' $(if $(strip $(TORCH)),'$(TORCH)')
 	@touch $(VENV)/.ready $@
 
@@ -92,5 +105,6 @@ $(MSVENV)/.mindspore:
 	@touch $@
 
 $(MSVENV)/.ready: $(MSVENV)/.mindspore $(MADE_FROM)
+	$(subst $(BIN),$(MSVENV)/bin,$(LOCKED)) -r requirements/mindspore.txt
 	$(MSVENV)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[test]' '$(MINDSPORE)' 'numpy<2'
 	@touch $@

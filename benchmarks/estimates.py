@@ -1,121 +1,154 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hold `debugger.estimate` against recordings: ten models, records, time, disk and memory.
 
-Each model and task has a process of its own, which trains with an optimizer, recorded at level mix.
+Estimates and recordings of a model, each in a process of its own, take turns: a busy machine
+slows both. The medians of the rounds are compared. Times are CPU times of the training thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
+import os
 import statistics
-import subprocess
-import sys
+import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from bench_models import GPT, WORKLOADS, build
-from torch import nn
+import torch.nn.functional as F  # noqa: N812
+import transformers
+from bench_models import build
+from torch import Tensor, nn
+
+# msprobe takes its clock when it is imported.
+time.perf_counter = time.thread_time
+from msprobe.dump.estimates import peak_memory, recorded_step  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 STEPS = 6
+# Imported once, not in each process.
+PRELOADED = ("torch._dynamo", "msprobe.pytorch.observer", "msprobe.pytorch.estimating")
+KEYS = ("records", "capture_s", "size_bytes", "memory_bytes")
 
 
-def _mlp() -> tuple[nn.Module, torch.Tensor]:
+@dataclass(frozen=True)
+class Case:
+    """A model and what makes its loss."""
+
+    model: nn.Module
+    loss: Callable[[nn.Module, Any], Tensor]
+
+
+def _of_workload(name: str) -> Case:
+    workload = build(name)
+    return Case(workload.model, lambda _model, _batch: workload.forward())
+
+
+def _mlp() -> Case:
     widths = (64, 128, 128, 10)
-    pairs = itertools.pairwise(widths)
-    layers = [each for a, b in pairs for each in (nn.Linear(a, b), nn.GELU())]
-    return nn.Sequential(*layers), torch.randn(32, 64)
+    layers = [each for a, b in itertools.pairwise(widths) for each in (nn.Linear(a, b), nn.GELU())]
+    batch = torch.randn(32, 64)
+    return Case(nn.Sequential(*layers), lambda model, _: model(batch).square().mean())
 
 
-def _lstm() -> tuple[nn.Module, torch.Tensor]:
-    return nn.LSTM(32, 64, num_layers=2, batch_first=True), torch.randn(8, 20, 32)
+def _lstm() -> Case:
+    batch = torch.randn(8, 20, 32)
+    model = nn.LSTM(32, 64, num_layers=2, batch_first=True)
+    return Case(model, lambda model, _: model(batch)[0].square().mean())
 
 
-def _encoder() -> tuple[nn.Module, torch.Tensor]:
-    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
-    return nn.TransformerEncoder(layer, 3), torch.randn(8, 32, 64)
+class _Gan(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(
+            nn.Linear(32, 256), nn.LeakyReLU(0.2), nn.Linear(256, 784), nn.Tanh()
+        )
+        self.critic = nn.Sequential(
+            nn.Linear(784, 256), nn.LeakyReLU(0.2), nn.Dropout(0.3), nn.Linear(256, 1)
+        )
 
 
-def _autoencoder() -> tuple[nn.Module, torch.Tensor]:
-    layers = [nn.Conv2d(3, 16, 3, 2, 1), nn.SiLU(), nn.GroupNorm(4, 16)]
-    layers += [nn.ConvTranspose2d(16, 3, 4, 2, 1), nn.Sigmoid()]
-    return nn.Sequential(*layers), torch.rand(8, 3, 32, 32)
+def _gan() -> Case:
+    noise, real = torch.randn(64, 32), torch.rand(64, 784) * 2 - 1
+
+    def loss(model: nn.Module, _: Any) -> Tensor:
+        made = model.generator(noise)
+        judged = [model.critic(each) for each in (real, made.detach(), made)]
+        truths = (torch.ones, torch.zeros, torch.ones)
+        pairs = zip(judged, truths, strict=True)
+        return sum(F.binary_cross_entropy_with_logits(x, truth(64, 1)) for x, truth in pairs)
+
+    return Case(_Gan(), loss)
 
 
-def _resnet() -> tuple[nn.Module, torch.Tensor]:
-    class Residual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Sequential(
-                nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()
-            )
+def _of_transformers(name: str) -> Case:
+    ids = torch.randint(0, 200, (4, 64))
+    common = {"vocab_size": 256, "num_attention_heads": 4, "num_hidden_layers": 3}
+    small = {**common, "hidden_size": 64, "intermediate_size": 128}
+    if name == "bert":
+        config = transformers.BertConfig(**small)
+        model = transformers.BertForMaskedLM(config)
+        return Case(model, lambda model, _: model(input_ids=ids, labels=ids).loss)
+    if name == "vit":
+        vit = transformers.ViTConfig(**small, image_size=32, patch_size=4, num_labels=10)
+        images, labels = torch.randn(4, 3, 32, 32), torch.randint(0, 10, (4,))
+        model = transformers.ViTForImageClassification(vit)
+        return Case(model, lambda model, _: model(pixel_values=images, labels=labels).loss)
+    if name == "t5":
+        t5 = transformers.T5Config(
+            vocab_size=256, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4
+        )
+        t5.decoder_start_token_id = 0
+        model = transformers.T5ForConditionalGeneration(t5)
+        return Case(model, lambda model, _: model(input_ids=ids, labels=ids).loss)
+    moe = transformers.MixtralConfig(
+        **small, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2
+    )
+    model = transformers.MixtralForCausalLM(moe)
+    return Case(model, lambda model, _: model(input_ids=ids, labels=ids).loss)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.body(x)
 
-    return nn.Sequential(*(Residual() for _ in range(8))), torch.randn(4, 32, 16, 16)
-
-
-MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+MODELS: dict[str, Callable[[], Case]] = {
     "mlp": _mlp,
     "lstm": _lstm,
-    "encoder": _encoder,
-    "autoencoder": _autoencoder,
-    "resnet": _resnet,
-    "gpt-wide": lambda: (GPT(2, 512, 8, 64, 512), torch.randint(0, 512, (2, 64))),
+    "gan": _gan,
+    "conv": lambda: _of_workload("conv"),
+    "gpt": lambda: _of_workload("gpt"),
+    "llama": lambda: _of_workload("llama"),
+    "moe": lambda: _of_transformers("moe"),
+    "vit": lambda: _of_transformers("vit"),
+    "bert": lambda: _of_transformers("bert"),
+    "t5": lambda: _of_transformers("t5"),
 }
 
 
-def _case(name: str) -> tuple[nn.Module, Any, Callable[[nn.Module, Any], Any]]:
-    torch.manual_seed(1)
-    if name in WORKLOADS:
-        workload = build(name)
-        return workload.model, None, lambda _model, _batch: workload.forward()
-    model, batch = MODELS[name]()
-
-    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        output = model(batch)
-        return (output[0] if isinstance(output, tuple) else output).float().square().mean()
-
-    return model, batch, loss
-
-
-def _estimated(name: str, task: str) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from msprobe.pytorch import PrecisionDebugger
-
-    model, batch, loss = _case(name)
-    with TemporaryDirectory() as folder:
-        debugger = PrecisionDebugger(dump_path=folder, level="mix", task=task)
-        optimizer = torch.optim.AdamW(model.parameters())
-        (found,) = debugger.estimate(
-            model, batch, run_model=loss, optimizer=optimizer, levels=["mix"], tasks=[task]
-        )
+def _estimated(case: Case, folder: str, level: str, task: str) -> dict[str, Any]:
+    debugger = PrecisionDebugger(dump_path=folder, level=level, task=task)
+    optimizer = torch.optim.AdamW(case.model.parameters())
+    (found,) = debugger.estimate(
+        case.model, None, run_model=case.loss, optimizer=optimizer, levels=[level], tasks=[task]
+    )
     return asdict(found)
 
 
-def _recorded(name: str, task: str) -> dict[str, Any]:
-    from msprobe.dump.estimates import peak_memory, recorded_step
-    from msprobe.pytorch import PrecisionDebugger
-
-    model, batch, loss = _case(name)
-    optimizer = torch.optim.AdamW(model.parameters())
-    with TemporaryDirectory() as folder:
-        debugger = PrecisionDebugger(dump_path=folder, level="mix", task=task)
-        for _ in range(STEPS):
-            debugger.start(model)
-            loss(model, batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            debugger.stop()
-            debugger.step()
-        steps = [recorded_step(Path(folder), number) for number in range(1, STEPS)]
-        assert all(steps)
+def _recorded(case: Case, folder: str, level: str, task: str) -> dict[str, Any]:
+    debugger = PrecisionDebugger(dump_path=folder, level=level, task=task)
+    optimizer = torch.optim.AdamW(case.model.parameters())
+    for _ in range(STEPS):
+        debugger.start(case.model)
+        case.loss(case.model, None).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        debugger.stop()
+        debugger.step()
+    steps = [recorded_step(Path(folder), number) for number in range(1, STEPS)]
+    assert all(steps)
     return {
         "records": steps[-1].records,
         "capture_s": statistics.median(each.capture_s for each in steps),
@@ -124,29 +157,57 @@ def _recorded(name: str, task: str) -> dict[str, Any]:
     }
 
 
+def measured(
+    what: Callable[[Case, str, str, str], dict[str, Any]], name: str, level: str, task: str
+) -> dict[str, Any]:
+    """Return what a process of its own measures, which imports nothing again.
+
+    Args:
+        what: measures.
+        name: of the model.
+        level: to record at.
+        task: to record.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                torch.manual_seed(1)
+                found = what(MODELS[name](), f"{folder}/dump", level, task)
+                result.write_text(json.dumps(found))
+                code = 0
+            finally:
+                os._exit(code)
+        os.waitpid(child, 0)
+        return json.loads(result.read_text())
+
+
 def main() -> None:
-    """Print how far the estimates are off."""
+    """Print what was recorded, and how far the estimates are off."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--measure", nargs=3, metavar=("WHAT", "MODEL", "TASK"))
-    parser.add_argument("--models", nargs="*", default=[*MODELS, *WORKLOADS])
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--levels", nargs="*", default=["mix"])
+    parser.add_argument("--tasks", nargs="*", default=["statistics", "tensor"])
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    if options.measure:
-        torch.set_num_threads(1)
-        what, name, task = options.measure
-        print(json.dumps({"estimate": _estimated, "record": _recorded}[what](name, task)))
-        return
-    keys = ("records", "capture_s", "size_bytes", "memory_bytes")
-    print(f"{'model':12}{'task':12}" + "".join(f"{key:>14}" for key in keys))
-    for name in options.models:
-        for task in ("statistics", "tensor"):
-            found = {}
-            for what in ("estimate", "record"):
-                command = [sys.executable, __file__, "--measure", what, name, task]
-                done = subprocess.run(command, check=True, capture_output=True, text=True)
-                found[what] = json.loads(done.stdout.splitlines()[-1])
-            shares = [found["estimate"][key] / found["record"][key] - 1 for key in keys]
-            cells = "".join(f"{share:14.1%}" for share in shares)
-            print(f"{name:12}{task:12}{cells}", flush=True)
+    torch.set_num_threads(1)
+    for module in PRELOADED:
+        importlib.import_module(module)
+    print(f"{'model':8}{'level':8}{'task':12}" + "".join(f"{key:>24}" for key in KEYS))
+    for name, level, task in itertools.product(options.models, options.levels, options.tasks):
+        rounds = [
+            [measured(what, name, level, task) for what in (_estimated, _recorded)]
+            for _ in range(options.rounds)
+        ]
+        cells = []
+        for key in KEYS:
+            foretold, real = (
+                statistics.median(each[side][key] for each in rounds) for side in (0, 1)
+            )
+            cells.append(f"{real:14.6g} {foretold / real - 1:+9.1%}")
+        print(f"{name:8}{level:8}{task:12}{''.join(cells)}", flush=True)
 
 
 if __name__ == "__main__":

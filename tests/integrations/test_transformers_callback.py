@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from builders.tiny_language_model import write_data, write_model
 from msprobe import open_dump
 from msprobe.dump.facts import Ending
 
@@ -144,3 +145,51 @@ def test_the_step_with_a_bad_sample_is_replayed(tmp_path):
     assert all("__truediv__" in name for name in replay["differ"])
     assert any("__truediv__" in call for call in replay["calls"])
     assert replay["records"] >= 2
+
+
+def test_a_trainer_of_trl_takes_the_same_callback(tmp_path):
+    trl = pytest.importorskip("trl")
+    from datasets import load_dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    write_model(tmp_path / "model")
+    write_data(tmp_path / "data", "sft")
+    samples = load_dataset(
+        "json", data_files=str(tmp_path / "data" / "train.jsonl"), cache_dir=str(tmp_path / "cache")
+    )["train"]
+
+    def trained(*callbacks):
+        transformers.set_seed(1)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+        arguments = trl.SFTConfig(
+            output_dir=str(tmp_path / "out"),
+            max_steps=3,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=2,
+            max_length=32,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            bf16=False,
+            disable_tqdm=True,
+        )
+        trl.SFTTrainer(
+            model,
+            arguments,
+            train_dataset=samples,
+            processing_class=AutoTokenizer.from_pretrained(tmp_path / "model"),
+            callbacks=list(callbacks),
+        ).train()
+        return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+    plain = trained()
+    assert torch.equal(trained(MsprobeCallback(dump_path=tmp_path / "dump", step=["0-9"])), plain)
+    forwards = {
+        number: sum(
+            name.startswith("Module.model.norm.LlamaRMSNorm.forward") for name in view.records
+        )
+        for number, step in open_dump(tmp_path / "dump").steps.items()
+        for view in step.ranks.values()
+    }
+    assert forwards == {0: 2, 1: 2, 2: 2}
+    assert set(endings(tmp_path).values()) == {Ending.WHOLE}

@@ -44,6 +44,7 @@ class Script:
         kind: of TRL: the data set that it wants.
         options: further arguments.
         recorded: the smallest number of recorded steps that is right.
+        environment: further variables.
     """
 
     library: str
@@ -51,6 +52,7 @@ class Script:
     kind: str = ""
     options: tuple[str, ...] = ()
     recorded: int = 3
+    environment: tuple[tuple[str, str], ...] = ()
 
     def found(self) -> Path:
         if "/" not in self.path:
@@ -75,11 +77,15 @@ SCRIPTS = {
     "timm": Script("timm", "timm_train.py"),
     "deepspeed": Script("deepspeed", "deepspeed_engine.py"),
     "megatron": Script("megatron.core", "megatron_schedule.py"),
+    "torchtune": Script("torch", "torchtune_recipe.py"),
+    "fsdp2": Script("torch", "torchtitan_trainer.py"),
+    "fsdp1": Script("torch", "torchtitan_trainer.py", environment=(("FSDP", "1"),)),
 }
-CHOSEN = ("accelerate_sync", "trl_sft", "deepspeed", "megatron")
+# A trainer of TRL is recorded in test_transformers_callback.py.
+CHOSEN = ("accelerate_sync", "torchtune", "deepspeed", "megatron")
 CASES = [(name, ranks) for name in SCRIPTS for ranks in (1, 2)]
 if not os.environ.get("MSPROBE_TEST_ALL_SCRIPTS"):
-    CASES = [(name, 1 if name == "trl_sft" else 2) for name in CHOSEN]
+    CASES = [(name, 1 if name == "torchtune" else 2) for name in CHOSEN]
 
 
 def need(script: Script) -> None:
@@ -120,7 +126,9 @@ def free_port() -> int:
         return port
 
 
-def run(folder: Path, ranks: int, words: list[str]) -> tuple[int, list[str], dict[str, str]]:
+def run(
+    folder: Path, ranks: int, words: list[str], environment: tuple[tuple[str, str], ...]
+) -> tuple[int, list[str], dict[str, str]]:
     """Return the exit code, the lines printed, and the hashes of the weights written."""
     folder.mkdir()
     command = [sys.executable]
@@ -131,7 +139,7 @@ def run(folder: Path, ranks: int, words: list[str]) -> tuple[int, list[str], dic
     done = subprocess.run(
         [*command, *words],
         cwd=folder,
-        env={**os.environ, **_OFFLINE},
+        env={**os.environ, **_OFFLINE, **dict(environment)},
         capture_output=True,
         text=True,
         timeout=280,
@@ -163,9 +171,10 @@ def test_a_script_trains_and_prints_the_same_and_is_recorded(
     script = SCRIPTS[name]
     need(script)
     words = [str(script.found()), *arguments(script, tmp_path)]
-    plain = run(tmp_path / "plain", ranks, words)
+    plain = run(tmp_path / "plain", ranks, words, script.environment)
     probe = ["-m", "msprobe", "run", "--out", "dump", "--step", "0-2"]
-    assert run(tmp_path / "recorded", ranks, [*probe, *words]) == plain
+    recorded = run(tmp_path / "recorded", ranks, [*probe, *words], script.environment)
+    assert recorded == plain
     steps = open_dump(tmp_path / "recorded" / "dump").steps
     assert list(steps) == list(range(script.recorded))
     for step in steps.values():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recording from within the trainers that people use: one callback, or one `with` statement.
+"""Recording from within trainers: a callback, an accelerator, or a `with` statement.
 
 Begin at `trainer_steps.py`, which turns the events of a trainer into steps of a debugger; a module
 for each trainer translates its events. `record_training` serves loops of the user's own, also those
-of Accelerate, DeepSpeed, FSDP and Megatron-core: it finds models and steps as `msprobe run` does.
+of DeepSpeed, FSDP and Megatron-core: it finds models and steps as `msprobe run` does.
 A module imports its trainer, and is imported by the user only.
 `pytest_plugin.py` holds trainings of tests against golden recordings.
 """

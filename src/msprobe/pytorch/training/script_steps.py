@@ -90,6 +90,9 @@ class ScriptFollower:
         self._known: dict[int, weakref.ref[nn.Module]] = {}
         # Whether a step has begun and not ended; whether it is observed now.
         self._is_open = self._is_observed = False
+        # Behind the last wanted step: whether a module was called in it, and steps since.
+        self._is_called = False
+        self._unrecorded = 0
         self.is_paused = False
         self._optimizers = _Optimizers()
         self._after_step: RemovableHandle | None = None
@@ -100,10 +103,17 @@ class ScriptFollower:
             # One that finds an infinity skips the optimizer.
             undo.callback(divert(torch.amp.GradScaler.step, self._scaled_step))
 
+    @property
+    def next_step(self) -> int:
+        """Return the number of the first step whose optimizers have not stepped yet."""
+        has_stepped = self._is_open and not self._is_observed
+        return self._run.session.step_number + has_stepped + self._unrecorded
+
     # -- what the program calls ----------------------------------------------------------------
 
     def _before_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         session = self._run.session
+        self._is_called = True
         if (
             self.is_paused
             or session.finished
@@ -147,6 +157,9 @@ class ScriptFollower:
         self._optimizers.are_known = True
         if self._is_observed and self._is_own_thread():
             self._run.session.attempt("following the program", self._stop)
+        elif self._is_called and self._run.session.finished:
+            self._unrecorded += 1
+        self._is_called = False
 
     def _scaled_step(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         result = original(*args, **kwargs)
