@@ -10,6 +10,7 @@ from typing import Any, Final
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordKind, backward_name
 from msprobe.dump.records import JsonTree
+from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
 from msprobe.operators.lookup import operator_named, operator_of
 from msprobe.operators.operator import Operator
@@ -105,6 +106,24 @@ class RecordedCall:
             return operator_named(self.class_name)
         is_mindspore = self.framework == "mindspore"
         return operator_of(self.prefix, self.api, is_mindspore=is_mindspore)
+
+    @property
+    def wanted_gradients(self) -> frozenset[PartPath]:
+        """The places of arguments whose gradients were recorded: ``("output_kwargs", "x")``."""
+        return frozenset(
+            place
+            for one in self.passes
+            for part, tree in (("output", one.outgoing), ("output_kwargs", one.outgoing_kwargs))
+            for place, _ in tensor_forms(tree, (part,))
+        )
+
+    def has_shapes_of(self, outputs: Mapping[PartPath, StoredTensor]) -> bool:
+        """Return whether results of a replay have the recorded shapes, where there are any."""
+        for place, form in tensor_forms(self.outputs, ("output",)):
+            found = outputs.get(place)
+            if found is not None and "shape" in form and list(found.array.shape) != form["shape"]:
+                return False
+        return True
 
 
 def recorded_calls(view: RankView) -> Iterator[RecordedCall]:

@@ -20,8 +20,8 @@ from typing import Any, Final
 import torch
 
 from msprobe.dump.values import PartPath
-from msprobe.pytorch.replay.rebuilding import converted
 from msprobe.pytorch.scripts.shown_call import Results, ShownCall
+from msprobe.replay.arguments import converted
 from msprobe.replay.recorded_calls import RecordedCall
 from msprobe.replay.runner import CannotReplayError, Setting
 
