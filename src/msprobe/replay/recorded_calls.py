@@ -79,6 +79,7 @@ class RecordedCall:
         passes: its backward passes.
         random: states of the random generators before the call, where recorded.
         module: of a module, how it was made; None where that was not recorded.
+        attributes: of an operator object of MindSpore's, how it was made.
     """
 
     name: str
@@ -93,6 +94,7 @@ class RecordedCall:
     passes: tuple[BackwardPass, ...]
     random: Mapping[str, JsonTree]
     module: ModuleSettings | None = None
+    attributes: Mapping[str, JsonTree] = field(default_factory=dict)
 
     @property
     def function(self) -> str:
@@ -106,6 +108,15 @@ class RecordedCall:
             return operator_named(self.class_name)
         is_mindspore = self.framework == "mindspore"
         return operator_of(self.prefix, self.api, is_mindspore=is_mindspore)
+
+    def first_place(self, place: PartPath) -> str:
+        """Return where a tensor was passed first whose gradient has a place; empty if only there.
+
+        Args:
+            place: such as ``("output", 1)``; the first one comes as ``output.0``.
+        """
+        remarks = (one.remark_at(place) for one in self.passes if one.repeats(place))
+        return next((one.removeprefix(_SAME).strip() for one in remarks), "")
 
     @property
     def wanted_gradients(self) -> frozenset[PartPath]:
@@ -172,6 +183,7 @@ def recorded_call(view: RankView, name: str) -> RecordedCall:
         passes=tuple(_passes(view, name, parts.get("output"))),
         random=_fields(parts.get("rng")),
         module=module_settings(view.facts, record.name.path) if record.name.is_module else None,
+        attributes=_fields(parts.get("attributes")),
     )
 
 

@@ -215,7 +215,7 @@ class _Run:
         )
         self._wanted = call.wanted_gradients
         self._leaves: dict[PartPath, torch.Tensor] = {}
-        self._made: dict[int, torch.Tensor] = {}
+        self._made: dict[str, torch.Tensor] = {}
 
     def run(
         self,
@@ -316,11 +316,11 @@ class _Run:
         """Return an argument for this run."""
         if isinstance(value, torch.Tensor):
             own = self._gradient_place(place)
-            if id(value) in self._made and any(one.repeats(own) for one in self._call.passes):
-                return self._made[id(value)]
             # Equal values without a word are separate for gradients: x and x.detach().
-            made = self._tensor(value, own)
-            self._made.setdefault(id(value), made)
+            first = self._made.get(self._call.first_place(own))
+            if first is not None:
+                return first
+            made = self._made[".".join(map(str, own))] = self._tensor(value, own)
             return made
         if isinstance(value, torch.dtype):
             return self._raised(value)
