@@ -73,8 +73,10 @@ class MindSporeRunner:
             UsageError: there is no such device.
         """
         target, number = _device(word)
+        present = mindspore.get_context("device_target"), mindspore.get_context("device_id")
         try:
-            mindspore.set_device(target, number)
+            if (target, number) != present:  # a process that has computed keeps its device
+                mindspore.set_device(target, number)
             Tensor(np.zeros(1, np.float32)).asnumpy()
         except _CALL_ERRORS as exc:
             problem = (str(exc).strip().splitlines() or [type(exc).__name__])[0]
