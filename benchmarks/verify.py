@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -78,9 +79,9 @@ def tiny(folder: Path) -> None:
         begun = cpu_s()
         found = verify_dump(dump, workers=count)
         spent[count] = cpu_s() - begun
-        rate = len(found.calls) / (spent[count] - count * start) * count
-        print(f"tiny, {count} process(es): {len(found.calls)} calls, start of one {start:.2f} CPU s, "
-              f"{rate / count:.0f} calls per CPU s, {found.judged} judged")  # fmt: skip
+        rate = len(found.calls) / (spent[count] - count * start)
+        print(f"tiny, {count} process(es): {len(found.calls)} calls, start "
+              f"{start:.2f} CPU s, {rate:.0f} calls per CPU s, {found.judged} judged")  # fmt: skip
     print(f"tiny, 2 processes against 1: {2 * spent[1] / spent[2]:.2f} x by CPU time")
 
 
@@ -160,6 +161,7 @@ def main() -> None:
     parser.add_argument("--only", choices=chosen)
     only = parser.parse_args().only
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # the bars are for a core
     if only is None:  # a process has one debugger
         for name in chosen:
             subprocess.run([sys.executable, __file__, "--only", name], check=True)

@@ -74,9 +74,9 @@ def port_of(receiver: Receiver) -> int:
 
 def results(folder: Path) -> dict[str, list[dict[str, str]]]:
     found = {}
-    for path in sorted(folder.glob("accuracy_checking_result_*.csv")):
+    for path in sorted(folder.rglob("accuracy_checking_result_*_rank0.csv")):
         with path.open(encoding="utf-8-sig", newline="") as file:
-            found[path.stem.split("_")[4]] = list(csv.DictReader(file))
+            found[path.parent.name] = list(csv.DictReader(file))
     return found
 
 

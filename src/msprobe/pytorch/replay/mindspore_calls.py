@@ -84,7 +84,7 @@ class _Recorded:
         Raises:
             CannotReplayError: it fails, or MindSpore's own result is asked for.
         """
-        if setting.dtype is None:
+        if setting.judged:
             detail = "results that were not recorded need MindSpore, which is not installed"
             raise CannotReplayError(Reason.MISSING, detail)
         return self._inner.run(setting, backward=backward)
