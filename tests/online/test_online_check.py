@@ -96,7 +96,7 @@ def test_calls_are_checked_while_the_training_runs(tmp_path: Path, capsys) -> No
     port = int(re.search(r"127\.0\.0\.1:(\d+)", said)[1])
 
     sent = train(tmp_path / "dump", host="127.0.0.1", port=port, tls_path=str(keys))
-    checking.join(timeout=60)
+    checking.join(timeout=300)
 
     assert codes == [0]
     found = results(tmp_path / "out")
