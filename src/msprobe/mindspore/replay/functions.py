@@ -56,11 +56,12 @@ def _primitive(call: RecordedCall) -> Function | None:
     if kind is None:
         return None
     try:
-        return kind(**attributes_of(call))
+        made: Function = kind(**attributes_of(call))
     except (TypeError, ValueError) as exc:
         reason = str(exc).splitlines()[0]
         detail = f"{call.function}: its attributes are missing: {reason}"
         raise CannotReplayError(Reason.ARGUMENT, detail) from exc
+    return made
 
 
 def attributes_of(call: RecordedCall) -> dict[str, Any]:

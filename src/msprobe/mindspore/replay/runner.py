@@ -267,8 +267,8 @@ class _Run:
 
         sens = tuple(arrived) if len(arrived) > 1 else arrived[0]
         found = _GRADIENTS(roots)(*self._leaves, sens)
-        stored = [from_mindspore(gradient) for gradient in found]
-        return {place: stored[index] for place, index in self._places.items()}
+        by_leaf = [from_mindspore(gradient) for gradient in found]
+        return {place: by_leaf[index] for place, index in self._places.items()}
 
     def _argument(self, value: Any, place: PartPath) -> Any:
         """Return an argument for this run; a leaf by its number."""
