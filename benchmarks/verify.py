@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +25,7 @@ from bench_models import GPT
 from msprobe import open_dump
 from msprobe.checks.budgets import budget_of
 from msprobe.checks.judging import judge
-from msprobe.checks.verify_dump import verify_dump
+from msprobe.checks.verify_dump import Selection, verify_dump
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.operators.lookup import operator_of
 from msprobe.pytorch import PrecisionDebugger
@@ -31,60 +33,69 @@ from msprobe.pytorch import PrecisionDebugger
 STEPS: Final = 30
 
 
-def record(folder: Path, model: torch.nn.Module, ids: torch.Tensor, steps: int) -> float:
-    """Record training steps at L1 with tensors; return the seconds of one plain step."""
+def cpu_s() -> float:
+    """Return the CPU time of this process and of those that it started and that have ended."""
+    own = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in own)
+
+
+def plain_step_s(model: torch.nn.Module, ids: torch.Tensor) -> float:
+    """Return the CPU time of one training step; the median of five."""
+    spent = []
+    for _ in range(6):
+        begun = time.process_time()
+        F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        spent.append(time.process_time() - begun)
+    return sorted(spent[1:])[2]
+
+
+def record(folder: Path, model: torch.nn.Module, ids: torch.Tensor, steps: int) -> None:
+    """Record training steps at L1 with tensors."""
     config = {"task": "tensor", "level": "L1", "dump_path": str(folder), "step": [], "rank": []}
     path = folder / "config.json"
     path.write_text(json.dumps(config | {"tensor": {}}))
-
-    def step() -> None:
-        F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
-
-    step()
-    begun = time.perf_counter()
-    for _ in range(3):
-        step()
-    plain_s = (time.perf_counter() - begun) / 3
     debugger = PrecisionDebugger(config_path=str(path))
     debugger.start(model)
     for _ in range(steps):
-        step()
+        F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
     debugger.stop()
     debugger.step()
-    return plain_s
 
 
 def tiny(folder: Path) -> None:
-    """Print calls per second of a small transformer's calls, with one process and with two."""
+    """Print calls per CPU second of a small transformer's calls, and how they share two processes.
+
+    CPU times, so that other work on the machine counts little: two processes are as many times
+    faster than one as twice the CPU time of one goes into theirs, where two cores are free.
+    """
     record(folder, GPT(1, 16, 2, 8, 32), torch.randint(32, (2, 8)), STEPS)
     dump = open_dump(folder)
-    elapsed = {}
+    nothing = Selection(names=["cross_entropy.0."])
+    spent = {}
     for count in (1, 2):
-        begun = time.perf_counter()
-        first: list[float] = []
-
-        def progress(done: int, _: int, first: list[float] = first, begun: float = begun) -> None:
-            if done == 1:
-                first.append(time.perf_counter() - begun)
-
-        found = verify_dump(dump, workers=count, progress=progress)
-        elapsed[count] = time.perf_counter() - begun - first[0]
-        rate = len(found.calls) / elapsed[count]
-        print(f"tiny, {count} process(es): {len(found.calls)} calls, start {first[0]:.2f} s, "
-              f"{rate:.0f} calls/s, {found.judged} judged")  # fmt: skip
-    print(f"tiny, 2 processes against 1: {elapsed[1] / elapsed[2]:.2f} x")
+        begun = cpu_s()
+        verify_dump(dump, workers=count, selection=nothing)
+        start = cpu_s() - begun
+        begun = cpu_s()
+        found = verify_dump(dump, workers=count)
+        spent[count] = cpu_s() - begun
+        rate = len(found.calls) / (spent[count] - count * start)
+        print(f"tiny, {count} process(es): {len(found.calls)} calls, start "
+              f"{start:.2f} CPU s, {rate:.0f} calls per CPU s, {found.judged} judged")  # fmt: skip
+    print(f"tiny, 2 processes against 1: {2 * spent[1] / spent[2]:.2f} x by CPU time")
 
 
 def gpt(folder: Path) -> None:
     """Print time and memory of one step of a transformer of width 256."""
     model, ids = GPT(8, 256, 8, 128, 1000), torch.randint(1000, (4, 128))
-    plain_s = record(folder, model, ids, 1)
+    record(folder, model, ids, 1)
+    plain_s = plain_step_s(model, ids)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    begun = time.perf_counter()
+    begun = time.process_time()
     found = verify_dump(open_dump(folder), workers=0)
-    elapsed = time.perf_counter() - begun
+    elapsed = time.process_time() - begun
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e6
-    print(f"gpt 8x256: plain step {plain_s:.2f} s, verify {elapsed:.1f} s = "
+    print(f"gpt 8x256: plain step {plain_s:.2f} CPU s, verify {elapsed:.1f} CPU s = "
           f"{elapsed / plain_s:.1f} x, peak memory + {grown:.2f} GB, {len(found.calls)} calls, "
           f"{sum(call.is_fault for call in found.calls)} faults")  # fmt: skip
 
@@ -150,11 +161,13 @@ def main() -> None:
     parser.add_argument("--only", choices=chosen)
     only = parser.parse_args().only
     torch.set_num_threads(1)
-    for name, run in chosen.items():
-        if only in (None, name):
-            with tempfile.TemporaryDirectory() as folder:
-                run(Path(folder))
-                sys.stdout.flush()
+    os.environ["OMP_NUM_THREADS"] = "1"  # the bars are for a core
+    if only is None:  # a process has one debugger
+        for name in chosen:
+            subprocess.run([sys.executable, __file__, "--only", name], check=True)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        chosen[only](Path(folder))
 
 
 if __name__ == "__main__":

@@ -282,6 +282,36 @@ def test_results_of_other_shapes_are_not_continued(tmp_path: Path, capsys) -> No
     assert said in capsys.readouterr().err
 
 
+def test_results_of_other_values_are_not_continued(tmp_path: Path, capsys) -> None:
+    for name, value in (("one", 1.0), ("other", 2.0)):
+        record(tmp_path / name, lambda value=value: torch.exp(torch.full((3,), value)))
+    assert check(tmp_path / "one", "-o", tmp_path) == 0
+    (path,) = tmp_path.glob("accuracy_checking_result_*.csv")
+    capsys.readouterr()
+    assert check(tmp_path / "other", "-csv_path", path) == 2
+    assert "is of another recording: the records of " in capsys.readouterr().err
+    assert check(tmp_path / "one", "-csv_path", path) == 0
+
+
+def test_calls_run_in_another_type_on_demand(tmp_path: Path) -> None:
+    def program() -> None:
+        x = torch.randn(4, 8, requires_grad=True)
+        (
+            F.linear(x, torch.randn(6, 8)).square().sum() + torch.log1p(x.abs() * 1e-6).sum()
+        ).backward()
+
+    record(tmp_path / "dump", program)
+    check(tmp_path / "dump", "-o", tmp_path, "--dtype", "bfloat16", "--reference", "float32")
+    found = details(tmp_path)
+    linear = found["Functional.linear.0.forward.output.0"]
+    assert (linear["DEVICE Dtype"], linear["Bench Dtype"]) == ("torch.bfloat16", "torch.float32")
+    assert linear["Status"] == "pass"
+    # float32 itself is exact to 1e-7: these are errors of bfloat16.
+    assert (
+        float(linear["max_rel_err"] if "max_rel_err" in linear else linear["相对误差最大值"]) > 1e-4
+    )
+
+
 def test_tensors_of_calls_that_fail_are_saved(tmp_path: Path, capsys) -> None:
     def do() -> None:
         torch.exp(torch.tensor([1.0, 100.0], dtype=torch.float16))
@@ -376,7 +406,9 @@ def test_follow_writes_files_for_each_step(tmp_path: Path, capsys) -> None:
                 torch.exp(torch.ones(3))
     assert check(tmp_path / "dump", "-o", tmp_path, "--follow", 0.5) == 0
     assert "step1_rank: 2 calls: 2 pass" in capsys.readouterr().out
-    assert len(list(tmp_path.glob("accuracy_checking_result_*_step1_rank.csv"))) == 1
+    for step in ("step0", "step1"):
+        assert len(list((tmp_path / step).glob("accuracy_checking_result_*_rank0.csv"))) == 1
+        assert len(list((tmp_path / step).glob("accuracy_checking_details_*_rank0.csv"))) == 1
     assert check(tmp_path / "nowhere", "-o", tmp_path, "--follow", 0.5) == 2
 
 

@@ -29,7 +29,7 @@ from msprobe.errors import ReportWriteError
 from msprobe.numerics.number_types import Kind, kind_of
 from msprobe.replay.forms import tensor_forms
 from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
-from msprobe.replay.runner import Runner
+from msprobe.replay.runner import Runner, Setting
 from msprobe.replay.tensors import CallTensors, TensorSource
 
 _STATUS: Final = {
@@ -50,12 +50,16 @@ class CheckOptions:
         standards: the documented standards.
         generation: whose rules choose the standard.
         error_data: folder for inputs and outputs of calls that do not pass; None for none.
+        dtype: type to run calls in; None for the recorded ones.
+        reference: type of the reference.
     """
 
     device: str
     standards: Standards
     generation: Generation = Generation.NEW
     error_data: Path | None = None
+    dtype: str | None = None
+    reference: str = "float64"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +129,9 @@ def check_call(
         tensors,
         VerifyOptions(
             device=options.device,
-            rerun=runner.reruns,
+            rerun=runner.reruns or options.dtype is not None,
+            dtype=options.dtype,
+            reference=Setting(dtype=options.reference),
             units=runner.float32_units(options.device) if runner.reruns else {},
         ),
         seen.add,

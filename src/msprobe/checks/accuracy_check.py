@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,6 +32,7 @@ _ONLINE_KEYS: Final = ("is_online", "nfs_path", "host", "port", "tls_path", "ran
 _KEYS: Final = ("white_list", "black_list", "error_data_path", "precision", *_ONLINE_KEYS)
 _MOST_DECIMALS: Final = 20
 _LAST_PORT: Final = 65535
+_BLOCK: Final = 1 << 22
 # Of a tensor, all that makes calls different but its values.
 _FORM: Final = ("type", "dtype", "shape")
 
@@ -89,6 +91,21 @@ class Recording:
     rank: RankKey
 
     @property
+    def number(self) -> int:
+        """Number of the rank; 0 where there is one only."""
+        return self.rank if isinstance(self.rank, int) else 0
+
+    @property
+    def fingerprint(self) -> str:
+        """A checksum of its records; of another run of the same model it is another."""
+        view = self.view()
+        crc = 0
+        with view.records_path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                crc = zlib.crc32(block, crc)
+        return f"{crc:08x}"
+
+    @property
     def label(self) -> str:
         """Step and rank, as parts of names of files: ``step0_rank3``."""
         rank = f"rank{self.rank}" if isinstance(self.rank, int) else self.rank
@@ -110,6 +127,8 @@ class CheckPlan:
         error_data: folder for tensors of calls that do not pass; None for none.
         seed: of generated tensors.
         jit_compile: whether an NPU may compile operators.
+        dtype: type to run calls in; None for the recorded ones.
+        reference: type of the reference.
     """
 
     recording: Recording
@@ -118,6 +137,8 @@ class CheckPlan:
     error_data: Path | None = None
     seed: int = 1234
     jit_compile: bool = False
+    dtype: str | None = None
+    reference: str = "float64"
 
 
 @dataclass(slots=True)
@@ -315,6 +336,8 @@ def start_checks(plan: CheckPlan, processes: int) -> Callable[[Task], CheckedCal
         standards=Standards.load(plan.standards),
         generation=plan.generation,
         error_data=plan.error_data,
+        dtype=plan.dtype,
+        reference=plan.reference,
     )
     devices: dict[str, str] = {}
 

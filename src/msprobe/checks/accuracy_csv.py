@@ -208,8 +208,11 @@ class CheckFiles:
     is there.
     """
 
-    def __init__(self, result: Path, style: Style, *, done: Iterable[ResultRow] = ()) -> None:
+    def __init__(
+        self, result: Path, style: Style, *, done: Iterable[ResultRow] = (), source: str = ""
+    ) -> None:
         """Start with no row; see `new_files` and `resumed_files`."""
+        self._source = source
         self.result = result
         self.details = details_beside(result)
         self._style = style
@@ -249,16 +252,29 @@ class CheckFiles:
             ReportWriteError: a file cannot be written.
         """
         style = self._style
+        if self._source:
+            write_report(_source_file(self.result), self._source)
         _write_csv(self.details, style.titles(style.columns), map(style.detail_cells, details))
         _write_csv(self.result, style.titles(RESULT_COLUMNS), (row.cells() for row in rows))
 
 
-def new_files(directory: Path, style: Style, *, suffix: str = "") -> CheckFiles:
-    """Return two new files, with the time in their names; the first row creates them."""
+def new_files(directory: Path, style: Style, *, suffix: str = "", source: str = "") -> CheckFiles:
+    """Return two new files, with the time in their names; the first row creates them.
+
+    Args:
+        directory: where they will be.
+        style: of the cells.
+        suffix: end of their names.
+        source: checksum of the recording, kept in a file beside them; empty for none.
+    """
     stamp, path = time.strftime("%Y%m%d%H%M%S"), Path()
     while (path := directory / f"{RESULT}_{stamp}{suffix}.csv").exists():
         stamp = str(int(stamp) + 1)
-    return CheckFiles(path, style)
+    return CheckFiles(path, style, source=source)
+
+
+def _source_file(result: Path) -> Path:
+    return result.with_suffix(".source")
 
 
 def resumed_files(
@@ -267,6 +283,7 @@ def resumed_files(
     *,
     calls: Container[str],
     shape_of: Callable[[DetailRow], str],
+    source: str = "",
 ) -> CheckFiles:
     """Open the files of an interrupted check to append to.
 
@@ -277,6 +294,7 @@ def resumed_files(
         style: of the cells.
         calls: names of all calls of the recording.
         shape_of: returns the shape that the recording has of a result, as a row has it.
+        source: checksum of the recording.
 
     Raises:
         UsageError: a file cannot be read, is none of a check, or of another recording.
@@ -297,9 +315,15 @@ def resumed_files(
                 f"{details}: is of another recording: {each.name} has the shape {each.shape} "
                 f"there, {shape_of(each) or 'none'} here"
             )
+    kept_source = _source_file(result)
+    if source and kept_source.exists() and kept_source.read_text(encoding="utf-8") != source:
+        raise UsageError(
+            f"{result}: is of another recording: the records of {kept_source.name} have another "
+            "checksum; name the recording that this check began with"
+        )
     if details.exists():
         style = style._replace(english=_is_english(details))
-    files = CheckFiles(result, style, done=done)
+    files = CheckFiles(result, style, done=done, source=source)
     files.rewrite(kept, done)
     return files
 

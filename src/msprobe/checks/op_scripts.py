@@ -9,15 +9,24 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, Protocol
 
+import numpy as np
+
+from msprobe.checks.budgets import unit_of
+from msprobe.checks.verify_call import ResultRow
 from msprobe.checks.verify_dump import VerifiedCall
 from msprobe.dump.dump_steps import Dump
 from msprobe.dump.rank_view import RankView
+from msprobe.dump.tensor_files import StoredTensor
 from msprobe.errors import MsprobeError, RecordNotFoundError, UnsupportedError
 from msprobe.near_misses import did_you_mean
+from msprobe.numerics.number_types import Kind, kind_of
 from msprobe.replay.recorded_calls import call_names
 
 # Where each framework's `write_op_script` is.
-_WRITERS: Final = {"pytorch": "msprobe.pytorch.scripts.op_script"}
+_WRITERS: Final = {
+    "pytorch": "msprobe.pytorch.scripts.op_script",
+    "mindspore": "msprobe.mindspore.replay.op_script",
+}
 
 
 class ScriptError(MsprobeError):
@@ -51,6 +60,55 @@ class ScriptOptions:
     shrink_s: float | None = None
     seed: int | None = None
     metrics: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Allowed error of each element of one result.
+
+    Attributes:
+        relative: in parts of the exact element.
+        absolute: beside this.
+    """
+
+    relative: float
+    absolute: float
+
+
+def allowed_error(row: ResultRow, found: StoredTensor, reference: StoredTensor) -> Allowed:
+    """Return an allowed error that gives the verdict of a judgement.
+
+    Each element may be off by one rounding of its type, and by an absolute error beside it.
+
+    Args:
+        row: of the report, with a judgement.
+        found: what was judged.
+        reference: the exact result.
+    """
+    judgement = row.judgement
+    assert judgement is not None
+    if kind_of(found.dtype) not in (Kind.FLOAT, Kind.COMPLEX):
+        return Allowed(0.0, 0.0)
+    unit = unit_of(row.dtype)
+    absolute = judgement.allowed
+    if judgement.expected is not None and np.isfinite(judgement.expected):
+        absolute = max(absolute - unit * abs(judgement.expected), 0.0)
+    if judgement.ratio <= 1:  # what other elements are allowed may be more
+        exact = reference.values()
+        wide = np.complex128 if exact.dtype.kind == "c" else np.float64
+        exact, target = exact.astype(wide), found.values().astype(wide)
+        with np.errstate(all="ignore"):
+            beyond = np.abs(target - exact) - unit * np.abs(exact)
+        beyond = beyond[np.isfinite(beyond)]
+        absolute = max(absolute, float(beyond.max(initial=0.0)))
+    # Rounded up to a few digits.
+    return Allowed(unit, float(f"{absolute * 1.0005:.4g}"))
+
+
+def docstring_text(text: str) -> str:
+    """Return a text of the dump that cannot end the docstring of a script."""
+    plain = "".join(one if one.isprintable() else "?" for one in text)
+    return plain.replace("\\", "/").replace('"', "'")
 
 
 class ScriptWriter(Protocol):

@@ -123,12 +123,14 @@ class VerifyOptions:
         rerun: whether the results of a new run are judged even where the recorded ones are there.
         units: unit roundoff of float32 by family, where a setting of the run made it coarser.
         reference: how references are computed.
+        dtype: type of a new run's floating-point tensors; None for the recorded ones.
     """
 
     device: str = "cpu"
     rerun: bool = False
     units: Mapping[Family, float] = field(default_factory=dict)
     reference: Setting = REFERENCE
+    dtype: str | None = None
 
 
 def verify_call(
@@ -263,8 +265,13 @@ class _Verification:
         return computing_unit(self._types(), self._options.units.get(family, 0.0))
 
     def _types(self) -> list[str]:
-        forms = tensor_forms(self._call.outputs, ())
-        return [normal_dtype(str(form.get("dtype", ""))) for _, form in forms]
+        return [self._type_of(form) for _, form in tensor_forms(self._call.outputs, ())]
+
+    def _type_of(self, form: Mapping[str, Any]) -> str:
+        """Return the type of a result that is judged."""
+        recorded = normal_dtype(str(form.get("dtype", "")))
+        wanted = self._options.dtype
+        return recorded if wanted is None or kind_of(recorded) is not Kind.FLOAT else wanted
 
     def _forward(self) -> Iterator[ResultRow]:
         operands = _shapes(self._call.args) + _shapes(self._call.kwargs)
@@ -282,7 +289,7 @@ class _Verification:
             *tensor_forms(one.outgoing, ("output",)),
             *tensor_forms(one.outgoing_kwargs, ("output_kwargs",)),
         ]
-        types = [normal_dtype(str(form.get("dtype", ""))) for _, form in forms]
+        types = [self._type_of(form) for _, form in forms]
         unit = max(self._unit, computing_unit(types))
         part = _Part(one.name, unit, operands, [*self._types(), *types], one)
         for place, form in forms:
@@ -396,7 +403,12 @@ class _Verification:
             if self._tensors.has_values(form):
                 return self._tensors.read(form, "")
         if self._rerun is None:
-            self._rerun = self._prepared.run(Setting(device=self._options.device, dtype=None))
+            dtype = self._options.dtype
+            self._rerun = self._prepared.run(
+                Setting(device=self._options.device, dtype=dtype, judged=True)
+            )
+            if dtype is not None and not self._rerun.by.endswith(dtype):
+                raise CannotReplayError(Reason.FAILED, f"there is no kernel for {dtype}")
         return part.result_of(self._rerun, place)
 
     def _slack(self, part: _Part, reference: StoredTensor) -> Sizes | float | None:

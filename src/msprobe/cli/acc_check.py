@@ -145,6 +145,17 @@ def _add_run(parser: argparse.ArgumentParser, *, most_workers: int) -> None:
         "-j", "--jit-compile", action="store_true", help="let an NPU compile operators"
     )
     parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="run every call in this type, as if its model had been trained in it",
+    )
+    parser.add_argument(
+        "--reference",
+        choices=("float64", "float32"),
+        default="float64",
+        help="type of the reference (%(default)s; float32: half the time and memory)",
+    )
+    parser.add_argument(
         "--seed", type=whole_number, default=1234, help="of generated inputs (1234)"
     )
     parser.add_argument(
@@ -198,7 +209,7 @@ def run(options: argparse.Namespace) -> int:
         tensor_methods=standards.tensor_methods,
     )
     devices = _devices(options.device)
-    files = _files(options, settings, view)
+    files = _files(options, settings, recording)
     plan = _plan(options, settings, recording, files)
     try:
         tally = _run(options, plan, names, files, devices)
@@ -283,7 +294,7 @@ def _follow(
         recording = arrived.recording
         view = recording.view()
         if recording not in open_files:
-            open_files[recording] = _files(options, settings, view, f"_{recording.label}")
+            open_files[recording] = _files(options, settings, recording, is_online=True)
         files = open_files[recording]
         plan = _plan(options, settings, recording, files)
         tally = _run(options, plan, arrived.names, files, devices)
@@ -317,6 +328,8 @@ def _plan(
         error_data=saved,
         seed=options.seed,
         jit_compile=options.jit_compile,
+        dtype=options.dtype,
+        reference=options.reference,
     )
 
 
@@ -345,19 +358,30 @@ def _run(
 
 
 def _files(
-    options: argparse.Namespace, settings: CheckSettings, view: RankView, suffix: str = ""
+    options: argparse.Namespace,
+    settings: CheckSettings,
+    recording: Recording,
+    *,
+    is_online: bool = False,
 ) -> CheckFiles:
     from msprobe.checks.accuracy_call import call_name
     from msprobe.checks.accuracy_check import recorded_shape
     from msprobe.checks.accuracy_csv import new_files, resumed_files
     from msprobe.replay.recorded_calls import call_names
 
+    view = recording.view()
     style = _style(options, settings, view.head.framework)
     if options.result_csv_path:
         calls = set(map(call_name, call_names(view)))
         shape_of = partial(recorded_shape, view)
-        return resumed_files(options.result_csv_path, style, calls=calls, shape_of=shape_of)
-    return new_files(options.output, style, suffix=suffix)
+        source = recording.fingerprint
+        return resumed_files(
+            options.result_csv_path, style, calls=calls, shape_of=shape_of, source=source
+        )
+    if is_online:  # names of the documents, in a folder for each step
+        folder = options.output / f"step{recording.step}"
+        return new_files(folder, style, suffix=f"_rank{recording.number}")
+    return new_files(options.output, style, source=recording.fingerprint)
 
 
 def _style(options: argparse.Namespace, settings: CheckSettings, framework: str) -> Style:

@@ -22,6 +22,7 @@ from msprobe.capture.stacks import calling_frame
 from msprobe.capture.values import Found
 from msprobe.mindspore.api_choice import ApiChoice
 from msprobe.mindspore.api_table import Api, ApiTable
+from msprobe.mindspore.describing import describe_attributes
 from msprobe.mindspore.early_bound import EarlyBound
 from msprobe.mindspore.graph_taps import InputEdges, Tapping
 from msprobe.mindspore.guard import quietly
@@ -160,7 +161,12 @@ class ApiObserver:
         )
 
     def record(
-        self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        name: str,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        attributes: Mapping[str, Any] | None = None,
     ) -> Any:
         """Return ``run(*args, **kwargs)``, recorded as one call; its exceptions pass.
 
@@ -169,12 +175,15 @@ class ApiObserver:
             run: the user's or MindSpore's function.
             args: passed on.
             kwargs: passed on.
+            attributes: of an operator object, what it was made with.
         """
         session = self._session
         if self._choice.leaves_out(name):
             return run(*args, **kwargs)
         started = _clock()
         opened = quietly(session, "api begin", self._begin, name, args, kwargs)
+        if opened is not None and attributes:
+            quietly(session, "attributes", self._tell_attributes, opened.call, attributes)
         session.account.spent_s += _clock() - started
         self._inside = True
         try:
@@ -218,6 +227,9 @@ class ApiObserver:
                 tensors_in(args, kwargs, opened.found)
             opened.edges = InputEdges(opened.found)
         return opened
+
+    def _tell_attributes(self, call: Call, attributes: Mapping[str, Any]) -> None:
+        self._session.calls.fact(call, "attributes", describe_attributes(attributes))
 
     def _end(self, opened: _Open, arguments: int, result: Any) -> None:
         session = self._session

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from mindspore.common import dtype as mstype
 
 from msprobe.dump.records import JsonTree
+from msprobe.dump.value_types import describe_value
 
 
 def dtype_name(tensor: Any) -> str:
@@ -30,3 +32,19 @@ def describe(value: object) -> JsonTree:
     if isinstance(value, mstype.Type):
         return {"type": "mindspore.dtype", "value": str(value)}
     return NotImplemented
+
+
+def describe_attributes(attributes: Mapping[str, Any]) -> dict[str, JsonTree]:
+    """Return the JSON forms of what an operator object was made with; others are left out."""
+    found = {name: _attribute(value) for name, value in attributes.items()}
+    return {name: form for name, form in found.items() if form is not NotImplemented}
+
+
+def _attribute(value: object) -> JsonTree:
+    if value is None:
+        return None
+    if isinstance(value, (list, tuple)):
+        forms = [_attribute(one) for one in value]
+        return NotImplemented if NotImplemented in forms else forms
+    form = describe(value)
+    return describe_value(value) if form is NotImplemented else form

@@ -19,7 +19,7 @@ from mindspore.ops import Primitive
 from mindspore import ops
 from msprobe.capture.session import Session
 from msprobe.mindspore.api_calls import ApiObserver
-from msprobe.mindspore.primitive_calls import is_computation
+from msprobe.mindspore.primitive_calls import attributes_of, is_computation
 from msprobe.mindspore.stack_traits import is_of_user_or_layer
 
 _CALL: Final = "__call__"
@@ -72,7 +72,8 @@ class FreePrimitives:
             def run(*args: Any, **kwargs: Any) -> Any:
                 return original(primitive, *args, **kwargs)
 
-            return apis.record(f"Primitive.{primitive.name}", run, args, kwargs)
+            name = f"Primitive.{primitive.name}"
+            return apis.record(name, run, args, kwargs, attributes_of(primitive))
 
         return call
 

@@ -7,7 +7,7 @@ While capturing, the class of the object is one that records; `stop` gives it it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mindspore.ops import Primitive
@@ -58,6 +58,11 @@ def is_computation(primitive: Any) -> bool:
     if getattr(primitive, "name", type(primitive).__name__) in _NO_COMPUTATION:
         return False
     return _ON_CONSTANTS not in (getattr(primitive, "attrs", None) or ())
+
+
+def attributes_of(primitive: Any) -> Mapping[str, Any]:
+    """Return the arguments that an operator object was made with."""
+    return getattr(primitive, "init_attrs", None) or {}
 
 
 class PrimitiveObserver:
@@ -112,7 +117,8 @@ class PrimitiveObserver:
             if not apis.is_on():
                 return run(*args, **kwargs)
             name = primitive.name if isinstance(primitive, Primitive) else kind.__name__
-            return apis.record(f"Primitive.{attribute}.{name}", run, args, kwargs)
+            full = f"Primitive.{attribute}.{name}"
+            return apis.record(full, run, args, kwargs, attributes_of(primitive))
 
         made = type(kind.__name__, (base,), {"__call__": call, "__module__": kind.__module__})
         self._classes[kind, attribute] = made

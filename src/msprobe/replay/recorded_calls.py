@@ -10,6 +10,7 @@ from typing import Any, Final
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordKind, backward_name
 from msprobe.dump.records import JsonTree
+from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
 from msprobe.operators.lookup import operator_named, operator_of
 from msprobe.operators.operator import Operator
@@ -78,6 +79,7 @@ class RecordedCall:
         passes: its backward passes.
         random: states of the random generators before the call, where recorded.
         module: of a module, how it was made; None where that was not recorded.
+        attributes: of an operator object of MindSpore's, how it was made.
     """
 
     name: str
@@ -92,6 +94,7 @@ class RecordedCall:
     passes: tuple[BackwardPass, ...]
     random: Mapping[str, JsonTree]
     module: ModuleSettings | None = None
+    attributes: Mapping[str, JsonTree] = field(default_factory=dict)
 
     @property
     def function(self) -> str:
@@ -105,6 +108,33 @@ class RecordedCall:
             return operator_named(self.class_name)
         is_mindspore = self.framework == "mindspore"
         return operator_of(self.prefix, self.api, is_mindspore=is_mindspore)
+
+    def first_place(self, place: PartPath) -> str:
+        """Return where a tensor was passed first whose gradient has a place; empty if only there.
+
+        Args:
+            place: such as ``("output", 1)``; the first one comes as ``output.0``.
+        """
+        remarks = (one.remark_at(place) for one in self.passes if one.repeats(place))
+        return next((one.removeprefix(_SAME).strip() for one in remarks), "")
+
+    @property
+    def wanted_gradients(self) -> frozenset[PartPath]:
+        """The places of arguments whose gradients were recorded: ``("output_kwargs", "x")``."""
+        return frozenset(
+            place
+            for one in self.passes
+            for part, tree in (("output", one.outgoing), ("output_kwargs", one.outgoing_kwargs))
+            for place, _ in tensor_forms(tree, (part,))
+        )
+
+    def has_shapes_of(self, outputs: Mapping[PartPath, StoredTensor]) -> bool:
+        """Return whether results of a replay have the recorded shapes, where there are any."""
+        for place, form in tensor_forms(self.outputs, ("output",)):
+            found = outputs.get(place)
+            if found is not None and "shape" in form and list(found.array.shape) != form["shape"]:
+                return False
+        return True
 
 
 def recorded_calls(view: RankView) -> Iterator[RecordedCall]:
@@ -153,6 +183,7 @@ def recorded_call(view: RankView, name: str) -> RecordedCall:
         passes=tuple(_passes(view, name, parts.get("output"))),
         random=_fields(parts.get("rng")),
         module=module_settings(view.facts, record.name.path) if record.name.is_module else None,
+        attributes=_fields(parts.get("attributes")),
     )
 
 

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from importlib import import_module
 from typing import Any, Final, Protocol
 
@@ -17,10 +18,10 @@ from msprobe.operators.operator import Family
 from msprobe.replay.recorded_calls import RecordedCall
 from msprobe.replay.tensors import TensorSource
 
-# Where each framework's `RUNNER` is.
+# Where each framework's `RUNNER` is, and one that makes references in another framework.
 _RUNNERS: Final = {
-    "pytorch": "msprobe.pytorch.replay.runner",
-    "mindspore": "msprobe.pytorch.replay.mindspore_calls",
+    "pytorch": ("msprobe.pytorch.replay.runner",),
+    "mindspore": ("msprobe.mindspore.replay.runner", "msprobe.pytorch.replay.mindspore_calls"),
 }
 
 
@@ -86,12 +87,14 @@ class Setting:
             recorded types.
         noise: None to run it as it is.
         seed: of the random numbers that the function draws.
+        judged: whether the results are those in question, rather than a reference.
     """
 
     device: str = "cpu"
     dtype: str | None = "float64"
     noise: Noise | None = None
     seed: int = 1234
+    judged: bool = False
 
 
 REFERENCE: Final = Setting()
@@ -180,14 +183,72 @@ class Runner(Protocol):
 def runner_for(framework: str) -> Runner:
     """Return the runner of a framework, which is imported for it.
 
+    MindSpore's calls run in MindSpore, their references in PyTorch; where one of the two is not
+    installed, in the other.
+
     Raises:
-        UnsupportedError: there is none, or the framework is not installed.
+        UnsupportedError: there is none, or no framework that it needs is installed.
     """
-    module = _RUNNERS.get(framework)
-    if module is None:
+    modules = _RUNNERS.get(framework)
+    if modules is None:
         raise UnsupportedError(f"calls of {framework or 'an unknown framework'} cannot be replayed")
-    try:
-        runner: Runner = import_module(module).RUNNER
-    except ImportError as exc:
-        raise UnsupportedError(f"replaying {framework} needs PyTorch, which is missing") from exc
-    return runner
+    found: list[Runner] = []
+    problems = []
+    for module in modules:
+        try:
+            found.append(import_module(module).RUNNER)
+        except ImportError as exc:
+            problems.append(str(exc))
+    if not found:
+        problem = "; ".join(problems)
+        raise UnsupportedError(f"replaying {framework} needs the framework: {problem}")
+    return found[0] if len(found) == 1 else _WithReferences(*found)
+
+
+class _WithReferences:
+    """Runs calls in their own framework, and their references in another one that knows them."""
+
+    def __init__(self, own: Runner, other: Runner) -> None:
+        self._own = own
+        self._other = other
+        self.reruns = own.reruns
+
+    def device(self, word: str, *, jit_compile: bool = False) -> str:
+        return self._own.device(word, jit_compile=jit_compile)
+
+    def float32_units(self, device: str) -> Mapping[Family, float]:
+        return self._own.float32_units(device)
+
+    def share_cores(self, processes: int) -> None:
+        self._own.share_cores(processes)
+        self._other.share_cores(processes)
+
+    def prepare(self, call: RecordedCall, tensors: TensorSource) -> PreparedCall:
+        try:
+            reference = self._other.prepare(call, tensors)
+        except CannotReplayError:
+            return self._own.prepare(call, tensors)
+        return _Referred(reference, lambda: self._own.prepare(call, tensors))
+
+
+class _Referred:
+    """A call whose references are made in another framework."""
+
+    def __init__(self, reference: PreparedCall, prepare: Callable[[], PreparedCall]) -> None:
+        self._reference: PreparedCall | None = reference
+        self._prepare = prepare
+        self.args: Sequence[Any] = reference.args
+        self.kwargs: Mapping[str, Any] = reference.kwargs
+        self.draws_again = reference.draws_again
+
+    @cached_property
+    def _own(self) -> PreparedCall:
+        return self._prepare()
+
+    def run(self, setting: Setting = REFERENCE, *, backward: bool = True) -> Replay:
+        if not setting.judged and self._reference is not None:
+            try:
+                return self._reference.run(setting, backward=backward)
+            except CannotReplayError:
+                self._reference = None  # a namesake that takes other arguments
+        return self._own.run(setting, backward=backward)

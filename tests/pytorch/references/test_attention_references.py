@@ -283,6 +283,17 @@ def test_pse_is_added_before_scaling_or_after_it():
     close(later[0], attention(q, q, q, attn_mask=pse, scale=0.5))
 
 
+def test_attention_of_mindspore_returns_the_attention_alone():
+    q, k = normal(1, 4, 5, 8), normal(1, 2, 5, 8)
+    attention = reference("Functional.flash_attention_score")
+    found = attention(q, k, k, 4, scalar_value=0.3, input_layout="BNSD")
+    expected = functional.scaled_dot_product_attention(q, k, k, scale=0.3, enable_gqa=True)
+    close(found, expected)
+    mask = torch.ones(5, 5).triu(1).bool()
+    found = attention(q, k, k, 4, attn_mask=mask, scalar_value=0.3, input_layout="BNSD")
+    close(found[0], looped(q[0], k[0], k[0], 0.3, lambda row, column: column <= row)[0])
+
+
 def test_layout_tnd_leaves_trailing_sequences_out():
     q, k, v = normal(9, 4, 8), normal(9, 2, 8), normal(9, 2, 8)
     found = reference("npu_fusion_attention")(

@@ -16,7 +16,8 @@ from torch.fx import GraphModule, Node
 from msprobe.checks.compile_check import Probe, is_fault_of, judged_pair
 from msprobe.pytorch.live.operator_facts import tensors_of
 from msprobe.pytorch.replay.noise import NoiseMode
-from msprobe.pytorch.replay.rebuilding import converted, from_torch
+from msprobe.pytorch.replay.rebuilding import from_torch
+from msprobe.replay.arguments import converted
 from msprobe.replay.runner import Noise
 
 Compiler = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]

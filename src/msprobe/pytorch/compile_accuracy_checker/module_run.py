@@ -15,7 +15,7 @@ from torch import nn
 from msprobe.checks.compile_check import ResultKey
 from msprobe.pytorch.live.operator_facts import tensors_of
 from msprobe.pytorch.replay.noise import NoiseMode
-from msprobe.pytorch.replay.rebuilding import converted
+from msprobe.replay.arguments import converted
 from msprobe.replay.runner import Noise
 
 _SEED: Final = 1234

@@ -36,7 +36,8 @@ from msprobe.pytorch.compile_accuracy_checker.module_run import (
     output_tensors,
 )
 from msprobe.pytorch.live.operator_facts import tensors_of
-from msprobe.pytorch.replay.rebuilding import converted, from_torch
+from msprobe.pytorch.replay.rebuilding import from_torch
+from msprobe.replay.arguments import converted
 from msprobe.replay.runner import Noise
 
 # `mode` of `torch.compile`, which stands for inductor with other options.

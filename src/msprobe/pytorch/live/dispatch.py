@@ -33,8 +33,8 @@ from msprobe.pytorch.live.operator_facts import (
     tensors_of,
 )
 from msprobe.pytorch.live.places import Place, Places
-from msprobe.pytorch.replay.rebuilding import converted
 from msprobe.pytorch.values.random_state import RandomWatch
+from msprobe.replay.arguments import converted
 
 logger = logging.getLogger(__name__)
 

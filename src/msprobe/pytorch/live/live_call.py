@@ -16,8 +16,9 @@ from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
 from msprobe.pytorch.live.operator_facts import OperatorFacts, tensors_of
 from msprobe.pytorch.replay.noise import NoiseMode
-from msprobe.pytorch.replay.rebuilding import converted, from_torch, result_at
+from msprobe.pytorch.replay.rebuilding import from_torch
 from msprobe.replay import references
+from msprobe.replay.arguments import converted, result_at
 from msprobe.replay.forms import tensor_forms
 from msprobe.replay.recorded_calls import RecordedCall
 from msprobe.replay.runner import REFERENCE, CannotReplayError, Reason, Replay, Setting

@@ -14,9 +14,9 @@ from torch import Tensor
 from msprobe.checks.perturbation import SkippedError
 from msprobe.dump.values import PartPath
 from msprobe.operators.operator import Family, Operator
-from msprobe.pytorch.replay.rebuilding import converted
 from msprobe.pytorch.values.random_state import RandomReplay
 from msprobe.pytorch.values.tensor_search import tensors_in
+from msprobe.replay.arguments import converted
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _FLOATS: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})

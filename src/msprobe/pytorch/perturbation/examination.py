@@ -34,7 +34,8 @@ from msprobe.pytorch.perturbation.changes import (
 )
 from msprobe.pytorch.perturbation.modes import REFERENCES, Trial, trial_of
 from msprobe.pytorch.replay.noise import NoiseMode
-from msprobe.pytorch.replay.rebuilding import converted, from_torch
+from msprobe.pytorch.replay.rebuilding import from_torch
+from msprobe.replay.arguments import converted
 from msprobe.replay.runner import Noise
 
 # Errors up to so many units in the last place, at the root mean square of a result, need no

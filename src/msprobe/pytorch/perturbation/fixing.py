@@ -18,7 +18,7 @@ from msprobe.checks.perturbation import SkippedError
 from msprobe.config import Perturbation
 from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy, is_float
 from msprobe.pytorch.perturbation.modes import Raise, raised_to
-from msprobe.pytorch.replay.rebuilding import converted
+from msprobe.replay.arguments import converted
 
 
 def better_result(

@@ -20,7 +20,7 @@ from msprobe.pytorch.perturbation.arguments import ARGS, KWARGS, CallCopy, is_fl
 from msprobe.pytorch.perturbation.changes import epsilon
 from msprobe.pytorch.perturbation.reordering import Arguments, reordered
 from msprobe.pytorch.perturbation.scratch import scratch
-from msprobe.pytorch.replay.rebuilding import converted
+from msprobe.replay.arguments import converted
 
 # Of a quarter of a type's digits: far above its roundings, far below its numbers.
 _RELATIVE_SHARE: Final = 0.75

@@ -17,9 +17,9 @@ from msprobe.pytorch.perturbation.arguments import CallCopy, is_float
 from msprobe.pytorch.perturbation.backward import examine_gradients
 from msprobe.pytorch.perturbation.examination import examine
 from msprobe.pytorch.perturbation.modes import REFERENCES, why_left_out
-from msprobe.pytorch.replay.rebuilding import converted, result_at
 from msprobe.pytorch.replay.runner import RUNNER, TorchCall
 from msprobe.pytorch.values.tensor_search import output_slots
+from msprobe.replay.arguments import converted, result_at
 from msprobe.replay.recorded_calls import RecordedCall
 from msprobe.replay.runner import Setting
 from msprobe.replay.tensors import TensorSource

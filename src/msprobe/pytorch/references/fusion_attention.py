@@ -186,6 +186,48 @@ def _packed(
     return Attended(outputs, maxima, totals)
 
 
+@builtin_golden("Functional.flash_attention_score")
+def flash_attention_score(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    real_shift: Tensor | None = None,
+    drop_mask: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    prefix: Sequence[int] | None = None,
+    actual_seq_qlen: Sequence[int] | None = None,
+    actual_seq_kvlen: Sequence[int] | None = None,
+    keep_prob: float = 1.0,
+    scalar_value: float = 1.0,
+    pre_tokens: int = _UNLIMITED,
+    next_tokens: int = _UNLIMITED,
+    inner_precise: int = 0,
+    input_layout: str = "BSH",
+    sparse_mode: int = 0,
+) -> Any:
+    """`npu_fusion_attention` with the arguments of MindSpore, which returns the attention alone."""
+    found = npu_fusion_attention(
+        query,
+        key,
+        value,
+        head_num,
+        input_layout,
+        pse=real_shift,
+        atten_mask=attn_mask,
+        scale=scalar_value,
+        keep_prob=keep_prob,
+        pre_tockens=pre_tokens,
+        next_tockens=next_tokens,
+        prefix=prefix,
+        actual_seq_qlen=actual_seq_qlen,
+        actual_seq_kvlen=actual_seq_kvlen,
+        sparse_mode=sparse_mode,
+    )
+    return found[0]
+
+
 @builtin_golden("npu_fusion_attention_v2")
 def npu_fusion_attention_v2(
     *args: Any,

@@ -2,8 +2,8 @@
 """`RUNNER`: recorded calls of MindSpore, run in PyTorch where both frameworks share the function.
 
 MindSpore's `mint` functions and tensor methods have PyTorch's names and arguments, so PyTorch in
-float64 is their reference, as in the documented check. Results of MindSpore itself are taken from
-the recording: they are not made again.
+float64 is their reference, as in the documented check. MindSpore's own results come from the
+recording, or from `mindspore/replay/` where MindSpore is installed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.records import JsonTree
 from msprobe.operators.operator import Family
 from msprobe.pytorch.replay.runner import TorchRunner
+from msprobe.replay import references
 from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
 from msprobe.replay.runner import (
     REFERENCE,
@@ -83,8 +84,8 @@ class _Recorded:
         Raises:
             CannotReplayError: it fails, or MindSpore's own result is asked for.
         """
-        if setting.dtype is None:
-            detail = "results of MindSpore are judged as recorded, with the task tensor"
+        if setting.judged:
+            detail = "results that were not recorded need MindSpore, which is not installed"
             raise CannotReplayError(Reason.MISSING, detail)
         return self._inner.run(setting, backward=backward)
 
@@ -96,6 +97,8 @@ def in_pytorch(call: RecordedCall) -> RecordedCall:
         CannotReplayError: PyTorch has no function of that name.
     """
     prefix = _PREFIXES.get(call.prefix)
+    if references.find((call.function, call.api)) is not None:
+        prefix = call.prefix
     if prefix is None:
         raise CannotReplayError(Reason.UNKNOWN, f"{call.function} has no namesake in PyTorch")
     return replace(

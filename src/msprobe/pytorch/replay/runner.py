@@ -23,14 +23,10 @@ from msprobe.pytorch.replay.devices import find_device
 from msprobe.pytorch.replay.functions import functions_named
 from msprobe.pytorch.replay.modules import ModuleFunction
 from msprobe.pytorch.replay.noise import NoiseMode
-from msprobe.pytorch.replay.rebuilding import (
-    Rebuilder,
-    converted,
-    from_torch,
-    result_at,
-    to_torch,
-)
+from msprobe.pytorch.replay.rebuilding import from_torch, to_torch
+from msprobe.pytorch.values.describing import MAKERS
 from msprobe.replay import references
+from msprobe.replay.arguments import Rebuilder, converted, readings, result_at
 from msprobe.replay.forms import tensor_forms
 from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
 from msprobe.replay.reduced_precision import float32_units
@@ -76,7 +72,7 @@ class TorchRunner:
             DumpFormatError: a tensor file is damaged.
         """
         functions = _functions(call)
-        rebuilder = Rebuilder(tensors)
+        rebuilder = Rebuilder(tensors, to_torch, MAKERS)
         args = [rebuilder.value(tree, ("input", i)) for i, tree in enumerate(call.args)]
         # The reference of a module takes its parameters by name.
         named = {**call.kwargs, **call.parameters}
@@ -180,7 +176,7 @@ class TorchCall:
         """Run the first function that takes the arguments; keep to it from then on."""
         error: CannotReplayError | None = None
         for function in self._functions:
-            for args in _readings(self._call, self.args):
+            for args in readings(self._call, self.args):
                 try:
                     replay = _Run(self._call, function, setting, self._random_state).run(
                         args, self.kwargs, self.gradients if backward else {}
@@ -188,7 +184,7 @@ class TorchCall:
                 except CannotReplayError as exc:
                     error = error or exc
                     continue
-                if not _has_recorded_shapes(self._call, replay):
+                if not self._call.has_shapes_of(replay.outputs):
                     error = CannotReplayError(Reason.STRUCTURE, "results of other shapes")
                     continue
                 self._functions, self.args = [function], args
@@ -217,9 +213,9 @@ class _Run:
             (call.kwargs.get("inplace") or {}).get("value")
             or (call.module and call.module.kwargs.get("inplace"))
         )
-        self._wanted = _wanted_gradients(call)
+        self._wanted = call.wanted_gradients
         self._leaves: dict[PartPath, torch.Tensor] = {}
-        self._made: dict[int, torch.Tensor] = {}
+        self._made: dict[str, torch.Tensor] = {}
 
     def run(
         self,
@@ -287,7 +283,9 @@ class _Run:
         return isinstance(forms, list) and bool(forms) and not isinstance(forms[0], list)
 
     def _seed(self) -> None:
-        torch.manual_seed(self._setting.seed)
+        # `torch.manual_seed` notes a stack for each kind of accelerator: a third of a tiny call.
+        on_cpu = self._setting.device == "cpu"
+        (torch.default_generator.manual_seed if on_cpu else torch.manual_seed)(self._setting.seed)
         if self._random_state is not None:
             torch.set_rng_state(self._random_state)
 
@@ -320,11 +318,11 @@ class _Run:
         """Return an argument for this run."""
         if isinstance(value, torch.Tensor):
             own = self._gradient_place(place)
-            if id(value) in self._made and any(one.repeats(own) for one in self._call.passes):
-                return self._made[id(value)]
             # Equal values without a word are separate for gradients: x and x.detach().
-            made = self._tensor(value, own)
-            self._made.setdefault(id(value), made)
+            first = self._made.get(self._call.first_place(own))
+            if first is not None:
+                return first
+            made = self._made[".".join(map(str, own))] = self._tensor(value, own)
             return made
         if isinstance(value, torch.dtype):
             return self._raised(value)
@@ -449,38 +447,6 @@ def _recorded_dtype(call: RecordedCall) -> torch.dtype:
     """Return the type of the first floating-point argument."""
     found = _float_types([*call.args, *call.kwargs.values()])
     return found[0] if found else torch.get_default_dtype()
-
-
-def _readings(call: RecordedCall, args: Sequence[Any]) -> Iterator[list[Any]]:
-    """Yield the arguments with lists as they are, then with those that may have been tuples.
-
-    Records do not tell lists from tuples; indexing does.
-    """
-    plain = list(args)
-    is_indexing = call.api in ("__getitem__", "__setitem__")
-    if not is_indexing or len(plain) < 2 or not isinstance(plain[1], list):
-        yield plain
-        return
-    yield [plain[0], tuple(plain[1]), *plain[2:]]
-    yield plain
-
-
-def _has_recorded_shapes(call: RecordedCall, replay: Replay) -> bool:
-    for place, form in tensor_forms(call.outputs, ("output",)):
-        found = replay.outputs.get(place)
-        if found is not None and "shape" in form and list(found.array.shape) != form["shape"]:
-            return False
-    return True
-
-
-def _wanted_gradients(call: RecordedCall) -> frozenset[PartPath]:
-    """Return the places of arguments whose gradients were recorded."""
-    return frozenset(
-        place
-        for one in call.passes
-        for part, tree in (("output", one.outgoing), ("output_kwargs", one.outgoing_kwargs))
-        for place, _ in tensor_forms(tree, (part,))
-    )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from msprobe.checks.op_scripts import ScriptError, ScriptOptions
+from msprobe.checks.op_scripts import Allowed, ScriptError, ScriptOptions, docstring_text
 from msprobe.checks.verify_call import CallReport, ResultRow, VerifyOptions, verify_call
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.stack_frames import user_line
@@ -22,7 +22,7 @@ from msprobe.pytorch.replay.modules import ModuleFunction
 from msprobe.pytorch.replay.runner import RUNNER
 from msprobe.pytorch.scripts.call_source import CallSource, call_source, output_text
 from msprobe.pytorch.scripts.seeded_tensors import SeededTensors
-from msprobe.pytorch.scripts.shown_call import Allowed, ShownCall, shown_call
+from msprobe.pytorch.scripts.shown_call import ShownCall, shown_call
 from msprobe.pytorch.scripts.shrinking import shrunk
 from msprobe.pytorch.scripts.tensor_source import TensorTexts, number_text
 from msprobe.replay.recorded_calls import RecordedCall, recorded_call
@@ -243,7 +243,7 @@ def _lines(parts: _Parts, texts: TensorTexts, path: Path) -> Iterator[str]:
 def _heading(parts: _Parts, path: Path) -> Iterator[str]:
     question = "are its gradients right?" if parts.incoming else "is its result right?"
     made = f", called at {parts.line}" if parts.line else ""
-    yield f'"""{_in_docstring(parts.shown.call.name + made)}: {question}'
+    yield f'"""{docstring_text(parts.shown.call.name + made)}: {question}'
     yield ""
     row = max(parts.rows, key=lambda one: one.judgement.ratio if one.judgement else 0.0)
     assert row.judgement is not None
@@ -257,15 +257,9 @@ def _heading(parts: _Parts, path: Path) -> Iterator[str]:
     if parts.source.is_known:
         default = "the recorded one" if parts.shown.is_recorded else "that of the CPU"
         text += f" Judges the result of DEVICE: python {path.name} [DEVICE] ({default})."
-    yield from wrap(_in_docstring(f"{text} Exits with 1 if it is wrong."), _LINE)
+    yield from wrap(docstring_text(f"{text} Exits with 1 if it is wrong."), _LINE)
     yield '"""'
     yield ""
-
-
-def _in_docstring(text: str) -> str:
-    """Return a text of the dump that cannot end the docstring."""
-    plain = "".join(one if one.isprintable() else "?" for one in text)
-    return plain.replace("\\", "/").replace('"', "'")
 
 
 def _values(parts: _Parts, texts: TensorTexts) -> Iterator[str]:

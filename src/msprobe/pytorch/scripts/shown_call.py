@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from msprobe.checks.budgets import unit_of
-from msprobe.checks.verify_call import CallReport, ResultRow
+from msprobe.checks.op_scripts import Allowed, allowed_error
+from msprobe.checks.verify_call import CallReport
 from msprobe.dump.values import PartPath
-from msprobe.pytorch.replay.rebuilding import to_torch
+from msprobe.pytorch.replay.rebuilding import from_torch, to_torch
 from msprobe.pytorch.replay.runner import TorchCall
 from msprobe.replay.forms import tensor_forms
 from msprobe.replay.recorded_calls import RecordedCall
@@ -23,25 +22,13 @@ from msprobe.replay.tensors import TensorSource
 Results = Mapping[PartPath, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """Allowed error of each element of one result.
-
-    Attributes:
-        relative: in parts of the exact element.
-        absolute: beside this.
-    """
-
-    relative: float
-    absolute: float
-
-    def ratio(self, target: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-        """Return the error of each element in parts of the allowed one."""
-        same = (target == reference.to(target.dtype)) | (target.isnan() & reference.isnan())
-        kind = torch.complex128 if reference.is_complex() else torch.float64
-        error = (target.to(kind) - reference.to(kind)).abs()
-        allowed = self.relative * reference.to(kind).abs() + self.absolute + 1e-300
-        return (error / allowed).nan_to_num(float("inf")).masked_fill(same, 0.0)
+def ratio_of(allowed: Allowed, target: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Return the error of each element in parts of the allowed one."""
+    same = (target == reference.to(target.dtype)) | (target.isnan() & reference.isnan())
+    kind = torch.complex128 if reference.is_complex() else torch.float64
+    error = (target.to(kind) - reference.to(kind)).abs()
+    budget = allowed.relative * reference.to(kind).abs() + allowed.absolute + 1e-300
+    return (error / budget).nan_to_num(float("inf")).masked_fill(same, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +74,7 @@ class ShownCall:
     def ratio(self) -> float:
         """Return the largest error in parts of the allowed one."""
         ratios = [
-            float(self.allowed[place].ratio(self.targets[place], reference).max())
+            float(ratio_of(self.allowed[place], self.targets[place], reference).max())
             for place, reference in self.references.items()
             if reference.numel()
         ]
@@ -141,7 +128,9 @@ def shown_call(
     for row in report.rows:
         place = _place(row.slot)
         if row.record == record and row.judgement and place in references and place in targets:
-            allowed[place] = _allowed(row, targets[place], references[place])
+            allowed[place] = allowed_error(
+                row, from_torch(targets[place]), from_torch(references[place])
+            )
     incoming = {}
     for one in call.passes[:1] if backward else ():
         for place, form in tensor_forms(one.incoming, ()):
@@ -174,30 +163,3 @@ def _forms(call: RecordedCall, backward: bool) -> list[tuple[PartPath, Mapping[s
 
 def _place(slot: str) -> PartPath:
     return tuple(int(key) if key.isdigit() else key for key in slot.split("."))
-
-
-def _allowed(row: ResultRow, target: torch.Tensor, reference: torch.Tensor) -> Allowed:
-    """Return an allowed error that gives the verdict of the judgement.
-
-    Each element may be off by one rounding of its type, and by an absolute error beside it.
-    """
-    judgement = row.judgement
-    assert judgement is not None
-    if not (target.is_floating_point() or target.is_complex()):
-        return Allowed(0.0, 0.0)
-    unit = unit_of(row.dtype)
-    absolute = judgement.allowed
-    if judgement.expected is not None and np.isfinite(judgement.expected):
-        absolute = max(absolute - unit * abs(judgement.expected), 0.0)
-    if judgement.ratio <= 1:  # what other elements are allowed may be more
-        kind = torch.complex128 if reference.is_complex() else torch.float64
-        wide = reference.to(kind)
-        beyond = (target.to(kind) - wide).abs() - unit * wide.abs()
-        beyond = beyond[beyond.isfinite()]
-        absolute = max(absolute, float(beyond.max()) if beyond.numel() else 0.0)
-    return Allowed(unit, _above(absolute))
-
-
-def _above(number: float) -> float:
-    """Return a number rounded up to a few digits."""
-    return float(f"{number * 1.0005:.4g}")

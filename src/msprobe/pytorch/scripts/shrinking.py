@@ -20,8 +20,8 @@ from typing import Any, Final
 import torch
 
 from msprobe.dump.values import PartPath
-from msprobe.pytorch.replay.rebuilding import converted
-from msprobe.pytorch.scripts.shown_call import Results, ShownCall
+from msprobe.pytorch.scripts.shown_call import Results, ShownCall, ratio_of
+from msprobe.replay.arguments import converted
 from msprobe.replay.recorded_calls import RecordedCall
 from msprobe.replay.runner import CannotReplayError, Setting
 
@@ -190,7 +190,7 @@ def _mapped(
 def _worst_row(shown: ShownCall, size: int) -> int:
     """Return the index of the worst element in the first dimension of a size; 0 if none has it."""
     ratios = [
-        allowed.ratio(shown.targets[place], shown.references[place])
+        ratio_of(allowed, shown.targets[place], shown.references[place])
         for place, allowed in shown.allowed.items()
     ]
     ratio = max(ratios, key=lambda one: float(one.max()))
