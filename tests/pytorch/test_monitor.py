@@ -619,8 +619,10 @@ def test_events_of_tensorboard_are_there_while_the_run_grows(tmp_path: Path) -> 
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
     trained(tmp_path, {"format": "tensorboard", "run": "one"}, steps=3)
     run, _ = trained(tmp_path, {"format": "tensorboard", "run": "one"}, steps=2, start_iteration=2)
-    files = sorted((run.path / "tensorboard" / "rank0" / "run").iterdir())
+    files = (run.path / "tensorboard" / "rank0" / "run").iterdir()
     events = [list(loader.EventFileLoader(str(path)).Load()) for path in files]
+    # Names of files end with a count without leading zeros: their order is not that of time.
+    events.sort(key=lambda found: min(one.step for one in found if one.summary.value))
     assert [{one.step for one in found if one.summary.value} for found in events] == [
         {0, 1, 2},
         {2, 3},
