@@ -297,6 +297,7 @@ def test_what_is_forgotten_while_another_thread_reads_it_is_not_remembered():
 
     def read():
         for _ in range(500):
+            memo.clear()
             memo.born(tensor)
             ids.append(memo.look(tensor).id)
             if not ids[-1]:
