@@ -7,6 +7,8 @@ A further sink of the session, which does nothing, has every call recorded in Py
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,46 @@ def test_a_sink_that_comes_in_the_middle_of_a_step_sees_the_calls_from_then_on(
             f"Tensor.relu.{number}.forward" for number in range(3)
         ]
     assert names.seen == ["Tensor.relu.1.forward"]
+
+
+def test_a_call_that_raised_is_collected_with_an_argument_that_holds_its_exception(
+    tmp_path: Path,
+) -> None:
+    class Owner:
+        error: RuntimeError | None = None
+
+    def call_and_fail() -> weakref.ref[Owner]:
+        weight, owner = torch.ones(3, 3), Owner()
+        weight.owner = owner  # type: ignore[attr-defined]
+        with contextlib.suppress(RuntimeError):
+            try:
+                torch.matmul(torch.ones(2, 5), weight)
+            except RuntimeError as error:
+                owner.error = error
+                raise
+        return weakref.ref(owner)
+
+    with recording(tmp_path, "L1") as run, run.step_of(nn.Identity()):
+        owners = [call_and_fail()]
+        with torch.no_grad():
+            owners.append(call_and_fail())
+        gc.collect()
+        assert [owner() for owner in owners] == [None, None]
+
+
+def test_an_interruption_while_a_line_is_added_is_not_swallowed(tmp_path: Path) -> None:
+    class Interrupted:
+        def record(self, *_ignored: object) -> int:
+            raise KeyboardInterrupt
+
+    with recording(tmp_path, "L1") as run, run.step_of(nn.Identity()):
+        session = current_session()
+        assert session is not None
+        assert session.dump is not None
+        torch.ones(2).relu()
+        lines, session.dump.lines = session.dump.lines, Interrupted()  # type: ignore[assignment]
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                torch.ones(2)
+        finally:
+            session.dump.lines = lines

@@ -5,6 +5,7 @@ import os
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from builders.recordings import Setting, observed, read
 from builders.warm_python import run_warm
+from msprobe.pytorch.values.memo import TENSORS, new_memo
 
 pytestmark = pytest.mark.torch
 
@@ -286,3 +288,30 @@ def test_a_profiler_of_the_users_is_left_alone(tmp_path):
         stopped.set()
         thread.join()
     assert events[-2:] == [True, 0]
+
+
+@pytest.mark.skipif(TENSORS is None, reason="there is no memo without the C extension")
+def test_what_is_forgotten_while_another_thread_reads_it_is_not_remembered():
+    memo, tensor, ids = new_memo(), torch.arange(1 << 20), []
+    memo.active = True
+
+    def read():
+        for _ in range(500):
+            memo.clear()
+            memo.born(tensor)
+            ids.append(memo.look(tensor).id)
+            if not ids[-1]:
+                return
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # Python's lock changes hands only while the elements are read
+    try:
+        reader = threading.Thread(target=read)
+        reader.start()
+        while reader.is_alive():
+            time.sleep(0)
+            memo.clear()
+        reader.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert ids[-1] == 0

@@ -667,6 +667,14 @@ static struct storage *enter_storage(Memo *self, PyObject *tensor, int was_born)
     return storage;
 }
 
+/* Whether a storage still has its entry: reading its elements may have given Python's lock away, and
+ * another thread may have had everything forgotten meanwhile. */
+static int is_entered(const Memo *self, uint64_t address, uint64_t number)
+{
+    const struct storage *storage = table_get(&self->storages, address);
+    return storage && storage->number == number;
+}
+
 /* Return the version of a tensor; -1 without an exception where torch keeps none. */
 static int64_t version_of(PyObject *tensor)
 {
@@ -777,6 +785,7 @@ static Value *look(Memo *self, PyObject *tensor, enum entry entry)
     struct storage *storage = NULL;
     int64_t version = -1;
     Value *value = NULL;
+    uint64_t number = 0;
     PyObject *numbers = NULL;
     int was_born = entry == BORN && (PyObject *)Py_TYPE(tensor) == torch.tensor;
     if (entry && self->active && !enter_object(self, address, storage_object, was_born)) goto done;
@@ -784,6 +793,7 @@ static Value *look(Memo *self, PyObject *tensor, enum entry entry)
         storage = table_get(&self->storages, address);
     if (storage && storage->was_born && !storage->is_banned) version = version_of(tensor);
     if (version >= 0) {
+        number = storage->number;
         struct known *known = table_get(&self->known, (uint64_t)(uintptr_t)view.data);
         for (; known && !value; known = known->next) {
             if (!is_current(known, storage, version) || known->kind != view.kind) continue;
@@ -797,6 +807,7 @@ static Value *look(Memo *self, PyObject *tensor, enum entry entry)
         if (numbers) numbers = numbers_in_order(numbers, &view);
         if (!numbers && !PyErr_Occurred())
             numbers = numbers_of(tensor, &view, storage_object);
+        if (version >= 0 && !is_entered(self, address, number)) version = -1;
         if (version >= 0 && is_full(self, &self->known) && prune(self) < 0) Py_CLEAR(numbers);
         if (numbers && PyTuple_GET_ITEM(numbers, 4) != Py_None)
             self->bad += is_bad(PyTuple_GET_ITEM(numbers, 4));
@@ -864,12 +875,13 @@ static int check(Memo *self, PyObject *tensor)
         storage = table_get(&self->storages, address);
     if (storage && storage->was_born && !storage->is_banned) version = version_of(tensor);
     int state, is_whole;
+    uint64_t number = storage ? storage->number : 0;
     if (version >= 0 && storage->sound_kind == view.kind + 1 &&
         storage->sound_version == version && storage->sound_epoch == storage->epoch) {
         state = SOUND;
     } else {
         state = read_state(self, tensor, &view, object, &is_whole);
-        if (state == SOUND && version >= 0 && is_whole) {
+        if (state == SOUND && version >= 0 && is_whole && is_entered(self, address, number)) {
             storage->sound_kind = (uint8_t)(view.kind + 1);
             storage->sound_version = version;
             storage->sound_epoch = storage->epoch;

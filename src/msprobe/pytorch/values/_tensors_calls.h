@@ -18,8 +18,19 @@ typedef struct {
     char is_described, is_module;
 } OpenCall;
 
+/* A call that raised lives as long as the traceback, which its arguments may hold. */
+static int OpenCall_traverse(OpenCall *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->call);
+    Py_VISIT(self->found); /* whose own clearing opens a cycle */
+    Py_VISIT(self->edges);
+    Py_VISIT(self->random);
+    return 0;
+}
+
 static void OpenCall_dealloc(OpenCall *self)
 {
+    PyObject_GC_UnTrack(self);
     if (self->text.start != self->text.inplace) PyMem_Free(self->text.start);
     Py_XDECREF(self->call);
     Py_XDECREF(self->found);
@@ -27,7 +38,7 @@ static void OpenCall_dealloc(OpenCall *self)
     Py_XDECREF(self->order);
     Py_XDECREF(self->edges);
     Py_XDECREF(self->random);
-    PyObject_Free(self);
+    PyObject_GC_Del(self);
 }
 
 static PyMemberDef OPEN_CALL_MEMBERS[] = {
@@ -42,7 +53,8 @@ static PyMemberDef OPEN_CALL_MEMBERS[] = {
 static PyTypeObject OpenCallType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.OpenCall",
     .tp_basicsize = sizeof(OpenCall),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_GC,
+    .tp_traverse = (traverseproc)OpenCall_traverse,
     .tp_dealloc = (destructor)OpenCall_dealloc,
     .tp_members = OPEN_CALL_MEMBERS,
     .tp_doc = "A call between its begin and its end; its inputs are described.",
@@ -218,10 +230,11 @@ static PyObject *CallRecorder_begin(CallRecorder *self, PyObject *const *args, P
     int outcome = may_take(self, values, keywords, parameters);
     if (outcome < 0) return NULL;
     if (!outcome) Py_RETURN_NONE;
-    OpenCall *open = PyObject_New(OpenCall, &OpenCallType);
+    OpenCall *open = PyObject_GC_New(OpenCall, &OpenCallType);
     if (!open) return NULL;
     memset((char *)open + sizeof(PyObject), 0, sizeof *open - sizeof(PyObject));
     begin_text(&open->text);
+    PyObject_GC_Track(open);
     open->is_module = parameters != NULL;
     open->found = PyList_New(0);
     outcome = open->found && begin_call(self, open, args[0], args[1]) == 0

@@ -166,9 +166,13 @@ static int add_line(const CallRecorder *self, PyObject *dump, PyObject *method, 
     PyObject *size = NULL;
     if (lines != Py_None) {
         args[0] = lines;
-        if (!(size = PyObject_VectorcallMethod(method, args, count, NULL))) PyErr_Clear();
+        size = PyObject_VectorcallMethod(method, args, count, NULL);
     }
     Py_DECREF(lines);
+    if (PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
+        PyErr_Clear();
+    }
     args[0] = dump;
     if (!size) return call_away(PyObject_VectorcallMethod(own_method, args, count, NULL));
     int64_t waiting = take_int(size);
@@ -231,8 +235,20 @@ typedef struct {
 
 static PyTypeObject InputEdgesType;
 
+static int InputEdges_traverse(InputEdges *self, visitproc visit, void *arg)
+{
+    for (Py_ssize_t i = 0; i < self->count; i++) Py_VISIT(self->inputs[i].node);
+    Py_VISIT(self->call);
+    Py_VISIT(self->found); /* whose own clearing opens a cycle */
+    Py_VISIT(self->stale);
+    Py_VISIT(self->inner);
+    Py_VISIT(self->leaves);
+    return 0;
+}
+
 static void InputEdges_dealloc(InputEdges *self)
 {
+    PyObject_GC_UnTrack(self);
     for (Py_ssize_t i = 0; i < self->count; i++) Py_XDECREF(self->inputs[i].node);
     PyMem_Free(self->inputs);
     Py_XDECREF(self->call);
@@ -379,8 +395,9 @@ static PyGetSetDef EDGES_ATTRIBUTES[] = {
 static PyTypeObject InputEdgesType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.InputEdges",
     .tp_basicsize = sizeof(InputEdges),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = InputEdges_new,
+    .tp_traverse = (traverseproc)InputEdges_traverse,
     .tp_dealloc = (destructor)InputEdges_dealloc,
     .tp_methods = EDGES_METHODS,
     .tp_members = EDGES_MEMBERS,
