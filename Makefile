@@ -18,6 +18,8 @@ ARGS   ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Heavy tests lie side by side: one process would be given most of them, and the others wait.
+SPREAD := -n $(JOBS) --dist worksteal
 # Versions and checksums of everything but the framework; `make lock` writes them.
 LOCKED := $(PIP) install --quiet --require-hashes --no-deps
 # An environment is made anew when what it is made from changes.
@@ -34,16 +36,16 @@ demo: $(VENV)/.ready ## train a small transformer twice, record it, show what wa
 	@scripts/demo $(BIN)
 
 test: $(VENV)/.ready-dev ## run all tests but the slow ones
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m 'not slow' $(ARGS)
 
 test-slow: $(VENV)/.ready-dev ## run the slow ones: corpora, real process groups, trainers
-	$(BIN)/python -m pytest -n $(JOBS) -m slow $(ARGS)
+	$(BIN)/python -m pytest $(SPREAD) -m slow $(ARGS)
 
 demo-mindspore: $(MSVENV)/.ready ## the same with a MindSpore net
 	@scripts/demo-mindspore $(MSVENV)/bin
 
 test-mindspore: $(MSVENV)/.ready ## run the tests of capture in MindSpore, in an environment of their own
-	GLOG_v=3 $(MSVENV)/bin/python -m pytest -n $(JOBS) tests/mindspore $(ARGS)
+	GLOG_v=3 $(MSVENV)/bin/python -m pytest $(SPREAD) tests/mindspore $(ARGS)
 
 lint: $(VENV)/.ready-dev ## check style
 	$(BIN)/ruff check .
