@@ -195,7 +195,7 @@ def test_input_alone_and_output_alone(tmp_path: Path) -> None:
     settings = {"level": "L1", "statistics": {"data_mode": ["input"]}}
     view = capture(tmp_path, settings, train, Net())
     for name, record in view.records.items():
-        kept = {"input"} if BACKWARD in name else {"input_args", "input_kwargs"}
+        kept = {"input"} if BACKWARD in name else {"input_args", "input_kwargs", "attributes"}
         assert set(record.parts) <= kept
 
 

@@ -27,7 +27,7 @@ from msprobe.dump.record_names import forward_name, parse_record_name, repeated_
 from msprobe.dump.records import JsonTree
 from msprobe.dump.stack_frames import user_line
 from msprobe.dump.value_reader import ValueReader
-from msprobe.dump.values import Value
+from msprobe.dump.values import Role, Value
 from msprobe.errors import MsprobeError
 from msprobe.files import write_report
 from msprobe.json_text import parse_json, strict_json
@@ -196,7 +196,8 @@ class DiffJudge:
         self._place += 1
         return LiveCall(
             name=parsed,
-            values=values,
+            # As `Side` leaves them out: attributes of primitives, random states.
+            values=[value for value in values if value.role is not Role.OTHER],
             place=self._place,
             module=parsed.path
             if parsed.is_module
