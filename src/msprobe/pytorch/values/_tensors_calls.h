@@ -193,9 +193,13 @@ static int put_parameters(Memo *memo, struct text *text, PyObject *parameters)
     int outcome = put(text, ",\"parameters\":{") ? -1 : 1, is_first = 1;
     while (outcome > 0 && PyDict_Next(parameters, &position, &key, &value)) {
         if (value == Py_None) continue;
+        Py_INCREF(key); /* the user's dict, which another thread may change while this one reads */
+        Py_INCREF(value);
         outcome = (!is_first && put(text, ",")) || put_key(text, key)
                       ? -1
                       : put_seen(memo, text, value, SEEN);
+        Py_DECREF(key);
+        Py_DECREF(value);
         is_first = 0;
     }
     return outcome > 0 && put(text, "}") ? -1 : outcome;
