@@ -193,31 +193,3 @@ def test_dropped_calls_do_not_leave_memory_undefined(tmp_path: Path) -> None:
     section = {"black_list": ["copy_"]}
     records = records_of(tmp_path, work, section=section)
     assert records["Tensor.view.0.forward"]["output"][0]["Max"] == 1.0
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        lambda buffer: buffer.narrow(0, 5, 8),
-        lambda buffer: torch.narrow(buffer, 0, 5, 8),
-        lambda buffer: buffer[5:13],
-    ],
-    ids=["narrow", "torch.narrow", "slice"],
-)
-@pytest.mark.parametrize("elements", [1 << 22, 100], ids=["large", "small"])
-def test_a_small_part_of_a_large_buffer_reads_nothing_of_the_rest(
-    elements: int, part: Callable[[Tensor], Tensor], tmp_path: Path
-) -> None:
-    buffer = torch.ones(elements)
-    record = next(iter(records_of(tmp_path, lambda: part(buffer)).values()))
-    (whole,), (taken,) = leaves(record["input_args"]), leaves(record["output"])
-    assert (whole["Max"] is None) is (elements > 100)
-    assert whole["shape"] == [elements]
-    assert (taken["shape"], taken["Max"]) == ([8], 1.0)
-
-
-def test_a_large_part_of_a_large_buffer_is_recorded_with_its_values(tmp_path: Path) -> None:
-    buffer = torch.ones(1 << 22)
-    record = next(iter(records_of(tmp_path, lambda: buffer.narrow(0, 0, 1 << 21)).values()))
-    (whole,) = leaves(record["input_args"])
-    assert whole["Max"] == 1.0

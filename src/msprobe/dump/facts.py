@@ -359,7 +359,7 @@ def _decoded(value: object) -> Any:
     """Return what is encoded in a part of a value."""
     if isinstance(value, msgspec.Raw):
         return msgspec.json.decode(value)
-    raise NotImplementedError
+    raise NotImplementedError  # what msgspec expects of a hook that does not know a type
 
 
 def _find_nonfinite(tree: Any) -> bool:

@@ -312,7 +312,7 @@ class ApiObserver(TorchFunctionMode):
             call = self._recomputations.begin(name, stack, frame, is_module=False)
             if call is None:
                 return None
-        elif recorder is not None and not self.memory.may_leave_unread(entry, args, kwargs):
+        elif recorder is not None and not self.memory.may_leave_unread(entry, kwargs):
             quick = recorder.begin(name, stack, args, kwargs, None, with_grad, True)
             if quick is not None:
                 if quick.is_described:

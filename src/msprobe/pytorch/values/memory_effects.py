@@ -12,7 +12,7 @@ from msprobe.capture.values import Found
 from msprobe.pytorch.apis.api_rules import ApiEntry, WriteEffect
 from msprobe.pytorch.values.adapter import TorchAdapter
 from msprobe.pytorch.values.tensor_search import output_slots, tensors_in
-from msprobe.pytorch.values.unread import PARTS, Arguments, UnreadTensors
+from msprobe.pytorch.values.unread import Arguments, UnreadTensors
 
 
 class MemoryEffects:
@@ -29,21 +29,18 @@ class MemoryEffects:
 
     # -- how a call is described ---------------------------------------------------------------
 
-    def may_leave_unread(
-        self, entry: ApiEntry | None, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> bool:
+    def may_leave_unread(self, entry: ApiEntry | None, kwargs: Mapping[str, Any]) -> bool:
         """Return whether a call may get arguments that are not to be read."""
         if entry is None:
             return False
-        if entry.in_place or self._undefined or (kwargs and not entry.outs.isdisjoint(kwargs)):
-            return True
-        return entry.api in PARTS and self._unread.takes_small_part(entry.api, args, kwargs)
+        may_be_unread = entry.in_place or self._undefined
+        return bool(may_be_unread or (kwargs and not entry.outs.isdisjoint(kwargs)))
 
     def shown_arguments(
         self, entry: ApiEntry, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Arguments:
         """Return the arguments of a call as they are to be described."""
-        if not self.may_leave_unread(entry, args, kwargs):
+        if not self.may_leave_unread(entry, kwargs):
             return args, kwargs
         return self._unread.in_arguments(entry, args, kwargs)
 

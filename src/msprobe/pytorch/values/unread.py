@@ -11,10 +11,6 @@
   into a part is an input of the call that writes it, and the whole is an input of the calls that
   use it.
 
-- A small part of a large buffer (``bucket.narrow(0, offset, length)``) reads nothing of the rest.
-  Trainers that keep gradients in buckets of a gigabyte take such parts for each parameter; reading
-  the bucket each time would take a thousand times as long as their step.
-
 Memory that was made before recording began, or elsewhere than by a call that is observed, counts as
 filled.
 """
@@ -22,7 +18,7 @@ filled.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor
 
@@ -30,11 +26,6 @@ from msprobe.capture.values import Unread
 from msprobe.operators.operator import InPlace
 from msprobe.pytorch.apis.api_rules import ApiEntry
 from msprobe.pytorch.values.adapter import TorchAdapter
-
-PARTS: Final = frozenset({"narrow", "__getitem__"})
-"""Functions that may take a small part of a large buffer."""
-_LARGE_BYTES: Final = 1 << 24
-_SMALL_SHARE: Final = 1 / 16
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 # The arguments by position or by name, and an index or a key of them.
@@ -59,8 +50,6 @@ class UnreadTensors:
         overwritten = _overwritten(entry, args, kwargs)
         for place, key in overwritten:
             place[key] = self._without_values(place[key], written=True)
-        if entry.api in PARTS and self.takes_small_part(entry.api, args, kwargs):
-            args[0] = self._without_values(args[0], written=False)
         if not self._undefined.storages:
             return args, kwargs
         if entry.leaves_unread and not overwritten:
@@ -70,19 +59,6 @@ class UnreadTensors:
             for place, key in _at(index, name, args, kwargs):
                 place[key] = self._without_undefined(place[key], written=True)
         return args, kwargs
-
-    def takes_small_part(self, api: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether a view takes a small part of a large buffer.
-
-        Args:
-            api: one of `PARTS`.
-            args: its arguments.
-            kwargs: the named ones.
-        """
-        buffer = args[0] if args else None
-        if type(buffer) is not Tensor or buffer.nbytes < _LARGE_BYTES or kwargs:
-            return False
-        return _share(api, buffer, args[1:]) <= _SMALL_SHARE
 
     def in_result(
         self, entry: ApiEntry, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
@@ -144,19 +120,6 @@ def _at(index: int, name: str, args: Any, kwargs: Any) -> list[_Slot]:
     if index < len(args):
         return [(args, index)]
     return [(kwargs, name)] if name in kwargs else []
-
-
-def _share(api: str, buffer: Tensor, part: Sequence[Any]) -> float:
-    """Return the share of a buffer that a view takes; 1 where that is not told."""
-    if api == "narrow" and len(part) == 3 and all(type(number) is int for number in part):
-        dimension, _, length = part
-        is_one = -buffer.dim() <= dimension < buffer.dim()
-        return length / max(1, buffer.shape[dimension]) if is_one else 1
-    if buffer.dim() == 1 and part and type(part[0]) is slice:
-        limits = (part[0].start, part[0].stop, part[0].step)
-        if all(limit is None or type(limit) is int for limit in limits):
-            return len(range(*part[0].indices(len(buffer)))) / max(1, len(buffer))
-    return 1
 
 
 def _is_whole(index: Any) -> bool:
