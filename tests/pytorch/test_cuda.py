@@ -76,6 +76,17 @@ def reference(family: str) -> Fingerprint | str:
     return first if first == again else "differs from run to run"
 
 
+def test_a_nan_on_the_device_writes_the_steps_that_are_kept(tmp_path: Path, on_gpu: None) -> None:
+    model = nn.Linear(4, 4)
+    with recording(tmp_path, "L1", section={"keep_last": 2}) as run:
+        for factor in (1.0, 1.0, math.nan, 1.0):
+            with run.step_of(model):
+                (model(torch.ones(2, 4)).sum() * factor).backward()
+            model.zero_grad()
+        assert run.steps() == ["step1", "step2"]
+        assert run.account(2)["written_because"] == "NaN or Inf"
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @pytest.mark.parametrize("family", ON_DEVICE)
 def test_a_recorded_training_is_bit_identical(
@@ -143,9 +154,14 @@ def test_statistics_of_the_device_are_those_of_the_host(dtype: torch.dtype, kind
     for name in ("max", "min"):
         one, other = getattr(found, name), getattr(expected, name)
         assert type(one) is type(other)
-        assert one == pytest.approx(other, rel=1e-15, nan_ok=True)
-    assert found.norm == pytest.approx(expected.norm, rel=1e-13, nan_ok=True)
-    if expected.mean is None or not math.isfinite(expected.mean):
+        assert one is other or one == pytest.approx(other, rel=1e-15, nan_ok=True)
+    if expected.norm is None:
+        assert found.norm is None
+    else:
+        assert found.norm == pytest.approx(expected.norm, rel=1e-13, nan_ok=True)
+    if expected.mean is None:
+        assert found.mean is None
+    elif not math.isfinite(expected.mean):
         assert found.mean == pytest.approx(expected.mean, nan_ok=True)
     else:
         scale = Statistics.of(host).mean_scale  # type: ignore[union-attr]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -15,6 +15,13 @@ from msprobe.dump.writer import RankDump, TensorPayload
 if TYPE_CHECKING:
     from msprobe.capture.stacks import Stack
     from msprobe.capture.statistics import Summary
+
+
+class LateText(Protocol):
+    """JSON in which the summaries of some values are still missing."""
+
+    def fill(self) -> tuple[msgspec.Raw, bool]:
+        """Return it with the summaries, which have come, and whether one shows NaN or +Inf."""
 
 
 class Draft(msgspec.Struct, eq=False):
@@ -32,6 +39,7 @@ class Draft(msgspec.Struct, eq=False):
         is_bad: whether a tensor in it holds NaN or +Inf; -Inf may be a mask.
         error: text of an error while a tensor of it was described, None without one.
         waiting: summaries that the device has not delivered yet, with the records to fill.
+        late: the encoded parts among `parts` that wait for such summaries.
         held: copies of tensors put aside until it is known whether they are saved (overflow
             check), with record and path; None when nothing waits for such a decision.
         parent: the record around its call, where a check is to name it.
@@ -49,6 +57,7 @@ class Draft(msgspec.Struct, eq=False):
     is_bad: bool = False
     error: BaseException | None = None
     waiting: list[Any] | None = None
+    late: dict[str, LateText] | None = None
     held: list[tuple[TensorPayload, TensorRecord, str]] | None = None
     parent: str | None = None
     stack: Stack | None = None
@@ -63,6 +72,12 @@ class Draft(msgspec.Struct, eq=False):
         if self.files is not None:
             self.files.put_tensor(name, payload)
         return name
+
+    def wait_for(self, part: str, text: LateText) -> None:
+        """Let a part of the record wait for its text."""
+        self.parts[part] = None  # in its place among the others
+        self.late = {**(self.late or {}), part: text}
+        self.waiting = self.waiting or []
 
     def add_details(self, record: TensorRecord, summary: Summary) -> None:
         """Note projections, NaN and infinities of a finished summary."""

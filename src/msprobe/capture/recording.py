@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from msprobe.capture.account import Step
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.backward import BackwardPass
 from msprobe.capture.backward_record import begin_parts, gradient_path, place, write_remarks
-from msprobe.capture.call import Call, Draft
+from msprobe.capture.call import Call, Draft, LateText
 from msprobe.capture.events import CallSink
 from msprobe.capture.names import RECOMPUTE
 from msprobe.capture.stacks import Stack
@@ -72,6 +72,20 @@ class Rerun:
         self.said = 0
 
 
+class Unfilled(NamedTuple):
+    """A record that is whole but for the numbers of values that a device still computes.
+
+    Attributes:
+        name: its name.
+        order: its place among the records of the step.
+        text: its JSON.
+    """
+
+    name: str
+    order: int
+    text: LateText
+
+
 class Recording(CallSink):
     """Records calls and gradients, tensors as statistics.
 
@@ -102,7 +116,7 @@ class Recording(CallSink):
         self.dump: RankDump | None = None
         self.written_stacks: set[int] = set()
         self._written_owners: set[str] = set()
-        self._deferred: list[Draft] = []
+        self._deferred: list[Draft | Unfilled] = []
         self._reruns: dict[str, Rerun] = {}
         self.open_passes: dict[BackwardPass, None] = {}
         self._parameters: dict[str, Draft] = {}
@@ -354,9 +368,7 @@ class Recording(CallSink):
             self._failed("reading a tensor", draft.error)
             draft.error = None  # its traceback holds the tensor
         if draft.waiting is not None:
-            self._deferred.append(draft)
-            if len(self._deferred) >= _WAITING_LIMIT:
-                self.flush_deferred()
+            self._put_off(draft)
             return True
         if draft.is_bad:
             self._step.is_bad = True
@@ -367,6 +379,15 @@ class Recording(CallSink):
             dump.put_record(draft.name, draft.order, draft.parts, nonfinite=draft.nonfinite)
         self._step.account.records += 1
         return True
+
+    def defer(self, name: str, order: int, text: LateText) -> None:
+        """Write a record when its values have their numbers."""
+        self._put_off(Unfilled(name, order, text))
+
+    def _put_off(self, record: Draft | Unfilled) -> None:
+        self._deferred.append(record)
+        if len(self._deferred) >= _WAITING_LIMIT:
+            self.flush_deferred()
 
     def rewrite_recomputed(self) -> None:
         """Write the records of recomputed calls again; readers take the later one."""
@@ -397,19 +418,35 @@ class Recording(CallSink):
                     resolve()
             except Exception as error:  # noqa: BLE001 - a record without numbers beats none
                 self._failed("statistics from the device", error)
-            for draft in drafts:
+            for record in drafts:
+                if isinstance(record, Unfilled):
+                    account.records += self._write_filled(record, dump)
+                    continue
                 try:
-                    self._adapter.fill(draft)
+                    self._adapter.fill(record)
                 except Exception as error:  # noqa: BLE001 - logged, and training goes on
                     self._failed("statistics from the device", error)
-                draft.waiting = None
-                if draft.is_bad:
+                record.waiting = None
+                if record.is_bad:
                     self._step.is_bad = True
-                if self.keeps(draft):
+                if self.keeps(record):
                     account.records += 1
-                    self._write(draft, dump)
+                    self._write(record, dump)
 
         self._submit(complete)
+
+    def _write_filled(self, record: Unfilled, dump: RankDump | None) -> bool:
+        """Write a record whose values have come; return whether that was possible."""
+        try:
+            text, is_bad = record.text.fill()
+        except Exception as error:  # noqa: BLE001 - logged, and training goes on
+            self._failed("statistics from the device", error)
+            return False
+        if is_bad:
+            self._step.is_bad = True
+        if dump is not None:
+            dump.put_record(record.name, record.order, text)
+        return True
 
 
 class TensorRecording(Recording):

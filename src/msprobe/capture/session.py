@@ -473,11 +473,12 @@ class Session:
         self.recording.use(None)
         account = self.account
         account.close(ended, saw_calls=self.calls.any_began)
-        is_bad = self.flight is not None and (
-            bool(self.adapter.take_bad_values()) or self.current.is_bad
-        )
-        self.dumps.close_step(dump, account, ended, is_bad=is_bad)
+        self.dumps.close_step(dump, account, ended, self._has_bad_values)
         self.totals.add(account)
+
+    def _has_bad_values(self) -> bool:
+        """Return whether a record of the step shows NaN or +Inf."""
+        return bool(self.adapter.take_bad_values()) or self.current.is_bad
 
     def flush(self, reason: str) -> None:
         """Write the steps that are kept in memory: now, or with the step that is being recorded."""

@@ -117,6 +117,20 @@ NATIVE: Final = load_native()
 """The C kernels of this process, or None."""
 
 
+LOST: Final = "the device did not deliver the statistics"
+"""Note of a value whose summary never came."""
+
+
+def raw_of(summary: Summary) -> tuple[RawStatistics, str | None]:
+    """Return the numbers of a summary as the C kernels would, and its note."""
+    if not summary.ready:
+        return (None,) * 6, LOST
+    found = summary.nonfinite
+    counts = None if found is None else msgspec.structs.astuple(found)
+    four = (summary.max, summary.min, summary.mean, summary.norm)
+    return (*four, counts, summary.projections), summary.note
+
+
 def from_raw(raw: RawStatistics) -> Summary:
     """Return the summary for the results of the C kernels."""
     counts = raw[4]

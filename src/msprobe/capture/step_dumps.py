@@ -113,20 +113,23 @@ class StepDumps:
         if self._online is None and isinstance(section, TensorSection) and section.online:
             self._online = OnlineRun(section.online, claim)
 
-    def close_step(self, dump: RankDump, account: Account, ended: Ended, *, is_bad: bool) -> None:
+    def close_step(
+        self, dump: RankDump, account: Account, ended: Ended, is_bad: Callable[[], bool]
+    ) -> None:
         """Write a step that is over, or keep it in memory.
 
         Args:
             dump: its records.
             account: its counts.
             ended: how it ended.
-            is_bad: whether a record of it shows NaN or +Inf.
+            is_bad: returns whether a record of it shows NaN or +Inf; asked when all are written,
+                for a device delivers its numbers late.
         """
         fields: dict[str, Any] = {RUN_KEY: RunTimes(self._began, time.time()).as_json()}
         kept = KeptStep(dump, account, fields)
         if self.flight is not None:
             self.flight.keep(kept)
-            self._write_if_needed(self.flight, ended, is_bad)
+            self._write_if_needed(self.flight, ended, is_bad())
             return
         written = dump.close()
         if self._online is not None:

@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from msprobe.capture.call import Draft
-from msprobe.capture.statistics import Summary
+from msprobe.capture.statistics import LOST, Summary
 from msprobe.dump.records import TensorRecord
-
-_LOST: Final = "the device did not deliver the statistics"
 
 
 def take_summary(draft: Draft, record: TensorRecord, summary: Summary) -> None:
@@ -30,10 +26,14 @@ def take_summary(draft: Draft, record: TensorRecord, summary: Summary) -> None:
 
 def fill_waiting(draft: Draft) -> None:
     """Write the summaries that have become ready into the records that wait for them."""
+    for part, text in (draft.late or {}).items():
+        draft.parts[part], is_bad = text.fill()
+        draft.is_bad = draft.is_bad or is_bad
+    draft.late = None
     for record, summary in draft.waiting or ():
         if not summary.ready:
             # A remark on a gradient may have come meanwhile.
-            record.note = f"{record.note}; {_LOST}" if isinstance(record.note, str) else _LOST
+            record.note = f"{record.note}; {LOST}" if isinstance(record.note, str) else LOST
             continue
         record.max, record.min = summary.max, summary.min
         record.mean, record.norm = summary.mean, summary.norm

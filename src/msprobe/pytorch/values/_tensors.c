@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * msprobe.pytorch.values._tensors: describe plain tensors on the CPU, each value once.
+ * msprobe.pytorch.values._tensors: describe plain tensors, each value once.
  *
  * `Memo` remembers the summary of a value while it is provably unchanged and alive. The
  * output of one API is the input of the next: it is summarised (and stored) once. A wrong hit would
@@ -16,6 +16,10 @@
  *
  * Parameters, buffers and loader data are never remembered: they were born elsewhere. Writes can only
  * be observed while the function mode is on: `active` says so, and `clear` forgets everything.
+ *
+ * Tensors on the CPU are summarised here. Those on other devices are summarised by the caller's
+ * `summarise`, whose numbers come later: until then a record has a mark in the place of the value's
+ * JSON, a byte that no JSON has; `LateText` knows these values, and puts them in.
  *
  * Nothing here knows torch's headers. A tensor's memory is read through its DLPack table (DLPack 1.2,
  * "C exchange API"), or through its Python attributes where torch has no such table. The caller
@@ -86,7 +90,7 @@ static const struct {
 static const struct msprobe_native_api *native;
 
 #define NAMES(X)                                                                                \
-    X(is_cpu) X(layout) X(dtype) X(shape) X(stride) X(data_ptr) X(storage_offset) X(_version)   \
+    X(is_cpu) X(is_cuda) X(is_meta) X(device) X(ready) X(defer) X(wait_for) X(layout) X(dtype) X(shape) X(stride) X(data_ptr) X(storage_offset) X(_version)   \
     X(requires_grad) X(untyped_storage) X(nbytes) X(_cdata) X(is_neg) X(is_conj) X(_weak_ref)   \
     X(_sequence_nr) X(next_functions) X(variable) X(grad_fn) X(output_nr) X(_is_view) X(_base)  \
     X(metadata) X(msprobe) X(register_hook) X(register_prehook) X(take) X(call) X(remarks)      \
@@ -105,7 +109,7 @@ static struct {
 /* What `setup` was given: types, functions and tables of torch and of this package. */
 static struct {
     PyObject *tensor, *parameter, *strided, *is_cow, *expired, *free_weak_ref, *encode, *raw,
-        *summary;
+        *summary, *raw_of;
     PyObject *kinds; /* dtype -> kind */
     const struct dl_exchange_api *dlpack;
 } torch;
@@ -217,13 +221,16 @@ static int is_plainly_stored(PyObject *tensor, const struct view *view)
     return negative < 0 ? -1 : !negative;
 }
 
-/* Read where the elements lie: 1, 0 if this is no plain tensor on the CPU, -1 with an exception. */
-static int read_view(PyObject *tensor, struct view *view)
+static int is_plain_class(PyObject *tensor)
 {
-    if ((PyObject *)Py_TYPE(tensor) != torch.tensor && (PyObject *)Py_TYPE(tensor) != torch.parameter)
-        return 0;
-    int on_cpu = flag(tensor, names.is_cpu);
-    if (on_cpu <= 0) return on_cpu;
+    PyObject *type = (PyObject *)Py_TYPE(tensor);
+    return type == torch.tensor || type == torch.parameter;
+}
+
+/* Read where the elements of a tensor of a plain class lie, on whatever device: 1, 0 if it is not
+ * plain, -1 with an exception. */
+static int read_place(PyObject *tensor, struct view *view, int has_dlpack)
+{
     int strided = is_strided(tensor);
     if (strided <= 0) return strided;
     if (torch.is_cow != Py_None) {
@@ -232,12 +239,38 @@ static int read_view(PyObject *tensor, struct view *view)
         Py_XDECREF(is_cow);
         if (is_cow != Py_False) return is_cow ? 0 : -1;
     }
-    int failed = torch.dlpack ? read_by_dlpack(tensor, view) : read_by_attributes(tensor, view);
+    int failed = torch.dlpack && has_dlpack ? read_by_dlpack(tensor, view)
+                                            : read_by_attributes(tensor, view);
     if (failed || view->kind < 0) return failed;
     view->itemsize = native->kind(view->kind).itemsize;
     view->count = 1;
     for (int i = 0; i < view->ndim; i++) view->count *= view->shape[i];
     return is_plainly_stored(tensor, view);
+}
+
+/* Read where the elements lie: 1, 0 if this is no plain tensor on the CPU, -1 with an exception. */
+static int read_view(PyObject *tensor, struct view *view)
+{
+    if (!is_plain_class(tensor)) return 0;
+    int on_cpu = flag(tensor, names.is_cpu);
+    return on_cpu <= 0 ? on_cpu : read_place(tensor, view, 1);
+}
+
+/* As `read_view`, of a tensor on another device whose elements are in `available_bytes` at most. */
+static int read_device_view(PyObject *tensor, struct view *view)
+{
+    int is_meta = flag(tensor, names.is_meta);
+    if (is_meta) return is_meta < 0 ? -1 : 0;
+    int is_cuda = flag(tensor, names.is_cuda);
+    return is_cuda < 0 ? -1 : read_place(tensor, view, is_cuda);
+}
+
+/* Whether the elements lie within the bytes that are left of their storage. */
+static int is_within(const struct view *view, int64_t available_bytes)
+{
+    int64_t last = 0;
+    for (int i = 0; i < view->ndim; i++) last += (view->shape[i] - 1) * view->strides[i];
+    return (last + 1) * (int64_t)view->itemsize <= available_bytes;
 }
 
 /* Whether the elements fill one block of memory without gaps or overlaps. */
@@ -266,7 +299,9 @@ typedef struct {
     PyObject_HEAD
     int64_t id;          /* the same wherever this value appears in the step; 0 when unknown */
     PyObject *numbers;   /* (max, min, mean, norm, counts or None, projections or None) */
-    PyObject *text;      /* bytes of its JSON, with requires_grad false */
+    struct view *view;   /* of a value on a device until it is filled, else NULL */
+    PyObject *device;    /* bytes of its JSON; NULL for the CPU */
+    PyObject *text;      /* bytes of its JSON, with requires_grad false; NULL until there are numbers */
     size_t split;        /* where that "false" begins in it */
     PyObject *raws[2];   /* its JSON as `msgspec.Raw`, without and with requires_grad */
     PyObject *md5, *file, *summary;
@@ -274,7 +309,9 @@ typedef struct {
 
 static void Value_dealloc(Value *self)
 {
+    PyMem_Free(self->view);
     Py_XDECREF(self->numbers);
+    Py_XDECREF(self->device);
     Py_XDECREF(self->text);
     Py_XDECREF(self->raws[0]);
     Py_XDECREF(self->raws[1]);
@@ -288,6 +325,8 @@ static void Value_dealloc(Value *self)
 struct text {
     char *start;
     size_t used, capacity;
+    int may_wait;     /* whether it takes values whose numbers come later */
+    PyObject *unfilled; /* these values, in the order of their marks; NULL for none */
     char inplace[512];
 };
 
@@ -335,6 +374,8 @@ static void begin_text(struct text *text)
     text->start = text->inplace;
     text->used = 0;
     text->capacity = sizeof text->inplace;
+    text->may_wait = 0;
+    text->unfilled = NULL;
 }
 
 static PyObject *end_text(struct text *text, int failed)
@@ -377,8 +418,8 @@ static const char *const COUNTS[] = {",\"nan_count\":", ",\"pos_inf_count\":",
 
 #define IS_FALSE "false"
 
-/* Write a value's JSON; fields and their order are those of `TensorRecord`. */
-static int write_value(Value *value, const struct view *view)
+/* Write a value's JSON; fields and their order are those of `TensorRecord`. `note` may be NULL. */
+static int write_value(Value *value, const struct view *view, PyObject *note)
 {
     PyObject *encoded = PyObject_CallOneArg(torch.encode, value->numbers);
     if (!encoded) return -1;
@@ -396,6 +437,10 @@ static int write_value(Value *value, const struct view *view)
     failed = failed || put(&text, ",\"requires_grad\":");
     value->split = text.used;
     failed = failed || put(&text, IS_FALSE);
+    if (!failed && value->device)
+        failed = put(&text, ",\"device\":") ||
+                 put_bytes(&text, PyBytes_AS_STRING(value->device),
+                           (size_t)PyBytes_GET_SIZE(value->device));
     if (!failed && view->count && !is_dense(view, 1))
         failed = put_sizes(&text, ",\"stride\":", view->ndim, view->strides);
     if (!failed && value->id)
@@ -410,14 +455,34 @@ static int write_value(Value *value, const struct view *view)
     if (!failed && PyTuple_GET_ITEM(value->numbers, 5) != Py_None)
         failed = put(&text, ",\"projections\":") ||
                  put_bytes(&text, token, strcspn(token, "]") + 1);
+    if (!failed && note) {
+        PyObject *words = PyObject_CallOneArg(torch.encode, note);
+        failed = !words || put(&text, ",\"note\":") ||
+                 put_bytes(&text, PyBytes_AS_STRING(words), (size_t)PyBytes_GET_SIZE(words));
+        Py_XDECREF(words);
+    }
     value->text = end_text(&text, failed || put(&text, "}"));
     Py_DECREF(encoded);
     return value->text ? 0 : -1;
 }
 
-/* Put the JSON of a value. */
-static int put_value_text(struct text *text, const Value *value, int requires_grad)
+/* Marks of values whose numbers come later, without and with requires_grad: no JSON has these. */
+static const char MARKS[] = {1, 2};
+
+/* Whether a value can be put into a text. */
+static int fits(const struct text *text, const Value *value)
 {
+    return value->text || (value->view && text->may_wait);
+}
+
+/* Put the JSON of a value that fits, or its mark. */
+static int put_value_text(struct text *text, Value *value, int requires_grad)
+{
+    if (!value->text) {
+        if (!text->unfilled && !(text->unfilled = PyList_New(0))) return -1;
+        if (PyList_Append(text->unfilled, (PyObject *)value) < 0) return -1;
+        return put_bytes(text, MARKS + requires_grad, 1);
+    }
     const char *json = PyBytes_AS_STRING(value->text), *rest = json + value->split;
     if (requires_grad) {
         if (put_bytes(text, json, value->split) || put(text, "true")) return -1;
@@ -445,6 +510,24 @@ static PyObject *Value_get_summary(Value *self, void *closure)
 {
     if (!self->summary) self->summary = PyObject_CallOneArg(torch.summary, self->numbers);
     return Py_XNewRef(self->summary);
+}
+
+/* Take the numbers that have come, or their absence; -1 with an exception. */
+static int fill_value(Value *self)
+{
+    if (self->text) return 0;
+    PyObject *pair = PyObject_CallOneArg(torch.raw_of, self->summary), *numbers, *note;
+    if (!pair || !PyArg_ParseTuple(pair, "O!O", &PyTuple_Type, &numbers, &note)) {
+        Py_XDECREF(pair);
+        return -1;
+    }
+    Py_XSETREF(self->numbers, Py_NewRef(numbers));
+    int failed = write_value(self, self->view, note == Py_None ? NULL : note) < 0;
+    Py_DECREF(pair);
+    if (failed) return -1;
+    PyMem_Free(self->view);
+    self->view = NULL;
+    return 0;
 }
 
 static PyMemberDef VALUE_MEMBERS[] = {
@@ -556,6 +639,7 @@ typedef struct {
     uint64_t last_storage;
     int64_t bad; /* values with a NaN or +Inf that were described */
     double share; /* of the largest number of a type, from which a value is near it */
+    PyObject *summarise; /* of tensors on devices; NULL: they are none of ours */
     char active;
 } Memo;
 
@@ -706,7 +790,59 @@ static Value *new_value(PyObject *numbers, int64_t id, const struct view *view)
     memset((char *)value + sizeof(PyObject), 0, sizeof *value - sizeof(PyObject));
     value->numbers = numbers;
     value->id = id;
-    if (write_value(value, view) < 0) Py_CLEAR(value);
+    if (write_value(value, view, NULL) < 0) Py_CLEAR(value);
+    return value;
+}
+
+/* Return the JSON of the name of a tensor's device; NULL with an exception. */
+static PyObject *device_of(PyObject *tensor)
+{
+    static PyObject *known, *its_name; /* most tensors of a process are on one */
+    PyObject *device = PyObject_GetAttr(tensor, names.device), *name = NULL;
+    int is_known = device && known ? PyObject_RichCompareBool(device, known, Py_EQ) : 0;
+    if (is_known > 0) name = Py_NewRef(its_name);
+    else if (device && is_known == 0) {
+        PyObject *words = PyObject_Str(device);
+        name = words ? PyObject_CallOneArg(torch.encode, words) : NULL;
+        Py_XDECREF(words);
+        if (name) {
+            Py_XSETREF(known, Py_NewRef(device));
+            Py_XSETREF(its_name, Py_NewRef(name));
+        }
+    }
+    Py_XDECREF(device);
+    return name;
+}
+
+/* Return the value of a tensor on a device, whose numbers come later or not at all; NULL, perhaps
+ * with an exception. */
+static Value *new_device_value(const Memo *self, PyObject *tensor, const struct view *view,
+                               PyObject *storage)
+{
+    int64_t size_bytes = take_int(PyObject_CallMethodNoArgs(storage, names.nbytes));
+    int64_t offset = take_int(PyObject_CallMethodNoArgs(tensor, names.storage_offset));
+    if (PyErr_Occurred() || !is_within(view, size_bytes - offset * (int64_t)view->itemsize))
+        return NULL;
+    PyObject *device = device_of(tensor);
+    PyObject *summary = device ? PyObject_CallOneArg(self->summarise, tensor) : NULL;
+    int is_ready = summary ? flag(summary, names.ready) : -1;
+    Value *value = is_ready < 0 ? NULL : PyObject_New(Value, &ValueType);
+    if (!value) {
+        Py_XDECREF(summary);
+        Py_XDECREF(device);
+        return NULL;
+    }
+    memset((char *)value + sizeof(PyObject), 0, sizeof *value - sizeof(PyObject));
+    value->summary = summary;
+    value->device = device;
+    if (!is_ready) {
+        value->view = PyMem_Malloc(sizeof *view);
+        if (value->view) memcpy(value->view, view, sizeof *view);
+        else {
+            Py_CLEAR(value);
+            PyErr_NoMemory();
+        }
+    }
     return value;
 }
 
@@ -773,12 +909,16 @@ static int is_bad(PyObject *counts)
 enum entry { SEEN, COMES_IN, BORN };
 
 /* Return the `Value` of a plain tensor, made if need be; NULL without an exception when the
- * tensor is none of which this module reads the memory. `entry` says whether an observed call
+ * tensor is none of which this module knows the memory. `entry` says whether an observed call
  * receives it (a storage not seen before is not remembered then) or has made it. */
 static Value *look(Memo *self, PyObject *tensor, enum entry entry)
 {
     struct view view;
-    if (read_view(tensor, &view) <= 0) return NULL;
+    if (!is_plain_class(tensor)) return NULL;
+    int on_cpu = flag(tensor, names.is_cpu);
+    if (on_cpu < 0 || (!on_cpu && (!self->summarise || self->summarise == Py_None))) return NULL;
+    if ((on_cpu ? read_place(tensor, &view, 1) : read_device_view(tensor, &view)) <= 0) return NULL;
+    if (!on_cpu && !view.count) return NULL;
     PyObject *storage_object;
     uint64_t address = storage_address(tensor, &storage_object);
     if (!storage_object) return NULL;
@@ -798,20 +938,26 @@ static Value *look(Memo *self, PyObject *tensor, enum entry entry)
         for (; known && !value; known = known->next) {
             if (!is_current(known, storage, version) || known->kind != view.kind) continue;
             if (has_place_of(known, &view)) value = (Value *)Py_NewRef((PyObject *)known->value);
-            else if (!numbers && known->is_dense && known->count == view.count &&
+            else if (on_cpu && !numbers && known->is_dense && known->count == view.count &&
                      is_dense(&view, 0))
                 numbers = known->value->numbers; /* the same elements in another order */
         }
     }
     if (!value) {
-        if (numbers) numbers = numbers_in_order(numbers, &view);
-        if (!numbers && !PyErr_Occurred())
+        if (!on_cpu) value = new_device_value(self, tensor, &view, storage_object);
+        else if (numbers) numbers = numbers_in_order(numbers, &view);
+        if (on_cpu && !numbers && !PyErr_Occurred())
             numbers = numbers_of(tensor, &view, storage_object);
         if (version >= 0 && !is_entered(self, address, number)) version = -1;
-        if (version >= 0 && is_full(self, &self->known) && prune(self) < 0) Py_CLEAR(numbers);
+        if (version >= 0 && is_full(self, &self->known) && prune(self) < 0) {
+            Py_CLEAR(numbers);
+            Py_CLEAR(value);
+        }
         if (numbers && PyTuple_GET_ITEM(numbers, 4) != Py_None)
             self->bad += is_bad(PyTuple_GET_ITEM(numbers, 4));
-        value = new_value(numbers, version >= 0 ? ++self->last_id : 0, &view);
+        int64_t id = version >= 0 ? ++self->last_id : 0;
+        if (on_cpu) value = new_value(numbers, id, &view);
+        else if (value) value->id = id;
         if (value && version >= 0 && remember(self, &view, storage, version, value) < 0)
             Py_CLEAR(value);
     }
@@ -926,6 +1072,12 @@ static PyObject *Memo_look(Memo *self, PyObject *tensor)
     return look_or_none(self, tensor, SEEN);
 }
 
+/* Whether a tensor is on the CPU: text without marks takes no other; -1 with an exception. */
+static int is_on_cpu(PyObject *tensor)
+{
+    return is_plain_class(tensor) ? flag(tensor, names.is_cpu) : 0;
+}
+
 static PyObject *Memo_describe(Memo *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 2) {
@@ -933,6 +1085,8 @@ static PyObject *Memo_describe(Memo *self, PyObject *const *args, Py_ssize_t nar
         return NULL;
     }
     PyObject *tensor = args[0], *requires_grad = args[1];
+    int is_here = is_on_cpu(tensor);
+    if (is_here <= 0) return is_here < 0 ? NULL : Py_NewRef(Py_None);
     PyObject *value = look_or_none(self, tensor, SEEN);
     if (!value || value == Py_None) return value;
     int wanted = requires_grad == Py_None ? flag(tensor, names.requires_grad)
@@ -1001,8 +1155,10 @@ static int put_short(struct text *text, PyObject *values)
 /* Put a tensor that was looked at; 0 if it is not plain, -1 with an exception. */
 static int put_seen(Memo *self, struct text *text, PyObject *tensor, enum entry entry)
 {
+    int may_be_put = text->may_wait ? 1 : is_on_cpu(tensor);
+    if (may_be_put <= 0) return may_be_put;
     PyObject *known = look_or_none(self, tensor, entry);
-    if (!known || known == Py_None) {
+    if (!known || known == Py_None || !fits(text, (Value *)known)) {
         Py_XDECREF(known);
         return known ? 0 : -1;
     }
@@ -1129,7 +1285,7 @@ static PyObject *Memo_describe_call(Memo *self, PyObject *const *args, Py_ssize_
 }
 
 /* Put the values of `count` slots of a side as a list, null for an empty one. */
-static int put_slots(struct text *text, const char *key, Value *const *slots, Py_ssize_t count)
+static int put_slots(struct text *text, const char *key, Value **slots, Py_ssize_t count)
 {
     int failed = put(text, key);
     for (Py_ssize_t i = 0; i < count && !failed; i++)
@@ -1150,6 +1306,8 @@ static int fill_slots(Memo *self, PyObject *arrived, Value **slots, Py_ssize_t o
         int is_output = PyUnicode_CompareWithASCIIString(side, "input") == 0;
         if (index < 0 || index >= (is_output ? outputs : arguments)) return 0;
         Value **slot = slots + (is_output ? index : outputs + index);
+        int is_here = is_on_cpu(tensor);
+        if (is_here <= 0) return is_here;
         PyObject *value = *slot ? Py_NewRef(Py_None) : look_or_none(self, tensor, SEEN);
         if (!value || value == Py_None) {
             Py_XDECREF(value);
@@ -1311,26 +1469,6 @@ static PyObject *Memo_ban(Memo *self, PyObject *tensor)
     Py_RETURN_NONE;
 }
 
-static PyObject *Memo_state_of(Memo *self, PyObject *tensor)
-{
-    PyObject *object = NULL;
-    struct storage *storage = NULL;
-    if (self->active && (PyObject *)Py_TYPE(tensor) == torch.tensor && is_strided(tensor) > 0)
-        storage = table_get(&self->storages, storage_address(tensor, &object));
-    Py_XDECREF(object);
-    PyErr_Clear(); /* a tensor without storage of its own */
-    if (!storage || !storage->was_born || storage->is_banned) Py_RETURN_NONE;
-    int64_t version = version_of(tensor);
-    if (version < 0) Py_RETURN_NONE;
-    return Py_BuildValue("KIL", (unsigned long long)storage->number, (unsigned int)storage->epoch,
-                         (long long)version);
-}
-
-static PyObject *Memo_new_id(Memo *self, PyObject *ignored)
-{
-    return PyLong_FromLongLong(++self->last_id);
-}
-
 static PyObject *Memo_clear(Memo *self, PyObject *ignored)
 {
     forget_all(self);
@@ -1347,14 +1485,16 @@ static PyObject *Memo_next_step(Memo *self, PyObject *ignored)
 static void Memo_dealloc(Memo *self)
 {
     forget_all(self);
+    Py_XDECREF(self->summarise);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
 static PyMethodDef MEMO_METHODS[] = {
     {"look", (PyCFunction)Memo_look, METH_O,
-     "look(tensor) -> Value of a plain tensor on the CPU, None of any other"},
+     "look(tensor) -> Value of a plain tensor, None of any other"},
     {"describe", (PyCFunction)(void (*)(void))Memo_describe, METH_FASTCALL,
-     "describe(tensor, requires_grad | None) -> its JSON as msgspec.Raw; None as `look`"},
+     "describe(tensor, requires_grad | None) -> JSON of a plain tensor on the CPU as msgspec.Raw, None of "
+     "any other"},
     {"describe_call", (PyCFunction)(void (*)(void))Memo_describe_call, METH_FASTCALL,
      "describe_call(args, kwargs | None, found) -> JSON list and object of plain tensors, numbers, "
      "texts and None as two msgspec.Raw, each tensor appended to `found` with its place (`i` or "
@@ -1383,10 +1523,6 @@ static PyMethodDef MEMO_METHODS[] = {
     {"wrote", (PyCFunction)Memo_wrote, METH_O, "wrote(tensor): a call may have written to it"},
     {"ban", (PyCFunction)Memo_ban, METH_O,
      "ban(tensor): its storage may from now on change unseen"},
-    {"state_of", (PyCFunction)Memo_state_of, METH_O,
-     "state_of(tensor) -> (storage, epoch, version): while it is the same, so are the elements in the "
-     "memory of a plain tensor, on whatever device; None where nothing is known of it"},
-    {"new_id", (PyCFunction)Memo_new_id, METH_NOARGS, "new_id() -> the next `Value.id`"},
     {"clear", (PyCFunction)Memo_clear, METH_NOARGS, "clear(): forget everything"},
     {"next_step", (PyCFunction)Memo_next_step, METH_NOARGS,
      "next_step(): forget everything and number values anew"},
@@ -1399,6 +1535,9 @@ static PyMemberDef MEMO_MEMBERS[] = {
      "how many values with a NaN or +Inf were described"},
     {"share", T_DOUBLE, offsetof(Memo, share), 0,
      "share of the largest number of a type from which `check` says that a value is near; 0: none is"},
+    {"summarise", T_OBJECT, offsetof(Memo, summarise), 0,
+     "summarise(tensor) -> Summary of a plain tensor on another device than the CPU, perhaps one that "
+     "is not ready; None until it is set"},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -1428,9 +1567,9 @@ static int read_dlpack_table(PyObject *capsule)
 static PyObject *setup(PyObject *module, PyObject *args)
 {
     PyObject *dlpack;
-    if (!PyArg_ParseTuple(args, "OOOOOOOOOOO", &torch.tensor, &torch.parameter, &torch.strided,
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOO", &torch.tensor, &torch.parameter, &torch.strided,
                           &torch.is_cow, &torch.expired, &torch.free_weak_ref, &torch.encode,
-                          &torch.raw, &torch.summary, &torch.kinds, &dlpack))
+                          &torch.raw, &torch.summary, &torch.raw_of, &torch.kinds, &dlpack))
         return NULL;
     Py_INCREF(args); /* keeps all of them for ever */
     if (read_dlpack_table(dlpack) < 0) return NULL;
@@ -1440,6 +1579,83 @@ static PyObject *setup(PyObject *module, PyObject *args)
             if (strcmp(native->kind(kind).name, DL_TYPES[i].name) == 0) dl_kinds[i] = (int8_t)kind;
     }
     Py_RETURN_NONE;
+}
+
+/* ---- values whose numbers come later ------------------------------------------------------------ */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *text, *values; /* bytes with marks; the values in the order of these */
+} LateText;
+
+static void LateText_dealloc(LateText *self)
+{
+    Py_XDECREF(self->text);
+    Py_XDECREF(self->values);
+    PyObject_Free(self);
+}
+
+/* Put a text with its values in the place of their marks; -1 with an exception. */
+static int put_filled(struct text *text, const char *from, size_t count, PyObject *values, int *bad)
+{
+    const char *end = from + count;
+    Py_ssize_t next = 0;
+    while (from < end) {
+        const char *mark = from;
+        while (mark < end && (unsigned char)*mark > MARKS[1]) mark++;
+        if (put_bytes(text, from, (size_t)(mark - from))) return -1;
+        if (mark == end) break;
+        PyObject *item = next < PyList_GET_SIZE(values) ? PyList_GET_ITEM(values, next++) : NULL;
+        if (!item || !Py_IS_TYPE(item, &ValueType)) {
+            PyErr_SetString(PyExc_ValueError, "a mark without its value");
+            return -1;
+        }
+        Value *value = (Value *)item;
+        if (fill_value(value) < 0 || put_value_text(text, value, *mark == MARKS[1])) return -1;
+        PyObject *counts = PyTuple_GET_ITEM(value->numbers, 4);
+        *bad |= counts != Py_None && is_bad(counts);
+        from = mark + 1;
+    }
+    return 0;
+}
+
+static PyObject *LateText_fill(LateText *self, PyObject *ignored)
+{
+    struct text text;
+    begin_text(&text);
+    int bad = 0;
+    int failed = put_filled(&text, PyBytes_AS_STRING(self->text),
+                            (size_t)PyBytes_GET_SIZE(self->text), self->values, &bad);
+    PyObject *raw = end_values(&text, failed ? -1 : 1);
+    PyObject *pair = raw ? PyTuple_Pack(2, raw, bad ? Py_True : Py_False) : NULL;
+    Py_XDECREF(raw);
+    return pair;
+}
+
+static PyMethodDef LATE_TEXT_METHODS[] = {
+    {"fill", (PyCFunction)LateText_fill, METH_NOARGS,
+     "fill() -> (msgspec.Raw, whether a value has a NaN or +Inf); the numbers have come"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject LateTextType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.LateText",
+    .tp_basicsize = sizeof(LateText),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = (destructor)LateText_dealloc,
+    .tp_methods = LATE_TEXT_METHODS,
+    .tp_doc = "JSON in which the numbers of some values are still missing.",
+};
+
+/* Return the text, or what becomes of it when the numbers of `values` have come. */
+static PyObject *finished(PyObject *bytes, PyObject *values)
+{
+    if (!bytes || !values) return bytes ? PyObject_CallOneArg(torch.raw, bytes) : NULL;
+    LateText *late = PyObject_New(LateText, &LateTextType);
+    if (!late) return NULL;
+    late->text = Py_NewRef(bytes);
+    late->values = Py_NewRef(values);
+    return (PyObject *)late;
 }
 
 /* ---- the graph of a call --------------------------------------------------------------------- */
@@ -2022,7 +2238,7 @@ static PyMethodDef METHODS[] = {
      "setup_taps(...): what `tap_output` and its hooks need of torch and this package; call it once"},
     {"setup", setup, METH_VARARGS,
      "setup(Tensor, Parameter, strided, is_cow | None, expired, free_weak_ref, encode, Raw, "
-     "summary_of, kinds, dlpack_table | None): what is needed of torch; call it once"},
+     "summary_of, raw_of, kinds, dlpack_table | None): what is needed of torch; call it once"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -2044,6 +2260,7 @@ PyMODINIT_FUNC PyInit__tensors(void)
     NAMES(INTERN)
 #undef INTERN
     if (PyType_Ready(&ValueType) < 0 || PyType_Ready(&MemoType) < 0 ||
+        PyType_Ready(&LateTextType) < 0 ||
         PyType_Ready(&InputEdgesType) < 0 || PyType_Ready(&TapType) < 0 ||
         PyType_Ready(&OpenCallType) < 0 || PyType_Ready(&CallRecorderType) < 0)
         return NULL;

@@ -32,6 +32,7 @@ static void OpenCall_dealloc(OpenCall *self)
 {
     PyObject_GC_UnTrack(self);
     if (self->text.start != self->text.inplace) PyMem_Free(self->text.start);
+    Py_XDECREF(self->text.unfilled);
     Py_XDECREF(self->call);
     Py_XDECREF(self->found);
     Py_XDECREF(self->name);
@@ -238,6 +239,7 @@ static PyObject *CallRecorder_begin(CallRecorder *self, PyObject *const *args, P
     if (!open) return NULL;
     memset((char *)open + sizeof(PyObject), 0, sizeof *open - sizeof(PyObject));
     begin_text(&open->text);
+    open->text.may_wait = 1;
     PyObject_GC_Track(open);
     open->is_module = parameters != NULL;
     open->found = PyList_New(0);
@@ -329,7 +331,7 @@ static int put_record(const CallRecorder *self, OpenCall *open)
     }
     if (PyObject_SetAttr(self->calls, names.last_record, open->name) < 0) return -1;
     PyObject *bytes = PyBytes_FromStringAndSize(open->text.start, (Py_ssize_t)open->text.used);
-    PyObject *raw = bytes ? PyObject_CallOneArg(torch.raw, bytes) : NULL;
+    PyObject *raw = finished(bytes, open->text.unfilled);
     int failed = !raw || hand_on(self, open->name, open->order, raw) < 0;
     Py_XDECREF(raw);
     Py_XDECREF(bytes);
@@ -347,12 +349,16 @@ static PyObject *CallRecorder_end(CallRecorder *self, PyObject *const *args, Py_
     int transformed = take_truth(PyObject_CallNoArgs(given.transforms));
     if (transformed) return transformed < 0 ? NULL : Py_NewRef(Py_False);
     size_t used = open->text.used;
+    Py_ssize_t unfilled = open->text.unfilled ? PyList_GET_SIZE(open->text.unfilled) : 0;
     int outcome = put_results((Memo *)self->memo, &open->text, args[1], args[2] == Py_True);
     if (outcome > 0 && put_drawn(&open->text, args[3])) outcome = -1;
     if (outcome <= 0) {
         open->text.used = used;
         if (outcome < 0 && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
         PyErr_Clear();
+        if (open->text.unfilled &&
+            PyList_SetSlice(open->text.unfilled, unfilled, PY_SSIZE_T_MAX, NULL) < 0)
+            return NULL;
         Py_RETURN_FALSE;
     }
     if (tap_results(self, open, args[1]) < 0 || put_record(self, open) < 0) return NULL;
@@ -361,15 +367,32 @@ static PyObject *CallRecorder_end(CallRecorder *self, PyObject *const *args, Py_
 
 /* ---- for Python -------------------------------------------------------------------------------- */
 
-/* Put a part of the text into a dictionary; -1 with an exception. */
-static int unfold_part(PyObject *parts, const char *name, const OpenCall *open, size_t begin,
-                       size_t end)
+/* Put a part of the text into the parts of a draft; `filled` values before it were in other parts, and
+ * grow by its own. -1 with an exception. */
+static int unfold_part(PyObject *draft, const char *name, const OpenCall *open, size_t begin,
+                       size_t end, Py_ssize_t *filled)
 {
+    Py_ssize_t first = *filled;
+    for (size_t i = begin; i < end; i++)
+        *filled += (unsigned char)open->text.start[i] <= (unsigned char)MARKS[1];
     PyObject *bytes = PyBytes_FromStringAndSize(open->text.start + begin, (Py_ssize_t)(end - begin));
-    PyObject *raw = bytes ? PyObject_CallOneArg(torch.raw, bytes) : NULL;
-    int failed = !raw || PyDict_SetItemString(parts, name, raw) < 0;
-    Py_XDECREF(raw);
-    Py_XDECREF(bytes);
+    if (!bytes) return -1;
+    int is_late = *filled > first, failed;
+    PyObject *values = is_late ? PyList_GetSlice(open->text.unfilled, first, *filled) : NULL;
+    PyObject *key = PyUnicode_FromString(name);
+    PyObject *json = is_late && !values ? NULL : finished(bytes, values);
+    if (!key || !json) failed = 1;
+    else if (is_late)
+        failed = call_away(PyObject_CallMethodObjArgs(draft, names.wait_for, key, json, NULL)) < 0;
+    else {
+        PyObject *parts = PyObject_GetAttr(draft, names.parts);
+        failed = !parts || PyDict_SetItem(parts, key, json) < 0;
+        Py_XDECREF(parts);
+    }
+    Py_XDECREF(json);
+    Py_XDECREF(key);
+    Py_XDECREF(values);
+    Py_DECREF(bytes);
     return failed ? -1 : 0;
 }
 
@@ -382,19 +405,18 @@ static PyObject *CallRecorder_unfold(CallRecorder *self, PyObject *opened)
     OpenCall *open = (OpenCall *)opened;
     PyObject *draft = PyObject_CallMethodObjArgs(self->recording, names.new_draft, open->name,
                                                  open->order, NULL);
-    PyObject *parts = draft ? PyObject_GetAttr(draft, names.parts) : NULL;
-    int failed = !parts || PyObject_SetAttr(open->call, names.draft, draft) < 0;
+    int failed = !draft || PyObject_SetAttr(open->call, names.draft, draft) < 0;
     if (!failed && open->is_described) {
         size_t keywords = open->arguments_end + strlen(",\"input_kwargs\":");
         size_t parameters = open->keywords_end + strlen(",\"parameters\":");
-        failed = unfold_part(parts, "input_args", open, strlen("{\"input_args\":"),
-                             open->arguments_end) ||
-                 unfold_part(parts, "input_kwargs", open, keywords, open->keywords_end) ||
+        Py_ssize_t filled = 0;
+        failed = unfold_part(draft, "input_args", open, strlen("{\"input_args\":"),
+                             open->arguments_end, &filled) ||
+                 unfold_part(draft, "input_kwargs", open, keywords, open->keywords_end, &filled) ||
                  (open->is_module &&
-                  unfold_part(parts, "parameters", open, parameters, open->text.used));
+                  unfold_part(draft, "parameters", open, parameters, open->text.used, &filled));
         open->is_described = 0;
     }
-    Py_XDECREF(parts);
     Py_XDECREF(draft);
     if (failed) return NULL;
     Py_RETURN_NONE;

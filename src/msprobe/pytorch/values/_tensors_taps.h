@@ -196,9 +196,13 @@ static int put_call(const CallRecorder *self, PyObject *name, PyObject *order, P
     return failed ? -1 : 0;
 }
 
-/* Hand a record to the dump, and count it; -1 with an exception. */
+/* Hand a record to the dump, and count it, or a late one to the recording, which does so when its
+ * numbers have come; -1 with an exception. */
 static int hand_on(const CallRecorder *self, PyObject *name, PyObject *order, PyObject *raw)
 {
+    if (Py_IS_TYPE(raw, &LateTextType))
+        return call_away(PyObject_CallMethodObjArgs(self->recording, names.defer, name, order, raw,
+                                                    NULL));
     PyObject *dump = PyObject_GetAttr(self->recording, names.dump);
     PyObject *account = dump ? PyObject_GetAttr(self->step, names.account) : NULL;
     int failed = !account;
@@ -530,6 +534,7 @@ static PyObject *describe_arrived(Memo *memo, const struct arrived *arrived, con
     int outcome = 1;
     struct text text;
     begin_text(&text);
+    text.may_wait = 1;
     for (int i = 0; i < arrived->count && outcome > 0; i++) {
         Py_ssize_t index = arrived->of[i].index;
         if (index < 0 || index >= layout[arrived->of[i].is_input]) outcome = 0;
@@ -537,7 +542,7 @@ static PyObject *describe_arrived(Memo *memo, const struct arrived *arrived, con
             Value **slot = slots + (arrived->of[i].is_input ? layout[0] : 0) + index;
             PyObject *value =
                 *slot ? Py_NewRef(Py_None) : look_or_none(memo, arrived->of[i].tensor, BORN);
-            if (value && value != Py_None) *slot = (Value *)value;
+            if (value && value != Py_None && fits(&text, (Value *)value)) *slot = (Value *)value;
             else outcome = value ? 0 : -1, Py_XDECREF(value);
         }
     }
@@ -547,7 +552,11 @@ static PyObject *describe_arrived(Memo *memo, const struct arrived *arrived, con
         outcome = -1;
     for (Py_ssize_t i = 0; i < places; i++) Py_XDECREF(slots[i]);
     PyMem_Free(slots);
-    return end_values(&text, outcome);
+    PyObject *values = text.unfilled, *bytes = end_text(&text, outcome <= 0);
+    PyObject *json = outcome > 0 ? finished(bytes, values) : NULL;
+    Py_XDECREF(bytes);
+    Py_XDECREF(values);
+    return json;
 }
 
 /* Note that the first pass over a call is over, and write its record; -1 with an exception. */

@@ -39,7 +39,7 @@ from msprobe.pytorch.interception.stack_traits import classify
 from msprobe.pytorch.values.buffer_pool import BufferPool
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.describing import describe, placements_of, tensor_type
-from msprobe.pytorch.values.memo import DeviceValues, FoundOut, Value, new_memo
+from msprobe.pytorch.values.memo import FoundOut, Value, new_memo
 from msprobe.pytorch.values.readable import outside_transforms, readable, transforms_active
 from msprobe.pytorch.values.statistics import DeviceBatch, summarise
 from msprobe.pytorch.values.tensor_columns import KnownTensors
@@ -49,6 +49,38 @@ from msprobe.pytorch.values.value_watch import TorchValueWatch, first_positions,
 
 # Exact types whose every property can be read without a detour.
 TENSOR_TYPES: Final = (Tensor, Parameter)
+
+
+class Summaries:
+    """Summarises tensors; those on accelerators become ready batch by batch.
+
+    Args:
+        waits: whether numbers may come later; some tasks must know before the next call.
+        only_extremes: see `DeviceBatch`.
+    """
+
+    __slots__ = ("_batch", "_only_extremes", "_waits")
+
+    def __init__(self, *, waits: bool, only_extremes: bool) -> None:
+        self._waits = waits
+        self._only_extremes = only_extremes
+        self._batch: DeviceBatch | None = None
+
+    def __call__(self, tensor: Tensor) -> Summary:
+        """Return the summary of a tensor, perhaps one that is not ready."""
+        if tensor.is_cpu or tensor.is_meta or not self._waits:
+            return summarise(tensor)
+        if self._batch is None:
+            self._batch = DeviceBatch(only_extremes=self._only_extremes)
+        return self._batch.add(tensor)
+
+    def take_batch(self) -> Callable[[], None] | None:
+        """Start the copy of the numbers so far; see `Adapter.take_batch`."""
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return None
+        batch.start_copy()
+        return batch.collect
 
 
 class TorchAdapter:
@@ -74,13 +106,12 @@ class TorchAdapter:
             self._slices = section.slice
         elif isinstance(section, DiffCheckSection):
             self._md5 = section.compare is DiffRule.CHECKSUM
-        # These must know before the next call; everything else can wait.
         self._waits = config.task not in (Task.OVERFLOW_CHECK, Task.DIFF_CHECK)
-        self._batch: DeviceBatch | None = None
-        self._device_values = DeviceValues(self.memo)
         self._buffers = BufferPool()
         # Records then hold nothing but the memo's texts.
         self._locates = config.task is Task.NAN_CHECK
+        self._summarise = Summaries(waits=self._waits, only_extremes=self._locates)
+        self.memo.summarise = self._summarise
         section = config.section
         self._underflow = section.underflow if isinstance(section, NanCheckSection) else 0.0
         self._is_whole = not (self._md5 or self._slices or self._locates)
@@ -129,13 +160,11 @@ class TorchAdapter:
     def forget_values(self) -> None:
         """Forget the summaries of values: from now on their memory may be written unseen."""
         self.memo.clear()
-        self._device_values.clear()
         self.undefined.clear()
 
     def next_step(self) -> None:
         """Forget the values of the step that is over, and number those of the next anew."""
         self.memo.next_step()
-        self._device_values.clear()
 
     # -- tensors -------------------------------------------------------------------------------
 
@@ -267,18 +296,7 @@ class TorchAdapter:
 
     def _value_of(self, tensor: Tensor) -> Value:
         known = self.memo.look(tensor)
-        if known is not None:
-            return known
-        if tensor.is_cpu:
-            return FoundOut(self._summarise(tensor))
-        return self._device_values.look(tensor, self._summarise)
-
-    def _summarise(self, tensor: Tensor) -> Summary:
-        if tensor.is_cpu or tensor.is_meta or not self._waits:
-            return summarise(tensor)
-        if self._batch is None:
-            self._batch = DeviceBatch(only_extremes=self._locates)
-        return self._batch.add(tensor)
+        return FoundOut(self._summarise(tensor)) if known is None else known
 
     def outline(self, tensor: Tensor, *, written: bool) -> TensorRecord:
         """Return the record of a tensor whose elements are not looked at.
@@ -369,11 +387,7 @@ class TorchAdapter:
 
     def take_batch(self) -> Callable[[], None] | None:
         """Start the copy of the statistics that the device computed; see `Adapter`."""
-        batch, self._batch = self._batch, None
-        if batch is None:
-            return None
-        batch.start_copy()
-        return batch.collect
+        return self._summarise.take_batch()
 
     def fill(self, draft: Draft) -> None:
         """Write the finished summaries into the records of `draft`; see `Adapter`."""

@@ -165,8 +165,9 @@ class _Rows:
         """Allocate the buffer on the stream that will write it."""
         # MPS has no float64.
         self.accumulate = torch.float32 if device.type == "mps" else torch.float64
-        self.words = torch.empty((BLOCK_ROWS, _COLUMNS), dtype=torch.int64, device=device)
-        self.floats = self.words.view(self.accumulate)
+        with torch.inference_mode(False):  # else nothing could be written outside of that mode
+            self.words = torch.empty((BLOCK_ROWS, _COLUMNS), dtype=torch.int64, device=device)
+            self.floats = self.words.view(self.accumulate)
         self.pending: list[tuple[Summary, torch.dtype, int, bool]] = []
         self.stream = stream
         self._kernels: Any = _KERNELS.module() if device.type in _KERNEL_DEVICES else None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memo of values: the summary of a tensor while it is provably unchanged and alive.
 
-It is part of the C extension that describes plain tensors on the CPU; the rules by which a value is
+It is part of the C extension that describes plain tensors; the rules by which a value is
 known are there (``_tensors.c``). Without the extension nothing is remembered: every value is
 summarised each time, and saved under each of its names.
 """
@@ -18,13 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from msprobe.capture.statistics import NATIVE, NATIVE_VARIABLE, Summary, from_raw
+from msprobe.capture.statistics import NATIVE, NATIVE_VARIABLE, Summary, from_raw, raw_of
 from msprobe.capture.values import Found, Position
 
 _MODULE: Final = "msprobe.pytorch.values._tensors"
-
-State = tuple[int, int, int]
-"""Number of a storage, our epoch of it, and torch's version."""
 
 
 class Value(Protocol):
@@ -53,11 +50,14 @@ class Memo(Protocol):
         share: of the largest number of a type, from which `check` says that a value is near it; 0
             for none.
         bad: how many values with a NaN or +Inf were described.
+        summarise: of plain tensors on other devices than the CPU, whose numbers may come later;
+            None to leave these tensors to the caller.
     """
 
     active: bool
     share: float
     bad: int
+    summarise: Callable[[Tensor], Summary] | None
 
     def check(self, tensor: Tensor) -> int:
         """Return the `State` of a plain tensor on the CPU, -1 of any other."""
@@ -83,10 +83,10 @@ class Memo(Protocol):
         """
 
     def look(self, tensor: Tensor) -> Value | None:
-        """Return the `Value` of a plain tensor on the CPU, made if need be, else None."""
+        """Return the `Value` of a plain tensor, made if need be, else None."""
 
     def describe(self, tensor: Tensor, requires_grad: bool | None) -> msgspec.Raw | None:
-        """Return the JSON of such a tensor without file and checksum, None for any other.
+        """Return the JSON of a plain tensor on the CPU without file and checksum, else None.
 
         Args:
             tensor: any tensor.
@@ -111,7 +111,7 @@ class Memo(Protocol):
         """Return the JSON list and object of plain tensors, numbers, texts and None.
 
         Each tensor is noted as `came_in`, and appended to `found` with its place. None, with
-        nothing appended, where one of the values is something else.
+        nothing appended, where one of the values is something else, or on another device.
         """
 
     def describe_gradients(
@@ -119,7 +119,7 @@ class Memo(Protocol):
     ) -> msgspec.Raw | None:
         """Return the JSON of a backward record, see `Adapter.record_gradients`.
 
-        None where one of the gradients is no plain tensor.
+        None where one of the gradients is no plain tensor on the CPU.
         """
 
     def wrote(self, tensor: Tensor) -> None:
@@ -127,15 +127,6 @@ class Memo(Protocol):
 
     def ban(self, tensor: Tensor) -> None:
         """Note that a tensor's storage may from now on change unseen."""
-
-    def state_of(self, tensor: Tensor) -> State | None:
-        """Return what stays equal while a tensor's memory holds the same, on whatever device.
-
-        None where nothing is known of it.
-        """
-
-    def new_id(self) -> int:
-        """Return the next `Value.id`."""
 
     def clear(self) -> None:
         """Forget everything."""
@@ -159,6 +150,7 @@ class NoMemo:
     active = False
     share = 0.0
     bad = 0
+    summarise: Callable[[Tensor], Summary] | None = None
 
     def check(self, tensor: Tensor) -> int:
         """Return -1."""
@@ -201,45 +193,10 @@ class NoMemo:
     ) -> None:
         """Return None."""
 
-    def state_of(self, tensor: Tensor) -> None:
-        """Return None."""
-
-    def new_id(self) -> int:
-        """Return 0."""
-        return 0
-
     def clear(self) -> None:
         """Do nothing."""
 
     next_step = clear
-
-
-class DeviceValues:
-    """The values of plain tensors on accelerators, by the same rules as those on the CPU."""
-
-    __slots__ = ("_known", "_memo")
-
-    def __init__(self, memo: Memo) -> None:
-        """Create it; `memo` knows which memory has not changed."""
-        self._memo = memo
-        self._known: dict[tuple[object, ...], FoundOut] = {}
-
-    def look(self, tensor: Tensor, summarise: Callable[[Tensor], Summary]) -> FoundOut:
-        """Return the value of a tensor, summarised if it is not known."""
-        state = self._memo.state_of(tensor)
-        if state is None:
-            return FoundOut(summarise(tensor))
-        place = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-        lazy = (tensor.is_neg(), tensor.is_conj())
-        value = self._known.get((state, place, lazy))
-        if value is None:
-            value = FoundOut(summarise(tensor), self._memo.new_id())
-            self._known[state, place, lazy] = value
-        return value
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._known.clear()
 
 
 def _load() -> Any:
@@ -266,6 +223,7 @@ def _load() -> Any:
         msgspec.json.Encoder().encode,
         msgspec.Raw,
         from_raw,
+        raw_of,
         kinds,
         getattr(Tensor, "__dlpack_c_exchange_api__", None),
     )
