@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 import msgspec
-import numpy as np
 
 from msprobe.checkpoints.alike import pair_by_names, pair_by_values
 from msprobe.checkpoints.changes import Relation
@@ -297,5 +296,5 @@ def _digest(parameter: Parameter) -> bytes:
     for piece in parameter.pieces():
         if not piece.dtype.isnative:
             piece = piece.astype(piece.dtype.newbyteorder("="))  # noqa: PLW2901
-        digest.update(piece.view(np.uint8).data)
+        digest.update(piece.data)
     return digest.digest()
