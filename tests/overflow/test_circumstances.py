@@ -60,7 +60,9 @@ def test_growth_of_the_norm_before_the_source_is_followed_back(debugger, tmp_pat
     assert growth.module == "Module.1.Times.forward.0"
     assert growth.calls == 5
     assert growth.norm / growth.norm_before == pytest.approx(13200.0)
-    assert "norm x13,200 over 5 calls in 5 modules, first at Tensor.__mul__.1.forward" in text_of(step)
+    assert "norm x13,200 over 5 calls in 5 modules, first at Tensor.__mul__.1.forward" in text_of(
+        step
+    )
 
 
 def test_growth_is_that_of_the_values_and_not_of_large_weights(debugger, tmp_path) -> None:
