@@ -278,6 +278,8 @@ PLANTS = (
                              torch.set_float32_matmul_precision, "high")),
     Plant("default type", Kind.SYSTEM, "default_dtype", {},
           lambda _: switched(torch.get_default_dtype, torch.set_default_dtype, torch.float64)),
+    Plant("denormals", Kind.SYSTEM, "flush_denormal", {},
+          lambda _: switched(lambda: False, torch.set_flush_denormal, True)),
     Plant("anomaly detection", Kind.SYSTEM, "anomaly_detection", {},
           lambda _: switched(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, True)),
     Plant("deterministic algorithms", Kind.SYSTEM, "deterministic_algorithms", {},
