@@ -267,6 +267,15 @@ def same_bytes(one: Parameter, other: Parameter) -> bool:
     )
 
 
+def is_finite(array: NDArray[Any], dtype: str) -> bool:
+    """Return whether stored elements of a type are known to be finite; False for 8-bit floats."""
+    if dtype == "bfloat16":
+        return not ((array & 0x7F80) == 0x7F80).any()
+    if dtype.startswith("float8"):
+        return False
+    return array.dtype.kind in "iub" or bool(np.isfinite(array).all())
+
+
 @lru_cache(maxsize=64)
 def storage_dtype(dtype: str) -> np.dtype[Any]:
     """Return how NumPy holds elements of a type.
