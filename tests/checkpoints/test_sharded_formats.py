@@ -365,6 +365,7 @@ def test_numbered_shards_without_an_index_are_all_there(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.slow  # to import transformers takes most of it
 def test_shards_of_transformers_are_one_model(tmp_path: Path, monkeypatch) -> None:
     transformers = pytest.importorskip("transformers")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
