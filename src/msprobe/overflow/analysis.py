@@ -102,7 +102,7 @@ def _with_circumstances(
     return replace(
         found,
         near=near_overflow(rank, first),
-        growth=growth_before(rank, first, scale=skip and skip.scale),
+        growth=growth_before(rank, first, scale=None if skip is None else skip.scale),
         loss_growth=loss_growth(views, found.step),
         skip=skip,
     )
