@@ -272,3 +272,12 @@ def test_progress_reaches_the_end(compare) -> None:
     compare(state(), state(), progress=lambda done, total: seen.append((done, total)))
     assert len(seen) == len(state())
     assert seen[-1][0] == seen[-1][1] > 0
+
+
+def test_files_that_were_written_anew_are_read_anew(tmp_path: Path) -> None:
+    target = write_safetensors(tmp_path / "a.safetensors", {"x": torch.arange(6.0)})
+    reference = tmp_path / "b.safetensors"
+    for values, is_same in ((torch.arange(6.0), True), (torch.arange(6.0).square(), False)):
+        write_safetensors(reference, {"y": values})
+        found = compare_checkpoints(target, reference)
+        assert (found.counts[Change.RENAMED] == 1) is is_same

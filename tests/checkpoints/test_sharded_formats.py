@@ -363,3 +363,27 @@ def test_numbered_shards_without_an_index_are_all_there(tmp_path: Path) -> None:
         CheckpointFormatError, match=r"model-00003-of-00004\.safetensors: is missing"
     ):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.slow  # to import transformers takes most of it
+def test_shards_of_transformers_are_one_model(tmp_path: Path, monkeypatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = transformers.BertConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32,
+    )  # fmt: skip
+    model = transformers.BertModel(config)
+    many, few = tmp_path / "many", tmp_path / "few"
+    model.save_pretrained(many, max_shard_size="8KB")
+    model.save_pretrained(few, max_shard_size="20KB")
+    assert len(list(many.glob("*.safetensors"))) > len(list(few.glob("*.safetensors"))) > 1
+    assert compare_checkpoints(many, few).is_equal
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.weight[3, 30] += 1e-3
+    model.save_pretrained(many, max_shard_size="8KB")
+    found = compare_checkpoints(many, few).ranked()
+    assert found == [("changed", "encoder.layer.1.output.dense.weight")]
+    sorted(many.glob("*.safetensors"))[1].unlink()
+    with pytest.raises(CheckpointFormatError, match="is missing"):
+        open_checkpoint(many)

@@ -60,7 +60,22 @@ def test_growth_of_the_norm_before_the_source_is_followed_back(debugger, tmp_pat
     assert growth.module == "Module.1.Times.forward.0"
     assert growth.calls == 5
     assert growth.norm / growth.norm_before == pytest.approx(13200.0)
-    assert "norm x13,200 over 5 calls, first at Tensor.__mul__.1.forward" in text_of(step)
+    assert "norm x13,200 over 5 calls in 5 modules, first at Tensor.__mul__.1.forward" in text_of(
+        step
+    )
+
+
+def test_growth_is_that_of_the_values_and_not_of_large_weights(debugger, tmp_path) -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(4, 4, bias=False) for _ in range(5)])
+    with torch.no_grad():
+        for place, layer in enumerate(model):
+            layer.weight.copy_(torch.eye(4) * (1.0 if place < 2 else 10.0))
+    debugger.start(model)
+    torch.exp(model(torch.full((2, 4), 0.5)))
+    debugger.stop()
+    (step,) = analyzed(tmp_path)
+    assert step.growth.norm / step.growth.norm_before == pytest.approx(1000.0)
+    assert "norm x1,000 over 3 calls in 3 modules, first at Functional.linear.2" in text_of(step)
 
 
 def test_a_norm_that_hardly_grew_is_not_mentioned(debugger, tmp_path) -> None:
@@ -149,6 +164,13 @@ def test_a_slope_that_is_infinite_is_a_source_whatever_the_scale(debugger, tmp_p
     assert step.skip is not None
     assert not step.skip.is_expected
     assert "the scale is not the reason" in text_of(step)
+
+
+def test_the_scale_of_the_loss_is_no_growth(debugger, tmp_path) -> None:
+    train_with_scaler(debugger, inner=lambda y: torch.sqrt(y * 0), scale=2.0**10)
+    (step,) = analyzed(tmp_path)
+    assert step.skip.scale == 2.0**10
+    assert step.growth is None
 
 
 def test_a_forward_pass_that_is_not_finite_is_a_source(debugger, tmp_path) -> None:

@@ -31,7 +31,7 @@ BASE: Mapping[str, Any] = {
     "batch_size": 4, "drop_last": False, "loader_seed": 11, "data": 0.0, "order": False,
     "weights": 0.0, "buffer": 0.0, "train": True, "eval_of": None, "frozen": None,
     "scripts": None, "arguments": None, "argv": [], "loss": 1.0, "in_training": None,
-    "before_step": None,
+    "before_step": None, "std": 0.02,
 }  # fmt: skip
 
 
@@ -126,6 +126,7 @@ def _train(path: Path, settings: Mapping[str, Any]) -> None:
 
 def _change_model(net: Net, settings: Mapping[str, Any]) -> None:
     with torch.no_grad():
+        nn.init.normal_(net.a.weight, std=settings["std"])
         net.b.weight[0, 0] += settings["weights"]
         net.batch.running_mean += settings["buffer"]
     net.train(settings["train"])
@@ -238,6 +239,8 @@ PLANTS = (
           {"arguments": {"lr": 0.02}, "options": {"lr": 0.02}}),
     # The second half: written after the code, and scored once before anything was changed.
     Plant("one random number more", Kind.RANDOM_CALL, "torch.rand", {"extra_draw": True}),
+    Plant("standard deviation of the first weights", Kind.RANDOM_CALL, "torch.Tensor.normal_",
+          {"std": 0.03}),
     Plant("seed of the loader", Kind.LOADER, "generator_seed", {"loader_seed": 12}),
     Plant("order of the data", Kind.ORDER, "args.0", {"order": True}),
     Plant("momentum of a norm", Kind.MODEL, "module.batch", {"momentum": 0.2}),
@@ -275,6 +278,8 @@ PLANTS = (
                              torch.set_float32_matmul_precision, "high")),
     Plant("default type", Kind.SYSTEM, "default_dtype", {},
           lambda _: switched(torch.get_default_dtype, torch.set_default_dtype, torch.float64)),
+    Plant("denormals", Kind.SYSTEM, "flush_denormal", {},
+          lambda _: switched(lambda: False, torch.set_flush_denormal, True)),
     Plant("anomaly detection", Kind.SYSTEM, "anomaly_detection", {},
           lambda _: switched(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, True)),
     Plant("deterministic algorithms", Kind.SYSTEM, "deterministic_algorithms", {},

@@ -158,6 +158,13 @@ def test_a_training_in_a_branch_may_not_be_started() -> None:
     assert set(found.unresolved) == {"a.py:script", "b.py:script"}
 
 
+def test_further_arguments_of_the_script_are_no_values_of_the_last_option() -> None:
+    found = parse_shell_script('python t.py --lr 1e-4 --betas 0.9 0.95 "$@"')
+    assert found.arguments["lr"] == "1e-4"
+    assert found.arguments["betas"] == ["0.9", "0.95"]
+    assert set(found.unresolved) == {"positional"}
+
+
 def test_branches_that_were_not_followed_are_said() -> None:
     text = "".join(f'[ "$1" = {n} ] && A={n}\n' for n in range(40)) + "python t.py --a $A"
     assert "branches" in parse_shell_script(text).unresolved

@@ -12,11 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from msprobe.checkpoints.beside import with_files_beside
 from msprobe.checkpoints.changes import Change, Relation
@@ -32,6 +30,7 @@ from msprobe.checkpoints.parameters import (
     Entry,
     Parameter,
     Unread,
+    is_finite,
     same_bytes,
 )
 from msprobe.checkpoints.regrouped import is_transposed, transposed
@@ -375,6 +374,9 @@ def _compare(pair: ParameterPair, tolerance: Tolerance) -> ParameterDifference:
         if turned is not None:
             return _compare(turned, tolerance)
         return ParameterDifference(pair=pair, change=Change.SHAPE)
+    if pair.is_known_equal:
+        change, metrics = pair.relation.change_if_equal, _equal_metrics(target.count)
+        return ParameterDifference(pair=pair, change=change, metrics=metrics)
     if PACKED_TYPES & {target.dtype, reference.dtype}:
         return _compare_bytes(pair, target, reference)
     metrics = _measure(target, reference, tolerance)
@@ -430,7 +432,7 @@ def _measure(target: Parameter, reference: Parameter, tolerance: Tolerance) -> E
         if (
             one.tobytes() == other.tobytes()
             and one.dtype == other.dtype
-            and _is_finite(one, target)
+            and is_finite(one, target.dtype)
         ):
             return _equal_metrics(count)
     accumulator = ElementAccumulator(target.dtype, reference.dtype, tolerance, count=count)
@@ -438,14 +440,6 @@ def _measure(target: Parameter, reference: Parameter, tolerance: Tolerance) -> E
         stop = min(start + PIECE_ELEMENTS, count)
         accumulator.update(target.span.read(start, stop), reference.span.read(start, stop))
     return accumulator.finish()
-
-
-def _is_finite(array: NDArray[Any], parameter: Parameter) -> bool:
-    if parameter.dtype == "bfloat16":
-        return not ((array & 0x7F80) == 0x7F80).any()
-    if parameter.dtype.startswith("float8"):
-        return False
-    return array.dtype.kind in "iub" or bool(np.isfinite(array).all())
 
 
 @lru_cache(maxsize=1024)

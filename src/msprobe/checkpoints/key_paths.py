@@ -17,7 +17,7 @@ KeyPath = tuple[Any, ...]
 
 def path_name(path: KeyPath) -> str:
     """Return the keys of a path joined by dots; different paths may share it."""
-    return ".".join(map(str, path))
+    return path[0] if len(path) == 1 and type(path[0]) is str else ".".join(map(str, path))
 
 
 def spelled_names(paths: Iterable[KeyPath]) -> dict[KeyPath, str]:

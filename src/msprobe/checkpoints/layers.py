@@ -7,12 +7,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from msprobe.checkpoints.alike import number_pattern
 from msprobe.checkpoints.changes import Change
 from msprobe.checkpoints.comparing import ParameterDifference
 
-_MEASURED = (Change.EQUAL, Change.CLOSE, Change.CHANGED, Change.NONFINITE, Change.ROUNDED)
+WITH_ERROR: Final = (Change.CLOSE, Change.CHANGED, Change.NONFINITE)
+"""Changes of parameters that have an error to be shown."""
+_MEASURED: Final = (*WITH_ERROR, Change.EQUAL, Change.ROUNDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +71,10 @@ def layer_map(differences: Sequence[ParameterDifference]) -> LayerMap:
     """Return the relative error of each kind of parameter in each layer."""
     errors: dict[tuple[str, int], float] = {}
     for each in differences:
-        kind, number = _place(each)
-        if number is not None and each.change in _MEASURED:
-            errors[kind, number] = max(_error(each), errors.get((kind, number), 0.0))
+        if each.change in _MEASURED:
+            kind, number = _place(each)
+            if number is not None:
+                errors[kind, number] = max(_error(each), errors.get((kind, number), 0.0))
     return LayerMap(
         numbers=tuple(sorted({number for _, number in errors})),
         kinds=tuple(dict.fromkeys(kind for kind, _ in errors)),

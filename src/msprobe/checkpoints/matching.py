@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 import msgspec
-import numpy as np
 
 from msprobe.checkpoints.alike import pair_by_names, pair_by_values
 from msprobe.checkpoints.changes import Relation
 from msprobe.checkpoints.key_paths import KeyPath, path_name
-from msprobe.checkpoints.parameters import Checkpoint, Parameter
+from msprobe.checkpoints.parameters import Checkpoint, Parameter, is_finite
 from msprobe.checkpoints.regrouped import find_joined, find_tied, pair_transposed, transposed
+from msprobe.dump.formats.dtypes import PACKED_TYPES
 
 # A prefix is taken off only if that lets at least this share of the leftover names meet.
 _WORTHWHILE: Final = 0.5
@@ -34,11 +34,13 @@ class ParameterPair(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         target: that of the checkpoint under test, None where it was removed.
         reference: that of the trusted one, None where it was added.
         relation: how they were found.
+        is_known_equal: whether all elements were found equal and finite while they were paired.
     """
 
     target: Parameter | None
     reference: Parameter | None
     relation: Relation = Relation.NAME
+    is_known_equal: bool = False
 
     @property
     def is_renamed(self) -> bool:
@@ -110,12 +112,13 @@ class _Leftovers:
 
     def find_all(self, paired: list[ParameterPair]) -> None:
         """Pair by equal values first, then by other forms, then by likeness."""
-        by_content = _pair_by_content(self.added, self.removed)
+        finite: set[str] = set()
+        by_content = _pair_by_content(self.added, self.removed, finite)
         removed = {item.name: item for item in self.removed}
         equal = [
             (item, removed[by_content[item.name]]) for item in self.added if item.name in by_content
         ]
-        self._take(equal, Relation.VALUES)
+        self._take(equal, Relation.VALUES, finite)
         self._find_tied([*paired, *self.pairs])
         if self.added and self.removed:
             self._find_joined()
@@ -133,10 +136,21 @@ class _Leftovers:
             ]
             self._take(pair_by_names(self.added, self.removed, known), Relation.ALIKE)
 
-    def _take(self, pairs: Iterable[tuple[Parameter, Parameter]], relation: Relation) -> None:
+    def _take(
+        self,
+        pairs: Iterable[tuple[Parameter, Parameter]],
+        relation: Relation,
+        known_equal: Set[str] = frozenset(),
+    ) -> None:
         pairs = list(pairs)
         self.pairs += [
-            ParameterPair(target=one, reference=other, relation=relation) for one, other in pairs
+            ParameterPair(
+                target=one,
+                reference=other,
+                relation=relation,
+                is_known_equal=one.name in known_equal,
+            )
+            for one, other in pairs
         ]
         self._drop(one.name for one, _ in pairs)
         names = {other.name for _, other in pairs}
@@ -269,8 +283,16 @@ def _best_prefix(
     return best
 
 
-def _pair_by_content(added: Iterable[Parameter], removed: list[Parameter]) -> dict[str, str]:
-    """Return target name → reference name for leftovers with equal bytes, each used once."""
+def _pair_by_content(
+    added: Iterable[Parameter], removed: list[Parameter], finite: set[str]
+) -> dict[str, str]:
+    """Return target name → reference name for leftovers with equal bytes, each used once.
+
+    Args:
+        added: leftovers of the target.
+        removed: leftovers of the reference.
+        finite: gets the names of those of the target whose elements are all finite.
+    """
     waiting: dict[tuple[str, tuple[int, ...]], list[Parameter]] = defaultdict(list)
     for item in removed:
         waiting[item.dtype, item.shape].append(item)
@@ -286,16 +308,20 @@ def _pair_by_content(added: Iterable[Parameter], removed: list[Parameter]) -> di
                 by_content[key][_digest(other)].append(other.name)
             for same in by_content[key].values():
                 same.reverse()  # the first one is taken first
-        names = by_content[key].get(_digest(item))
+        names = by_content[key].get(_digest(item, finite))
         if names:
             found[item.name] = names.pop()
     return found
 
 
-def _digest(parameter: Parameter) -> bytes:
+def _digest(parameter: Parameter, finite: set[str] | None = None) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
+    all_finite = finite is not None and parameter.dtype not in PACKED_TYPES
     for piece in parameter.pieces():
+        all_finite = all_finite and is_finite(piece, parameter.dtype)
         if not piece.dtype.isnative:
             piece = piece.astype(piece.dtype.newbyteorder("="))  # noqa: PLW2901
-        digest.update(piece.view(np.uint8).data)
+        digest.update(piece.data)
+    if finite is not None and all_finite:
+        finite.add(parameter.name)
     return digest.digest()

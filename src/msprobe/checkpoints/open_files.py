@@ -45,6 +45,11 @@ def read_elements(path: Path, offset: int, dtype: np.dtype[Any], count: int) -> 
     raise CheckpointFormatError(path, "has become shorter while it was read")
 
 
+def forget_files() -> None:
+    """Close the files of this thread: they may have been written anew since they were read."""
+    _OPEN.forget()
+
+
 class _File:
     """An open file, and the bytes that were read ahead."""
 
@@ -85,6 +90,9 @@ class _OpenFiles(threading.local):
 
     def __init__(self) -> None:
         self._files: dict[Path, _File] = {}
+
+    def forget(self) -> None:
+        self._files.clear()
 
     def ahead(self, path: Path, offset: int, size: int) -> bytes:
         found = self._files.get(path)

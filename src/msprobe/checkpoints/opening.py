@@ -23,6 +23,7 @@ from msprobe.checkpoints.mindspore_file import read_mindspore_file
 from msprobe.checkpoints.mindspore_sharded import find_mindspore_shards, read_mindspore_shards
 from msprobe.checkpoints.numpy_file import MAGIC as NPY_MAGIC
 from msprobe.checkpoints.numpy_file import read_npy, read_npz
+from msprobe.checkpoints.open_files import forget_files
 from msprobe.checkpoints.optimizers import name_states
 from msprobe.checkpoints.parameters import (
     Checkpoint,
@@ -67,6 +68,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         CheckpointFormatError: there is no checkpoint, or a file of it is damaged or hostile.
         UnsupportedError: a format that cannot be read without its framework.
     """
+    forget_files()
     try:
         return _open(Path(path))
     except DumpFormatError as exc:  # the formats themselves know of no checkpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -61,8 +61,9 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         Raises:
             CheckpointFormatError: the file cannot be read.
         """
-        for start in range(0, self.count, elements):
-            yield self.span.read(start, min(start + elements, self.count))
+        count = self.count
+        for start in range(0, count, elements):
+            yield self.span.read(start, min(start + elements, count))
 
     def array(self) -> NDArray[Any]:
         """Return all values at once, in the parameter's shape.
@@ -216,16 +217,21 @@ class Checkpoint:
 
 def make_checkpoint(path: Path, kind: str, content: Content, *, grid: str = "") -> Checkpoint:
     """Return a checkpoint of these entries, whose names are made different where they are not."""
-    taken: set[KeyPath] = set()
-    parameters = [_distinct(item, taken) for item in content.parameters]
-    values = [_distinct(item, taken) for item in content.values]
-    unread = [_distinct(item, taken) for item in content.unread]
-    entries: list[Entry] = [*parameters, *values, *unread]
-    names = spelled_names(item.path for item in entries)
+    parameters, values, unread = content.parameters, content.values, content.unread
+    taken = {item.path for item in content.entries()}
+    if len(taken) < len(parameters) + len(values) + len(unread):
+        taken.clear()
+        parameters = [_distinct(item, taken) for item in parameters]
+        values = [_distinct(item, taken) for item in values]
+        unread = [_distinct(item, taken) for item in unread]
+    names = spelled_names(taken)
 
-    def named(items: list[AnyEntry]) -> Iterator[AnyEntry]:
-        for item in items:
-            yield replace(item, name=names[item.path]) if item.path in names else item
+    def named(items: list[AnyEntry]) -> Iterable[AnyEntry]:
+        if not names:
+            return items
+        return (
+            replace(item, name=names[item.path]) if item.path in names else item for item in items
+        )
 
     return Checkpoint(
         path=path,
@@ -259,6 +265,15 @@ def same_bytes(one: Parameter, other: Parameter) -> bool:
         left.tobytes() == right.tobytes()
         for left, right in zip(one.pieces(), other.pieces(), strict=True)
     )
+
+
+def is_finite(array: NDArray[Any], dtype: str) -> bool:
+    """Return whether stored elements of a type are known to be finite; False for 8-bit floats."""
+    if dtype == "bfloat16":
+        return not ((array & 0x7F80) == 0x7F80).any()
+    if dtype.startswith("float8"):
+        return False
+    return array.dtype.kind in "iub" or bool(np.isfinite(array).all())
 
 
 @lru_cache(maxsize=64)

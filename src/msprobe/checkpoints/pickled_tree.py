@@ -153,8 +153,9 @@ class _Walk:
         return None
 
     def _visit_described(self, path: KeyPath, node: Described) -> _Children | None:
-        if node.name.startswith(_TENSOR_FUNCTIONS):
-            return self._visit_tensor(path, node)
+        name = node.name
+        if name.startswith(_TENSOR_FUNCTIONS):
+            return self._visit_tensor(path, node, name)
         try:
             found = simplified(node)
         except ObjectArrayError as exc:
@@ -167,18 +168,18 @@ class _Walk:
             return None
         return iter(_parts(node)) if found is node else self._visit(path, found)
 
-    def _visit_tensor(self, path: KeyPath, node: Described) -> _Children | None:
+    def _visit_tensor(self, path: KeyPath, node: Described, name: str) -> _Children | None:
         try:
             self.content.parameters.append(self._tensors.parameter(self._free(path), node))
         except SpecialTensorError as exc:
-            if node.name == _SPARSE:
+            if name == _SPARSE:
                 return iter(_sparse_parts(node))
-            if isinstance(node.arguments, tuple) and not node.name.startswith(_DENSE):
+            if isinstance(node.arguments, tuple) and not name.startswith(_DENSE):
                 return iter(_parts(node))
             self._leave_out(path, str(exc))
-        if _is_frozen(node):
+        if name.startswith(_PARAMETER) and _is_frozen(node):
             return iter([("requires_grad", False)])
-        if node.name == _SUBCLASS and len(node.arguments) > 3:
+        if name == _SUBCLASS and len(node.arguments) > 3:
             attributes = node.arguments[3]
             if isinstance(attributes, dict) and attributes:
                 return ((_plain_key(key), value) for key, value in attributes.items())
@@ -280,9 +281,8 @@ def _is_empty(value: Any) -> bool:
 
 
 def _is_frozen(node: Described) -> bool:
-    """Return whether a tensor is a parameter that takes no part in the training."""
-    is_parameter = node.name.startswith(_PARAMETER) and isinstance(node.arguments, tuple)
-    return is_parameter and node.arguments[1:2] == (False,)
+    """Return whether a parameter takes no part in the training."""
+    return isinstance(node.arguments, tuple) and node.arguments[1:2] == (False,)
 
 
 def _sparse_parts(node: Described) -> list[tuple[Any, Any]]:

@@ -11,7 +11,7 @@ from rich.text import Text
 from msprobe.checkpoints.changes import Change
 from msprobe.checkpoints.comparing import CheckpointComparison, Finding, ParameterDifference
 from msprobe.checkpoints.key_paths import KeyPath, path_name
-from msprobe.checkpoints.layers import layer_map, layers, shade
+from msprobe.checkpoints.layers import WITH_ERROR, layer_map, layers, shade
 from msprobe.checkpoints.optimizers import StatePlace, find_optimizers, state_place
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
 from msprobe.checkpoints.result_json import cosine, max_abs_index, nonfinite_index
@@ -92,6 +92,8 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
 
 def _layer_lines(differences: Sequence[ParameterDifference]) -> Iterator[Text]:
     """Yield a picture of the relative error by layer and kind, where several layers have any."""
+    if not any(each.change in WITH_ERROR for each in differences):
+        return
     picture = layer_map(differences)
     kinds = [
         kind

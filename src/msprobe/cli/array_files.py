@@ -64,9 +64,11 @@ def array_value(path: Path, array: StoredTensor) -> Value:
         data_name=path.name,
     )
     if summary.nonfinite is not None:
-        value.nan_count = summary.nonfinite.nan_count
-        value.pos_inf_count = summary.nonfinite.pos_inf_count
-        value.neg_inf_count = summary.nonfinite.neg_inf_count
+        value.add_unusual(
+            nan_count=summary.nonfinite.nan_count,
+            pos_inf_count=summary.nonfinite.pos_inf_count,
+            neg_inf_count=summary.nonfinite.neg_inf_count,
+        )
     return value
 
 

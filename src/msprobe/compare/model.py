@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
 
 from msprobe.compare.causes import Cause
 from msprobe.dump.values import Value
@@ -68,6 +70,9 @@ class Match(StrEnum):
     UNMATCHED = "unmatched"
 
 
+_AS_NAMED: Final[Mapping[str, str | None]] = MappingProxyType({})
+
+
 @dataclass(slots=True, kw_only=True)
 class OperationPair:
     """Two records that are the same operation, or one that has no partner.
@@ -91,7 +96,7 @@ class OperationPair:
     reference: str | None
     match: Match
     confidence: float = 1.0
-    slots: Mapping[str, str | None] = field(default_factory=dict)
+    slots: Mapping[str, str | None] = field(default_factory=lambda: _AS_NAMED)
     target_slots: frozenset[str] | None = None
     reference_slots: frozenset[str] | None = None
 

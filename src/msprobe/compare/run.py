@@ -295,13 +295,10 @@ class _Comparer:
 
         target, reference = _sides_of(pair)
         self.notes += _notes_of(target, reference)
-        comparison = self.judged(pair, target, reference, self.notes)
+        comparison = self.judged(pair, target, reference, self.notes, keep_texts=keep_texts)
         if self._noise is not None:
             note = self._noise.judge(comparison)
             self.notes += [note] if note is not None else []
-        if not keep_texts:
-            for view in (pair.target, pair.reference):
-                view.release_text()
         if have_two_recorders(target, reference):
             leave_out_unrecorded(comparison, self.left_out)
         find_origins(comparison)
@@ -309,7 +306,13 @@ class _Comparer:
         return comparison
 
     def judged(
-        self, pair: ViewPair, target: Side, reference: Side, notes: list[str]
+        self,
+        pair: ViewPair,
+        target: Side,
+        reference: Side,
+        notes: list[str],
+        *,
+        keep_texts: bool = True,
     ) -> RankComparison:
         """Return two sides with their values paired, measured and judged."""
         from msprobe.compare.levels import recorded_by_both
@@ -317,12 +320,16 @@ class _Comparer:
         from msprobe.compare.value_pairs import pair_values
         from msprobe.compare.verdicts.status import judge_rows
 
+        reference.view.records.share_names(target.view.records)
         mode = common_mode(target, reference, notes)
         joined = join_decompositions(target, reference, self._options)
         notes += [note for note in joined if note not in notes]
         found = pair_operations(target, reference, self._options)
         pairs, note = recorded_by_both(found, target, reference)
         notes += [note] if note and note not in notes else []
+        if not keep_texts:  # as large as a fourth of the rows
+            for view in (pair.target, pair.reference):
+                view.release_text()
         comparison = RankComparison(
             step=pair.step,
             rank=pair.rank,

@@ -118,6 +118,11 @@ class Records(Mapping[str, Record]):
         """Return whether another dump has the same record, to the byte; False if unsure."""
         return self._level == other._level and self._index.has_same(other._index, name)
 
+    def share_names(self, other: Records) -> None:
+        """Take names apart once for two dumps, which mostly hold the same."""
+        if self._level == other._level:
+            self._parsed = other._parsed
+
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in file order: the order of execution."""
         return iter(self._index)

@@ -30,6 +30,7 @@ _TAIL: Final = re.compile(rb"\s*\}\s*\}\s*\Z")
 _INDENTED_DATA: Final = re.compile(rb'\n "data": \{(?=\n)')
 _INDENTED_KEY: Final = re.compile(rb'\n  "((?:[^"\\\n]|\\.)*)": ')
 _INDENTED_TAIL: Final = re.compile(rb"\n \}\n\}\s*\Z")
+_WINDOW_BYTES: Final = 256 << 10
 _COMMA: Final = ord(",")
 _NONFINITE_WORDS: Final = (b"NaN", b"nan", b"Infinity", b'"inf', b'"-inf')
 
@@ -60,11 +61,15 @@ class RecordIndex(Mapping[str, JsonTree]):
         self.head = head
         self._entries = entries
         self._buffer = buffer
+        self._begin = 0  # where the buffer begins in the file
         self._stamp: tuple[int, int] | None = None
         self._nonfinite_words: tuple[bytes, ...] | None = None
 
     def release_text(self) -> None:
-        """Free the text of the file: from now on, each record is read from there again."""
+        """Free the text of the file: from now on, it is read again where it is asked for.
+
+        Records that follow each other in the file are read together.
+        """
         try:
             stamp = _stamp_of(self.path)
         except OSError:
@@ -74,14 +79,20 @@ class RecordIndex(Mapping[str, JsonTree]):
             self._buffer = b""
 
     def _read(self, span: Span) -> bytes:
-        if self._stamp is None:
-            return self._buffer[span.start : span.end]
+        begin, end = span.start - self._begin, span.end - self._begin
+        if self._stamp is not None and not 0 <= begin <= end <= len(self._buffer):
+            self._read_window(self._stamp, span)
+            begin, end = 0, span.end - span.start
+        return self._buffer[begin:end]
+
+    def _read_window(self, stamp: tuple[int, int], span: Span) -> None:
         try:
-            if _stamp_of(self.path) != self._stamp:
+            if _stamp_of(self.path) != stamp:
                 raise DumpFormatError(self.path, "has changed while it was read")
-            with self.path.open("rb") as file:
+            with self.path.open("rb", buffering=0) as file:
                 file.seek(span.start)
-                return file.read(span.end - span.start)
+                self._buffer = file.read(max(span.end - span.start, _WINDOW_BYTES)) or b""
+                self._begin = span.start
         except OSError as exc:
             raise DumpFormatError(self.path, f"cannot be read: {reason(exc)}") from exc
 
@@ -145,7 +156,7 @@ class RecordIndex(Mapping[str, JsonTree]):
 
     def any_may_hold(self, text: bytes) -> bool:
         """Return whether the JSON of any record has some text in it; true where that is unknown."""
-        return not self._buffer or text in self._buffer
+        return self._stamp is not None or not self._buffer or text in self._buffer
 
 
 def _stamp_of(path: Path) -> tuple[int, int]:

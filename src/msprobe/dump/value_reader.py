@@ -54,7 +54,7 @@ _USUAL_KEYS: Final = frozenset(
 _integer: Final = partial(optional_of, kind=int)
 _text: Final = partial(optional_of, kind=str)
 _truth: Final = partial(optional_of, kind=bool)
-# All of them fields of `Value`.
+# All of them fields of `Unusual`, but the last.
 _UNUSUAL_KEYS: Final[Mapping[str, Callable[[JsonTree], object]]] = {
     "nan_count": _integer,
     "pos_inf_count": _integer,
@@ -422,13 +422,17 @@ class _Walk:
     def _add_unusual(self, value: Value, tree: dict[str, Any]) -> None:
         """Fill in the fields that few tensors have."""
         extra: dict[str, JsonTree] = {}
+        facts: dict[str, Any] = {}
         for key, item in tree.items():
             if key in _UNUSUAL_KEYS:
-                setattr(value, key, self._field(value.path, key, item, _UNUSUAL_KEYS[key]))
+                facts[key] = self._field(value.path, key, item, _UNUSUAL_KEYS[key])
             elif key not in _USUAL_KEYS:
                 extra[key] = item
         if extra:
-            value.extra = extra
+            facts["extra"] = extra
+        value.stride = facts.pop("stride", None)
+        if facts:
+            value.add_unusual(**facts)
 
     def _scalar(self, tree: dict[str, Any], path: PartPath, role: Role, type_name: str) -> Value:
         path, slot = self._place(path)
@@ -436,14 +440,15 @@ class _Walk:
         value = Value(path, slot, role, False, self._text(type_name))
         if type_name in _PROCESS_GROUPS and "group_ranks" in rest:
             ranks = self._field(path, "group_ranks", rest.pop("group_ranks"), integers_of)
-            value.group_ranks = ranks
+            value.add_unusual(group_ranks=ranks)
             rest.setdefault("value", ranks and list(ranks))
         key = next((key for key in ("value", "format") if key in rest), None)
         if key is None:
             value.value = rest
         else:
             value.value = rest.pop(key)
-            value.extra = rest or value.extra
+            if rest:
+                value.add_unusual(extra=rest)
         return value
 
     def _p2p(self, tree: dict[str, Any], path: PartPath, role: Role) -> Value:
@@ -453,12 +458,13 @@ class _Walk:
             raise self._error(path, '"tensor" is not one tensor')
         self.walk(tensor, path, role)
         value = self._found.pop()
-        value.message = Message(
+        message = Message(
             self._entry(path, tree, "op", str),
             self._entry(path, tree, "peer", int),
             self._entry(path, tree, "tag", int),
             self._entry(path, tree, "group_id", str),
         )
+        value.add_unusual(message=message)
         return value
 
     def _slot_of_file(self, data_name: str, slot: str, role: Role) -> str:
@@ -527,4 +533,5 @@ def _add_remarks(values: list[Value], remarks: dict[str, JsonTree]) -> None:
         elif isinstance(remark, dict):
             by_place |= {f"{place}.{key}": str(text) for key, text in remark.items()}
     for value in values:
-        value.remark = by_place.get(value.slot)
+        if value.slot in by_place:
+            value.add_unusual(remark=by_place[value.slot])

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -53,8 +53,29 @@ class Message(NamedTuple):
     group_id: str | None = None
 
 
-# Not a dataclass: a msgspec struct is made five times as fast, and a comparison makes all values of
-# two dumps. Calls with more than 15 keywords are slow in Python.
+class Unusual(msgspec.Struct, frozen=True, gc=False):
+    """Facts that few values have; the attributes of the same names of `Value` read them."""
+
+    nan_count: int | None = None
+    pos_inf_count: int | None = None
+    neg_inf_count: int | None = None
+    finite_max: Statistic = None
+    finite_min: Statistic = None
+    note: str | None = None
+    remark: str | None = None
+    written: bool | None = None
+    undefined: bool | None = None
+    device: str | None = None
+    group_ranks: tuple[int, ...] | None = None
+    message: Message | None = None
+    extra: Mapping[str, JsonTree] = _NO_FIELDS
+
+
+_USUAL: Final = Unusual()
+
+
+# Not a dataclass: a msgspec struct is made five times as fast, and a comparison makes all values
+# of two dumps and keeps them: half of its memory. Calls with over 15 keywords are slow in Python.
 class Value(msgspec.Struct, gc=False):
     """One value of a record: a tensor, or an argument that is none.
 
@@ -77,16 +98,16 @@ class Value(msgspec.Struct, gc=False):
         md5: checksum of the bytes (the name is historical), None when not kept.
         value_id: number that all appearances of the same unchanged value in the step share.
         value: the value of a non-tensor, or all other keys of the entry if it has no single value.
+        stride: only when the tensor is not contiguous, in elements.
+        pair: both of `projections`, in a third of the memory of a tuple of two.
         nan_count: number of NaN elements; None where the dump does not say. The same holds for
             `pos_inf_count` and `neg_inf_count`.
-        projections: two sums with pseudo-random signs (docs/metrics.md), where the dump has them.
         finite_max: largest finite element, only where some are not finite; also `finite_min`.
         note: why a statistic is missing, in a few words (``uninitialized``, ``meta`` …).
         remark: why a gradient is missing, or which shares it includes.
         written: True for a tensor that the call overwrites without reading.
         undefined: True for memory that nothing had filled yet.
         device: only when it is not the CPU.
-        stride: only when the tensor is not contiguous, in elements.
         group_ranks: the members of a process group.
         message: of a point-to-point operation.
         extra: every other key of the entry.
@@ -109,21 +130,74 @@ class Value(msgspec.Struct, gc=False):
     md5: str | None = None
     value_id: int | None = None
     value: JsonTree = None
-    nan_count: int | None = None
-    pos_inf_count: int | None = None
-    neg_inf_count: int | None = None
-    finite_max: Statistic = None
-    finite_min: Statistic = None
-    projections: tuple[float, float] | None = None
-    note: str | None = None
-    remark: str | None = None
-    written: bool | None = None
-    undefined: bool | None = None
-    device: str | None = None
     stride: tuple[int, ...] | None = None
-    group_ranks: tuple[int, ...] | None = None
-    message: Message | None = None
-    extra: Mapping[str, JsonTree] = _NO_FIELDS
+    pair: complex | None = None
+    unusual: Unusual = _USUAL
+
+    def add_unusual(self, **facts: Any) -> None:
+        """Set facts of `Unusual`."""
+        self.unusual = msgspec.structs.replace(self.unusual, **facts)
+
+    @property
+    def projections(self) -> tuple[float, float] | None:
+        """Two sums with pseudo-random signs (docs/metrics.md), where the dump has them."""
+        return None if self.pair is None else (self.pair.real, self.pair.imag)
+
+    @projections.setter
+    def projections(self, pair: tuple[float, float] | None) -> None:
+        self.pair = None if pair is None else complex(*pair)
+
+    @property
+    def nan_count(self) -> int | None:  # noqa: D102
+        return self.unusual.nan_count
+
+    @property
+    def pos_inf_count(self) -> int | None:  # noqa: D102
+        return self.unusual.pos_inf_count
+
+    @property
+    def neg_inf_count(self) -> int | None:  # noqa: D102
+        return self.unusual.neg_inf_count
+
+    @property
+    def finite_max(self) -> Statistic:  # noqa: D102
+        return self.unusual.finite_max
+
+    @property
+    def finite_min(self) -> Statistic:  # noqa: D102
+        return self.unusual.finite_min
+
+    @property
+    def note(self) -> str | None:  # noqa: D102
+        return self.unusual.note
+
+    @property
+    def remark(self) -> str | None:  # noqa: D102
+        return self.unusual.remark
+
+    @property
+    def written(self) -> bool | None:  # noqa: D102
+        return self.unusual.written
+
+    @property
+    def undefined(self) -> bool | None:  # noqa: D102
+        return self.unusual.undefined
+
+    @property
+    def device(self) -> str | None:  # noqa: D102
+        return self.unusual.device
+
+    @property
+    def group_ranks(self) -> tuple[int, ...] | None:  # noqa: D102
+        return self.unusual.group_ranks
+
+    @property
+    def message(self) -> Message | None:  # noqa: D102
+        return self.unusual.message
+
+    @property
+    def extra(self) -> Mapping[str, JsonTree]:  # noqa: D102
+        return self.unusual.extra
 
     @property
     def label(self) -> str:
@@ -143,7 +217,7 @@ class Value(msgspec.Struct, gc=False):
     @property
     def is_unread(self) -> bool:
         """Whether the call does not read its elements, so that they mean nothing."""
-        return bool(self.written or self.undefined)
+        return bool(self.unusual.written or self.unusual.undefined)
 
     @property
     def squeezed_shape(self) -> tuple[int, ...]:
@@ -157,12 +231,12 @@ class Value(msgspec.Struct, gc=False):
     @property
     def has_nan(self) -> bool:
         """Whether the tensor is known to hold a NaN."""
-        return self.max != self.max or self.min != self.min or bool(self.nan_count)
+        return self.max != self.max or self.min != self.min or bool(self.unusual.nan_count)
 
     @property
     def has_inf(self) -> bool:
         """Whether the tensor is known to hold an infinity (older dumps hide these behind a NaN)."""
-        if self.pos_inf_count or self.neg_inf_count:
+        if self.unusual.pos_inf_count or self.unusual.neg_inf_count:
             return True
         return any(isinstance(end, float) and math.isinf(end) for end in (self.max, self.min))
 

@@ -98,12 +98,13 @@ def _with_circumstances(
         for number, step in dump.steps.items()
         if rank.rank in step.ranks
     }
+    skip = scaler_skip(ranks, found.findings, views, found.step)
     return replace(
         found,
         near=near_overflow(rank, first),
-        growth=growth_before(rank, first),
+        growth=growth_before(rank, first, scale=None if skip is None else skip.scale),
         loss_growth=loss_growth(views, found.step),
-        skip=scaler_skip(ranks, found.findings, views, found.step),
+        skip=skip,
     )
 
 

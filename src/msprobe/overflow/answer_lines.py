@@ -13,9 +13,7 @@ from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.stack_frames import parse_frame
 from msprobe.overflow.findings import Finding, Source, StepFindings
 from msprobe.plain_text import plain
-from msprobe.report.value_text import (
-    count_text,
-)
+from msprobe.report.value_text import count_text
 
 _MAX_LISTED: Final = 10
 _MAX_SLOTS: Final = 4
@@ -75,6 +73,7 @@ def _circumstances(found: StepFindings) -> Iterator[Text]:
     if (growth := found.growth) is not None:
         times = f"x{_number(growth.norm / growth.norm_before)}"
         over = count_text(growth.calls, "call")
+        over += f" in {count_text(growth.modules, 'module')}" if growth.modules > 1 else ""
         inside = f" inside {plain(growth.module)}" if growth.module else ""
         where = f"first at {plain(growth.place.name)}{inside}"
         yield _fact("growth", f"norm {times} over {over}, {where}")
@@ -90,7 +89,8 @@ def _circumstances(found: StepFindings) -> Iterator[Text]:
 def _number(value: float | None) -> str:
     if value is None:
         return "unknown"
-    return f"{value:,.0f}" if value < 1e6 and value.is_integer() else f"{value:.3g}"
+    is_plain = value < 1e6 and (value >= 100.0 or value.is_integer())
+    return f"{value:,.0f}" if is_plain else f"{value:.3g}"
 
 
 def _grouped(findings: tuple[Finding, ...]) -> list[list[Finding]]:

@@ -102,6 +102,7 @@ class Growth:
         place: the first call with a large share in it.
         module: the record that it ran inside; None for none.
         calls: over how many calls.
+        modules: how many modules these ran in, of nested ones the innermost; 0 for none.
         norm_before: the norm that went into the first of them.
         norm: the norm of the largest argument of the finding's call.
     """
@@ -109,6 +110,7 @@ class Growth:
     place: Place
     module: str | None
     calls: int
+    modules: int
     norm_before: float
     norm: float
 

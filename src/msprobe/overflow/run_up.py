@@ -66,23 +66,30 @@ def _share(value: Value) -> float:
     return share if math.isfinite(share) else 0.0
 
 
-def growth_before(rank: RankExamination, finding: Finding) -> Growth | None:
+def growth_before(
+    rank: RankExamination, finding: Finding, *, scale: float | None = None
+) -> Growth | None:
     """Return how the norm grew over the calls that led to a finding; None if it hardly did.
 
-    Follows the largest argument of the call back through the calls that made it. A value is known
-    again by its id, or by its statistics where the dump has no ids.
+    Follows the largest argument of the call that another call made back through these calls. A
+    value is known again by its id, or by its statistics where the dump has no ids.
+
+    Args:
+        rank: the rank.
+        finding: where NaN or Inf begin.
+        scale: what a gradient scaler multiplied the loss with, which is no growth.
     """
     if finding.source is not Source.OPERATION:
         return None
+    makers = _makers(rank, finding.position)
     found = rank.examined.get(finding.place.name)
-    value = _largest(found.arguments) if found is not None else None
+    value = _followed(found.arguments, makers) if found is not None else None
     if value is None:
         return None
-    makers = _makers(rank, finding.position)
     chain = [(finding.place.name, _norm(value))]  # a call, and the norm of what it was given
     while len(chain) < _MAX_CHAIN and (maker := makers.pop(_key(value), None)) is not None:
-        value = _largest(maker.arguments)
-        if value is None:
+        value = _followed(maker.arguments, makers)
+        if value is None or (scale and math.isclose(chain[-1][1], scale * _norm(value))):
             break
         chain.append((maker.name.full, _norm(value)))
     return _growth_in(rank, chain)
@@ -101,10 +108,13 @@ def _growth_in(rank: RankExamination, chain: list[tuple[str, float]]) -> Growth 
         max(steps, key=lambda step: norms[step - 1] / norms[step]),
     )
     name = chain[first][0]
+    around = [rank.ancestors(call) for call, _ in chain[1 : low + 1]]
+    outer = {module for modules in around for module in modules[1:]}
     return Growth(
         place=Place(rank.rank, name),
         module=next(iter(rank.ancestors(name)), None),
         calls=low,
+        modules=len({modules[0] for modules in around if modules} - outer),
         norm_before=norms[low],
         norm=norms[0],
     )
@@ -127,9 +137,11 @@ def _examined(records: Records, name: str) -> Examined | None:
         return None
 
 
-def _largest(values: tuple[Value, ...]) -> Value | None:
+def _followed(values: tuple[Value, ...], makers: Mapping[Hashable, Examined]) -> Value | None:
+    """Return the largest value that a call made; the first where none did: others are weights."""
     known = [value for value in values if value.dtype in _LARGEST and _norm(value) > 0]
-    return max(known, key=_norm, default=None)
+    made = (value for value in known if _key(value) in makers)
+    return max(made, key=_norm, default=next(iter(known), None))
 
 
 def _norm(value: Value) -> float:

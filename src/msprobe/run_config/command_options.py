@@ -13,6 +13,8 @@ _OPTION: Final = re.compile(r"--?[A-Za-z]")
 _SHORT_WITH_NUMBER: Final = re.compile(r"-([A-Za-z])(\d[\d.e+-]*)")
 # Overrides of Hydra: lr=1e-4, +opt=adam, ~model.norm, model.dim=512.
 _OVERRIDE: Final = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@-]*=.*", re.DOTALL)
+# Arguments of a script that are not known: no values of the option before them.
+_FURTHER: Final = re.compile(r"\$[@*]|\$\{[@*].*\}")
 
 
 class Options(NamedTuple):
@@ -67,7 +69,8 @@ def _values(words: Sequence[str], *, has_script: bool) -> list[str]:
     values = []
     for word in words:
         is_script = not has_script and word.endswith(".py")
-        if _OPTION.match(word) or _OVERRIDE.fullmatch(word) or is_script or word == "--":
+        ends = _OVERRIDE.fullmatch(word) or _FURTHER.fullmatch(word) or is_script or word == "--"
+        if _OPTION.match(word) or ends:
             break
         values.append(word)
     return values

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the random functions that two runs called: places, counts and seeds."""
+"""Compare the random functions that two runs called: places, counts, seeds and arguments."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class _Calls(NamedTuple):
     stack: tuple[str, ...]
     number: int
     seeds: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 _NONE: Final = _Calls((), 0)
@@ -42,7 +43,7 @@ _NONE: Final = _Calls((), 0)
 def compare_random_calls(
     bench: Mapping[int, Mapping[str, JsonTree]], cmp: Mapping[int, Mapping[str, JsonTree]]
 ) -> ItemResult:
-    """Compare by rank, function and place: how often, and with which seeds.
+    """Compare by rank, function and place: how often, with which seeds, numbers and words.
 
     Two places are the same if their stacks are equally deep and every frame is alike: the mean
     similarity of file name, function and line of code is at least 0.8; line numbers do not count.
@@ -70,10 +71,14 @@ def compare_random_calls(
 def _difference(rank: int, function: str, bench: _Calls, cmp: _Calls) -> Difference | None:
     texts, aspect = [f"{bench.number} calls", f"{cmp.number} calls"], Aspect.VALUE
     if bench.number == cmp.number:
-        # Packs of mindstudio-probe do not hold the seeds.
-        if bench.seeds == cmp.seeds or not bench.seeds or not cmp.seeds:
+        # Packs of mindstudio-probe hold neither.
+        if _part(bench.seeds, cmp.seeds):
+            texts, aspect = [", ".join(bench.seeds), ", ".join(cmp.seeds)], Aspect.SEED
+        elif _part(bench.arguments, cmp.arguments):
+            pairs = zip(bench.arguments, cmp.arguments, strict=False)
+            texts = list(next((pair for pair in pairs if pair[0] != pair[1]), texts))
+        else:
             return None
-        texts, aspect = [", ".join(bench.seeds), ", ".join(cmp.seeds)], Aspect.SEED
     place = bench.stack or cmp.stack
     return Difference(
         item=Item.RANDOM,
@@ -86,14 +91,18 @@ def _difference(rank: int, function: str, bench: _Calls, cmp: _Calls) -> Differe
     )
 
 
+def _part(bench: tuple[str, ...], cmp: tuple[str, ...]) -> bool:
+    return bool(bench and cmp) and bench != cmp
+
+
 def _calls(entries: JsonTree) -> list[_Calls]:
     found: list[_Calls] = []
     for entry in entries if isinstance(entries, list) else ():
         match entry:
             case {"count": int() as count, "stack": list() as stack}:
-                seeds = entry.get("seeds")
-                texts = tuple(map(str, seeds)) if isinstance(seeds, list) else ()
-                found.append(_Calls(tuple(map(str, stack)), count, texts))
+                given = (entry.get(key) for key in ("seeds", "arguments"))
+                texts = (tuple(map(str, each)) if isinstance(each, list) else () for each in given)
+                found.append(_Calls(tuple(map(str, stack)), count, *texts))
     return found
 
 

@@ -25,7 +25,14 @@ from msprobe.dump.records import JsonTree
 
 _SEEDING: Final = ("seed", "set_seed", "manual_seed", "manual_seed_all", "default_rng")
 _MAX_FRAMES: Final = 64
-_MAX_SEEDS: Final = 64
+_MAX_GIVEN: Final = 64
+# Numbers and words given to these say what is drawn; those of others are sizes, which follow from
+# the data or other settings.
+_DISTRIBUTIONS: Final = (
+    *("normal", "normal_", "uniform", "uniform_", "gauss", "normalvariate", "bernoulli_"),
+    *("log_normal_", "cauchy_", "exponential_", "geometric_"),
+)
+_PLAIN: Final = (int, float, str)
 _OWN_FOLDER: Final = str(Path(__file__).parents[1])
 
 _Place = tuple[tuple[CodeType, int], ...]
@@ -104,7 +111,7 @@ class RandomRecorder:
         self._introduce = introduce
         self._lock = threading.Lock()
         self._counts: dict[str, dict[_Place, int]] = {}
-        self._seeds: dict[str, dict[_Place, list[str]]] = {}
+        self._given: dict[str, dict[_Place, list[str]]] = {}  # seeds, or settings of what is drawn
         self._is_watching = False
 
     def watch(self) -> Iterator[Callable[[], None]]:
@@ -123,16 +130,16 @@ class RandomRecorder:
         """Forget all calls."""
         with self._lock:
             self._counts.clear()
-            self._seeds.clear()
+            self._given.clear()
 
     def as_json(self) -> dict[str, JsonTree]:
-        """Return the calls by function: from which place, how often, with which seeds.
+        """Return the calls by function: from which place, how often, with which arguments.
 
         Stacks begin with the outermost frame; frames of libraries are left out.
         """
         with self._lock:
             counts = {name: dict(places) for name, places in self._counts.items()}
-            seeds = {name: dict(places) for name, places in self._seeds.items()}
+            given = {name: dict(places) for name, places in self._given.items()}
         found: dict[str, JsonTree] = {}
         for name, places in counts.items():
             entries: dict[tuple[str, ...], dict[str, JsonTree]] = {}
@@ -141,8 +148,9 @@ class RandomRecorder:
                 frames = tuple(self._frames(place))
                 entry = entries.setdefault(frames, {"count": 0, "stack": list(frames)})
                 entry["count"] += count
-                if values := seeds.get(name, {}).get(place):
-                    entry["seeds"] = [*entry.get("seeds", ()), *values]
+                if values := given.get(name, {}).get(place):
+                    key = "seeds" if name.rpartition(".")[2] in _SEEDING else "arguments"
+                    entry[key] = [*entry.get(key, ()), *values]
             found[name] = list(entries.values())
         return found
 
@@ -176,9 +184,14 @@ class RandomRecorder:
         with self._lock:
             places = self._counts.setdefault(label, {})
             places[place] = places.get(place, 0) + 1
-            if name in _SEEDING and places[place] <= _MAX_SEEDS:
+            if places[place] > _MAX_GIVEN:
+                return
+            if name in _DISTRIBUTIONS:
+                args = [each for each in args if type(each) in _PLAIN]
+                kwargs = {key: each for key, each in kwargs.items() if type(each) in _PLAIN}
+            if name in _SEEDING or name in _DISTRIBUTIONS:
                 text = ", ".join([*map(repr, args), *(f"{key}={kwargs[key]!r}" for key in kwargs)])
-                self._seeds.setdefault(label, {}).setdefault(place, []).append(text[:100])
+                self._given.setdefault(label, {}).setdefault(place, []).append(text[:100])
 
     def _frames(self, place: _Place) -> list[str]:
         frames = []

@@ -25,6 +25,8 @@ from msprobe.dump.values import Role
 from msprobe.operators.operator import Operator
 
 _TAKEN_IN: Final = (Role.INPUT, Role.PARAMETER)
+# Most calls are asked for again soon, by calls nearby.
+_MOST_KEPT: Final = 1 << 14
 _CAST: Final = re.compile(r"Tensor\.(?:to|type|type_as|float|double|half|bfloat16)")
 
 
@@ -247,9 +249,11 @@ class Calls:
     def _call(self, begin: int, end: int) -> Call:
         found = self._made.get(begin)
         if found is None:
-            rows = self.rows[begin:end]
-            inputs = [row for row in rows if row.value.role in _TAKEN_IN]
-            outputs = [row for row in rows if row.value.role not in _TAKEN_IN]
+            if len(self._made) == _MOST_KEPT:
+                self._made.clear()
+            rows = tuple(self.rows[begin:end])
+            inputs = tuple([row for row in rows if row.value.role in _TAKEN_IN])
+            outputs = tuple([row for row in rows if row.value.role not in _TAKEN_IN])
             pair = rows[0].pair
             found = Call(pair, self.parse(pair), self._operator(pair), begin, rows, inputs, outputs)
             self._made[begin] = found

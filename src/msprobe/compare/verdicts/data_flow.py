@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -29,6 +28,7 @@ Fingerprint = Hashable
 
 _target_value: Final[Callable[[Row], Value | None]] = attrgetter("target")
 _reference_value: Final[Callable[[Row], Value | None]] = attrgetter("reference")
+_value_id: Final[Callable[[Value], int | None]] = attrgetter("value_id")
 
 
 def fingerprint(value: Value) -> Fingerprint | None:
@@ -49,7 +49,7 @@ def fingerprint(value: Value) -> Fingerprint | None:
         is_single = math.prod(value.shape or ()) == 1
         if not is_single or largest in _COMMON_NUMBERS:
             return None
-    numbers = (largest, least, value.mean, value.norm, value.md5, value.projections)
+    numbers = (largest, least, value.mean, value.norm, value.md5, value.pair)
     return (value.dtype, value.shape, *numbers)
 
 
@@ -79,44 +79,35 @@ class _SideFlow:
         self._pick = pick
 
     @cached_property
-    def _by_id(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+    def _by_id(self) -> Mapping[Hashable, Sequence[int]]:
+        return self._indices(Role.OUTPUT, _value_id)
+
+    @cached_property
+    def _by_print(self) -> Mapping[Hashable, Sequence[int]]:
+        return self._indices(Role.OUTPUT, fingerprint)
+
+    @cached_property
+    def _users_by_id(self) -> Mapping[Hashable, Sequence[int]]:
+        return self._indices(Role.INPUT, _value_id)
+
+    def _indices(
+        self, role: Role, key_of: Callable[[Value], Hashable | None]
+    ) -> Mapping[Hashable, Sequence[int]]:
+        """Return the rows of values with one role by a key of theirs."""
+        # Most values occur once: a tuple of one takes half the memory of such a list.
+        found: dict[Hashable, tuple[int] | list[int]] = {}
         pick = self._pick
         for index, row in enumerate(self._rows):
             value = pick(row)
-            if value is None or value.role is not Role.OUTPUT:
+            if value is None or value.role is not role or (key := key_of(value)) is None:
                 continue
-            number = value.value_id
-            if number is None:
-                continue
-            if number in found:
-                found[number].append(index)
+            known = found.get(key)
+            if known is None:
+                found[key] = (index,)
+            elif isinstance(known, tuple):
+                found[key] = [*known, index]
             else:
-                found[number] = [index]
-        return found
-
-    @cached_property
-    def _by_print(self) -> dict[Fingerprint, list[int]]:
-        found: dict[Fingerprint, list[int]] = defaultdict(list)
-        pick = self._pick
-        for index, row in enumerate(self._rows):
-            value = pick(row)
-            if value is not None and value.role is Role.OUTPUT:
-                key = fingerprint(value)
-                if key is not None:
-                    found[key].append(index)
-        return found
-
-    @cached_property
-    def _users_by_id(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = defaultdict(list)
-        pick = self._pick
-        for index, row in enumerate(self._rows):
-            value = pick(row)
-            if value is not None and value.role is Role.INPUT:
-                number = value.value_id
-                if number is not None:
-                    found[number].append(index)
+                known.append(index)
         return found
 
     def makers(self, row: Row) -> Sequence[int]:

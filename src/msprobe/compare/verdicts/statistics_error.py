@@ -54,11 +54,7 @@ def statistics_equal(target: Value, reference: Value) -> bool:
         and target.mean == reference.mean
         and target.max == reference.max
         and target.min == reference.min
-        and (
-            target.projections == reference.projections
-            or target.projections is None
-            or reference.projections is None
-        )
+        and (target.pair == reference.pair or target.pair is None or reference.pair is None)
         # Counts are there where some elements are not finite.
         and (
             target.nan_count is reference.nan_count is None

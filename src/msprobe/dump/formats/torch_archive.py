@@ -169,8 +169,7 @@ def read_layout(tree: Any, *, accepts_subclasses: bool = False) -> Layout:
         SpecialTensorError: it is no plain dense tensor.
         ValueError, KeyError …: the description is damaged.
     """
-    tensor = _unwrapped(tree, accepts_subclasses=accepts_subclasses)
-    arguments, name = tensor.arguments, tensor.name
+    name, arguments = _unwrapped(tree, accepts_subclasses=accepts_subclasses)
     if name == _TENSOR_V2:
         dtype, metadata = None, arguments[6:7]
     elif name == _TENSOR_V3:
@@ -220,11 +219,17 @@ def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> _Extent:
 
 def storage_type_name(storage_type: Any) -> str:
     """Return the type of a storage's elements, ``float32`` for ``torch.FloatStorage``."""
-    name = str(storage_type.name).removeprefix("torch.")
+    return _elements_of_storage(storage_type.name)
+
+
+@lru_cache(maxsize=64)
+def _elements_of_storage(full_name: str) -> str:
+    name = full_name.removeprefix("torch.")
     return TORCH_STORAGES.get(name, name)
 
 
-def _unwrapped(tree: Any, *, accepts_subclasses: bool) -> Described:
+def _unwrapped(tree: Any, *, accepts_subclasses: bool) -> tuple[str, Any]:
+    """Return the function that makes a plain tensor, and its arguments."""
     for _ in range(_DEEPEST_WRAPPING):
         if not isinstance(tree, Described) or tree.state is not None or tree.items is not None:
             is_named = isinstance(tree, (Described, GlobalName)) and tree.name
@@ -232,14 +237,14 @@ def _unwrapped(tree: Any, *, accepts_subclasses: bool) -> Described:
             raise SpecialTensorError(f"holds no tensor but {found}")
         name = tree.name
         if name == _TENSOR_V2:
-            return tree
+            return name, tree.arguments
         if name.startswith(_PARAMETER):
             tree = tree.arguments[0]
         elif accepts_subclasses and name == _SUBCLASS:
             function, _, arguments, *_ = tree.arguments
             tree = Described(function, arguments)
         else:
-            return tree
+            return name, tree.arguments
     raise SpecialTensorError("holds a tensor that is wrapped too often")
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -53,6 +54,8 @@ _SWITCHES: Final[Mapping[str, Callable[[], object]]] = {
     "torch.math_attention": _cuda.math_sdp_enabled,
     "torch.cudnn_attention": lambda: _cuda.cudnn_sdp_enabled(),  # noqa: PLW0108 (since torch 2.5)
     "torch.fp16_accumulation": lambda: _cuda.matmul.allow_fp16_accumulation,
+    # torch does not tell; the unit of the processor that it sets computes Python's numbers, too.
+    "torch.flush_denormal": lambda: sys.float_info.min * 0.5 == 0.0,
     "torch.anomaly_detection": torch.is_anomaly_enabled,
     "torch.mkldnn": torch._C._get_mkldnn_enabled,
     "torch.default_dtype": torch.get_default_dtype,
