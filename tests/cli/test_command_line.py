@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,14 @@ import msprobe
 from builders.networks import write_dump
 from msprobe.cli import main
 from msprobe.cli.commands import COMMANDS, Group
+from msprobe.cli.options import positive_number
 from msprobe.cli.parser import make_parser
+
+
+PAIRS = [
+    *("compare", "compare-ckpt", "triage", "bisect", "config-check", "grad-compare"),
+    *("monitor compare", "api-precision-compare"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -66,19 +74,37 @@ def test_underscores_are_accepted_in_every_command(capsys, command):
 
 
 def test_one_option_is_spelt_the_same_in_all_commands():
-    meanings = {"-o": "--output", "-q": "--quiet", "-v": "--verbose", "-i": "--input-path"}
+    meanings = {
+        "-o": "--output",
+        "-q": "--quiet",
+        "-v": "--verbose",
+        "-i": "--input-path",
+        "-n": "--workers",
+    }
     documented = {("merge-result", "-i"), ("op-generate", "-i")}  # another thing there
+    forms = {}
     for command in COMMANDS:
         options = make_parser(command).options()
         for short, long in meanings.items():
             if short in options and (command.name, short) not in documented:
                 assert options[short] is options[long], command.name
+        assert ("--all" in options) == ("--limit" in options), command.name
+        for flag in ("--list", "--scope", "--limit", "--output", "--timeout", "--seed"):
+            if flag in options:
+                forms.setdefault(flag, []).append((command.name, options[flag]))
+    for flag, found in forms.items():
+        assert len({(action.nargs, action.type) for _, action in found} - _LOOSE) == 1, flag
 
 
-@pytest.mark.parametrize("command", ["compare", "compare-ckpt", "triage", "bisect"])
+# `compare -o` without a folder is documented; of seconds, some commands take whole ones only.
+_LOOSE = {("?", Path), (None, positive_number)}
+
+
+@pytest.mark.parametrize("command", [*PAIRS, "graph", "monitor view"])
 def test_the_target_comes_first(capsys, command):
-    assert ended(command, "--help") == 0
-    assert "TARGET REFERENCE" in capsys.readouterr().out
+    assert ended(*command.split(), "--help") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"TARGET\]? \[?REFERENCE", out) if command in PAIRS else "[REFERENCE" in out
 
 
 def test_documented_spellings_do_the_same(capsys, tmp_path):

@@ -41,7 +41,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "between these; with a REFERENCE, also what differs, at the node where it begins."
     )
     parser.epilog = _EXAMPLES
-    parser.add_argument("dumps", nargs="*", metavar="DUMP", help="a dump, and its reference")
+    parser.usage = "msprobe graph TARGET [REFERENCE] [options]"
+    parser.add_argument(
+        "dumps", nargs="*", metavar="TARGET REFERENCE", help="a dump, and the trusted one"
+    )
     parser.add_argument(
         "-i", "--input-path", type=Path, metavar="FILE", help="compare.json with both paths"
     )
