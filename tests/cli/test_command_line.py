@@ -21,7 +21,6 @@ from msprobe.cli.commands import COMMANDS, Group
 from msprobe.cli.options import positive_number
 from msprobe.cli.parser import make_parser
 
-
 PAIRS = [
     *("compare", "compare-ckpt", "triage", "bisect", "config-check", "grad-compare"),
     *("monitor compare", "api-precision-compare"),

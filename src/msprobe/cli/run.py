@@ -43,6 +43,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--step", metavar="N,M-K", type=_steps, help="steps to record (default 0-1), or all")
     add("--rank", metavar="N,M-K", type=_ranks, help="ranks to record (default all)")
     add_name_filters(parser)
+    add(
+        "--on-request",
+        action="store_true",
+        help="record only the steps that msprobe attach or SIGUSR1 ask for",
+    )
     add("--seed", type=whole_number, metavar="N", help="seed Python, NumPy and PyTorch first")
     add("--deterministic", action="store_true", help="prefer deterministic kernels")
     add("--random-log", metavar="DIR", type=Path, help="write down each draw of random numbers")
@@ -71,6 +76,7 @@ def run(options: argparse.Namespace) -> Callable[[], int]:
         rank=options.rank,
         name_filters=options.list or None,
         scope=options.scope,
+        on_request=options.on_request,
         seed=options.seed,
         deterministic=options.deterministic,
         random_log=options.random_log,

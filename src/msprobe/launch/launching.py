@@ -55,6 +55,7 @@ class Settings:
         rank: numbers and ranges.
         name_filters: the key ``list``.
         scope: first and last record.
+        on_request: record nothing but what `msprobe attach` or SIGUSR1 ask for.
         seed: seeds Python, NumPy and PyTorch when the program imports the latter.
         deterministic: prefer deterministic kernels.
         random_log: folder that gets a row for each draw of random numbers.
@@ -68,6 +69,7 @@ class Settings:
     rank: list[str] | None = None
     name_filters: list[str] | None = None
     scope: list[str] | None = None
+    on_request: bool = False
     seed: int | None = None
     deterministic: bool = False
     random_log: Path | None = None
@@ -75,7 +77,7 @@ class Settings:
     def arguments(self) -> dict[str, Any]:
         """Return them as arguments of `load_config`."""
         steps = self.step
-        if steps is None and self.config is None:
+        if steps is None and self.config is None and not self.on_request:
             steps = list(DEFAULT_STEPS)
         section = {"list": self.name_filters, "scope": self.scope}
         alone = self.config is None
@@ -85,6 +87,7 @@ class Settings:
             "dump_path": self.dump_path or (DEFAULT_FOLDER if alone else None),
             "step": None if steps == _ALL_STEPS else steps,
             "rank": self.rank,
+            "dump_enable": False if self.on_request else None,
             "section": {key: value for key, value in section.items() if value is not None},
             "given_by": COMMAND,
         }
