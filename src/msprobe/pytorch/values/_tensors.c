@@ -23,15 +23,9 @@
  *
  * `find_edges` searches the autograd graph of a call, by the Python attributes of its nodes.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <structmember.h>
-
 #include <float.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
 
+#include "../../capture/_limited_api.h"
 #include "../../capture/_native_api.h"
 
 #define MAX_DIMS MSPROBE_MAX_DIMS
@@ -261,6 +255,9 @@ static int is_dense(const struct view *view, int in_order)
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
+/* Made when the module is. */
+static PyTypeObject *ValueType, *MemoType, *InputEdgesType, *TapType, *OpenCallType, *CallRecorderType;
+
 /* The summary and the records of one value. */
 typedef struct {
     PyObject_HEAD
@@ -281,7 +278,7 @@ static void Value_dealloc(Value *self)
     Py_XDECREF(self->md5);
     Py_XDECREF(self->file);
     Py_XDECREF(self->summary);
-    PyObject_Free(self);
+    free_object(self, PyObject_Free);
 }
 
 /* Text in the making. */
@@ -460,14 +457,19 @@ static PyGetSetDef VALUE_ATTRIBUTES[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyTypeObject ValueType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.Value",
-    .tp_basicsize = sizeof(Value),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_dealloc = (destructor)Value_dealloc,
-    .tp_members = VALUE_MEMBERS,
-    .tp_getset = VALUE_ATTRIBUTES,
-    .tp_doc = "The summary and the records of one value.",
+static PyType_Slot VALUE_SLOTS[] = {
+    {Py_tp_dealloc, (void *)Value_dealloc},
+    {Py_tp_members, VALUE_MEMBERS},
+    {Py_tp_getset, VALUE_ATTRIBUTES},
+    {Py_tp_doc, (void *)"The summary and the records of one value."},
+    {0, NULL},
+};
+
+static PyType_Spec VALUE_SPEC = {
+    .name = "msprobe.pytorch.values._tensors.Value",
+    .basicsize = sizeof(Value),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = VALUE_SLOTS,
 };
 
 /* ---- tables ---------------------------------------------------------------------------------- */
@@ -698,7 +700,7 @@ static int has_place_of(const struct known *known, const struct view *view)
 
 static Value *new_value(PyObject *numbers, int64_t id, const struct view *view)
 {
-    Value *value = numbers ? PyObject_New(Value, &ValueType) : NULL;
+    Value *value = numbers ? PyObject_New(Value, ValueType) : NULL;
     if (!value) {
         Py_XDECREF(numbers);
         return NULL;
@@ -1180,7 +1182,7 @@ static PyObject *Memo_describe_gradients(Memo *self, PyObject *const *args, Py_s
                         put(&text, "}")))
         outcome = -1;
     PyObject *raw = end_values(&text, outcome);
-    for (Py_ssize_t i = 0; slots && i < outputs + arguments; i++) Py_XDECREF(slots[i]);
+    for (Py_ssize_t i = 0; slots && i < outputs + arguments; i++) Py_XDECREF((PyObject *)slots[i]);
     PyMem_Free(slots);
     Py_XDECREF(arrived);
     if (!raw && !PyErr_Occurred()) Py_RETURN_NONE;
@@ -1347,7 +1349,7 @@ static PyObject *Memo_next_step(Memo *self, PyObject *ignored)
 static void Memo_dealloc(Memo *self)
 {
     forget_all(self);
-    Py_TYPE(self)->tp_free((PyObject *)self);
+    free_object(self, PyObject_Free);
 }
 
 static PyMethodDef MEMO_METHODS[] = {
@@ -1402,15 +1404,20 @@ static PyMemberDef MEMO_MEMBERS[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyTypeObject MemoType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.Memo",
-    .tp_basicsize = sizeof(Memo),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = PyType_GenericNew,
-    .tp_dealloc = (destructor)Memo_dealloc,
-    .tp_methods = MEMO_METHODS,
-    .tp_members = MEMO_MEMBERS,
-    .tp_doc = "Values of plain tensors on the CPU, for the time that they are provably unchanged.",
+static PyType_Slot MEMO_SLOTS[] = {
+    {Py_tp_new, (void *)PyType_GenericNew},
+    {Py_tp_dealloc, (void *)Memo_dealloc},
+    {Py_tp_methods, MEMO_METHODS},
+    {Py_tp_members, MEMO_MEMBERS},
+    {Py_tp_doc, (void *)"Values of plain tensors on the CPU, for the time that they are provably unchanged."},
+    {0, NULL},
+};
+
+static PyType_Spec MEMO_SPEC = {
+    .name = "msprobe.pytorch.values._tensors.Memo",
+    .basicsize = sizeof(Memo),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = MEMO_SLOTS,
 };
 
 /* ---- module ---------------------------------------------------------------------------------- */
@@ -2043,16 +2050,17 @@ PyMODINIT_FUNC PyInit__tensors(void)
     if (!(names.name = PyUnicode_InternFromString(#name))) return NULL;
     NAMES(INTERN)
 #undef INTERN
-    if (PyType_Ready(&ValueType) < 0 || PyType_Ready(&MemoType) < 0 ||
-        PyType_Ready(&InputEdgesType) < 0 || PyType_Ready(&TapType) < 0 ||
-        PyType_Ready(&OpenCallType) < 0 || PyType_Ready(&CallRecorderType) < 0)
+    if (make_type(&ValueType, &VALUE_SPEC) < 0 || make_type(&MemoType, &MEMO_SPEC) < 0 ||
+        make_type(&InputEdgesType, &INPUT_EDGES_SPEC) < 0 || make_type(&TapType, &TAP_SPEC) < 0 ||
+        make_type(&OpenCallType, &OPEN_CALL_SPEC) < 0 ||
+        make_type(&CallRecorderType, &CALL_RECORDER_SPEC) < 0)
         return NULL;
     PyObject *module = PyModule_Create(&MODULE);
     if (!module) return NULL;
-    if (PyModule_AddObjectRef(module, "Memo", (PyObject *)&MemoType) < 0 ||
-        PyModule_AddObjectRef(module, "Value", (PyObject *)&ValueType) < 0 ||
-        PyModule_AddObjectRef(module, "InputEdges", (PyObject *)&InputEdgesType) < 0 ||
-        PyModule_AddObjectRef(module, "CallRecorder", (PyObject *)&CallRecorderType) < 0)
+    if (PyModule_AddObjectRef(module, "Memo", (PyObject *)MemoType) < 0 ||
+        PyModule_AddObjectRef(module, "Value", (PyObject *)ValueType) < 0 ||
+        PyModule_AddObjectRef(module, "InputEdges", (PyObject *)InputEdgesType) < 0 ||
+        PyModule_AddObjectRef(module, "CallRecorder", (PyObject *)CallRecorderType) < 0)
         Py_CLEAR(module);
     return module;
 }
