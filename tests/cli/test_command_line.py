@@ -64,6 +64,11 @@ def test_every_command_has_a_help_and_hyphens(capsys, command):
     assert "_" not in command.name
 
 
+def test_help_in_front_of_a_command_is_its_help(capsys):
+    assert ended("help", "monitor", "show") == 0
+    assert "msprobe monitor show" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_underscores_are_accepted_in_every_command(capsys, command):
     assert ended(command.name.replace("-", "_"), "--help") == 0

@@ -2,8 +2,8 @@
 """MSAdapter (`mindtorch`), PyTorch's API on MindSpore: held against its published interface.
 
 Its newest package, 0.4.0, imports names that no MindSpore from 2.7 on has, so it cannot run here.
-`Module` below does with hooks and calls what `mindtorch.torch.nn.Module` of that package does. Where
-its files are to be had (MSPROBE_MINDTORCH names the unpacked package), they are compared with it.
+`Module` below does with hooks and calls what `mindtorch.torch.nn.Module` of that package does.
+MSPROBE_MINDTORCH names the folder of the unpacked package, for a test that compares both.
 """
 
 from __future__ import annotations

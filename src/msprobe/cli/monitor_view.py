@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msprobe.cli.options import add_output, whole_number
+from msprobe.plain_text import reason
 
 if TYPE_CHECKING:
     from msprobe.monitor.reader import MonitorRun
@@ -64,7 +65,7 @@ def _serve(runs: list[MonitorRun], port: int, *, opens_browser: bool) -> None:
     try:
         server = PageServer(runs, port)
     except OSError as exc:
-        raise UsageError(f"--port {port}: {exc.strerror or exc}") from exc
+        raise UsageError(f"--port {port}: {reason(exc)}") from exc
     print(f"{server.url}   (Ctrl+C ends)", flush=True)
     if opens_browser:
         webbrowser.open(server.url)

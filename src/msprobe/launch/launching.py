@@ -19,6 +19,7 @@ from msprobe.errors import UsageError
 from msprobe.launch.imports import after_import
 from msprobe.launch.program import hide_own_frames, module, run_program, script
 from msprobe.launch.step_functions import DECORATOR, StepFunction
+from msprobe.plain_text import reason
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +122,11 @@ class Launch:
         name, *self._arguments = words
         _refuse_other_commands(name if is_module else Path(name).name)
         self._settings = settings
+        if settings.random_log is not None:
+            try:
+                settings.random_log.mkdir(parents=True, exist_ok=True)
+            except OSError as exc:
+                raise UsageError(f"--random-log {settings.random_log}: {reason(exc)}") from exc
         self._config = load_config(settings.config, **settings.arguments())
         refuse_kept(self._config.dump_path, overwrite=self._config.overwrite)
         self._program = module(name) if is_module else script(Path(name))
