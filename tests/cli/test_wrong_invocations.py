@@ -207,6 +207,7 @@ estimate nothing.py: nothing.py
 estimate --level L9 train.py: 'L9'; L0, L1, mix
 estimate --task md5 train.py: 'md5'
 estimate --step a train.py: 'a'
+estimate --step 0-99999999 train.py: from 0 to 1000000
 estimate --levle mix train.py: --level
 estimate torchrun train.py: torchrun
 export new: file to write

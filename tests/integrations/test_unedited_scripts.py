@@ -152,9 +152,8 @@ def run(
             path.read_text() for path in sorted(folder.glob("logs/*/attempt_0/*/stdout.log"))
         ]
         assert len(printed) == ranks
-    changing = (
-        r"'(train|eval)_(runtime|samples_per_second|steps_per_second)': '[^']*'|^\[?\d{4}-\d\d-.*"
-    )
+    speed = r"'(train|eval)_(runtime|samples_per_second|steps_per_second)': '[^']*'"
+    changing = rf"{speed}|^\[?\d{{4}}-\d\d-.*"
     lines = re.sub(changing, "", "\n".join(printed), flags=re.MULTILINE).splitlines()
     weights = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -214,7 +214,7 @@ def number_list(text: str) -> tuple[int, ...]:
         return parse_number_list(text.strip("[] ").split(","), "numbers")
     except ConfigError as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no list of numbers and ranges; write it as in 0,5-7"
+            f"{text!r} cannot be used: give {error.allowed}, or several as in 0,5-7"
         ) from error
 
 
