@@ -146,7 +146,8 @@ def test_bash_completes_commands_and_options(capsys, tmp_path):
         source "$1"
         COMP_WORDS=(msprobe compare-c); COMP_CWORD=1; _shtab_msprobe; echo "${COMPREPLY[@]}"
         COMP_WORDS=(msprobe compare --tar); COMP_CWORD=2; _shtab_msprobe; echo "${COMPREPLY[@]}"
-        COMP_WORDS=(msprobe monitor show --str); COMP_CWORD=3; _shtab_msprobe; echo "${COMPREPLY[@]}"
+        COMP_WORDS=(msprobe monitor show --str); COMP_CWORD=3; _shtab_msprobe
+        echo "${COMPREPLY[@]}"
     """
     done = subprocess.run(
         ["bash", "-c", asked, "bash", script], capture_output=True, text=True, check=True
