@@ -32,6 +32,8 @@ _OFFLINE = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 _WEIGHTS = {".safetensors", ".pt", ".ckpt", ".bin"}
+# Lightning's checkpoints hold the path of the folder; its script writes its weights beside them.
+_OTHER = {"dump", "checkpoints"}
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def run(
     weights = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
-        if path.suffix in _WEIGHTS and "dump" not in path.relative_to(folder).parts
+        if path.suffix in _WEIGHTS and not _OTHER & set(path.relative_to(folder).parts)
     }
     return done.returncode, lines, weights
 
