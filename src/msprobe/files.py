@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from msprobe.errors import ReportWriteError
+from msprobe.plain_text import reason
 
 TEMPORARY_PREFIX: Final = ".msprobe.tmp."
 """Prefix of temporary names; `msprobe repair` removes left-over ones."""
@@ -63,7 +64,7 @@ def report_file(path: Path, *, warns: bool = True) -> Iterator[Path]:
         with replacing(path) as temporary:
             yield temporary
     except OSError as exc:
-        raise ReportWriteError(path, f"cannot be written: {exc.strerror or exc}") from exc
+        raise ReportWriteError(path, f"cannot be written: {reason(exc)}") from exc
 
 
 def write_report(path: Path, text: str | Iterable[str], *, warns: bool = True) -> Path:

@@ -19,15 +19,16 @@ _CONTROLS: Final = dict.fromkeys(
     "�",
 )
 _REASONS: Final = {
-    errno.ENOENT: "there is no such file or folder",
-    errno.EISDIR: "it is a folder",
-    errno.ENOTDIR: "a part of the path is a file and no folder",
-    errno.EACCES: "there is no permission",
-    errno.EPERM: "there is no permission",
-    errno.ENOSPC: "no space is left on the disk",
-    errno.EROFS: "the disk is read-only",
-    errno.ELOOP: "its links lead round in a circle",
-    errno.ENAMETOOLONG: "the name is too long",
+    errno.ENOENT: "there is no such file or folder; check the path",
+    errno.EISDIR: "it is a folder; name a file",
+    errno.ENOTDIR: "a part of the path is a file and no folder; check the path",
+    errno.EACCES: "there is no permission; choose another place, or change its rights",
+    errno.EPERM: "there is no permission; choose another place, or change its rights",
+    errno.ENOSPC: "no space is left on the disk; free some, or choose another place",
+    errno.EFBIG: "the file becomes larger than is allowed; choose another place or format",
+    errno.EROFS: "the disk is read-only; choose another place",
+    errno.ELOOP: "its links lead round in a circle; name the file itself",
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
 }
 
 
@@ -43,6 +44,10 @@ def reason(error: BaseException) -> str:
     """Return why a file could not be used, without words of Python or of the system's interface."""
     if isinstance(error, OSError) and error.strerror:
         return _REASONS.get(error.errno or 0, error.strerror.lower())
+    if isinstance(error, FileNotFoundError):  # of polars, whose text names a temporary file
+        return _REASONS[errno.ENOENT]
+    if isinstance(error, PermissionError):
+        return _REASONS[errno.EACCES]
     if isinstance(error, UnicodeDecodeError):
         return f"it is no text, from byte {error.start} on"
     return str(error)

@@ -134,7 +134,7 @@ def read_yaml(path: Path, *, may_be_empty: bool = False) -> Node:
             raise ConfigFileError(path, "is larger than 512 MiB")
         text = path.read_text(encoding="utf-8")
     except OSError as exc:
-        raise ConfigFileError(path, f"cannot be read: {exc.strerror or exc}") from exc
+        raise ConfigFileError(path, f"cannot be read: {reason(exc)}") from exc
     except UnicodeDecodeError as exc:
         raise ConfigFileError(path, f"is not UTF-8 text (byte {exc.start})") from exc
     return parse_yaml(text, path, may_be_empty=may_be_empty)

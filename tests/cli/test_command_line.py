@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,13 @@ import msprobe
 from builders.networks import write_dump
 from msprobe.cli import main
 from msprobe.cli.commands import COMMANDS, Group
+from msprobe.cli.options import positive_number
 from msprobe.cli.parser import make_parser
+
+PAIRS = [
+    *("compare", "compare-ckpt", "triage", "bisect", "config-check", "grad-compare"),
+    *("monitor compare", "api-precision-compare"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +64,11 @@ def test_every_command_has_a_help_and_hyphens(capsys, command):
     assert "_" not in command.name
 
 
+def test_help_in_front_of_a_command_is_its_help(capsys):
+    assert ended("help", "monitor", "show") == 0
+    assert "msprobe monitor show" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_underscores_are_accepted_in_every_command(capsys, command):
     assert ended(command.name.replace("-", "_"), "--help") == 0
@@ -66,19 +78,37 @@ def test_underscores_are_accepted_in_every_command(capsys, command):
 
 
 def test_one_option_is_spelt_the_same_in_all_commands():
-    meanings = {"-o": "--output", "-q": "--quiet", "-v": "--verbose", "-i": "--input-path"}
+    meanings = {
+        "-o": "--output",
+        "-q": "--quiet",
+        "-v": "--verbose",
+        "-i": "--input-path",
+        "-n": "--workers",
+    }
     documented = {("merge-result", "-i"), ("op-generate", "-i")}  # another thing there
+    forms = {}
     for command in COMMANDS:
         options = make_parser(command).options()
         for short, long in meanings.items():
             if short in options and (command.name, short) not in documented:
                 assert options[short] is options[long], command.name
+        assert ("--all" in options) == ("--limit" in options), command.name
+        for flag in ("--list", "--scope", "--limit", "--output", "--timeout", "--seed"):
+            if flag in options:
+                forms.setdefault(flag, []).append((command.name, options[flag]))
+    for flag, found in forms.items():
+        assert len({(action.nargs, action.type) for _, action in found} - _LOOSE) == 1, flag
 
 
-@pytest.mark.parametrize("command", ["compare", "compare-ckpt", "triage", "bisect"])
+# `compare -o` without a folder is documented; of seconds, some commands take whole ones only.
+_LOOSE = {("?", Path), (None, positive_number)}
+
+
+@pytest.mark.parametrize("command", [*PAIRS, "graph", "monitor view"])
 def test_the_target_comes_first(capsys, command):
-    assert ended(command, "--help") == 0
-    assert "TARGET REFERENCE" in capsys.readouterr().out
+    assert ended(*command.split(), "--help") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"TARGET\]? \[?REFERENCE", out) if command in PAIRS else "[REFERENCE" in out
 
 
 def test_documented_spellings_do_the_same(capsys, tmp_path):
@@ -116,11 +146,13 @@ def test_bash_completes_commands_and_options(capsys, tmp_path):
         source "$1"
         COMP_WORDS=(msprobe compare-c); COMP_CWORD=1; _shtab_msprobe; echo "${COMPREPLY[@]}"
         COMP_WORDS=(msprobe compare --tar); COMP_CWORD=2; _shtab_msprobe; echo "${COMPREPLY[@]}"
+        COMP_WORDS=(msprobe monitor show --str); COMP_CWORD=3; _shtab_msprobe
+        echo "${COMPREPLY[@]}"
     """
     done = subprocess.run(
         ["bash", "-c", asked, "bash", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["compare-ckpt", "--target-path"]
+    assert done.stdout.split() == ["compare-ckpt", "--target-path", "--stream"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish", "tcsh"])

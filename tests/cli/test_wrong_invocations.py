@@ -207,6 +207,7 @@ estimate nothing.py: nothing.py
 estimate --level L9 train.py: 'L9'; L0, L1, mix
 estimate --task md5 train.py: 'md5'
 estimate --step a train.py: 'a'
+estimate --step 0-99999999 train.py: from 0 to 1000000
 estimate --levle mix train.py: --level
 estimate torchrun train.py: torchrun
 export new: file to write
@@ -235,6 +236,16 @@ run -m nothing.at.all: nothing
 run -m: script
 run torchrun train.py: torchrun
 run --step-function 1x train.py: 1x
+run --random-log text.txt/log train.py: --random-log
+run --on-requst train.py: --on-request
+graph new -o graph.pdf: .html
+export new -o text.txt/a.csv: text.txt
+estimate --config nothing.json train.py: nothing.json
+estimate --step-function other train.py: other
+monitor show new: TrainerMon
+verify new --list nothing: --list
+bisect new old --again nothing: signature
+noise new: two
 run --step-function other train.py: other
 """.strip().splitlines()
 

@@ -78,7 +78,7 @@ def test_a_vanished_file_keeps_the_last_good_value_until_it_is_back(config_file)
     path.unlink()
     gone = reload_dump_enable(path, good)
     assert (gone.enabled, gone.is_on) == (False, False)
-    assert "No such file" in gone.problem
+    assert "no such file" in gone.problem
     config_file({"dump_enable": True})
     back = reload_dump_enable(path, gone)
     assert (back.enabled, back.problem) == (True, "")

@@ -32,6 +32,8 @@ _OFFLINE = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 _WEIGHTS = {".safetensors", ".pt", ".ckpt", ".bin"}
+# Lightning's checkpoints hold the path of the folder; its script writes its weights beside them.
+_OTHER = {"dump", "checkpoints"}
 
 
 @dataclass(frozen=True)
@@ -152,12 +154,13 @@ def run(
             path.read_text() for path in sorted(folder.glob("logs/*/attempt_0/*/stdout.log"))
         ]
         assert len(printed) == ranks
-    changing = r"'train_(runtime|samples_per_second|steps_per_second)': '[^']*'|^\[?\d{4}-\d\d-.*"
+    speed = r"'(train|eval)_(runtime|samples_per_second|steps_per_second)': '[^']*'"
+    changing = rf"{speed}|^\[?\d{{4}}-\d\d-.*"
     lines = re.sub(changing, "", "\n".join(printed), flags=re.MULTILINE).splitlines()
     weights = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
-        if path.suffix in _WEIGHTS and "dump" not in path.relative_to(folder).parts
+        if path.suffix in _WEIGHTS and not _OTHER & set(path.relative_to(folder).parts)
     }
     return done.returncode, lines, weights
 

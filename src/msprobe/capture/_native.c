@@ -16,14 +16,12 @@
  * The meaning of the numbers (NaN, infinities, empty, exactness): capture/statistics.py.
  * Nothing here checks the address: the caller vouches for it.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
+#ifdef Py_LIMITED_API
+#include <dlfcn.h>
+#endif
 #include <fenv.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
 
+#include "_limited_api.h"
 #include "_native_api.h"
 
 #if !defined(__GNUC__) || !defined(__SIZEOF_INT128__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -1380,6 +1378,43 @@ static uint64_t mix(uint64_t key, uint64_t x)
     return key ^ (key >> 31);
 }
 
+#ifdef Py_LIMITED_API
+/* Every CPython exports them; the limited API does not promise that, but these attributes. */
+static PyFrameObject *(*exported_back)(PyFrameObject *);
+static int (*exported_lasti)(PyFrameObject *);
+
+static void find_exported(void)
+{
+    void *program = dlopen(NULL, RTLD_LAZY);
+    if (!program) return;
+    *(void **)&exported_back = dlsym(program, "PyFrame_GetBack");
+    *(void **)&exported_lasti = dlsym(program, "PyFrame_GetLasti");
+}
+
+static int PyFrame_Check(PyObject *object)
+{
+    PyFrameObject *now = PyEval_GetFrame();
+    return now && Py_IS_TYPE(object, Py_TYPE((PyObject *)now));
+}
+
+static int PyFrame_GetLasti(PyFrameObject *frame)
+{
+    if (exported_lasti) return exported_lasti(frame);
+    PyObject *found = PyObject_GetAttrString((PyObject *)frame, "f_lasti");
+    long at = found ? PyLong_AsLong(found) : -1;
+    Py_XDECREF(found);
+    return (int)at;
+}
+
+static PyFrameObject *PyFrame_GetBack(PyFrameObject *frame)
+{
+    if (exported_back) return exported_back(frame);
+    PyObject *found = PyObject_GetAttrString((PyObject *)frame, "f_back");
+    if (found == Py_None) Py_CLEAR(found);
+    return (PyFrameObject *)found;
+}
+#endif
+
 static PyObject *stack_key(PyObject *module, PyObject *arg)
 {
     if (!PyFrame_Check(arg)) {
@@ -1473,6 +1508,9 @@ static struct PyModuleDef MODULE = {
 
 PyMODINIT_FUNC PyInit__native(void)
 {
+#ifdef Py_LIMITED_API
+    find_exported();
+#endif
 #if defined(__x86_64__)
     __builtin_cpu_init();
 #endif

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask a running program for a recording: `msprobe attach` writes a request, the session reads it.
+"""Ask a running program for a recording, by `msprobe attach` or by a signal.
 
-A session that can be switched (`dump_enable` in its file) announces itself by a file in a folder
-that only its user may enter, and looks for a request at each `start`: one `stat`, no thread.
+A session that can be switched (`dump_enable`) announces itself by a file in a folder that only its
+user may enter, and looks for a request there at each `start`: one `stat`, no thread, no port.
+SIGUSR1 asks for the next step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Final
 
 import msgspec
 
+from msprobe.capture import signals
+from msprobe.capture.signals import SignalRequest
 from msprobe.errors import UsageError
 from msprobe.plain_text import reason
 
@@ -46,8 +49,15 @@ class _Request(msgspec.Struct):
 class Attachable:
     """The end of a session; use `wanted` at each start of a step."""
 
-    def __init__(self, dump_path: Path) -> None:
-        """Announce the session; do nothing where that is not possible."""
+    def __init__(self, dump_path: Path, *, listens: bool) -> None:
+        """Announce the session; do nothing where that is not possible.
+
+        Args:
+            dump_path: where it records.
+            listens: whether SIGUSR1 asks for the next step.
+        """
+        self._is_asked = False
+        self._signal = SignalRequest(self._signalled) if listens else None
         self._announced = Announcement(str(dump_path))
         self._until = 0
         self._process = os.getpid()
@@ -66,13 +76,22 @@ class Attachable:
             request = self._folder / f"{self._process}.request"
             if request.exists():
                 self._take(request, step)
+        if self._is_asked:
+            self._is_asked = False
+            self._until = max(self._until, step + 1)
+            logger.info("%s: recording step %d", signals.NAME, step)
         return step < self._until
 
     def close(self) -> None:
-        """Take the announcement back; a forked child leaves it alone."""
+        """Let go of the signal and take the announcement back; a forked child leaves it alone."""
+        if self._signal is not None:
+            self._signal.close()
         if self._folder is not None and os.getpid() == self._process:
             for suffix in ("json", "request"):
                 (self._folder / f"{self._process}.{suffix}").unlink(missing_ok=True)
+
+    def _signalled(self) -> None:
+        self._is_asked = True
 
     def _take(self, request: Path, step: int) -> None:
         try:
@@ -104,8 +123,9 @@ def announcement(process: int) -> Announcement:
         os.kill(process, 0)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(
-            f"process {process} cannot be asked to record: it has no debugger whose config.json "
-            'has "dump_enable", it has ended, or it belongs to another user'
+            f"process {process} cannot be asked to record: it has ended, belongs to another user, "
+            "or was started without msprobe run --on-request and without "
+            '"dump_enable" in its config.json'
         ) from error
     return found
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
+from msprobe.capture import signals
 from msprobe.capture.account import Account
+from msprobe.capture.signals import SignalRequest
 from msprobe.dump.facts import Clip, Ended, Ending, Loss, OptimizerStep
 from msprobe.dump.writer import RankDump
 
 logger = logging.getLogger(__name__)
 
-_SIGNAL: Final = "SIGUSR1"
 _GRADIENT_NORM: Final = "gradient norm"
 
 Spikes = Callable[[Mapping[str, float]], str | None]
@@ -90,27 +89,12 @@ class FlightRecorder:
         self._asked_for: str | None = None
         self._was_bad = False
         self._before: Any = None
-        self._listens = self._listen()
-
-    def _listen(self) -> bool:
-        number = getattr(signal, _SIGNAL, None)
-        if number is None or threading.current_thread() is not threading.main_thread():
-            return False
-        if signal.getsignal(number) is not signal.SIG_DFL:
-            logger.info("%s has a handler already: it does not ask for the last steps", _SIGNAL)
-            return False
-        signal.signal(number, self._signalled)
-        return True
-
-    def _signalled(self, _number: int, _frame: FrameType | None) -> None:
-        self.ask(_SIGNAL)
+        self._signal = SignalRequest(partial(self.ask, signals.NAME))
 
     def close(self) -> None:
         """Forget the steps, and let go of the signal."""
         self.forget()
-        if self._listens and threading.current_thread() is threading.main_thread():
-            signal.signal(getattr(signal, _SIGNAL), signal.SIG_DFL)
-        self._listens = False
+        self._signal.close()
 
     def forget(self) -> None:
         """Forget the steps."""

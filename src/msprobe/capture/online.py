@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from msprobe.config import OnlineSettings
 from msprobe.dump.locking import RankClaim
+from msprobe.plain_text import reason
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class OnlineRun:
                 start_new_session=True,
             )
         except OSError as exc:
-            self._fail(f"the sending process cannot be started: {exc.strerror or exc}")
+            self._fail(f"the sending process cannot be started: {reason(exc)}")
 
     def step_ended(self, step: int) -> None:
         """Say what went wrong; wait while too much is not yet sent, if the settings say so."""

@@ -122,9 +122,6 @@ class Session:
         self._warned_of_rank = False
         self._switch = DumpSwitch(enabled=config.dump_enable)
         self._attachable: Attachable | None = None
-        if config.dump_enable is not None:
-            self._attachable = Attachable(config.dump_path)
-            self.run_undo.callback(self._attachable.close)
         self._dead = False
         self.checks = TaskChecks(config, judge, self.attempt)
         self.dumps = StepDumps(
@@ -134,6 +131,10 @@ class Session:
             attempt=self.attempt,
             settle=self.settle_spending,
         )
+        if config.dump_enable is not None:
+            # The flight recorder has the signal for itself.
+            self._attachable = Attachable(config.dump_path, listens=self.flight is None)
+            self.run_undo.callback(self._attachable.close)
         selection = _selection(config)
         around = RecordingContext(
             step=self.current,
@@ -414,8 +415,10 @@ class Session:
         return self._attachable is not None and self._attachable.wanted(self.step_number)
 
     def _switched_on(self) -> bool:
-        if self.config.dump_enable is None or self.config.source is None:
+        if self.config.dump_enable is None:
             return True
+        if self.config.source is None:
+            return self.config.dump_enable
         before = self._switch
         self._switch = reload_dump_enable(self.config.source, before)
         if self._switch.problem and self._switch.problem != before.problem:

@@ -27,6 +27,7 @@ from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
 from msprobe.errors import ReportWriteError
 from msprobe.numerics.number_types import Kind, kind_of
+from msprobe.plain_text import reason
 from msprobe.replay.forms import tensor_forms
 from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
 from msprobe.replay.runner import Runner, Setting
@@ -333,4 +334,4 @@ def _write(path: Path, tensor: StoredTensor) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_archive(str(path), tensor.dtype, array.shape, array.data.cast("B"))
     except OSError as exc:
-        raise ReportWriteError(path, f"cannot be written: {exc.strerror or exc}") from exc
+        raise ReportWriteError(path, f"cannot be written: {reason(exc)}") from exc

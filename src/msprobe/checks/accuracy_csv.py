@@ -22,7 +22,7 @@ from msprobe.checks.standards.metrics import NO_METRICS, Metrics
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.errors import ReportWriteError, UsageError
 from msprobe.files import write_report
-from msprobe.plain_text import plain
+from msprobe.plain_text import plain, reason
 
 RESULT: Final = "accuracy_checking_result"
 DETAILS: Final = "accuracy_checking_details"
@@ -431,7 +431,7 @@ def _read_text(path: Path) -> str:
             raise UsageError(f"{path}: is larger than 1 GiB")
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as exc:
-        raise UsageError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
+        raise UsageError(f"{path}: cannot be read: {reason(exc)}") from exc
     except UnicodeDecodeError as exc:
         raise UsageError(f"{path}: is not UTF-8 text (byte {exc.start})") from exc
     if "\0" in text:
@@ -483,4 +483,4 @@ def _append(path: Path, rows: Iterable[Sequence[str]]) -> None:
         with path.open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:
             file.write(text)
     except OSError as exc:
-        raise ReportWriteError(path, f"cannot be written: {exc.strerror or exc}") from exc
+        raise ReportWriteError(path, f"cannot be written: {reason(exc)}") from exc

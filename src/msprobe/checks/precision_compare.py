@@ -244,7 +244,7 @@ def find_details(target: str | None, reference: str | None, directory: Path) -> 
     first, second = named
     if first is None or second is None:
         raise UsageError(
-            f"name two files {DETAILS}_….csv: msprobe api_precision_compare TARGET REFERENCE "
+            f"name two files {DETAILS}_….csv: msprobe api-precision-compare TARGET REFERENCE "
             f"({directory.resolve()} has {len(_details_in(directory))})"
         )
     return first, second

@@ -177,7 +177,10 @@ def verify_dump(
     places = list(selected_calls(dump, wanted, notes))
     tasks = [task for _, _, _, tasks in places for task in tasks]
     if not tasks and wanted != Selection():
-        raise UsageError(f"{dump.path}: no call is selected; it has {_extent(dump)}")
+        raise UsageError(
+            f"{dump.path}: no call is selected; it has {_extent(dump)}; choose others with "
+            "--list, --scope, --step or --rank"
+        )
     if device != "cpu" and places:
         device = runner_for(places[0][2].head.framework).device(device)
     start = partial(CallVerifier, device, tuple(map(_absolute, imports)))

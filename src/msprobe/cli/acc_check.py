@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msprobe.cli.options import add_output, add_scheduler, decimal, whole_number
+from msprobe.cli.options import add_output, add_scheduler, add_workers, decimal, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -90,7 +90,9 @@ def named_recording(options: argparse.Namespace) -> Recording:
 def _add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-config",
+        "--config",
         "--config-path",
+        dest="config_path",
         metavar="FILE",
         type=Path,
         help="config.json with a section acc_check or run_ut: white_list, black_list …",
@@ -119,13 +121,12 @@ def _add_run(parser: argparse.ArgumentParser, *, most_workers: int) -> None:
         default=[],
         help="cpu, cuda:1, or numbers of devices; the accelerator if there is one, else the CPU",
     )
-    parser.add_argument(
-        "-n",
-        "--num-splits",
-        metavar="N",
-        type=_workers,
+    add_workers(
+        parser,
+        "processes (%(default)s); 0: this one, where a crash ends the check",
+        kind=_workers,
         default=min(most_workers, os.cpu_count() or 1),
-        help="processes (%(default)s); 0: this one, where a crash ends the check",
+        aliases=("--num-splits",),
     )
     add_scheduler(parser)
     parser.add_argument(
@@ -350,7 +351,7 @@ def _run(
             names,
             files,
             devices=devices,
-            workers=options.num_splits,
+            workers=options.workers,
             limits=Limits(seconds=options.timeout),
             scheduler=options.scheduler,
             progress=progress,

@@ -16,8 +16,8 @@ _POLL_S: Final = 0.1
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its options."""
     parser.description = (
-        "Ask a running program to record its next steps. It has a debugger whose config.json has "
-        '"dump_enable": false, also by msprobe run --config; until it is asked, it records nothing.'
+        "Ask a running program to record its next steps. It was started with msprobe run "
+        '--on-request, or has "dump_enable": false in its config.json.'
     )
     parser.add_argument(
         "process", metavar="PID", nargs="+", type=positive_number, help="processes, one for a rank"

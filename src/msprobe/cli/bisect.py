@@ -22,10 +22,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_pair(parser, "a dump path, or one .msig", "the run to compare with")
     parser.add_argument(
+        "--again",
         "--noise",
         metavar="DUMP",
         type=Path,
-        help="a second recording of the reference's program: what differs there is noise",
+        help="a second recording of the reference: what differs there is noise",
     )
     add_json(parser)
     add_exit_code(parser, "exit with 1 if the runs part in a jump, with 3 if they only drift")
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     from msprobe.triage.bisect import bisect_runs
     from msprobe.triage.bisect_lines import as_json, lines
 
-    found = bisect_runs(options.target, options.reference, options.noise)
+    found = bisect_runs(options.target, options.reference, options.again)
     if options.json:
         print_json(as_json(found))
     else:

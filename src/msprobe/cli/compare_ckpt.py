@@ -8,7 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msprobe.cli.options import add_exit_code, add_json, add_output, add_pair, add_quiet, decimal
+from msprobe.cli.options import (
+    add_exit_code,
+    add_json,
+    add_limit,
+    add_output,
+    add_pair,
+    add_quiet,
+    decimal,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,13 +24,14 @@ if TYPE_CHECKING:
     from msprobe.checkpoints.comparing import CheckpointComparison
 
 EXIT_DIFFERENT: Final = 1
+_LISTED: Final = 20
 
 _EXAMPLES: Final = """\
 examples:
   msprobe compare-ckpt new.safetensors old.safetensors
   msprobe compare-ckpt ./hf_model ./converted.pt        formats may differ
   msprobe compare-ckpt run_a/ckpt run_b/ckpt -o diff.json
-  msprobe compare-ckpt a.pt b.pt --only '*attn*' --rtol 1e-3
+  msprobe compare-ckpt a.pt b.pt --filter '*attn*' --rtol 1e-3
 """
 
 
@@ -38,6 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_pair(parser, "the checkpoint under test", "the trusted checkpoint")
     add_output(parser, "also write every parameter as JSON", metavar="FILE")
     parser.add_argument(
+        "--filter",
         "--only",
         metavar="GLOB",
         action="append",
@@ -57,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not look for equal values under other names",
     )
-    parser.add_argument("--all", action="store_true", help="list everything, not the first 20")
+    add_limit(parser, "parameters of a section", _LISTED)
     add_quiet(parser)
     add_json(parser)
     add_exit_code(parser, "exit with 1 if they differ, or were not compared completely")
@@ -69,12 +79,12 @@ def run(options: argparse.Namespace) -> int:
         str(options.target),
         str(options.reference),
         output=options.output,
-        only=options.only,
+        only=options.filter,
         rtol=options.rtol,
         atol=options.atol,
         find_renamed=not options.no_renamed,
         style="quiet" if options.quiet else "json" if options.json else "text",
-        limit=0 if options.all else 20,
+        limit=options.limit,
         exit_code=options.exit_code,
     )
 
@@ -89,7 +99,7 @@ def compare(
     atol: float = 0.0,
     find_renamed: bool = True,
     style: str = "text",
-    limit: int = 20,
+    limit: int = _LISTED,
     exit_code: bool = False,
 ) -> int:
     """Compare two checkpoints, print the result and return the exit code."""

@@ -14,6 +14,7 @@ from msprobe.cli.options import (
     add_ranks,
     add_scheduler,
     add_steps,
+    add_workers,
     positive_number,
 )
 
@@ -25,8 +26,9 @@ def add_all(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "dumps",
         nargs="*",
-        metavar="DUMP",
-        help="TARGET and REFERENCE: dump paths, step folders, rank folders or files",
+        metavar="TARGET REFERENCE",
+        help="the dump under test and the trusted one: dump paths, step folders, rank folders or "
+        "files",
     )
     _add_inputs(parser)
     _add_output(parser)
@@ -148,7 +150,7 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--config", metavar="FILE", help="YAML of matrices to multiply tensors with beforehand"
     )
-    group.add_argument("--workers", type=positive_number, metavar="N", help="threads (one a core)")
+    add_workers(group, "threads (one per core)", kind=positive_number)
     add_scheduler(group)
     group.add_argument(
         "--no-verify",

@@ -43,7 +43,9 @@ def _whole_parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         above, _, name = command.name.rpartition(" ")
         if above not in levels:
-            levels[above] = levels[""].add_parser(above).add_subparsers()
+            # shtab leaves out what has no help.
+            below = [each.name for each in COMMANDS if each.name.startswith(f"{above} ")]
+            levels[above] = levels[""].add_parser(above, help=", ".join(below)).add_subparsers()
         parser = levels[above].add_parser(name, help=command.help)
         command.load().add_options(parser)
     return whole

@@ -7,12 +7,13 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from msprobe.cli.options import add_exit_code, add_json, add_output
+from msprobe.cli.options import add_exit_code, add_json, add_limit, add_output
 
 _DEFAULT_PACK: Final = Path("config_check_pack.zip")
 _DEFAULT_RESULT: Final = Path("config_check_result")
 _DEFAULT_CKPT: Final = Path("ckpt_similarity.json")
 EXIT_DIFFERENT: Final = 1
+_LISTED: Final = 10
 
 _EXAMPLES: Final = """\
 examples:
@@ -65,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "what to write: the zip file, the folder of the results, or the JSON file",
         metavar="PATH",
     )
-    parser.add_argument("--all", action="store_true", help="list everything, not the first ten")
+    add_limit(parser, "differences of an item", _LISTED)
     add_json(parser)
     add_exit_code(parser, "exit with 1 if the runs differ")
 
@@ -91,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
         str(bench),
         output=options.output or _DEFAULT_CKPT,
         style="json" if options.json else "text",
-        limit=0 if options.all else 20,
+        limit=options.limit,
         exit_code=options.exit_code,
     )
 
@@ -140,7 +141,7 @@ def _collect(options: argparse.Namespace) -> int:
     for name, reason in found.unresolved.items():
         print(plain(f"not resolved: {name}: {reason}"))
     if hidden:
-        print_lines(make_console(), [hidden_line(hidden, limit=0 if options.all else 10)])
+        print_lines(make_console(), [hidden_line(hidden, limit=options.limit)])
     return 0
 
 
@@ -157,6 +158,6 @@ def _compare(bench: Path, cmp: Path, options: argparse.Namespace) -> int:
         print_json(comparison_json(found))
     else:
         console = make_console()
-        print_lines(console, comparison_lines(found, limit=0 if options.all else 10))
+        print_lines(console, comparison_lines(found, limit=options.limit))
         console.print(f"\nall of it: {written[0]}", style="dim")
     return EXIT_DIFFERENT if options.exit_code and is_difference(found.level) else 0

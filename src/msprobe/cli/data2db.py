@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from msprobe.cli.options import add_output
 from msprobe.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="DIR", type=Path, required=True, help="a run, or csv folders of ranks"
     )
-    parser.add_argument("--db", metavar="DIR", type=Path, required=True, help="gets the files")
+    add_output(parser, "folder of the files", aliases=("--db",), required=True)
     parser.add_argument("--to", choices=_KINDS, default="trend_db", help="the format written")
     parser.add_argument(
         "--mapping",
@@ -68,7 +69,7 @@ def _write(found: MonitorRun, options: argparse.Namespace, kind: ExportFormat) -
     mapping = None if options.mapping is None else _read_mapping(options.mapping)
     written = export(
         found,
-        options.db,
+        options.output,
         kind,
         mapping=mapping,
         micro_steps_as_steps=options.micro_step != "false",

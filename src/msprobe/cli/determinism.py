@@ -11,7 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from msprobe.cli.options import add_json, add_output, number_list, positive_number
+from msprobe.cli.options import (
+    add_json,
+    add_output,
+    add_script,
+    number_list,
+    positive_number,
+    script_words,
+)
 
 if TYPE_CHECKING:
     from msprobe.launch.twice import Script
@@ -47,15 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_output(parser, "folder to keep both recordings in (a temporary one)")
     add("--timeout", type=positive_number, default=_TIMEOUT_S, metavar="S", help="for each run")
-    add(
-        "--step-function",
-        metavar="[MOD:]FUNC",
-        help="each call of this function is a step, whatever optimizers do",
-    )
     add_json(parser)
-    rest = argparse.REMAINDER
-    add("-m", dest="module", nargs=rest, metavar="MODULE", help="a module, as python -m")
-    add("program", nargs=rest, metavar="SCRIPT ARGS", help="the script and its arguments")
+    add_script(parser)
 
 
 def _steps(text: str) -> str:
@@ -82,16 +82,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _script(options: argparse.Namespace) -> Script:
     """Return the script, after all errors that can be known before it runs."""
-    from msprobe.errors import UsageError
     from msprobe.launch.launching import Launch, Settings
     from msprobe.launch.twice import Script
 
-    is_module = options.module is not None
-    words = options.module if is_module else options.program
-    if words[:1] == ["--"]:
-        words = words[1:]
-    if not words:
-        raise UsageError("name the script to run, as in msprobe determinism train.py")
+    words, is_module = script_words(options, "determinism")
     Launch(Settings(), words, is_module=is_module, step_function=options.step_function)
     return Script(
         words=words,

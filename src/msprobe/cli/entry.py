@@ -14,6 +14,7 @@ from msprobe.cli.parser import EXIT_ERROR, FRAMEWORKS, overview, parse_command
 from msprobe.cli.terminal import discard_stdout, guarded_stdout
 from msprobe.errors import MsprobeError
 from msprobe.near_misses import did_you_mean
+from msprobe.plain_text import reason
 
 EXIT_INTERRUPTED: Final = 130
 _CONTROLS: Final = dict.fromkeys((*range(32), *range(0x7F, 0xA0)), " ")
@@ -69,6 +70,8 @@ def _run(words: list[str]) -> int | Callable[[], int]:
 
         print(completion_script(" ".join(words[1:])))
         return 0
+    if words[:1] == ["help"] and words[1:]:
+        words = [*words[1:], "--help"]
     command, rest = _choose(words)
     options = parse_command(command, rest)
     options.framework = framework
@@ -128,7 +131,7 @@ def _take_framework(words: list[str]) -> tuple[str | None, list[str]]:
 
 def _words_of(error: OSError) -> str:
     place = f"{error.filename}: " if error.filename is not None else ""
-    return f"{place}{(error.strerror or 'cannot be read or written').lower()}; check the path"
+    return f"{place}{reason(error)}"
 
 
 def _fail(message: str) -> int:

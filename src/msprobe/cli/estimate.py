@@ -7,7 +7,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msprobe.cli.options import add_json, add_output, number_list, positive_number
+from msprobe.cli.options import (
+    add_json,
+    add_output,
+    add_script,
+    number_list,
+    positive_number,
+    script_words,
+)
 
 if TYPE_CHECKING:
     from msprobe.dump.estimates import Estimate
@@ -36,6 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.usage = "msprobe estimate [options] SCRIPT ARGS"
     add = parser.add_argument
+    add("--config", metavar="FILE", type=Path, help="a config.json; the options below win")
     add("--level", type=_levels, default=levels, metavar="L,L", help="levels (L0,L1,mix)")
     add("--task", type=_tasks, default=tasks, metavar="T,T", help="tasks (statistics,tensor)")
     add("--step", type=number_list, metavar="N,M-K", help="steps that will be recorded")
@@ -48,25 +56,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"seconds to wait for the second step ({_TIMEOUT_S})",
     )
     add_json(parser)
-    rest = argparse.REMAINDER
-    add("-m", dest="module", nargs=rest, metavar="MODULE", help="a module, as python -m")
-    add("program", nargs=rest, metavar="SCRIPT ARGS", help="the script and its arguments")
+    add_script(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print a table; 2 if the disk does not suffice for all wanted steps."""
-    from msprobe.errors import UsageError
     from msprobe.launch.estimating import estimate
     from msprobe.launch.launching import DEFAULT_FOLDER, Launch, Settings
     from msprobe.report.estimate_lines import refuse_small_disk
 
-    words = options.program if options.module is None else options.module
-    if not words:
-        raise UsageError("name the script to estimate, as in msprobe estimate train.py")
-    is_module = options.module is not None
+    words, is_module = script_words(options, "estimate")
     output = None if options.output is None else str(options.output)
     # For its errors, before the script is run.
-    Launch(Settings(dump_path=output), words, is_module=is_module, step_function=None)
+    Launch(
+        Settings(config=options.config, dump_path=output),
+        words,
+        is_module=is_module,
+        step_function=options.step_function,
+    )
     found = [
         estimate(
             words,
@@ -74,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
             level=level,
             task=task,
             timeout_s=options.timeout,
+            config=options.config,
+            step_function=options.step_function,
         )
         for task in options.task
         for level in options.level

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msprobe.cli.options import add_dump
+from msprobe.cli.options import add_dump, add_output
 
 if TYPE_CHECKING:
     import polars as pl
@@ -37,6 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="what to write: .parquet, .csv or .jsonl",
     )
+    add_output(parser, "the same, as an option", metavar="FILE")
     parser.add_argument("--sql", metavar="QUERY", help="only its result; the table is records")
     scalars = parser.add_mutually_exclusive_group()
     add = scalars.add_argument
@@ -55,6 +56,9 @@ def run(options: argparse.Namespace) -> int:
     """Write what was asked for and print how much it is."""
     from msprobe.errors import UsageError
 
+    if options.file is not None and options.output is not None:
+        raise UsageError(f"name the file to write once: {options.file}, or -o {options.output}")
+    options.file = options.file or options.output
     if options.tensorboard or options.wandb or options.mlflow:
         if options.file is not None or options.sql is not None:
             raise UsageError("scalars are written without FILE and --sql: leave these out")

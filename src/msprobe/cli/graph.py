@@ -41,7 +41,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "between these; with a REFERENCE, also what differs, at the node where it begins."
     )
     parser.epilog = _EXAMPLES
-    parser.add_argument("dumps", nargs="*", metavar="DUMP", help="a dump, and its reference")
+    parser.usage = "msprobe graph TARGET [REFERENCE] [options]"
+    parser.add_argument(
+        "dumps", nargs="*", metavar="TARGET REFERENCE", help="a dump, and the trusted one"
+    )
     parser.add_argument(
         "-i", "--input-path", type=Path, metavar="FILE", help="compare.json with both paths"
     )
@@ -201,6 +204,7 @@ def _paths(
 
 def _output(options: argparse.Namespace, graphs: GraphSet) -> tuple[str, Path]:
     """Return format and path of the file to write."""
+    from msprobe.errors import UsageError
     from msprobe.graph.vis_writer import vis_name
 
     path: Path = options.output or Path()
@@ -209,6 +213,8 @@ def _output(options: argparse.Namespace, graphs: GraphSet) -> tuple[str, Path]:
     export = options.export or next(endings, usual)
     if path.name.endswith(_SUFFIXES[export]):
         return export, path
+    if path.suffix[1:].isalpha() and not path.is_dir():
+        raise UsageError(f"{path}: the name has to end with {_SUFFIXES[export]}, or be a folder's")
     return export, path / (vis_name(graphs).removesuffix(".vis.db") + _SUFFIXES[export])
 
 

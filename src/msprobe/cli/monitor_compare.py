@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from msprobe.cli.options import add_exit_code, add_json, add_pair, decimal
+from msprobe.cli.options import add_exit_code, add_json, add_limit, add_pair, decimal
 
 EXIT_DIFFERENT: Final = 1
 _LINES: Final = 30
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="relative distance from which values may be apart (default: 0.001)",
     )
-    parser.add_argument("--all", action="store_true", help="all series, not the first 30")
+    add_limit(parser, "series", _LINES)
     add_json(parser)
     add_exit_code(parser, "exit with 1 unless all values are equal")
 
@@ -52,6 +52,5 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print_json(facts)
         else:
-            limit = 0 if options.all else _LINES
-            print_lines(make_console(), comparison_lines(facts, names, limit))
+            print_lines(make_console(), comparison_lines(facts, names, options.limit))
     return EXIT_DIFFERENT if options.exit_code and not found.is_equal else 0

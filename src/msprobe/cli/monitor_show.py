@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from msprobe.cli.options import add_json, whole_number
+from msprobe.cli.options import add_json, add_limit, whole_number
 
 _LINES: Final = 30
 _EXAMPLES: Final = """\
@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rank", metavar="N", type=whole_number, help="of the series (default: the first)"
     )
-    parser.add_argument("--all", action="store_true", help="all series, not the first 30")
+    add_limit(parser, "series", _LINES)
     add_json(parser)
 
 
@@ -47,5 +47,5 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print_json(facts)
         else:
-            print_lines(make_console(), run_lines(facts, 0 if options.all else _LINES))
+            print_lines(make_console(), run_lines(facts, options.limit))
     return 0

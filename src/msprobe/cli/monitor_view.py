@@ -7,16 +7,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msprobe.cli.options import whole_number
+from msprobe.cli.options import add_output, whole_number
+from msprobe.plain_text import reason
 
 if TYPE_CHECKING:
     from msprobe.monitor.reader import MonitorRun
 
 _EXAMPLES: Final = """\
 examples:
-  msprobe monitor view RUN                     a page of this machine; follows the run
-  msprobe monitor view RUN_A RUN_B             two runs over each other
-  msprobe monitor view RUN --export run.html   the same as one file
+  msprobe monitor view RUN                a page of this machine; follows the run
+  msprobe monitor view RUN_A RUN_B        two runs over each other
+  msprobe monitor view RUN -o run.html    the same as one file
 """
 
 
@@ -27,9 +28,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "only, until Ctrl+C."
     )
     parser.epilog = _EXAMPLES
-    parser.add_argument("path", metavar="RUN", type=Path, help="the run")
-    parser.add_argument("other", metavar="RUN2", type=Path, nargs="?", help="to compare with")
-    parser.add_argument("--export", metavar="FILE", type=Path, help="write one file, and end")
+    parser.add_argument("target", metavar="TARGET", type=Path, help="the run")
+    parser.add_argument(
+        "reference", metavar="REFERENCE", type=Path, nargs="?", help="a run to compare with"
+    )
+    add_output(parser, "write one file, and end", metavar="FILE", aliases=("--export",))
     parser.add_argument(
         "--port", metavar="N", type=whole_number, default=0, help="of the server (default: any)"
     )
@@ -44,10 +47,10 @@ def run(options: argparse.Namespace) -> int:
     from msprobe.monitor.serving import export_page
 
     with ExitStack() as stack:
-        paths = [options.path, *([options.other] if options.other else [])]
+        paths = [options.target, *([options.reference] if options.reference else [])]
         runs = [stack.enter_context(open_monitor(path)) for path in paths]
-        if options.export is not None:
-            print(export_page(options.export, runs))
+        if options.output is not None:
+            print(export_page(options.output, runs))
             return 0
         _serve(runs, options.port, opens_browser=not options.no_browser)
     return 0
@@ -62,7 +65,7 @@ def _serve(runs: list[MonitorRun], port: int, *, opens_browser: bool) -> None:
     try:
         server = PageServer(runs, port)
     except OSError as exc:
-        raise UsageError(f"--port {port}: {exc.strerror or exc}") from exc
+        raise UsageError(f"--port {port}: {reason(exc)}") from exc
     print(f"{server.url}   (Ctrl+C ends)", flush=True)
     if opens_browser:
         webbrowser.open(server.url)

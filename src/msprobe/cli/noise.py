@@ -10,12 +10,12 @@ from typing import Final
 from msprobe.cli.options import (
     add_exit_code,
     add_json,
+    add_limit,
     add_output,
     add_quiet,
     add_ranks,
     add_steps,
     decimal,
-    positive_number,
 )
 
 RESULT_FILE: Final = "noise.json"
@@ -48,13 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIGITS",
         help=f"results with fewer digits are not trusted ({_LEAST:g})",
     )
-    parser.add_argument(
-        "--limit",
-        type=positive_number,
-        default=_LISTED,
-        metavar="N",
-        help=f"calls in the table ({_LISTED})",
-    )
+    add_limit(parser, "calls", _LISTED)
     add_json(parser, f"print {RESULT_FILE} instead of a table")
     add_quiet(parser, "print only the answer, one sentence")
     add_exit_code(

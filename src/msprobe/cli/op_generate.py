@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from msprobe.cli.options import add_output
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
@@ -22,15 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="config_op.json: dump_json_path, api_name, extract_api_path, propagation, data_mode, "
         "random_seed, iter_times",
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        "--api-output-path",
-        type=Path,
-        default=Path(),
-        metavar="DIR",
-        help="folder of the scripts (.)",
-    )
+    add_output(parser, "folder of the scripts (.)", default=Path(), aliases=("--api-output-path",))
 
 
 def run(options: argparse.Namespace) -> int:

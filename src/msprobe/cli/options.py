@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +57,94 @@ def add_steps(options: _Options, text: str = "only these steps, such as 0,5-7 (a
 def add_ranks(options: _Options, text: str = "only these ranks, such as 0,4-7 (all)") -> None:
     """Add ``--rank``, as ``options.rank``: a tuple of numbers, or None."""
     options.add_argument("--rank", metavar="N,M-K", type=number_list, help=text)
+
+
+def add_workers(
+    options: _Options,
+    text: str,
+    *,
+    kind: Callable[[str], int],
+    default: int | None = None,
+    aliases: tuple[str, ...] = (),
+) -> None:
+    """Add ``-n`` and ``--workers``, as ``options.workers``.
+
+    Args:
+        options: gets it.
+        text: its help.
+        kind: checks the number.
+        default: the number if none is given.
+        aliases: further spellings.
+    """
+    options.add_argument(
+        *("-n", "--workers", *aliases),
+        dest="workers",
+        metavar="N",
+        type=kind,
+        default=default,
+        help=text,
+    )
+
+
+def add_limit(options: _Options, what: str, default: int) -> None:
+    """Add ``--limit`` and ``--all``, as ``options.limit``: the longest list; 0 for all."""
+    options.add_argument(
+        "--limit",
+        type=whole_number,
+        default=default,
+        metavar="N",
+        help=f"{what} to list, 0 for all ({default})",
+    )
+    options.add_argument(
+        "--all", dest="limit", action="store_const", const=0, help="same as --limit 0"
+    )
+
+
+def add_name_filters(options: _Options) -> None:
+    """Add ``--list``, texts, and ``--scope``, two names."""
+    options.add_argument(
+        "--list",
+        metavar="TEXT,TEXT",
+        type=parts,
+        default=(),
+        help="only calls with one of these in their name",
+    )
+    options.add_argument(
+        "--scope", nargs=2, metavar=("FIRST", "LAST"), help="only calls from one to another"
+    )
+
+
+def add_script(options: _Options) -> None:
+    """Add ``--step-function``, ``-m MODULE`` and SCRIPT ARGS; read by `script_words`."""
+    options.add_argument(
+        "--step-function",
+        metavar="[MOD:]FUNC",
+        help="each call of this function is a step, whatever optimizers do",
+    )
+    rest = argparse.REMAINDER
+    options.add_argument(
+        "-m", dest="module", nargs=rest, metavar="MODULE", help="run a module, as python -m"
+    )
+    options.add_argument(
+        "program", nargs=rest, metavar="SCRIPT ARGS", help="the script and its arguments"
+    )
+
+
+def script_words(options: argparse.Namespace, command: str) -> tuple[list[str], bool]:
+    """Return the words of the program that is to run, and whether the first names a module.
+
+    Raises:
+        UsageError: there are none.
+    """
+    from msprobe.errors import UsageError
+
+    is_module = options.module is not None
+    words = options.module if is_module else options.program
+    if words[:1] == ["--"] and not is_module:
+        words = words[1:]
+    if not words:
+        raise UsageError(f"name the script to run, as in msprobe {command} train.py")
+    return words, is_module
 
 
 def add_json(options: _Options, text: str = "print JSON for programs") -> None:
@@ -111,6 +200,11 @@ def decimal(text: str) -> float:
     return number
 
 
+def parts(text: str) -> list[str]:
+    """Return the texts between commas."""
+    return [part for part in text.split(",") if part]
+
+
 def number_list(text: str) -> tuple[int, ...]:
     """Return the numbers in a text such as ``0,5-7``, sorted; brackets around it are allowed."""
     from msprobe.config.numbers import parse_number_list
@@ -120,7 +214,7 @@ def number_list(text: str) -> tuple[int, ...]:
         return parse_number_list(text.strip("[] ").split(","), "numbers")
     except ConfigError as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no list of numbers and ranges; write it as in 0,5-7"
+            f"{text!r} cannot be used: give {error.allowed}, or several as in 0,5-7"
         ) from error
 
 

@@ -11,9 +11,11 @@ from msprobe.cli.options import (
     add_exit_code,
     add_imports,
     add_json,
+    add_name_filters,
     add_output,
     add_ranks,
     add_steps,
+    add_workers,
     decimal,
     whole_number,
 )
@@ -53,19 +55,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_output(parser, "folder for free_benchmark.csv, .json and .html (no files)")
     add_steps(parser)
     add_ranks(parser)
-    parser.add_argument(
-        "--list", nargs="+", default=(), metavar="TEXT", help="only calls with a text in their name"
-    )
-    parser.add_argument(
-        "--scope", nargs=2, metavar=("FIRST", "LAST"), help="only calls from one to another"
-    )
+    add_name_filters(parser)
     add_imports(parser)
-    parser.add_argument(
-        "-n",
-        "--workers",
-        type=whole_number,
-        metavar="N",
-        help="processes (as many as pay off); 0 for none, then a crash ends it all",
+    add_workers(
+        parser,
+        "processes (as many as pay off); 0 for none, then a crash ends it all",
+        kind=whole_number,
     )
     parser.add_argument(
         "--timeout", type=decimal, default=60.0, metavar="S", help="seconds a call may take (60)"
@@ -95,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
             selection=Selection(
                 steps=options.step or (),
                 ranks=options.rank or (),
-                names=options.list,
+                names=tuple(options.list),
                 scope=options.scope and tuple(options.scope),
             ),
             imports=options.imports,

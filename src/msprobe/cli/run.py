@@ -8,7 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from msprobe.cli.options import add_output, number_list, whole_number
+from msprobe.cli.options import (
+    add_name_filters,
+    add_output,
+    add_script,
+    number_list,
+    parts,
+    script_words,
+    whole_number,
+)
 
 _EXAMPLES: Final = """\
 examples:
@@ -34,28 +42,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_output(parser, "folder of the dump (default ./msprobe_dump)", aliases=("--out",))
     add("--step", metavar="N,M-K", type=_steps, help="steps to record (default 0-1), or all")
     add("--rank", metavar="N,M-K", type=_ranks, help="ranks to record (default all)")
-    add("--list", metavar="TEXT,TEXT", type=_parts, help="only records with one in the name")
-    add("--scope", nargs=2, metavar="NAME", help="only records from one to another")
+    add_name_filters(parser)
     add(
-        "--step-function",
-        metavar="[MOD:]FUNC",
-        help="each call of this function is a step, whatever optimizers do",
+        "--on-request",
+        action="store_true",
+        help="record only the steps that msprobe attach or SIGUSR1 ask for",
     )
     add("--seed", type=whole_number, metavar="N", help="seed Python, NumPy and PyTorch first")
     add("--deterministic", action="store_true", help="prefer deterministic kernels")
     add("--random-log", metavar="DIR", type=Path, help="write down each draw of random numbers")
-    rest = argparse.REMAINDER
-    add("-m", dest="module", nargs=rest, metavar="MODULE", help="run a module, as python -m")
-    add("program", nargs=rest, metavar="SCRIPT ARGS", help="the script and its arguments")
-
-
-def _parts(text: str) -> list[str]:
-    return [part for part in text.split(",") if part]
+    add_script(parser)
 
 
 def _ranks(text: str) -> list[str]:
     number_list(text)
-    return _parts(text)
+    return parts(text)
 
 
 def _steps(text: str) -> list[str]:
@@ -73,15 +74,12 @@ def run(options: argparse.Namespace) -> Callable[[], int]:
         dump_path=None if options.output is None else str(options.output),
         step=options.step,
         rank=options.rank,
-        name_filters=options.list,
+        name_filters=options.list or None,
         scope=options.scope,
+        on_request=options.on_request,
         seed=options.seed,
         deterministic=options.deterministic,
         random_log=options.random_log,
     )
-    words, is_module = options.program, options.module is not None
-    if is_module:
-        words = options.module
-    elif words[:1] == ["--"]:
-        words = words[1:]
+    words, is_module = script_words(options, "run")
     return Launch(settings, words, is_module=is_module, step_function=options.step_function).run

@@ -7,7 +7,7 @@ import argparse
 from typing import Final
 
 from msprobe.cli.acc_check import add_input, named_recording
-from msprobe.cli.options import whole_number
+from msprobe.cli.options import add_workers, whole_number
 
 EXIT_FOUND: Final = 1
 EXIT_UNABLE: Final = 2
@@ -24,14 +24,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-d", "--device", metavar="DEVICE", default="", help="cpu, cuda:1 or a number"
     )
-    parser.add_argument(
-        "-n", "--workers", type=whole_number, default=1, metavar="N", help="processes (1)"
-    )
+    add_workers(parser, "processes (1)", kind=whole_number, default=1)
     parser.add_argument(
         "-j", "--jit-compile", action="store_true", help="let an NPU compile operators"
     )
     parser.add_argument(
-        "--seed", type=whole_number, default=1234, help="of generated inputs (1234)"
+        "--seed", type=whole_number, default=1234, metavar="N", help="of generated inputs (1234)"
     )
 
 

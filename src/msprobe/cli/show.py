@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from msprobe.cli.options import add_json, whole_number
+from msprobe.cli.options import add_json, add_limit, whole_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step", type=whole_number, metavar="N", help="the step to show (the first)"
     )
-    parser.add_argument("--rank", metavar="R", help="the rank to show (the first)")
+    parser.add_argument("--rank", metavar="N", help="the rank to show (the first)")
     parser.add_argument("--filter", metavar="GLOB", help="only records whose name fits")
     parser.add_argument(
         "--nonfinite", action="store_true", help="only records that hold a NaN or an infinity"
@@ -58,13 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--depth", type=whole_number, default=0, metavar="N", help="levels of the tree"
     )
-    parser.add_argument(
-        "--limit",
-        type=whole_number,
-        default=_DEFAULT_LIMIT,
-        metavar="N",
-        help=f"calls to show, 0 for all ({_DEFAULT_LIMIT})",
-    )
+    add_limit(parser, "calls", _DEFAULT_LIMIT)
     add_json(parser)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
 
+from msprobe.plain_text import reason
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -106,7 +108,7 @@ class _Stdout:
             raise
         except OSError as exc:
             discard_stdout()
-            problem = f"cannot be written: {exc.strerror or exc}"
+            problem = f"cannot be written: {reason(exc)}"
             raise ReportWriteError("standard output", problem) from exc
 
 

@@ -11,10 +11,12 @@ from msprobe.cli.options import (
     add_exit_code,
     add_imports,
     add_json,
+    add_name_filters,
     add_output,
     add_ranks,
     add_scheduler,
     add_steps,
+    add_workers,
     decimal,
     whole_number,
 )
@@ -49,22 +51,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_steps(parser)
     add_ranks(parser)
-    parser.add_argument(
-        "--list", nargs="+", default=(), metavar="TEXT", help="only calls with a text in their name"
-    )
-    parser.add_argument(
-        "--scope", nargs=2, metavar=("FIRST", "LAST"), help="only calls from one to another"
-    )
+    add_name_filters(parser)
     parser.add_argument(
         "-d", "--device", default="cpu", help="where calls without recorded results run (cpu)"
     )
     add_imports(parser)
-    parser.add_argument(
-        "-n",
-        "--workers",
-        type=whole_number,
-        metavar="N",
-        help="processes (as many as pay off); 0 for none, then a crash ends it all",
+    add_workers(
+        parser,
+        "processes (as many as pay off); 0 for none, then a crash ends it all",
+        kind=whole_number,
     )
     add_scheduler(parser)
     parser.add_argument(
@@ -104,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
             selection=Selection(
                 steps=options.step or (),
                 ranks=options.rank or (),
-                names=options.list,
+                names=tuple(options.list),
                 scope=options.scope and tuple(options.scope),
             ),
             device=options.device,

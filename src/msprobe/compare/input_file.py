@@ -14,6 +14,7 @@ from typing import Any, Final
 from msprobe.dump.layout import STACK_JSON
 from msprobe.errors import ConfigError, ConfigFileError, UnsupportedError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
+from msprobe.plain_text import reason
 
 _TARGET_KEYS: Final = ("npu_path", "target_path", "npu_json_path")
 _REFERENCE_KEYS: Final = ("bench_path", "golden_path", "bench_json_path")
@@ -63,7 +64,7 @@ def read_compare_input(path: Path) -> CompareInput:
     try:
         tree = parse_json(path.read_bytes())
     except OSError as exc:
-        raise ConfigFileError(path, f"cannot be read: {exc.strerror or exc}") from exc
+        raise ConfigFileError(path, f"cannot be read: {reason(exc)}") from exc
     except JSON_ERRORS as exc:
         raise ConfigFileError(path, json_problem(exc)) from exc
     if not isinstance(tree, dict):

@@ -27,6 +27,7 @@ from msprobe.dump.kernel_views import KernelView
 from msprobe.errors import ReportWriteError
 from msprobe.files import TEMPORARY_PREFIX, remove_quietly, write_report
 from msprobe.json_text import strict_json
+from msprobe.plain_text import reason
 
 if TYPE_CHECKING:
     from msprobe.compare.rank_comparison import RankComparison
@@ -58,7 +59,7 @@ def own_stamp(folder: Path) -> Iterator[str]:
             moment += 1
             continue
         except OSError as exc:
-            raise ReportWriteError(folder, f"cannot be written: {exc.strerror or exc}") from exc
+            raise ReportWriteError(folder, f"cannot be written: {reason(exc)}") from exc
         try:
             if not any(next(folder.glob(place + f"*_{stamp}*"), None) for place in _PLACES):
                 yield stamp

@@ -13,6 +13,7 @@ from typing import Final
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.errors import ReportWriteError
 from msprobe.files import TEMPORARY_PREFIX
+from msprobe.plain_text import reason
 
 LARGE_ROWS: Final = 200_000
 """More rows than these are written as parquet unless the user says otherwise: a spreadsheet of that
@@ -67,7 +68,7 @@ class SetAside:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._temporary = Path(mkdtemp(prefix=TEMPORARY_PREFIX, dir=self._folder))
             except OSError as exc:
-                problem = f"cannot be written: {exc.strerror or exc}"
+                problem = f"cannot be written: {reason(exc)}"
                 raise ReportWriteError(self._folder, problem) from exc
             self._remove = weakref.finalize(self, rmtree, self._temporary, ignore_errors=True)
         return self._temporary

@@ -71,6 +71,7 @@ def load_config(
     level: str | None = None,
     step: object = None,
     rank: object = None,
+    dump_enable: bool | None = None,
     section: Mapping[str, Any] | None = None,
     given_by: str = ARGUMENT,
     dumps_kernels: bool = False,
@@ -84,6 +85,7 @@ def load_config(
         level: level of the capture.
         step: list of steps.
         rank: list of ranks.
+        dump_enable: False to record nothing until a running program is asked.
         section: keys of the task's section.
         given_by: names the one who gave these values, in messages.
         dumps_kernels: whether the framework dumps kernels by itself, which tasks more can use.
@@ -95,6 +97,7 @@ def load_config(
     file = parse_config_path(path, source=given_by)
     values, repeated = read_config_file(file or PACKAGED_DEFAULT)
     given = {"task": task, "dump_path": dump_path, "level": level, "step": step, "rank": rank}
+    given["dump_enable"] = dump_enable
     if isinstance(step, int) and not isinstance(step, bool):
         given["step"] = [step]
     arguments = {key: value for key, value in given.items() if not _is_empty(value)}

@@ -88,7 +88,7 @@ def _read_text(path: Path) -> str:
     except PermissionError as error:
         raise ConfigFileError(path, "no permission to read this file") from error
     except OSError as error:
-        raise ConfigFileError(path, f"cannot be read: {error.strerror or error}") from error
+        raise ConfigFileError(path, f"cannot be read: {reason(error)}") from error
     except ValueError as error:  # a NUL or an unencodable character in the path
         raise ConfigFileError(path, f"not a usable path: {error}") from error
     try:

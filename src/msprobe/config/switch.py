@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msprobe.config.reading import json_kind, read_config_file
 from msprobe.errors import ConfigFileError
+from msprobe.plain_text import reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ def reload_dump_enable(path: Path, last: DumpSwitch) -> DumpSwitch:
     except ConfigFileError as error:
         return replace(last, stamp=stamp, problem=str(error))
     except OSError as error:
-        return replace(last, stamp=None, problem=f"{path}: {error.strerror or error}")
+        return replace(last, stamp=None, problem=f"{path}: {reason(error)}")
     value = values.get("dump_enable")
     if value is not None and not isinstance(value, bool):
         problem = f'{path}: "dump_enable" is {json_kind(value)}; use true or false'

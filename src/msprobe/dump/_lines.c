@@ -7,13 +7,7 @@
  * No lock is needed: a line is put together first, by code that may run Python's, and then added
  * with its entry of the index without giving Python's lock away.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <structmember.h>
-
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "../capture/_limited_api.h"
 
 /* Bytes of memory that are kept for the next lines. */
 #define LARGEST_KEPT (1 << 20)
@@ -82,9 +76,9 @@ static int put_int(struct text *text, int64_t number)
 /* Put a text as JSON. */
 static int put_name(struct text *text, PyObject *name)
 {
-    int is_plain = PyUnicode_CheckExact(name) && PyUnicode_IS_ASCII(name);
+    const char *characters = PyUnicode_CheckExact(name) ? ascii_of(name) : NULL;
+    int is_plain = characters != NULL;
     Py_ssize_t count = is_plain ? PyUnicode_GET_LENGTH(name) : 0;
-    const char *characters = is_plain ? (const char *)PyUnicode_1BYTE_DATA(name) : "";
     for (Py_ssize_t i = 0; i < count && is_plain; i++)
         is_plain = characters[i] >= ' ' && characters[i] < 127 && characters[i] != '"' &&
                    characters[i] != '\\';
@@ -161,7 +155,7 @@ static void Lines_dealloc(Lines *self)
     PyMem_Free(self->waiting.start);
     Py_XDECREF(self->records);
     Py_XDECREF(self->calls);
-    Py_TYPE(self)->tp_free((PyObject *)self);
+    free_object(self, PyObject_Free);
 }
 
 /* Add a whole line; return the size of what waits. */
@@ -258,16 +252,21 @@ static PyMemberDef LINES_MEMBERS[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyTypeObject LinesType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.dump._lines.Lines",
-    .tp_basicsize = sizeof(Lines),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)Lines_init,
-    .tp_dealloc = (destructor)Lines_dealloc,
-    .tp_methods = LINES_METHODS,
-    .tp_members = LINES_MEMBERS,
-    .tp_doc = "Lines(size_bytes, records, calls): see msprobe.dump.lines",
+static PyType_Slot LINES_SLOTS[] = {
+    {Py_tp_new, (void *)PyType_GenericNew},
+    {Py_tp_init, (void *)Lines_init},
+    {Py_tp_dealloc, (void *)Lines_dealloc},
+    {Py_tp_methods, LINES_METHODS},
+    {Py_tp_members, LINES_MEMBERS},
+    {Py_tp_doc, (void *)"Lines(size_bytes, records, calls): see msprobe.dump.lines"},
+    {0, NULL},
+};
+
+static PyType_Spec LINES_SPEC = {
+    .name = "msprobe.dump._lines.Lines",
+    .basicsize = sizeof(Lines),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = LINES_SLOTS,
 };
 
 /* ---- records of a journal ---------------------------------------------------------------------- */
@@ -420,9 +419,10 @@ static struct PyModuleDef MODULE = {
 
 PyMODINIT_FUNC PyInit__lines(void)
 {
-    if (PyType_Ready(&LinesType) < 0) return NULL;
+    static PyTypeObject *type;
+    if (make_type(&type, &LINES_SPEC) < 0) return NULL;
     PyObject *module = PyModule_Create(&MODULE);
-    if (module && PyModule_AddObjectRef(module, "Lines", (PyObject *)&LinesType) < 0)
+    if (module && PyModule_AddObjectRef(module, "Lines", (PyObject *)type) < 0)
         Py_CLEAR(module);
     return module;
 }

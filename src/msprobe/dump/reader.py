@@ -101,7 +101,7 @@ def find_rank_folders(path: Path) -> list[RankFolder]:
             path = path.resolve() if path.name in ("", "..") else path
             return _folders_in(path, step=_step_of(path.resolve()), mode=None)
         if not path.exists():
-            raise DumpFormatError(path, "does not exist")
+            raise DumpFormatError(path, "does not exist; check the path")
         if not path.is_file():
             raise DumpFormatError(path, "is neither a folder nor a plain file")
         directory = path.resolve().parent

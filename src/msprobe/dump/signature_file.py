@@ -339,7 +339,8 @@ def signature_files(path: Path) -> dict[str, Path]:
     """
     found = {path.stem: path} if path.is_file() else find_signatures(path)
     if not found:
-        raise DumpFormatError(path, f"holds no signatures (no {FOLDER}/*{SUFFIX})")
+        advice = 'record them with "task": "signature"'
+        raise DumpFormatError(path, f"holds no signatures (no {FOLDER}/*{SUFFIX}); {advice}")
     return found
 
 

@@ -21,6 +21,7 @@ from msprobe.dump.value_reader import ValueReader
 from msprobe.dump.values import Role, Value
 from msprobe.errors import DumpFormatError
 from msprobe.graph.model import ROOT_NAME
+from msprobe.plain_text import reason
 
 _SOURCES: Final = ("NPU", "Bench")
 _COLUMNS: Final = (
@@ -124,7 +125,7 @@ def is_database(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(len(_SQLITE)) == _SQLITE
     except OSError as exc:
-        raise DumpFormatError(path, f"cannot be read: {exc.strerror or exc}") from exc
+        raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
 
 
 def read_vis(path: Path) -> VisFile:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from accelerate import Accelerator
 
-from msprobe.integrations.trainer_steps import Steps, make_debugger
+from msprobe.integrations.trainer_steps import Settings, make_debugger
 from msprobe.pytorch.debugger import PrecisionDebugger, follow_loop, running
 
 logger = logging.getLogger(__name__)
@@ -28,32 +28,21 @@ class MsprobeAccelerator(Accelerator):  # type: ignore[misc]  # the library has 
     next step into the checkpoint; a training that `load_state` resumes goes on with it.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        config_path: str | Path | None = None,
-        task: str | None = None,
-        dump_path: str | Path | None = None,
-        level: str | None = None,
-        step: Steps = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, config_path: str | Path | None = None, **kwargs: Any) -> None:
         """Construct the accelerator and the debugger, which begins with the next call of a model.
 
         Args:
             *args: those of `Accelerator`.
-            config_path: a ``config.json``; the arguments behind it override it.
-            task: as in the file; statistics if there is none.
-            dump_path: as in the file; ``./msprobe_dump`` if there is none.
-            level: as in the file; mix if there is none.
-            step: as in the file; steps 0 and 1 if there is none.
-            **kwargs: those of `Accelerator`.
+            config_path: a ``config.json``.
+            **kwargs: those of `Accelerator`, and the keywords of
+                `msprobe.integrations.trainer_steps.Settings`.
 
         Raises:
             ConfigError: a value cannot be used.
         """
+        settings = {name: kwargs.pop(name) for name in Settings.__annotations__ if name in kwargs}
         super().__init__(*args, **kwargs)
-        make_debugger(config_path, task=task, dump_path=dump_path, level=level, step=step)
+        make_debugger(config_path, **settings)
         self._follower = follow_loop()
         self.register_save_state_pre_hook(self._save_number)
         self.register_load_state_pre_hook(self._load_number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from torch import nn
 
@@ -16,27 +16,38 @@ from msprobe.pytorch.debugger import running
 Steps = int | list[int | str] | None
 
 
-def make_debugger(
-    config_path: str | Path | None = None,
-    *,
-    task: str | None = None,
-    dump_path: str | Path | None = None,
-    level: str | None = None,
-    step: Steps = None,
-) -> PrecisionDebugger:
-    """Return the debugger of the process; without a file with the defaults of `msprobe run`.
+class Settings(TypedDict, total=False):
+    """Keywords of every integration, which override its ``config.json``.
 
-    Args:
-        config_path: a ``config.json``; the arguments behind it override it.
+    Attributes:
         task: as in the file; statistics if there is none.
         dump_path: as in the file; ``./msprobe_dump`` if there is none.
         level: as in the file; mix if there is none.
         step: as in the file; steps 0 and 1 if there is none.
     """
+
+    task: str | None
+    dump_path: str | Path | None
+    level: str | None
+    step: Steps
+
+
+def make_debugger(
+    config_path: str | Path | None = None, **settings: Unpack[Settings]
+) -> PrecisionDebugger:
+    """Return the debugger of the process; without a file with the defaults of `msprobe run`.
+
+    Args:
+        config_path: a ``config.json``.
+        **settings: see `Settings`.
+
+    Raises:
+        ConfigError: a value cannot be used.
+    """
     if config_path is None:
-        level, dump_path = level or "mix", dump_path or DEFAULT_FOLDER
-        step = list(DEFAULT_STEPS) if step is None else step
-    return PrecisionDebugger(config_path, task=task, dump_path=dump_path, level=level, step=step)
+        given: Settings = {name: value for name, value in settings.items() if value is not None}  # type: ignore[assignment]
+        settings = {"level": "mix", "dump_path": DEFAULT_FOLDER, "step": [*DEFAULT_STEPS], **given}
+    return PrecisionDebugger(config_path, **settings)
 
 
 class TrainerSteps:
@@ -105,29 +116,15 @@ def unwrapped(model: Any) -> nn.Module:
 class RecordsSteps:
     """The part of a callback that is the same for every trainer: its debugger and its steps."""
 
-    def __init__(
-        self,
-        config_path: str | Path | None = None,
-        *,
-        task: str | None = None,
-        dump_path: str | Path | None = None,
-        level: str | None = None,
-        step: Steps = None,
-    ) -> None:
-        """Construct the debugger; without a file with the defaults of `msprobe run`.
+    def __init__(self, config_path: str | Path | None = None, **settings: Unpack[Settings]) -> None:
+        """Construct the debugger.
 
         Args:
-            config_path: a ``config.json``; the arguments behind it override it.
-            task: as in the file; statistics if there is none.
-            dump_path: as in the file; ``./msprobe_dump`` if there is none.
-            level: as in the file; mix if there is none.
-            step: as in the file; steps 0 and 1 if there is none.
+            config_path: a ``config.json``.
+            **settings: see `Settings`.
 
         Raises:
             ConfigError: a value cannot be used.
         """
         super().__init__()
-        debugger = make_debugger(
-            config_path, task=task, dump_path=dump_path, level=level, step=step
-        )
-        self._steps = TrainerSteps(debugger)
+        self._steps = TrainerSteps(make_debugger(config_path, **settings))

@@ -153,7 +153,8 @@ def _graph_files(path: Path) -> list[Path]:
         return [path]
     found = sorted(path.glob("*.ir"))
     if not found:
-        raise DumpFormatError(path, "holds no graph in text form (*.ir)")
+        advice = "MindSpore writes it with save_graphs"
+        raise DumpFormatError(path, f"holds no graph in text form (*.ir); {advice}")
     return found
 
 
@@ -164,7 +165,7 @@ def _find(data: Path) -> tuple[list[_Value], list[Path]]:
             return [], [data]
         return list(_values_in(data.parent, [data.name])), []
     if not data.is_dir():
-        raise DumpFormatError(data, "does not exist")
+        raise DumpFormatError(data, "does not exist; check the path")
     values: list[_Value] = []
     tables: list[Path] = []
     for directory, folders, names in os.walk(data):

@@ -136,7 +136,7 @@ def _binary_files(data: Path) -> Iterator[tuple[Path, str]]:
         yield data, name or data.name
         return
     if not data.is_dir():
-        raise DumpFormatError(data, "does not exist")
+        raise DumpFormatError(data, "does not exist; check the path")
     for directory, folders, names in os.walk(data):
         folders.sort()
         real_names = _real_names(Path(directory), MAPPING_CSV in names)

@@ -19,7 +19,14 @@ _MEASURED: Final = 1
 
 
 def estimate(
-    words: Sequence[str], *, is_module: bool, level: str, task: str, timeout_s: float
+    words: Sequence[str],
+    *,
+    is_module: bool,
+    level: str,
+    task: str,
+    timeout_s: float,
+    config: Path | None = None,
+    step_function: str | None = None,
 ) -> Estimate:
     """Run a script up to the end of its second step, and return what recording that step cost.
 
@@ -31,6 +38,8 @@ def estimate(
         level: the level to record at.
         task: the task to record.
         timeout_s: how long to wait for the step.
+        config: a ``config.json`` with filters and other settings.
+        step_function: the function whose calls are steps; None for the usual rules.
 
     Raises:
         UsageError: the script ended or failed before a step was recorded, or takes too long.
@@ -38,6 +47,10 @@ def estimate(
     with TemporaryDirectory(prefix="msprobe-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         options = ["--level", level, "--task", task, "--step", _STEPS, "--output", name]
+        if config is not None:
+            options += ["--config", str(config)]
+        if step_function is not None:
+            options += ["--step-function", step_function]
         command = [sys.executable, "-m", "msprobe", "run", *options, *["-m"][: int(is_module)]]
         with TemporaryFile() as output:
             child = run_child(

@@ -19,6 +19,7 @@ from msprobe.errors import UsageError
 from msprobe.launch.imports import after_import
 from msprobe.launch.program import hide_own_frames, module, run_program, script
 from msprobe.launch.step_functions import DECORATOR, StepFunction
+from msprobe.plain_text import reason
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Settings:
         rank: numbers and ranges.
         name_filters: the key ``list``.
         scope: first and last record.
+        on_request: record nothing but what `msprobe attach` or SIGUSR1 ask for.
         seed: seeds Python, NumPy and PyTorch when the program imports the latter.
         deterministic: prefer deterministic kernels.
         random_log: folder that gets a row for each draw of random numbers.
@@ -68,6 +70,7 @@ class Settings:
     rank: list[str] | None = None
     name_filters: list[str] | None = None
     scope: list[str] | None = None
+    on_request: bool = False
     seed: int | None = None
     deterministic: bool = False
     random_log: Path | None = None
@@ -75,7 +78,7 @@ class Settings:
     def arguments(self) -> dict[str, Any]:
         """Return them as arguments of `load_config`."""
         steps = self.step
-        if steps is None and self.config is None:
+        if steps is None and self.config is None and not self.on_request:
             steps = list(DEFAULT_STEPS)
         section = {"list": self.name_filters, "scope": self.scope}
         alone = self.config is None
@@ -85,6 +88,7 @@ class Settings:
             "dump_path": self.dump_path or (DEFAULT_FOLDER if alone else None),
             "step": None if steps == _ALL_STEPS else steps,
             "rank": self.rank,
+            "dump_enable": False if self.on_request else None,
             "section": {key: value for key, value in section.items() if value is not None},
             "given_by": COMMAND,
         }
@@ -118,6 +122,11 @@ class Launch:
         name, *self._arguments = words
         _refuse_other_commands(name if is_module else Path(name).name)
         self._settings = settings
+        if settings.random_log is not None:
+            try:
+                settings.random_log.mkdir(parents=True, exist_ok=True)
+            except OSError as exc:
+                raise UsageError(f"--random-log {settings.random_log}: {reason(exc)}") from exc
         self._config = load_config(settings.config, **settings.arguments())
         refuse_kept(self._config.dump_path, overwrite=self._config.overwrite)
         self._program = module(name) if is_module else script(Path(name))

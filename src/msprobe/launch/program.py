@@ -15,6 +15,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Final
 
 from msprobe.errors import UsageError
+from msprobe.plain_text import reason
 
 _MAIN: Final = "__main__"
 
@@ -59,7 +60,7 @@ def script(path: Path) -> Program:
         with io.open_code(str(file)) as opened:
             source = opened.read()
     except OSError as error:
-        raise UsageError(f"{path}: the script cannot be read: {error.strerror}") from error
+        raise UsageError(f"{path}: the script cannot be read: {reason(error)}") from error
     return Program(source, str(file), str(path), str(file.parent))
 
 

@@ -6,6 +6,7 @@ The hooks are there between `start` and `stop` only.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import time
@@ -113,7 +114,7 @@ class CellObserver:
                 handles.append(root.register_forward_pre_hook(lambda cell, _: gate.before(cell)))
         for cell, name in self._names.items():
             hooks = _CellHooks(self, name)
-            handles.append(cell.register_forward_pre_hook(hooks.before, with_kwargs=True))
+            handles.append(call_at_begin(cell, hooks.before))
             handles.append(call_at_end(cell, hooks.after))
 
     def suspend(self) -> None:
@@ -220,12 +221,32 @@ class _CellHooks:
         self._observer.end(cell, output)
 
 
+def call_at_begin(cell: nn.Cell, hook: Callable[..., None]) -> Any:
+    """Have a cell call ``hook(cell, args, kwargs)`` when it begins; return the handle."""
+    if _is_of_msadapter(cell):
+        return cell.register_forward_pre_hook(lambda cell, args: hook(cell, args, {}))
+    return cell.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _is_of_msadapter(cell: nn.Cell) -> bool:
+    """Return whether this is a module of MSAdapter (`mindtorch`).
+
+    It is a cell that keeps and calls its hooks itself, as those of older PyTorch: without keywords,
+    and none at the end of a call that raises.
+    """
+    return "with_kwargs" not in inspect.signature(cell.register_forward_pre_hook).parameters
+
+
 def call_at_end(cell: nn.Cell, hook: Callable[..., None]) -> Any:
-    """Have a cell call `hook` when it returns or raises; return the handle.
+    """Have a cell call ``hook(cell, args, kwargs, output)`` when it returns or raises.
+
+    Returns the handle. After an exception there is no output.
 
     A cell with a `bprop` of its own calls the forward hooks that it has, but registers none
     (MindSpore 2.10): its backward hooks would see nothing.
     """
+    if _is_of_msadapter(cell):
+        return cell.register_forward_hook(lambda cell, args, output: hook(cell, args, {}, output))
     has_bprop = cell.has_bprop
     cell.has_bprop = False
     try:

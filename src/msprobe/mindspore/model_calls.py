@@ -18,7 +18,7 @@ from msprobe.capture.statistics import Summary
 from msprobe.capture.values import Found
 from msprobe.dump.facts import Data
 from msprobe.mindspore.adapter import on_host, values_of
-from msprobe.mindspore.cell_hooks import call_at_end
+from msprobe.mindspore.cell_hooks import call_at_begin, call_at_end
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.jit_calls import is_compiling
@@ -54,7 +54,7 @@ class ModelCalls:
     def resume(self) -> None:
         """Put the hooks on the models."""
         for model in self._models:
-            self._handles.append(model.register_forward_pre_hook(self._before, with_kwargs=True))
+            self._handles.append(call_at_begin(model, self._before))
             self._handles.append(call_at_end(model, self._after))
 
     def suspend(self) -> None:

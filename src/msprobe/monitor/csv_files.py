@@ -22,6 +22,7 @@ from msprobe.monitor.listeners import tell
 from msprobe.monitor.reader import MonitorRun, frame_of
 from msprobe.monitor.rows import MISSING, Layout, Rows, Stream
 from msprobe.monitor.store import RunWriter
+from msprobe.plain_text import reason
 
 if TYPE_CHECKING:
     import polars as pl
@@ -148,7 +149,7 @@ def write_csv(
             files = CsvFiles(own, steps_per_file=steps_per_file, digits=digits)
             tell(run.blocks(rank), files)
         except OSError as error:
-            raise ReportWriteError(own, f"cannot be written: {error.strerror or error}") from error
+            raise ReportWriteError(own, f"cannot be written: {reason(error)}") from error
         written += files.written
     return written
 

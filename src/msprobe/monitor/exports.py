@@ -97,7 +97,10 @@ def import_run(source: Path, folder: Path) -> Path:
         return read_trend_db(databases[0], folder)
     if is_csv_folder(source):
         return read_csv(source, folder)
-    raise MonitorFormatError(source, f"holds neither csv folders of ranks nor a *{SUFFIX}")
+    advice = "name a folder that TrainerMon wrote"
+    raise MonitorFormatError(
+        source, f"holds neither csv folders of ranks nor a *{SUFFIX}; {advice}"
+    )
 
 
 def _write_parquet(run: MonitorRun, folder: Path) -> list[Path]:

@@ -381,7 +381,10 @@ def open_monitor(path: str | Path) -> MonitorRun:
         return MonitorRun(path.parent, {int(match[1]) if match else 0: path})
     folder = newest_run(path)
     if folder is None:
-        raise MonitorFormatError(path, f"holds no run of the monitor (no rank*{ROWS_SUFFIX})")
+        advice = "name the output folder of TrainerMon"
+        raise MonitorFormatError(
+            path, f"holds no run of the monitor (no rank*{ROWS_SUFFIX}); {advice}"
+        )
     return MonitorRun(folder, files_of(folder))
 
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from msprobe.dump.crc import crc32
 from msprobe.errors import MonitorFormatError
+from msprobe.plain_text import reason
 
 ROWS_SUFFIX: Final = ".rows"
 INDEX_SUFFIX: Final = ".index"
@@ -103,7 +104,7 @@ class RunFile:
                 opened.append(os.open(one, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
             self.close()
-            problem = f"cannot be read: {error.strerror or error} ({error.filename})"
+            problem = f"cannot be read: {reason(error)} ({error.filename})"
             raise MonitorFormatError(path, problem) from error
         self._file, self._index, self._scattered = opened
         if hasattr(os, "posix_fadvise"):

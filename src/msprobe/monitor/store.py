@@ -27,6 +27,7 @@ from msprobe.monitor.run_file import (
     RunFile,
     check_of,
 )
+from msprobe.plain_text import reason
 
 try:
     import fcntl
@@ -200,7 +201,7 @@ class RunWriter:
         self._waiting_bytes += len(content)
 
     def _failed(self, error: OSError) -> MonitorWriteError:
-        return MonitorWriteError(self.path, f"cannot be written: {error.strerror or error}")
+        return MonitorWriteError(self.path, f"cannot be written: {reason(error)}")
 
 
 _OPEN: Final[weakref.WeakSet[RunWriter]] = weakref.WeakSet()

@@ -12,15 +12,10 @@
  * What the numbers mean stands in docs/metrics.md; numpy_elementwise.py gives the same. Elements
  * are taken in blocks counted from the first one, so chunks leave no trace in the sums.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
 #include <fenv.h>
 #include <float.h>
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+
+#include "../capture/_limited_api.h"
 
 #if !defined(__GNUC__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "needs GCC or Clang and a little-endian machine; msprobe works without"
@@ -173,7 +168,7 @@ static PyObject *accumulator_new(PyTypeObject *type, PyObject *args, PyObject *k
     s->first_nonfinite = -1;
     s->top.keep = (size_t)keep;
     s->top.random = 0x9e3779b97f4a7c15u;
-    self = (Accumulator *)type->tp_alloc(type, 0);
+    self = (Accumulator *)PyType_GenericAlloc(type, 0);
     if (self) self->state = s, s = NULL;
 done:
     free(s);
@@ -184,11 +179,9 @@ done:
 
 static void accumulator_dealloc(Accumulator *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     free(self->state->top.values);
     free(self->state);
-    type->tp_free(self);
-    Py_DECREF(type);
+    free_object(self, PyObject_Free);
 }
 
 /* Take elements, or (n = 0) those that wait for their block to fill. */

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from msprobe.errors import UnsupportedError, UsageError
 from msprobe.files import replacing
+from msprobe.plain_text import reason
 
 _SECRET: Final = "msprobe-curve-secret"
 _PUBLIC: Final = "msprobe-curve-public"
@@ -77,7 +78,7 @@ def write_keys(folder: Path) -> list[Path]:
                 with os.fdopen(descriptor, "w") as file:
                     file.write(text)
     except OSError as exc:
-        raise UsageError(f"{folder}: cannot be written: {exc.strerror or exc}") from exc
+        raise UsageError(f"{folder}: cannot be written: {reason(exc)}") from exc
     return list(files)
 
 
@@ -104,7 +105,7 @@ def _read(path: Path, kind: str) -> bytes:
         with path.open("rb") as file:
             words = file.read(_MOST_BYTES).split()
     except OSError as exc:
-        raise UsageError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
+        raise UsageError(f"{path}: cannot be read: {reason(exc)}") from exc
     if len(words) != 2 or words[0] != kind.encode() or len(words[1]) != _CHARACTERS:
         raise UsageError(f"{path}: is no {kind} key; make keys with: msprobe online-keys DIR")
     return words[1]

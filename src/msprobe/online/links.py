@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from msprobe.files import TEMPORARY_PREFIX
 from msprobe.online.keys import Keys, zeromq
 from msprobe.online.messages import Head, MessageError, checksum, decode, encode
+from msprobe.plain_text import reason
 
 # Bytes that are under way: more keep the line no fuller, and would be lost with the other side.
 _WINDOW_BYTES: Final = 32 << 20
@@ -169,7 +170,7 @@ class FolderLink:
         try:
             write_piece(self._folder / path, offset, piece, is_last=is_last)
         except OSError as exc:
-            raise LinkError(f"{self._folder / path}: {exc.strerror or exc}") from exc
+            raise LinkError(f"{self._folder / path}: {reason(exc)}") from exc
 
     def remove(self, path: PurePosixPath) -> None:
         """Remove a file."""

@@ -22,6 +22,7 @@ from msprobe.online.messages import (
     decode,
     encode,
 )
+from msprobe.plain_text import reason
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class Receiver:
         except MessageError as exc:
             answer = Head(kind="error", problem=str(exc))
         except OSError as exc:
-            problem = f"the receiver cannot write: {exc.strerror or exc}"
+            problem = f"the receiver cannot write: {reason(exc)}"
             logger.error("%s: %s", self.folder, problem)  # noqa: TRY400 - one line tells it
             answer = Head(kind="error", problem=problem)
         if answer.kind != "ok":

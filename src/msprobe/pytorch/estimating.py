@@ -97,10 +97,11 @@ class _Training:
     optimizer: torch.optim.Optimizer | None
 
     def run(self) -> None:
-        """Run a step: forward, backward, and the optimizer if there is one."""
+        """Run a step: forward, backward, and the optimizer if there is one, as most loops do."""
         backward_from(self.run_model(self.models[0], self.batch))
         if self.optimizer is not None:
             self.optimizer.step()
+            self.optimizer.zero_grad()
 
     def parameters(self) -> list[nn.Parameter]:
         """Return each parameter of the models once."""

@@ -125,7 +125,7 @@ def merge_results(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_sheets(_sheets(ranks, metrics), path)
     except OSError as exc:
-        raise ReportWriteError(path, f"cannot be written: {exc.strerror or exc}") from exc
+        raise ReportWriteError(path, f"cannot be written: {reason(exc)}") from exc
     return path
 
 
@@ -164,7 +164,7 @@ def _rank_files(folder: Path) -> dict[str, list[Path]]:
     try:
         paths = sorted(folder.iterdir())
     except OSError as exc:
-        raise UsageError(f"{folder}: cannot be read: {exc.strerror or exc}") from exc
+        raise UsageError(f"{folder}: cannot be read: {reason(exc)}") from exc
     for path in paths:
         match = _FILE.fullmatch(path.name)
         if match and path.is_file():

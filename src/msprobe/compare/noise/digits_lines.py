@@ -44,7 +44,7 @@ def answer_lines(report: NoiseReport, least: float, most: int) -> Iterator[Text]
     Args:
         report: the digits.
         least: digits below which a result is not trusted.
-        most: how many calls are listed.
+        most: how many calls are listed; 0 for all.
     """
     from rich.text import Text
 
@@ -54,9 +54,11 @@ def answer_lines(report: NoiseReport, least: float, most: int) -> Iterator[Text]
     if not losing:
         return
     yield Text()
-    yield from _table(losing[:most], len({(call.step, call.rank) for call in report.calls}) > 1)
-    if len(losing) > most:
-        yield Text(f"  … {len(losing) - most:,} more lose digits; --json has all", "dim")
+    yield from _table(
+        losing[: most or None], len({(call.step, call.rank) for call in report.calls}) > 1
+    )
+    if 0 < most < len(losing):
+        yield Text(f"  … {len(losing) - most:,} more lose digits; --all lists them", "dim")
 
 
 def _table(calls: Sequence[CallDigits], has_several: bool) -> Iterator[Text]:

@@ -4,11 +4,7 @@
  * _Machine in pickle.py carries them out. It stops in front of every other opcode, and of all that
  * is damaged or unusual, and leaves that to Python. It imports and calls nothing that a pickle names.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
-#include <stdint.h>
-#include <string.h>
+#include "../../capture/_limited_api.h"
 
 /* What `setup` was given: GlobalName of OrderedDict, Described, PersistentId, the mark. */
 static struct {

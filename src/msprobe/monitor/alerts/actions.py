@@ -19,6 +19,7 @@ from msprobe.log import warn_once
 from msprobe.monitor.alerts.documented import AnomalyFile, DocumentedRules, parse_rules
 from msprobe.monitor.alerts.engine import Action, Alerts
 from msprobe.monitor.alerts.incidents import Incident, Severity
+from msprobe.plain_text import reason
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class IncidentFile:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(strict_json(record, indent=None))
         except OSError as exc:
-            warn_once(logger, self._path, "%s: %s", self._path, exc.strerror or exc)
+            warn_once(logger, self._path, "%s: %s", self._path, reason(exc))
 
 
 class Webhook:

@@ -32,6 +32,7 @@ from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.rows import Rows, Stream
 from msprobe.monitor.run_folder import run_folder
 from msprobe.monitor.settings import Format, MonitorSettings, make_settings
+from msprobe.plain_text import reason
 
 logger = logging.getLogger(__name__)
 
@@ -325,7 +326,7 @@ class MonitorFront(ABC):
                     digits=keys.ndigits,
                 )
             except OSError as error:
-                problem = f"cannot be written: {error.strerror or error}"
+                problem = f"cannot be written: {reason(error)}"
                 raise MonitorWriteError(run.path / keys.format, problem) from error
         recorder.add_listener(listener)
 

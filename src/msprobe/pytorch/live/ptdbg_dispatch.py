@@ -25,6 +25,7 @@ from msprobe.checks.verify_call import CallReport, ResultRow
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.errors import UsageError
 from msprobe.log import ensure_handler, warn_once
+from msprobe.plain_text import reason
 from msprobe.pytorch.live.dispatch import LiveChoice, LiveMode
 from msprobe.pytorch.live.live_call import LiveCall
 from msprobe.pytorch.live.live_compare import call_report, run_eagerly, this_rank
@@ -215,7 +216,7 @@ class _Files:
 
 
 def _say(path: Path, exc: OSError) -> None:
-    warn_once(logger, str(path), "%s cannot be written: %s", path, exc.strerror or exc)
+    warn_once(logger, str(path), "%s cannot be written: %s", path, reason(exc))
 
 
 def _message(report: CallReport) -> str:

@@ -27,15 +27,9 @@
  *
  * `find_edges` searches the autograd graph of a call, by the Python attributes of its nodes.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <structmember.h>
-
 #include <float.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
 
+#include "../../capture/_limited_api.h"
 #include "../../capture/_native_api.h"
 
 #define MAX_DIMS MSPROBE_MAX_DIMS
@@ -294,6 +288,10 @@ static int is_dense(const struct view *view, int in_order)
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
+/* Made when the module is. */
+static PyTypeObject *ValueType, *MemoType, *LateTextType, *InputEdgesType, *TapType, *OpenCallType,
+    *CallRecorderType;
+
 /* The summary and the records of one value. */
 typedef struct {
     PyObject_HEAD
@@ -318,7 +316,7 @@ static void Value_dealloc(Value *self)
     Py_XDECREF(self->md5);
     Py_XDECREF(self->file);
     Py_XDECREF(self->summary);
-    PyObject_Free(self);
+    free_object(self, PyObject_Free);
 }
 
 /* Text in the making. */
@@ -543,14 +541,19 @@ static PyGetSetDef VALUE_ATTRIBUTES[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyTypeObject ValueType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.Value",
-    .tp_basicsize = sizeof(Value),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_dealloc = (destructor)Value_dealloc,
-    .tp_members = VALUE_MEMBERS,
-    .tp_getset = VALUE_ATTRIBUTES,
-    .tp_doc = "The summary and the records of one value.",
+static PyType_Slot VALUE_SLOTS[] = {
+    {Py_tp_dealloc, (void *)Value_dealloc},
+    {Py_tp_members, VALUE_MEMBERS},
+    {Py_tp_getset, VALUE_ATTRIBUTES},
+    {Py_tp_doc, (void *)"The summary and the records of one value."},
+    {0, NULL},
+};
+
+static PyType_Spec VALUE_SPEC = {
+    .name = "msprobe.pytorch.values._tensors.Value",
+    .basicsize = sizeof(Value),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = VALUE_SLOTS,
 };
 
 /* ---- tables ---------------------------------------------------------------------------------- */
@@ -782,7 +785,7 @@ static int has_place_of(const struct known *known, const struct view *view)
 
 static Value *new_value(PyObject *numbers, int64_t id, const struct view *view)
 {
-    Value *value = numbers ? PyObject_New(Value, &ValueType) : NULL;
+    Value *value = numbers ? PyObject_New(Value, ValueType) : NULL;
     if (!value) {
         Py_XDECREF(numbers);
         return NULL;
@@ -826,7 +829,7 @@ static Value *new_device_value(const Memo *self, PyObject *tensor, const struct 
     PyObject *device = device_of(tensor);
     PyObject *summary = device ? PyObject_CallOneArg(self->summarise, tensor) : NULL;
     int is_ready = summary ? flag(summary, names.ready) : -1;
-    Value *value = is_ready < 0 ? NULL : PyObject_New(Value, &ValueType);
+    Value *value = is_ready < 0 ? NULL : PyObject_New(Value, ValueType);
     if (!value) {
         Py_XDECREF(summary);
         Py_XDECREF(device);
@@ -1338,7 +1341,7 @@ static PyObject *Memo_describe_gradients(Memo *self, PyObject *const *args, Py_s
                         put(&text, "}")))
         outcome = -1;
     PyObject *raw = end_values(&text, outcome);
-    for (Py_ssize_t i = 0; slots && i < outputs + arguments; i++) Py_XDECREF(slots[i]);
+    for (Py_ssize_t i = 0; slots && i < outputs + arguments; i++) Py_XDECREF((PyObject *)slots[i]);
     PyMem_Free(slots);
     Py_XDECREF(arrived);
     if (!raw && !PyErr_Occurred()) Py_RETURN_NONE;
@@ -1486,7 +1489,7 @@ static void Memo_dealloc(Memo *self)
 {
     forget_all(self);
     Py_XDECREF(self->summarise);
-    Py_TYPE(self)->tp_free((PyObject *)self);
+    free_object(self, PyObject_Free);
 }
 
 static PyMethodDef MEMO_METHODS[] = {
@@ -1541,15 +1544,20 @@ static PyMemberDef MEMO_MEMBERS[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyTypeObject MemoType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.Memo",
-    .tp_basicsize = sizeof(Memo),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = PyType_GenericNew,
-    .tp_dealloc = (destructor)Memo_dealloc,
-    .tp_methods = MEMO_METHODS,
-    .tp_members = MEMO_MEMBERS,
-    .tp_doc = "Values of plain tensors on the CPU, for the time that they are provably unchanged.",
+static PyType_Slot MEMO_SLOTS[] = {
+    {Py_tp_new, (void *)PyType_GenericNew},
+    {Py_tp_dealloc, (void *)Memo_dealloc},
+    {Py_tp_methods, MEMO_METHODS},
+    {Py_tp_members, MEMO_MEMBERS},
+    {Py_tp_doc, (void *)"Values of plain tensors on the CPU, for the time that they are provably unchanged."},
+    {0, NULL},
+};
+
+static PyType_Spec MEMO_SPEC = {
+    .name = "msprobe.pytorch.values._tensors.Memo",
+    .basicsize = sizeof(Memo),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = MEMO_SLOTS,
 };
 
 /* ---- module ---------------------------------------------------------------------------------- */
@@ -1592,7 +1600,7 @@ static void LateText_dealloc(LateText *self)
 {
     Py_XDECREF(self->text);
     Py_XDECREF(self->values);
-    PyObject_Free(self);
+    free_object(self, PyObject_Free);
 }
 
 /* Put a text with its values in the place of their marks; -1 with an exception. */
@@ -1606,7 +1614,7 @@ static int put_filled(struct text *text, const char *from, size_t count, PyObjec
         if (put_bytes(text, from, (size_t)(mark - from))) return -1;
         if (mark == end) break;
         PyObject *item = next < PyList_GET_SIZE(values) ? PyList_GET_ITEM(values, next++) : NULL;
-        if (!item || !Py_IS_TYPE(item, &ValueType)) {
+        if (!item || !Py_IS_TYPE(item, ValueType)) {
             PyErr_SetString(PyExc_ValueError, "a mark without its value");
             return -1;
         }
@@ -1638,20 +1646,25 @@ static PyMethodDef LATE_TEXT_METHODS[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyTypeObject LateTextType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.LateText",
-    .tp_basicsize = sizeof(LateText),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_dealloc = (destructor)LateText_dealloc,
-    .tp_methods = LATE_TEXT_METHODS,
-    .tp_doc = "JSON in which the numbers of some values are still missing.",
+static PyType_Slot LATE_TEXT_SLOTS[] = {
+    {Py_tp_dealloc, (void *)LateText_dealloc},
+    {Py_tp_methods, LATE_TEXT_METHODS},
+    {Py_tp_doc, (void *)"JSON in which the numbers of some values are still missing."},
+    {0, NULL},
+};
+
+static PyType_Spec LATE_TEXT_SPEC = {
+    .name = "msprobe.pytorch.values._tensors.LateText",
+    .basicsize = sizeof(LateText),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = LATE_TEXT_SLOTS,
 };
 
 /* Return the text, or what becomes of it when the numbers of `values` have come. */
 static PyObject *finished(PyObject *bytes, PyObject *values)
 {
     if (!bytes || !values) return bytes ? PyObject_CallOneArg(torch.raw, bytes) : NULL;
-    LateText *late = PyObject_New(LateText, &LateTextType);
+    LateText *late = PyObject_New(LateText, LateTextType);
     if (!late) return NULL;
     late->text = Py_NewRef(bytes);
     late->values = Py_NewRef(values);
@@ -2259,17 +2272,18 @@ PyMODINIT_FUNC PyInit__tensors(void)
     if (!(names.name = PyUnicode_InternFromString(#name))) return NULL;
     NAMES(INTERN)
 #undef INTERN
-    if (PyType_Ready(&ValueType) < 0 || PyType_Ready(&MemoType) < 0 ||
-        PyType_Ready(&LateTextType) < 0 ||
-        PyType_Ready(&InputEdgesType) < 0 || PyType_Ready(&TapType) < 0 ||
-        PyType_Ready(&OpenCallType) < 0 || PyType_Ready(&CallRecorderType) < 0)
+    if (make_type(&ValueType, &VALUE_SPEC) < 0 || make_type(&MemoType, &MEMO_SPEC) < 0 ||
+        make_type(&LateTextType, &LATE_TEXT_SPEC) < 0 ||
+        make_type(&InputEdgesType, &INPUT_EDGES_SPEC) < 0 || make_type(&TapType, &TAP_SPEC) < 0 ||
+        make_type(&OpenCallType, &OPEN_CALL_SPEC) < 0 ||
+        make_type(&CallRecorderType, &CALL_RECORDER_SPEC) < 0)
         return NULL;
     PyObject *module = PyModule_Create(&MODULE);
     if (!module) return NULL;
-    if (PyModule_AddObjectRef(module, "Memo", (PyObject *)&MemoType) < 0 ||
-        PyModule_AddObjectRef(module, "Value", (PyObject *)&ValueType) < 0 ||
-        PyModule_AddObjectRef(module, "InputEdges", (PyObject *)&InputEdgesType) < 0 ||
-        PyModule_AddObjectRef(module, "CallRecorder", (PyObject *)&CallRecorderType) < 0)
+    if (PyModule_AddObjectRef(module, "Memo", (PyObject *)MemoType) < 0 ||
+        PyModule_AddObjectRef(module, "Value", (PyObject *)ValueType) < 0 ||
+        PyModule_AddObjectRef(module, "InputEdges", (PyObject *)InputEdgesType) < 0 ||
+        PyModule_AddObjectRef(module, "CallRecorder", (PyObject *)CallRecorderType) < 0)
         Py_CLEAR(module);
     return module;
 }

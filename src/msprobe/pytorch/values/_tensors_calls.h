@@ -25,6 +25,7 @@ static int OpenCall_traverse(OpenCall *self, visitproc visit, void *arg)
     Py_VISIT(self->found); /* whose own clearing opens a cycle */
     Py_VISIT(self->edges);
     Py_VISIT(self->random);
+    Py_VISIT(Py_TYPE((PyObject *)self));
     return 0;
 }
 
@@ -39,7 +40,7 @@ static void OpenCall_dealloc(OpenCall *self)
     Py_XDECREF(self->order);
     Py_XDECREF(self->edges);
     Py_XDECREF(self->random);
-    PyObject_GC_Del(self);
+    free_object(self, PyObject_GC_Del);
 }
 
 static PyMemberDef OPEN_CALL_MEMBERS[] = {
@@ -51,14 +52,19 @@ static PyMemberDef OPEN_CALL_MEMBERS[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyTypeObject OpenCallType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.OpenCall",
-    .tp_basicsize = sizeof(OpenCall),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_GC,
-    .tp_traverse = (traverseproc)OpenCall_traverse,
-    .tp_dealloc = (destructor)OpenCall_dealloc,
-    .tp_members = OPEN_CALL_MEMBERS,
-    .tp_doc = "A call between its begin and its end; its inputs are described.",
+static PyType_Slot OPEN_CALL_SLOTS[] = {
+    {Py_tp_traverse, (void *)OpenCall_traverse},
+    {Py_tp_dealloc, (void *)OpenCall_dealloc},
+    {Py_tp_members, OPEN_CALL_MEMBERS},
+    {Py_tp_doc, (void *)"A call between its begin and its end; its inputs are described."},
+    {0, NULL},
+};
+
+static PyType_Spec OPEN_CALL_SPEC = {
+    .name = "msprobe.pytorch.values._tensors.OpenCall",
+    .basicsize = sizeof(OpenCall),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = OPEN_CALL_SLOTS,
 };
 
 /* ---- begin ------------------------------------------------------------------------------------- */
@@ -235,7 +241,7 @@ static PyObject *CallRecorder_begin(CallRecorder *self, PyObject *const *args, P
     int outcome = may_take(self, values, keywords, parameters);
     if (outcome < 0) return NULL;
     if (!outcome) Py_RETURN_NONE;
-    OpenCall *open = PyObject_GC_New(OpenCall, &OpenCallType);
+    OpenCall *open = PyObject_GC_New(OpenCall, OpenCallType);
     if (!open) return NULL;
     memset((char *)open + sizeof(PyObject), 0, sizeof *open - sizeof(PyObject));
     begin_text(&open->text);
@@ -340,7 +346,7 @@ static int put_record(const CallRecorder *self, OpenCall *open)
 
 static PyObject *CallRecorder_end(CallRecorder *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != 4 || !Py_IS_TYPE(args[0], &OpenCallType)) {
+    if (nargs != 4 || !Py_IS_TYPE(args[0], OpenCallType)) {
         PyErr_SetString(PyExc_TypeError, "end(opened, result, is_new, drawn | None)");
         return NULL;
     }
@@ -398,7 +404,7 @@ static int unfold_part(PyObject *draft, const char *name, const OpenCall *open, 
 
 static PyObject *CallRecorder_unfold(CallRecorder *self, PyObject *opened)
 {
-    if (!Py_IS_TYPE(opened, &OpenCallType)) {
+    if (!Py_IS_TYPE(opened, OpenCallType)) {
         PyErr_SetString(PyExc_TypeError, "unfold(opened)");
         return NULL;
     }
@@ -429,6 +435,7 @@ static PyObject *CallRecorder_unfold(CallRecorder *self, PyObject *opened)
 static int CallRecorder_traverse(CallRecorder *self, visitproc visit, void *arg)
 {
     for (int i = 0; i < OWNED_COUNT; i++) Py_VISIT(OWNED(self)[i]);
+    Py_VISIT(Py_TYPE((PyObject *)self));
     return 0;
 }
 
@@ -442,7 +449,7 @@ static void CallRecorder_dealloc(CallRecorder *self)
 {
     PyObject_GC_UnTrack(self);
     CallRecorder_clear(self);
-    Py_TYPE(self)->tp_free((PyObject *)self);
+    free_object(self, PyObject_GC_Del);
 }
 
 static int CallRecorder_init(CallRecorder *self, PyObject *args, PyObject *kwargs)
@@ -451,7 +458,7 @@ static int CallRecorder_init(CallRecorder *self, PyObject *args, PyObject *kwarg
     long long flush_at;
     int keeps_gradients, keeps_construct;
     if (!PyArg_ParseTuple(args, "OOOOOOO!O!O!O!O!O!Lpp", &given_one[0], &given_one[1], &given_one[2],
-                          &given_one[3], &given_one[4], &given_one[5], &MemoType, &given_one[6],
+                          &given_one[3], &given_one[4], &given_one[5], MemoType, &given_one[6],
                           &PyDict_Type, &given_one[7], &PyList_Type, &given_one[8], &PySet_Type,
                           &given_one[9], &PyDict_Type, &given_one[10], &PyDict_Type, &given_one[11],
                           &flush_at, &keeps_gradients, &keeps_construct))
@@ -476,15 +483,20 @@ static PyMethodDef RECORDER_METHODS[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyTypeObject CallRecorderType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.CallRecorder",
-    .tp_basicsize = sizeof(CallRecorder),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)CallRecorder_init,
-    .tp_traverse = (traverseproc)CallRecorder_traverse,
-    .tp_clear = (inquiry)CallRecorder_clear,
-    .tp_dealloc = (destructor)CallRecorder_dealloc,
-    .tp_methods = RECORDER_METHODS,
-    .tp_doc = "CallRecorder(...): see msprobe.pytorch.interception.call_recorder",
+static PyType_Slot CALL_RECORDER_SLOTS[] = {
+    {Py_tp_new, (void *)PyType_GenericNew},
+    {Py_tp_init, (void *)CallRecorder_init},
+    {Py_tp_traverse, (void *)CallRecorder_traverse},
+    {Py_tp_clear, (void *)CallRecorder_clear},
+    {Py_tp_dealloc, (void *)CallRecorder_dealloc},
+    {Py_tp_methods, RECORDER_METHODS},
+    {Py_tp_doc, (void *)"CallRecorder(...): see msprobe.pytorch.interception.call_recorder"},
+    {0, NULL},
+};
+
+static PyType_Spec CALL_RECORDER_SPEC = {
+    .name = "msprobe.pytorch.values._tensors.CallRecorder",
+    .basicsize = sizeof(CallRecorder),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = CALL_RECORDER_SLOTS,
 };

@@ -146,8 +146,6 @@ typedef struct {
     char keeps_gradients, keeps_construct;
 } CallRecorder;
 
-static PyTypeObject CallRecorderType;
-
 /* Whether an attribute is this object; -1 with an exception. */
 static int is_attribute(PyObject *object, PyObject *name, PyObject *expected)
 {
@@ -200,7 +198,7 @@ static int put_call(const CallRecorder *self, PyObject *name, PyObject *order, P
  * numbers have come; -1 with an exception. */
 static int hand_on(const CallRecorder *self, PyObject *name, PyObject *order, PyObject *raw)
 {
-    if (Py_IS_TYPE(raw, &LateTextType))
+    if (Py_IS_TYPE(raw, LateTextType))
         return call_away(PyObject_CallMethodObjArgs(self->recording, names.defer, name, order, raw,
                                                     NULL));
     PyObject *dump = PyObject_GetAttr(self->recording, names.dump);
@@ -237,8 +235,6 @@ typedef struct {
     char is_one_api;
 } InputEdges;
 
-static PyTypeObject InputEdgesType;
-
 static int InputEdges_traverse(InputEdges *self, visitproc visit, void *arg)
 {
     for (Py_ssize_t i = 0; i < self->count; i++) Py_VISIT(self->inputs[i].node);
@@ -247,6 +243,7 @@ static int InputEdges_traverse(InputEdges *self, visitproc visit, void *arg)
     Py_VISIT(self->stale);
     Py_VISIT(self->inner);
     Py_VISIT(self->leaves);
+    Py_VISIT(Py_TYPE((PyObject *)self));
     return 0;
 }
 
@@ -260,7 +257,7 @@ static void InputEdges_dealloc(InputEdges *self)
     Py_XDECREF(self->stale);
     Py_XDECREF(self->inner);
     Py_XDECREF(self->leaves);
-    Py_TYPE(self)->tp_free((PyObject *)self);
+    free_object(self, PyObject_GC_Del);
 }
 
 /* Note an input; 0, or -1 with an exception. */
@@ -289,7 +286,7 @@ static int note_input(InputEdges *self, PyObject *pair)
 /* Note the edges of tensors that were found, a list that is not changed any more. */
 static PyObject *new_edges(PyObject *call, PyObject *found, Py_ssize_t arguments, int is_one_api)
 {
-    InputEdges *self = (InputEdges *)InputEdgesType.tp_alloc(&InputEdgesType, 0);
+    InputEdges *self = (InputEdges *)PyType_GenericAlloc(InputEdgesType, 0);
     if (!self) return NULL;
     self->call = Py_NewRef(call);
     self->found = Py_NewRef(found);
@@ -396,17 +393,22 @@ static PyGetSetDef EDGES_ATTRIBUTES[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyTypeObject InputEdgesType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.InputEdges",
-    .tp_basicsize = sizeof(InputEdges),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_new = InputEdges_new,
-    .tp_traverse = (traverseproc)InputEdges_traverse,
-    .tp_dealloc = (destructor)InputEdges_dealloc,
-    .tp_methods = EDGES_METHODS,
-    .tp_members = EDGES_MEMBERS,
-    .tp_getset = EDGES_ATTRIBUTES,
-    .tp_doc = "InputEdges(call, found, arguments, *, is_one_api): see gradients/input_edges.py",
+static PyType_Slot INPUT_EDGES_SLOTS[] = {
+    {Py_tp_new, (void *)InputEdges_new},
+    {Py_tp_traverse, (void *)InputEdges_traverse},
+    {Py_tp_dealloc, (void *)InputEdges_dealloc},
+    {Py_tp_methods, EDGES_METHODS},
+    {Py_tp_members, EDGES_MEMBERS},
+    {Py_tp_getset, EDGES_ATTRIBUTES},
+    {Py_tp_doc, (void *)"InputEdges(call, found, arguments, *, is_one_api): see gradients/input_edges.py"},
+    {0, NULL},
+};
+
+static PyType_Spec INPUT_EDGES_SPEC = {
+    .name = "msprobe.pytorch.values._tensors.InputEdges",
+    .basicsize = sizeof(InputEdges),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = INPUT_EDGES_SLOTS,
 };
 
 /* ---- the hook -------------------------------------------------------------------------------- */
@@ -424,8 +426,8 @@ static void Tap_dealloc(Tap *self)
     Py_XDECREF(self->gradients);
     Py_XDECREF(self->outputs);
     Py_XDECREF(self->inputs);
-    Py_XDECREF(self->recorder);
-    PyObject_Free(self);
+    Py_XDECREF((PyObject *)self->recorder);
+    free_object(self, PyObject_Free);
 }
 
 #define MOST_ARRIVED 32
@@ -550,7 +552,7 @@ static PyObject *describe_arrived(Memo *memo, const struct arrived *arrived, con
                         put_slots(&text, ",\"output\":[", slots + layout[0], layout[1]) ||
                         put(&text, "}")))
         outcome = -1;
-    for (Py_ssize_t i = 0; i < places; i++) Py_XDECREF(slots[i]);
+    for (Py_ssize_t i = 0; i < places; i++) Py_XDECREF((PyObject *)slots[i]);
     PyMem_Free(slots);
     PyObject *values = text.unfilled, *bytes = end_text(&text, outcome <= 0);
     PyObject *json = outcome > 0 ? finished(bytes, values) : NULL;
@@ -652,21 +654,26 @@ static PyMemberDef TAP_MEMBERS[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyTypeObject TapType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "msprobe.pytorch.values._tensors.Tap",
-    .tp_basicsize = sizeof(Tap),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_dealloc = (destructor)Tap_dealloc,
-    .tp_call = (ternaryfunc)Tap_call,
-    .tp_members = TAP_MEMBERS,
-    .tp_doc = "A hook on a node of the graph: see `NodeTap` in gradients/node_taps.py.",
+static PyType_Slot TAP_SLOTS[] = {
+    {Py_tp_call, (void *)Tap_call},
+    {Py_tp_dealloc, (void *)Tap_dealloc},
+    {Py_tp_members, TAP_MEMBERS},
+    {Py_tp_doc, (void *)"A hook on a node of the graph: see `NodeTap` in gradients/node_taps.py."},
+    {0, NULL},
+};
+
+static PyType_Spec TAP_SPEC = {
+    .name = "msprobe.pytorch.values._tensors.Tap",
+    .basicsize = sizeof(Tap),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = TAP_SLOTS,
 };
 
 /* Return a tap, taking the references to `outputs` and `inputs`; NULL with an exception. */
 static PyObject *new_tap(PyObject *session, CallRecorder *recorder, PyObject *gradients,
                          PyObject *outputs, PyObject *inputs)
 {
-    Tap *tap = outputs && inputs ? PyObject_New(Tap, &TapType) : NULL;
+    Tap *tap = outputs && inputs ? PyObject_New(Tap, TapType) : NULL;
     if (!tap) {
         Py_XDECREF(outputs);
         Py_XDECREF(inputs);
@@ -790,8 +797,16 @@ static int search_few(const InputEdges *edges, struct few *few, PyObject *top)
 
 static int is_kind(PyObject *node, const char *name)
 {
+#ifdef Py_LIMITED_API
+    PyObject *kind = PyType_GetName(Py_TYPE(node));
+    int is_same = kind && PyUnicode_CompareWithASCIIString(kind, name) == 0;
+    if (!kind) PyErr_Clear();
+    Py_XDECREF(kind);
+    return is_same;
+#else
     const char *kind = Py_TYPE(node)->tp_name, *dot = strrchr(kind, '.');
     return strcmp(dot ? dot + 1 : kind, name) == 0;
+#endif
 }
 
 /* Have the gradients of a product's factors read at the product, which has them all, see `_past_views`
@@ -957,8 +972,8 @@ static int reach_base(const InputEdges *edges, PyObject *output, PyObject **top,
 
 static PyObject *tap_output(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != 4 || !Py_IS_TYPE(args[2], &InputEdgesType) ||
-        !(args[1] == Py_None || Py_IS_TYPE(args[1], &CallRecorderType))) {
+    if (nargs != 4 || !Py_IS_TYPE(args[2], InputEdgesType) ||
+        !(args[1] == Py_None || Py_IS_TYPE(args[1], CallRecorderType))) {
         PyErr_SetString(PyExc_TypeError, "tap_output(session, recorder | None, edges, output)");
         return NULL;
     }
