@@ -33,7 +33,9 @@ from msprobe.numerics.tolerances import EXACT, RowTolerance, Tolerances
 
 # Statistics of integers are sums of integers in float64; frameworks differ in the last digits.
 _INTEGER_STATISTICS: Final = RowTolerance(rtol=1e-6)
-_HANDED_THROUGH: Final = "not compared: one side returns its input as it is, with all of its gradient"
+_HANDED_THROUGH: Final = (
+    "not compared: one side returns its input as it is, with all of its gradient"
+)
 _UNREAD: Final = "the call does not read it: what the memory held before means nothing"
 
 
