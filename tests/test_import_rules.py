@@ -78,6 +78,7 @@ INTERIORS_IN_TESTS: Final = frozenset(
         "pytorch.training.training_settings",
         "pytorch.values.buffer_pool",
         "pytorch.values.checksum",
+        "pytorch.values.memo",
         "pytorch.values.random_state",
         "pytorch.values.statistics",
         "pytorch.values.stochastic_rounding",
