@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +30,65 @@ FRAMEWORKS: Final = frozenset[str]().union(*FRAMEWORK_OF_ADAPTER.values())
 EVERYTHING: Final = "everything, inside functions"
 # Tests see what other rooms see. This extension is imported to check what happens without it.
 PRIVATE_IN_TESTS: Final = {"msprobe.numerics._elementwise"}
+# Modules that tests import though no other room does, and no page or docstring of a room names
+# them as an entrance. A test of one of them holds its room to an inner cut: the list only shrinks.
+INTERIORS_IN_TESTS: Final = frozenset(
+    [
+        "checks.random_calls",
+        "checks.standards.metrics",
+        "checks.standards.ratio_verdict",
+        "cli.parser",
+        "compare.legacy.advisor",
+        "compare.legacy.cells",
+        "compare.legacy.first_difference",
+        "compare.legacy.highlight",
+        "compare.legacy.levels",
+        "compare.matching.api_mapping",
+        "compare.matching.call_pairs",
+        "compare.matching.cell_mapping",
+        "compare.matching.data_mapping",
+        "compare.matching.layer_mapping",
+        "compare.matching.merge_order",
+        "compare.matching.module_paths",
+        "compare.matching.sequences",
+        "compare.matching.signatures",
+        "compare.noise.spread",
+        "compare.tensors.finished_pairs",
+        "compare.tensors.processing",
+        "compare.training.elements",
+        "compare.verdicts.cleared_gradients",
+        "compare.verdicts.observations",
+        "compare.verdicts.ranking",
+        "mindspore.adapter",
+        "mindspore.api_choice",
+        "mindspore.bytecode_jit",
+        "mindspore.common.utils",
+        "mindspore.device_reductions",
+        "mindspore.guard",
+        "mindspore.jit_calls",
+        "mindspore.kernel_settings",
+        "monitor.alerts.actions",
+        "monitor.alerts.documented",
+        "monitor.collecting.control",
+        "numerics.native_elementwise",
+        "numerics.quantile",
+        "pytorch.monitor.csv2tb",
+        "pytorch.references",
+        "pytorch.training.dataloader",
+        "pytorch.training.training_settings",
+        "pytorch.values.buffer_pool",
+        "pytorch.values.checksum",
+        "pytorch.values.memo",
+        "pytorch.values.random_state",
+        "pytorch.values.statistics",
+        "pytorch.values.stochastic_rounding",
+        "pytorch.values.tensor_payload",
+        "run_config.packages",
+        "run_config.random_calls",
+        "run_config.system",
+        "run_config.value_tables",
+    ]
+)
 
 
 def import_table() -> dict[str, str]:
@@ -40,6 +100,11 @@ def import_table() -> dict[str, str]:
 
 
 TABLE: Final = import_table()
+DOCUMENTS: Final = "".join(
+    path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))
+)
+FILES_NAMED: Final = frozenset(re.findall(r"`([\w/]+)\.py`", DOCUMENTS))
+MODULES_NAMED: Final = frozenset(re.findall(r"msprobe(?:\.\w+)+", DOCUMENTS))
 NEUTRAL_ROOMS: Final = sorted(set(TABLE) - set(FRAMEWORK_OF_ADAPTER))
 
 
@@ -97,6 +162,7 @@ def imports_of(path: Path) -> list[Import]:
     ]
 
 
+@cache
 def all_imports() -> list[tuple[str, Import]]:
     files = sorted(PACKAGE.rglob("*.py"))
     return [(room_of(path), found) for path in files for found in imports_of(path)]
@@ -159,16 +225,58 @@ def is_private(target: str) -> bool:
     return package == "msprobe" and private and target not in PRIVATE_IN_TESTS
 
 
-def test_tests_import_no_private_names() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}: {target}"
+@cache
+def imports_of_tests() -> list[tuple[str, str]]:
+    """Return place and name of everything of ours that tests import."""
+    return [
+        (f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", target)
         for path in sorted((ROOT / "tests").rglob("*.py"))
         for node, _ in walk(ast.parse(path.read_text(encoding="utf-8")))
         for target in targets(node, ())
-        if is_private(target)
+        if target.startswith("msprobe.")
     ]
-    assert found == []
+
+
+def test_tests_import_no_private_names() -> None:
+    assert [one for one in imports_of_tests() if is_private(one[1])] == []
     assert is_private("msprobe.dump.journal._flush")
+
+
+def module_of(target: str) -> str:
+    """Return the module of ours that a dotted name lies in."""
+    parts = target.split(".")
+    while (
+        not (ROOT / "src").joinpath(*parts).with_suffix(".py").exists()
+        and not (ROOT / "src").joinpath(*parts, "__init__.py").exists()
+    ):
+        parts.pop()
+    return ".".join(parts)
+
+
+def is_entrance(module: str) -> bool:
+    """Return whether a page of the documentation or the docstring of its room names a module."""
+    room, *inner = module.split(".")[1:]
+    docstring = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text("utf-8")))
+    dotted = re.escape(".".join(inner))
+    named = rf"`(msprobe\.{room}\.)?({dotted}|{re.escape(inner[-1])})(\.\w+)?(\(\))?`"
+    if re.search(named, docstring or ""):
+        return True
+    path = (room, *inner)
+    if any("/".join(path[start:]) in FILES_NAMED for start in range(len(path))):
+        return True
+    return any(f"{name}.".startswith(f"{module}.") for name in MODULES_NAMED)
+
+
+def test_tests_import_what_other_rooms_may() -> None:
+    imported = {
+        module_of(found.target)
+        for room, found in all_imports()
+        if target_room(found.target) not in (None, room)
+    }
+    used = {module_of(name) for _, name in imports_of_tests() if name not in PRIVATE_IN_TESTS}
+    inner = {module for module in used - imported if module.count(".") > 1}
+    found = {module.removeprefix("msprobe.") for module in inner if not is_entrance(module)}
+    assert found == INTERIORS_IN_TESTS
 
 
 @pytest.mark.parametrize(

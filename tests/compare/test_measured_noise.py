@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 
 import msprobe  # noqa: E402
 from builders.recordings import recording  # noqa: E402
-from msprobe.cli.entry import main  # noqa: E402
+from msprobe.cli import main  # noqa: E402
 from msprobe.compare.noise.spread import allowed_multiple, quantile, spread_of  # noqa: E402
 from msprobe.errors import UsageError  # noqa: E402
 

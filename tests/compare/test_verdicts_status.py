@@ -328,6 +328,26 @@ def test_memory_that_a_call_does_not_read_has_a_shape_and_a_type(tmp_path: Path)
     assert judge(tmp_path, first, value(WAVE.astype(np.int32), **about)).status(ROW) == "dtype"
 
 
+@BOTH
+def test_a_gradient_of_an_input_that_is_handed_through_is_compared_with_its_like(
+    task: str, tmp_path: Path
+) -> None:
+    through = value(WAVE, note="pass-through: all consumers of the input")
+    doubled = value(WAVE * 2, note="pass-through: all consumers of the input")
+    pairs = [(through, value(WAVE * 2)), (value(WAVE * 2), through), (doubled, through)]
+    verdicts = []
+    for number, sides in enumerate(pairs):
+        dumps = []
+        for side, gradient in zip("tr", sides, strict=True):
+            dump = DumpBuilder(tmp_path / f"{number}{side}", task)
+            dump.call("Tensor.to.0.forward", [value(WAVE)], [value(WAVE)])
+            dumps.append(dump.call("Tensor.to.0.backward", [gradient], [gradient]).write())
+        verdicts.append(compare(*dumps))
+    inner = "Tensor.to.0.backward.input.0"
+    assert [one.status(inner) for one in verdicts] == ["equal", "equal", "differs"]
+    assert all("not compared" in one.reason(inner) for one in verdicts[:2])
+
+
 def projected(array: Any) -> Value:
     """Return a tensor as msprobe records it: with projections."""
     array = np.asarray(array)

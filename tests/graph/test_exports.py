@@ -12,7 +12,7 @@ import pytest
 
 from builders.dumps import write_rank
 from builders.records import forward, tensor
-from msprobe.cli.entry import main
+from msprobe.cli import main
 
 BOX, ONE, TWO, LAST = (
     "Module.Net.forward.0",

@@ -10,7 +10,7 @@ import pytest
 
 from builders.dumps import write_rank
 from builders.records import forward
-from msprobe.cli.entry import main
+from msprobe.cli import main
 from msprobe.dump.reader import open_dump
 from msprobe.errors import ConfigError, UsageError
 from msprobe.graph.input_file import read_graph_input

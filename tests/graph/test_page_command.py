@@ -9,7 +9,7 @@ import pytest
 
 from builders.dumps import write_rank
 from builders.records import forward, tensor
-from msprobe.cli.entry import main
+from msprobe.cli import main
 from msprobe.graph.source import source_of
 from msprobe.graph.sources import open_graphs
 from msprobe.report.graph_server import GraphServer

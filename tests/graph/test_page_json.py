@@ -8,7 +8,7 @@ import math
 
 from builders.dumps import write_rank
 from builders.records import forward, group, scalar, tensor
-from msprobe.cli.entry import main
+from msprobe.cli import main
 from msprobe.graph.page_json import whole
 from msprobe.graph.sources import open_graphs
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from builders.warm_python import WarmProcess
-from msprobe.cli.entry import main
+from msprobe.cli import main
 from msprobe.dump.reader import open_dump
 from msprobe.graph.merging import Layout, merge_ranks
 from msprobe.graph.sources import open_graphs

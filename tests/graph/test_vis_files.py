@@ -14,7 +14,7 @@ import pytest
 
 from builders.dumps import write_rank
 from builders.records import backward, forward, group, scalar, tensor
-from msprobe.cli.entry import main
+from msprobe.cli import main
 from msprobe.compare.model import Status
 from msprobe.errors import DumpFormatError
 from msprobe.graph.model import Severity

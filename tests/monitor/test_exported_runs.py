@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 import msprobe
-from msprobe.cli.entry import main
+from msprobe.cli import main
 from msprobe.errors import MonitorFormatError
 from msprobe.monitor.exports import ExportFormat, export, import_run
 from msprobe.monitor.rows import MISSING, Layout, Rows

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import msprobe
-from msprobe.cli.entry import main
+from msprobe.cli import main
 from msprobe.monitor.pictures import Pictures
 from msprobe.monitor.rows import Layout, Rows
 from msprobe.monitor.store import RunWriter

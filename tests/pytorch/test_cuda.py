@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import msprobe
 from builders.recordings import Setting, observed, recording
-from msprobe.cli.entry import main
+from msprobe.cli import main
 from msprobe.pytorch import TrainerMon, live_compare
 from msprobe.pytorch.values.device_statistics import DeviceBatch
 from msprobe.pytorch.values.statistics import summarise

@@ -17,7 +17,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from builders.recordings import Setting, observed, read
 from builders.warm_python import run_warm
+from msprobe.capture.call import Call
+from msprobe.capture.session import current_session
+from msprobe.pytorch import PrecisionDebugger
 from msprobe.pytorch.values.memo import TENSORS, new_memo
+from msprobe.pytorch.values.random_state import RandomWatch
 
 pytestmark = pytest.mark.torch
 
@@ -315,3 +319,28 @@ def test_what_is_forgotten_while_another_thread_reads_it_is_not_remembered():
     finally:
         sys.setswitchinterval(before)
     assert ids[-1] == 0
+
+
+def test_a_step_does_not_end_while_a_hook_of_another_thread_is_at_work(tmp_path):
+    with observed(tmp_path, MIX) as run:
+        with run.step_of(nn.Linear(2, 2)):
+            pass
+        session = current_session()
+        assert session is not None
+        ends = threading.Thread(target=PrecisionDebugger.set_init_step, args=(5,))
+        with session.lock:  # as a hook holds it
+            ends.start()
+            ends.join(0.2)
+            during = session.step_number
+        ends.join()
+        assert (during, session.step_number) == (1, 5)
+
+
+def test_random_numbers_that_a_call_drew_are_asked_for_twice_and_found_once():
+    state = torch.get_rng_state()
+    watch = RandomWatch((), {}, keeps_state=False)
+    torch.rand(1)
+    call = Call("Torch.rand.0.forward", "Torch.rand.0.backward", False, 0, None, None, None, 0)
+    first = watch.drawn(call, None)
+    torch.set_rng_state(state)
+    assert watch.drawn(call, None) == first == {"cpu": None}

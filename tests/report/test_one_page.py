@@ -10,7 +10,7 @@ from browser_waits import wait_until_drawn
 
 from builders.dumps import write_rank
 from builders.records import backward, forward, tensor
-from msprobe.cli.entry import main
+from msprobe.cli import main
 
 CALLS = ("norm", "up", "down")
 

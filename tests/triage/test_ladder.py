@@ -24,7 +24,7 @@ from compare.cause_corpus.causes import (  # noqa: E402
     other_seed,
 )
 from compare.cause_corpus.training import Plant, Training, planted, record  # noqa: E402
-from msprobe.cli.entry import main  # noqa: E402
+from msprobe.cli import main  # noqa: E402
 from msprobe.compare.verdicts.verdict_classes import VerdictClass  # noqa: E402
 from msprobe.triage.ladder import climb  # noqa: E402
 from msprobe.triage.ladder_lines import EXIT_CODES, exit_code  # noqa: E402

@@ -189,11 +189,12 @@ class Session:
 
     def set_step(self, step: int) -> None:
         """Make `step` the current step; its records start anew."""
-        self.current.begin(step)
-        self.calls.next_step()
-        self.recording.next_step()
-        self.backward.next_step()
-        self.saved.next_step()
+        with self.lock:  # a hook in another thread is in one of the two steps, never in both
+            self.current.begin(step)
+            self.calls.next_step()
+            self.recording.next_step()
+            self.backward.next_step()
+            self.saved.next_step()
 
     # -- start, stop, step ---------------------------------------------------------------------
 

@@ -15,6 +15,7 @@
 /* What `setup` was given. */
 static struct {
     PyObject *raw, *span, *call, *encode, *encode_text, *structure, *astuple;
+    PyObject *order_name, *parent_name, *stack_name; /* attributes of a `Call` */
 } given;
 
 /* ---- text ------------------------------------------------------------------------------------ */
@@ -332,6 +333,100 @@ static PyObject *join_records(PyObject *module, PyObject *args)
     return result;
 }
 
+/* ---- calls of a journal ------------------------------------------------------------------------ */
+
+/* A call by its order; those of one order stay as they came. */
+struct placed {
+    int64_t order;
+    Py_ssize_t index;
+};
+
+static int compare_placed(const void *left, const void *right)
+{
+    const struct placed *one = left, *other = right;
+    if (one->order != other->order) return one->order < other->order ? -1 : 1;
+    return one->index < other->index ? -1 : 1;
+}
+
+/* Return the calls of a table, pairs of name and `Call`, by their order; NULL with an exception. */
+static struct placed *place_calls(PyObject *items)
+{
+    Py_ssize_t count = PyList_GET_SIZE(items);
+    struct placed *placed = PyMem_Malloc(((size_t)count + 1) * sizeof *placed);
+    if (!placed) return (struct placed *)PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
+        PyObject *call = PyTuple_GET_ITEM(PyList_GET_ITEM(items, i), 1);
+        PyObject *order = PyObject_GetAttr(call, given.order_name);
+        placed[i] = (struct placed){order ? PyLong_AsLongLong(order) : 0, i};
+        Py_XDECREF(order);
+    }
+    if (PyErr_Occurred()) {
+        PyMem_Free(placed);
+        return NULL;
+    }
+    qsort(placed, (size_t)count, sizeof *placed, compare_placed);
+    return placed;
+}
+
+/* Add the name of a call to those with its stack, a dictionary of byte arrays. */
+static int add_user(PyObject *users, PyObject *stack, const struct text *name)
+{
+    PyObject *names = PyDict_GetItemWithError(users, stack);
+    if (!names && !PyErr_Occurred() && (names = PyByteArray_FromStringAndSize(NULL, 0))) {
+        int failed = PyDict_SetItem(users, stack, names) < 0;
+        Py_DECREF(names); /* the dictionary has it */
+        if (failed) return -1;
+    }
+    if (!names) return -1;
+    Py_ssize_t used = PyByteArray_GET_SIZE(names), comma = used > 0;
+    if (PyByteArray_Resize(names, used + comma + (Py_ssize_t)name->used) < 0) return -1;
+    char *end = PyByteArray_AS_STRING(names) + used;
+    if (comma) *end++ = ',';
+    memcpy(end, name->start, name->used);
+    return 0;
+}
+
+/* Put the line of a call into `construct`, and its name to those with its stack. */
+static int put_call(struct text *construct, PyObject *users, struct text *name, PyObject *item,
+                    int is_outside)
+{
+    PyObject *call = PyTuple_GET_ITEM(item, 1);
+    PyObject *parent = PyObject_GetAttr(call, given.parent_name);
+    PyObject *stack = parent ? PyObject_GetAttr(call, given.stack_name) : NULL;
+    name->used = 0;
+    int failed = !stack || put_name(name, PyTuple_GET_ITEM(item, 0));
+    if (!failed && !is_outside)
+        failed = (construct->used && put(construct, ",\n")) ||
+                 put_bytes(construct, name->start, name->used) || put(construct, ": ") ||
+                 (parent == Py_None ? put(construct, "null") : put_name(construct, parent));
+    if (!failed && stack != Py_None) failed = add_user(users, stack, name);
+    Py_XDECREF(parent);
+    Py_XDECREF(stack);
+    return failed ? -1 : 0;
+}
+
+static PyObject *join_calls(PyObject *module, PyObject *args)
+{
+    PyObject *calls, *result = NULL;
+    long long outside;
+    if (!PyArg_ParseTuple(args, "O!L", &PyDict_Type, &calls, &outside)) return NULL;
+    PyObject *items = PyDict_Items(calls), *users = items ? PyDict_New() : NULL;
+    struct placed *placed = users ? place_calls(items) : NULL;
+    struct text construct = {0}, name = {0};
+    int failed = !placed;
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(items); i++)
+        failed = put_call(&construct, users, &name, PyList_GET_ITEM(items, placed[i].index),
+                          placed[i].order == outside) < 0;
+    if (!failed) result = Py_BuildValue("y#O", construct.start ? construct.start : "",
+                                        (Py_ssize_t)construct.used, users);
+    PyMem_Free(construct.start);
+    PyMem_Free(name.start);
+    PyMem_Free(placed);
+    Py_XDECREF(users);
+    Py_XDECREF(items);
+    return result;
+}
+
 /* ---- NaN and infinities ------------------------------------------------------------------------ */
 
 static int is_nonfinite(PyObject *tree);
@@ -407,6 +502,9 @@ static PyMethodDef METHODS[] = {
     {"join_records", join_records, METH_VARARGS,
      "join_records(records, names, first, last, bytes, begin) -> lines of such records, with a comma "
      "between; `bytes` are those of the journal from `begin`"},
+    {"join_calls", join_calls, METH_VARARGS,
+     "join_calls(calls, outside) -> (lines of construct.json, with a comma between; by stack the names "
+     "of its calls), by order; calls with the order `outside` have no line"},
     {"holds_nonfinite", holds_nonfinite, METH_O,
      "holds_nonfinite(tree) -> whether there is a NaN or an infinity in structs, dicts, lists, tuples"},
     {NULL, NULL, 0, NULL},
@@ -421,6 +519,10 @@ PyMODINIT_FUNC PyInit__lines(void)
 {
     static PyTypeObject *type;
     if (make_type(&type, &LINES_SPEC) < 0) return NULL;
+    given.order_name = PyUnicode_InternFromString("order");
+    given.parent_name = PyUnicode_InternFromString("parent");
+    given.stack_name = PyUnicode_InternFromString("stack");
+    if (!given.order_name || !given.parent_name || !given.stack_name) return NULL;
     PyObject *module = PyModule_Create(&MODULE);
     if (module && PyModule_AddObjectRef(module, "Lines", (PyObject *)type) < 0)
         Py_CLEAR(module);

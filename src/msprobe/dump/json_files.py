@@ -82,12 +82,10 @@ def build_json_files(
     source = _BlockReader(descriptor)
     written = 0
     if index.head.extra_info:
-        written += _write_lines(
-            directory / layout.STACK_JSON, b"{", _stack_lines(index, source), b"}"
-        )
-        written += _write_lines(
-            directory / layout.CONSTRUCT_JSON, b"{", _construct_lines(index), b"}"
-        )
+        construct, users = _placed_calls(index)
+        stacks = _stack_lines(users, index, source)
+        written += _write_lines(directory / layout.STACK_JSON, b"{", stacks, b"}")
+        written += _write_lines(directory / layout.CONSTRUCT_JSON, b"{", construct, b"}")
     return written + _write_lines(
         directory / layout.records_file(index.head.level),
         _opening(index.head),
@@ -255,20 +253,27 @@ def _joined_records(
         first = last
 
 
-def _construct_lines(index: JournalIndex) -> Iterator[bytes]:
+def _placed_calls(index: JournalIndex) -> tuple[list[bytes], Mapping[int, bytes]]:
+    """Return the lines of ``construct.json``, and for each stack the encoded names of its calls."""
+    if NATIVE is not None:
+        joined, names = NATIVE.join_calls(index.calls, OUTSIDE_CONSTRUCT)
+        return [joined] if joined else [], names
+    lines: list[bytes] = []
+    users: defaultdict[int, list[bytes]] = defaultdict(list)
     for name, call in sorted(index.calls.items(), key=lambda item: item[1].order):
-        if call.order == OUTSIDE_CONSTRUCT:
-            continue
-        parent = b"null" if call.parent is None else encode_text(call.parent)
-        yield b"%b: %b" % (encode_text(name), parent)
-
-
-def _stack_lines(index: JournalIndex, source: _BlockReader) -> Iterator[bytes]:
-    names: defaultdict[int, list[bytes]] = defaultdict(list)
-    for name, call in sorted(index.calls.items(), key=lambda item: item[1].order):
+        encoded = encode_text(name)
+        if call.order != OUTSIDE_CONSTRUCT:
+            parent = b"null" if call.parent is None else encode_text(call.parent)
+            lines.append(b"%b: %b" % (encoded, parent))
         if call.stack is not None:
-            names[call.stack].append(encode_text(name))
-    for number, users in sorted(names.items()):
+            users[call.stack].append(encoded)
+    return lines, {stack: b",".join(names) for stack, names in users.items()}
+
+
+def _stack_lines(
+    users: Mapping[int, bytes], index: JournalIndex, source: _BlockReader
+) -> Iterator[bytes]:
+    for number, names in sorted(users.items()):
         span = index.stacks.get(number)
         frames = b"[]" if span is None else source.read(span)
-        yield b'"%d": [[%b],%b]' % (number, b",".join(users), frames)
+        yield b'"%d": [[%b],%b]' % (number, names, frames)

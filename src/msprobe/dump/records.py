@@ -83,6 +83,9 @@ class TensorRecord(msgspec.Struct):
     zero_share: float | UnsetType = UNSET
 
 
+PASS_THROUGH: Final = "pass-through"
+"""First word of the note of a gradient that a call has of an input which it returns as it is."""
+
 _FAST: Final = msgspec.json.Encoder()
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from msprobe.dump.records import JsonTree, Statistic
+from msprobe.dump.records import PASS_THROUGH, JsonTree, Statistic
 
 PartPath = tuple[str | int, ...]
 """Keys and indices from a record to one of its values, such as ``("input_args", 0)``."""
@@ -218,6 +218,11 @@ class Value(msgspec.Struct, gc=False):
     def is_unread(self) -> bool:
         """Whether the call does not read its elements, so that they mean nothing."""
         return bool(self.unusual.written or self.unusual.undefined)
+
+    @property
+    def is_handed_through(self) -> bool:
+        """Whether it is a gradient of all uses of an input that the call returns as it is."""
+        return self.note is not None and self.note.partition(":")[0] == PASS_THROUGH
 
     @property
     def squeezed_shape(self) -> tuple[int, ...]:

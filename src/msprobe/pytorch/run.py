@@ -270,7 +270,7 @@ class Run:
             session.step()
             if self._replicas is not None:
                 session.attempt("diff_check", self._replicas.step_over)
-            self.observer.next_step()
+            session.attempt("step", self.observer.next_step)
         if self.signatures is not None:
             self.signatures.next_step()
         self.session.checks.tell()

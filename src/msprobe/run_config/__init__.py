@@ -5,6 +5,6 @@ Enter at `collecting.collect_static`, `observing.RunObserver` and `comparing.com
 knows the file. Collected are the environment (`environment`), packages, system and arguments: of
 launch scripts (`shell_scripts`) and of the running program (`program_arguments`, `live_objects`).
 Seeds, data and weights are observed while the run goes on; the framework's own room says how to
-read them (`model_watch.Framework`). `conclusion` names the earliest cause of the differences. The
-room may import `dump/` and `report/`.
+read them (`model_watch.Framework`). Differences have a level (`levels.Level`); `conclusion` names
+the earliest cause of them. The room may import `dump/` and `report/`.
 """

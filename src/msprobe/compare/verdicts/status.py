@@ -8,6 +8,7 @@ relative to the size of the tensor, so tiny gradients are judged as sharply as l
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from msprobe.compare.matching.signatures import signature_of
@@ -32,6 +33,9 @@ from msprobe.numerics.tolerances import EXACT, RowTolerance, Tolerances
 
 # Statistics of integers are sums of integers in float64; frameworks differ in the last digits.
 _INTEGER_STATISTICS: Final = RowTolerance(rtol=1e-6)
+_HANDED_THROUGH: Final = (
+    "not compared: one side returns its input as it is, with all of its gradient"
+)
 _UNREAD: Final = "the call does not read it: what the memory held before means nothing"
 
 
@@ -45,7 +49,26 @@ def judge_rows(comparison: RankComparison, tolerances: Tolerances) -> None:
     is_md5 = comparison.mode is Mode.MD5
     for row in comparison.rows:
         judge_row(row, tolerances, is_md5=is_md5)
+    _pass_one_sided(comparison.rows)
     judge_lone_precision(comparison, tolerances)
+
+
+def _pass_one_sided(rows: Sequence[Row]) -> None:
+    """Take back differences of calls that return their input as it is on one side alone.
+
+    ``x.to(torch.float32)`` does so for a float32 `x`. There it has no node in the graph, and its
+    gradients are those of all uses of the input; elsewhere they are those of its own result.
+    """
+    one_sided = {
+        id(row.pair)
+        for row in rows
+        if isinstance(row, Matched)
+        and row.target.note != row.reference.note
+        and row.target.is_handed_through is not row.reference.is_handed_through
+    }
+    for row in rows if one_sided else ():
+        if id(row.pair) in one_sided and row.status in (Status.DIFFERS, Status.NONFINITE):
+            row.status, row.error, row.finding = Status.EQUAL, None, _HANDED_THROUGH
 
 
 def mark_unread(comparison: RankComparison) -> None:

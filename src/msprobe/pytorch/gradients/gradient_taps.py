@@ -24,6 +24,7 @@ from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT
 from msprobe.capture.backward_record import gradient_path
 from msprobe.capture.session import Session
 from msprobe.capture.values import Position
+from msprobe.dump.records import PASS_THROUGH
 from msprobe.pytorch.gradients.graph_search import CUSTOM_NODE, Edge, find_edges
 from msprobe.pytorch.gradients.input_edges import InputEdges, sequence_number
 from msprobe.pytorch.gradients.node_taps import (
@@ -39,7 +40,7 @@ from msprobe.pytorch.gradients.node_taps import (
 from msprobe.pytorch.gradients.shared_edges import Share, SharedEdges
 
 _WRITES_TO_VIEW: Final = "CopySlices"  # the node that a base gets with it
-_HANDED_THROUGH: Final = "pass-through: includes later uses of the input itself"
+_HANDED_THROUGH: Final = f"{PASS_THROUGH}: includes later uses of the input itself"
 _CHANGED_VIEW: Final = "a view changed in place: its gradient may reach its base alone"
 _NOT_THIS_VIEW: Final = "no gradient came to this view: it was not used, or changed in place first"
 
@@ -193,7 +194,7 @@ class Tapping:
         if self._edges.call.is_module:
             self._hand_through(index, positions, partial(self._shared.add, *edge))
             return
-        self._gradients.remark(SIDE_INPUT, index, "pass-through: all consumers of the input")
+        self._gradients.remark(SIDE_INPUT, index, f"{PASS_THROUGH}: all consumers of the input")
         self._add(index, edge, None)
         self._passed.setdefault(edge[0], []).append((edge[1], positions[0]))
 
@@ -215,7 +216,7 @@ class Tapping:
         if self._edges.call.is_module:
             self._hand_through(index, positions, partial(self._shared.add_leaf, output))
             return
-        self._gradients.remark(SIDE_INPUT, index, "pass-through: all consumers of the leaf")
+        self._gradients.remark(SIDE_INPUT, index, f"{PASS_THROUGH}: all consumers of the leaf")
         tap = NodeTap(self._session, self._gradients)
         handle = output.register_hook(  # type: ignore[no-untyped-call]
             LeafTap(tap, index, positions)

@@ -33,7 +33,7 @@ from msprobe.pytorch.gradients.node_taps import (
     take_gradients,
 )
 from msprobe.pytorch.gradients.shared_edges import ACCUMULATES, SharedEdges
-from msprobe.pytorch.interception.guard import CALL_S, quietly
+from msprobe.pytorch.interception.guard import CALL_S, DISPLACED, quietly
 from msprobe.pytorch.values.memo import TENSORS
 from msprobe.pytorch.values.tensor_search import output_slots
 
@@ -155,6 +155,7 @@ def _choose() -> Callable[[Session, object, InputEdges, Tensor], bool]:
     TENSORS.setup_taps(
         ACCUMULATES,
         CALL_S,
+        DISPLACED,
         Gradients,
         CUSTOM_NODE,
         partial(Region.of, is_all=True),

@@ -21,11 +21,13 @@ from msprobe.capture.session import Session
 T = TypeVar("T")
 
 _clock: Final = time.perf_counter
-# The cost of one event that the clock does not see: the way from torch to us and back, and the
-# colder caches of torch's own code. A function mode and hooks that do nothing cost 4 to 5.5 µs a
-# call in a step of small operators (docs/performance.md).
+# What an event costs outside of its clock: the way from torch to us and back (1.6 to 4.5 µs for a
+# mode or a hook that does nothing), and torch's code and data that ours pushed out of the caches,
+# which is more the longer ours ran. Fitted to eight workloads, see docs/performance.md.
 CALL_S: Final = 8e-6
-"""Seconds of an event that the clock inside of it does not see."""
+"""Seconds of an event that the clock inside of it does not see, whatever the event does."""
+DISPLACED: Final = 1.16
+"""Time that an event adds to the program, as a multiple of the time inside of it."""
 _DisableTorchFunction: Final = torch._C.DisableTorchFunction
 _set_grad: Final = torch._C._set_grad_enabled
 _is_grad_enabled: Final = torch.is_grad_enabled
@@ -70,5 +72,5 @@ def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) 
                     _set_grad(True)
     finally:
         if is_outermost:
-            session.current.account.spent_s += _clock() - started + CALL_S
+            session.current.account.spent_s += (_clock() - started) * DISPLACED + CALL_S
             session.spending_since = None

@@ -13,7 +13,7 @@ static struct {
     PyObject *clock, *no_functions, *is_grad_enabled, *set_grad_enabled, *dispatch_modes;
     PyObject *transforms, *graph_task, *get_sequence_number;
     uint64_t accumulates;
-    double call_s;
+    double call_s, displaced;
 } given;
 
 /* ---- the guard ------------------------------------------------------------------------------- */
@@ -47,8 +47,9 @@ static int account_for(struct guard *guard)
     PyObject *account = step ? PyObject_GetAttr(step, names.account) : NULL;
     PyObject *spent = account ? PyObject_GetAttr(account, names.spent_s) : NULL, *sum = NULL;
     if (spent)
-        sum = PyFloat_FromDouble(PyFloat_AsDouble(spent) + PyFloat_AsDouble(now) -
-                                 PyFloat_AsDouble(guard->started) + given.call_s);
+        sum = PyFloat_FromDouble(PyFloat_AsDouble(spent) + given.call_s +
+                                 given.displaced * (PyFloat_AsDouble(now) -
+                                                    PyFloat_AsDouble(guard->started)));
     int failed = !sum || PyObject_SetAttr(account, names.spent_s, sum) < 0 ||
                  PyObject_SetAttr(guard->session, names.spending_since, Py_None) < 0;
     Py_XDECREF(now);
@@ -1009,11 +1010,12 @@ static PyObject *tap_output(PyObject *module, PyObject *const *args, Py_ssize_t 
 static PyObject *setup_taps(PyObject *module, PyObject *args)
 {
     unsigned long long accumulates;
-    if (!PyArg_ParseTuple(args, "KdOOOOOOOOOOOOOOO", &accumulates, &given.call_s, &given.gradients,
-                          &given.custom, &given.region, &given.reshaped, &given.turned, &given.take,
-                          &given.quietly, &given.clock, &given.no_functions, &given.is_grad_enabled,
-                          &given.set_grad_enabled, &given.dispatch_modes, &given.transforms,
-                          &given.graph_task, &given.get_sequence_number))
+    if (!PyArg_ParseTuple(args, "KddOOOOOOOOOOOOOOO", &accumulates, &given.call_s, &given.displaced,
+                          &given.gradients, &given.custom, &given.region, &given.reshaped,
+                          &given.turned, &given.take, &given.quietly, &given.clock,
+                          &given.no_functions, &given.is_grad_enabled, &given.set_grad_enabled,
+                          &given.dispatch_modes, &given.transforms, &given.graph_task,
+                          &given.get_sequence_number))
         return NULL;
     given.accumulates = accumulates;
     Py_INCREF(args); /* keeps all of them for ever */

@@ -26,7 +26,7 @@ class RandomWatch:
     the host. It is done only for APIs that may be random.
     """
 
-    __slots__ = ("_before", "_generators", "_keeps_state")
+    __slots__ = ("_before", "_drawn", "_generators", "_keeps_state")
 
     def __init__(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, keeps_state: bool
@@ -39,6 +39,7 @@ class RandomWatch:
             keeps_state: whether the whole state is kept for a replay (``record_rng``).
         """
         self._keeps_state = keeps_state
+        self._drawn: dict[str, JsonTree] | None = None
         self._generators = generators_of(args, kwargs)
         self._before = [self._state(generator) for generator in self._generators]
 
@@ -54,14 +55,18 @@ class RandomWatch:
                 yield generator, before
 
     def drawn(self, call: Call, dump: RankDump | None) -> dict[str, JsonTree] | None:
-        """Return the devices on which a call drew random numbers; `dump` gets states to keep."""
-        drawn: dict[str, JsonTree] = {}
-        for generator, before in self.changed():
-            device = str(generator.device)
-            drawn[device] = None
-            if self._keeps_state and isinstance(before, Tensor) and dump is not None:
-                drawn[device] = _save(before, call, device, dump)
-        return drawn or None
+        """Return the devices on which a call drew random numbers; `dump` gets states to keep.
+
+        The first answer is the answer: a call that C could not end asks again in Python.
+        """
+        if self._drawn is None:
+            self._drawn = {}
+            for generator, before in self.changed():
+                device = str(generator.device)
+                self._drawn[device] = None
+                if self._keeps_state and isinstance(before, Tensor) and dump is not None:
+                    self._drawn[device] = _save(before, call, device, dump)
+        return self._drawn or None
 
 
 class RandomReplay:
