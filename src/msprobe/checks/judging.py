@@ -33,6 +33,7 @@ _LARGEST_OF_THREE: Final = 1.326
 Probes = Callable[[int], Sequence[StoredTensor]]
 """Returns so many references with random errors in each step."""
 Array = NDArray[Any]
+Spread = Callable[[Array], Array | None]
 
 
 class Verdict(StrEnum):
@@ -107,7 +108,7 @@ def judge(
     budget: Budget,
     probes: Probes,
     slack: Callable[[], Array | float | None] = lambda: None,
-    spread: Callable[[], Array | None] = lambda: None,
+    spread: Spread = lambda _: None,
 ) -> Judgement:
     """Judge one tensor.
 
@@ -119,8 +120,8 @@ def judge(
             elements.
         slack: returns the error that numbers inside of the function may leave in each element;
             asked only where the sizes of the elements do not explain their errors.
-        spread: returns the root mean square of the change that rounding errors make in each
-            element, where that is known without probes; asked as `slack` is.
+        spread: returns the root mean square of the change that rounding errors make in the
+            elements of some places, where that is known without probes; asked as `slack` is.
     """
     found, expected = recorded.values().reshape(-1), reference.values().reshape(-1)
     if found.shape != expected.shape:
@@ -129,7 +130,7 @@ def judge(
     if found.size == 0:
         return Judgement(verdict=Verdict.EXACT)
     is_float = kind_of(recorded.dtype) in (Kind.FLOAT, Kind.COMPLEX)
-    tally = _Tally(budget, found, expected, cache(slack), cache(spread)) if is_float else None
+    tally = _Tally(budget, found, expected, cache(slack), spread) if is_float else None
     judgement = tally.judgement() if tally else _judge_integers(found, expected, ())
     for count in _PROBES:
         if judgement.ratio <= SUSPICIOUS or budget.exact:
@@ -181,12 +182,12 @@ class _Tally:
         found: Array,
         expected: Array,
         slack: Callable[[], Array | float | None],
-        spread: Callable[[], Array | None],
+        spread: Spread,
     ) -> None:
         """Go through all elements once, block by block."""
         self._budget = budget
         self._found, self._expected = found, expected
-        self._slack, self._spread = slack, spread
+        self._slack = slack
         self._ulps = self._error = self._scale = 0.0
         self._histogram = np.zeros(18, np.int64)
         self._explained = _Held()
@@ -194,7 +195,9 @@ class _Tally:
         with np.errstate(all="ignore"):
             self._places = np.concatenate([self._add(start) for start in starts])
         self._left = _Held()
+        self._computed: Array | None = None
         if self._places.size:
+            self._computed = spread(self._places) if budget.step_factor else None
             self.explain(())
 
     def explain(self, changed: Sequence[Array]) -> None:
@@ -269,8 +272,9 @@ class _Tally:
         ulps = error / _ulp(size, self._budget)
         self._ulps = max(self._ulps, float(ulps.max()))
         # Up to half a unit, then each power of two.
-        classes = ((np.maximum(ulps, 0.5).view(np.int64) - 1) >> 52) - 1021
-        self._histogram += np.bincount(np.clip(classes, 0, 17), minlength=18)
+        classes = (np.maximum(ulps, 0.5).view(np.int64) - 1) >> 52
+        classes -= 1021
+        self._histogram += np.bincount(np.minimum(classes, 17, out=classes), minlength=18)
         if odd is not None:
             self._histogram[0] -= np.count_nonzero(odd)
         return places + start
@@ -283,14 +287,14 @@ class _Tally:
         allowed = size * budget.known_factor
         allowed += budget.floor
         if budget.step_factor:
-            slack, spread = self._slack(), self._spread()
+            slack = self._slack()
             if slack is not None:
                 allowed += RESULT_ROUNDINGS * (
                     slack[places] if isinstance(slack, np.ndarray) else slack
                 )
             change = _change(b, changed) if changed else np.zeros(places.shape)
-            if spread is not None:
-                np.fmax(change, _LARGEST_OF_THREE * spread[places], out=change)
+            if self._computed is not None:
+                np.fmax(change, _LARGEST_OF_THREE * self._computed, out=change)
             allowed += budget.step_factor * change
         error, odd = np.abs(a - b), _is_odd(a, b)
         # Infinite because a number, the result or one on the way to it, is beyond the range.

@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -206,7 +207,6 @@ class _Verification:
         self._options = options
         self._reference = prepared.run(options.reference)
         self._probes: dict[tuple[float, float, bool], list[Replay]] = {}
-        self._squares: dict[bool, Replay | None] = {}
         self._rerun: Replay | None = None
         self._unit = self._computing_unit()
         self._keep = self._drawn()
@@ -336,7 +336,7 @@ class _Verification:
             budget,
             lambda count: self._disturbed(part, place, count),
             lambda: self._slack(part, reference),
-            lambda: self._spread(part, place),
+            lambda elements: self._spread(part, place, elements),
         )
         return self._judged(part, place, recorded, reference, judgement)
 
@@ -434,19 +434,28 @@ class _Verification:
             is_gradient=part.one is not None,
         )
 
-    def _spread(self, part: _Part, place: PartPath) -> NDArray[np.float64] | None:
-        """Return the root mean square of the change that roundings of each term make."""
-        backward = part.one is not None
-        if backward not in self._squares:
-            self._squares[backward] = self._prepared.squares(backward=backward)
-        replay = self._squares[backward]
+    def _spread(
+        self, part: _Part, place: PartPath, elements: NDArray[np.int64]
+    ) -> NDArray[np.float64] | None:
+        """Return the root mean square of the change that roundings of their terms make in elements.
+
+        Args:
+            part: forward or backward pass.
+            place: of the result.
+            elements: in C order.
+        """
+        replay = self._squares
         found = None if replay is None else part.result_of(replay, place)
         if found is None or found.array.dtype.kind != "f":
             return None
-        with np.errstate(all="ignore"):
-            spread = part.unit * np.sqrt(found.array.reshape(-1).astype(np.float64))
+        squares = found.array.reshape(-1)[elements].astype(np.float64)
         # Beyond the range of the type that they were added up in, squares tell nothing.
-        return np.where(np.isfinite(spread), spread, 0.0)
+        squares[~np.isfinite(squares)] = 0.0
+        return part.unit * np.sqrt(squares)
+
+    @cached_property
+    def _squares(self) -> Replay | None:
+        return self._prepared.squares()
 
     def _disturbed(self, part: _Part, place: PartPath, count: int) -> list[StoredTensor]:
         """Return a result of replays with random errors in each step."""

@@ -139,7 +139,7 @@ class PreparedCall(Protocol):
         """
         ...
 
-    def squares(self, *, backward: bool) -> Replay | None:
+    def squares(self) -> Replay | None:
         """Return the sums of the squares of the terms of each result, and those of gradients.
 
         None for functions of which they are not known.
@@ -260,5 +260,5 @@ class _Referred:
                 self._reference = None  # a namesake that takes other arguments
         return self._own.run(setting, backward=backward)
 
-    def squares(self, *, backward: bool) -> Replay | None:
-        return None if self._reference is None else self._reference.squares(backward=backward)
+    def squares(self) -> Replay | None:
+        return None if self._reference is None else self._reference.squares()

@@ -162,7 +162,7 @@ class MindSporeCall:
         self.args: Sequence[Any] = args
         self.kwargs: Mapping[str, Any] = kwargs
 
-    def squares(self, *, backward: bool) -> Replay | None:
+    def squares(self) -> Replay | None:
         """Return None: sums of squares are computed in PyTorch alone."""
         return None
 

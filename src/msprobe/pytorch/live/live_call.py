@@ -173,7 +173,7 @@ class LiveCall:
         assert error is not None
         raise error
 
-    def squares(self, *, backward: bool) -> Replay | None:
+    def squares(self) -> Replay | None:
         """Return None: `sizes_of_terms` was asked before."""
         return None
 

@@ -89,9 +89,9 @@ class _Recorded:
             raise CannotReplayError(Reason.MISSING, detail)
         return self._inner.run(setting, backward=backward)
 
-    def squares(self, *, backward: bool) -> Replay | None:
+    def squares(self) -> Replay | None:
         """Return the sums of squares that PyTorch computes."""
-        return self._inner.squares(backward=backward)
+        return self._inner.squares()
 
 
 def in_pytorch(call: RecordedCall) -> RecordedCall:

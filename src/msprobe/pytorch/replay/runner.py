@@ -175,17 +175,17 @@ class TorchCall:
         assert error is not None
         raise error
 
-    def squares(self, *, backward: bool) -> Replay | None:
+    def squares(self) -> Replay | None:
         """Run the call once for the sums of the squares of its terms, and those of its gradients.
 
         Squares count as often as a term is rounded. None for functions of which they are not known.
         """
         squares = squares_of(self._call, self.function)
-        if squares is None or (backward and not squares.has_gradients):
+        if squares is None:
             return None
         try:
             return _Run(self._call, squares.function, _SQUARES, squares=squares).run(
-                self.args, self.kwargs, self.gradients if backward else {}
+                self.args, self.kwargs, self.gradients if squares.has_gradients else {}
             )
         except CannotReplayError:
             return None  # probes measure the same
