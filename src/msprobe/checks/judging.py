@@ -18,7 +18,7 @@ from msprobe.dump.tensor_files import StoredTensor
 from msprobe.numerics.number_types import Kind, kind_of
 
 # Elements judged at once: they stay in the processor's cache.
-_BLOCK: Final = 16_384
+_BLOCK: Final = 8_192
 SUSPICIOUS: Final = 1.0
 """Ratio of own to allowed error beyond which a result is suspicious."""
 WRONG: Final = 4.0
@@ -33,6 +33,7 @@ _LARGEST_OF_THREE: Final = 1.326
 Probes = Callable[[int], Sequence[StoredTensor]]
 """Returns so many references with random errors in each step."""
 Array = NDArray[Any]
+_NONE: Final = np.empty(0, np.int64)
 Spread = Callable[[Array], Array | None]
 
 
@@ -188,6 +189,7 @@ class _Tally:
         self._budget = budget
         self._found, self._expected = found, expected
         self._slack = slack
+        self._factor, self._floor = budget.known_factor, budget.floor
         self._ulps = self._error = self._scale = 0.0
         self._histogram = np.zeros(18, np.int64)
         self._explained = _Held()
@@ -259,22 +261,27 @@ class _Tally:
             highest = float(error.max())
         self._error = max(self._error, highest)
         self._scale = max(self._scale, float(size.max()))
-        allowed = size * self._budget.known_factor
-        allowed += self._budget.floor
+        allowed = size * self._factor
+        allowed += self._floor
         ratios = error / allowed
         if odd is not None:
             ratios[odd] = np.inf
-        places = np.flatnonzero(ratios > SUSPICIOUS)
-        ratios[places] = -1.0
         worst = int(np.argmax(ratios))
+        places = _NONE
+        if not float(ratios[worst]) <= SUSPICIOUS:
+            places = np.flatnonzero(ratios > SUSPICIOUS)
+            ratios[places] = -1.0
+            worst = int(np.argmax(ratios))
         if float(ratios[worst]) > self._explained.ratio:
             self._explained = _Held(float(ratios[worst]), start + worst, float(allowed[worst]))
-        ulps = error / _ulp(size, self._budget)
+        ulps = np.divide(error, _ulp(size, self._budget), out=error)
         self._ulps = max(self._ulps, float(ulps.max()))
-        # Up to half a unit, then each power of two.
-        classes = (np.maximum(ulps, 0.5).view(np.int64) - 1) >> 52
-        classes -= 1021
-        self._histogram += np.bincount(np.minimum(classes, 17, out=classes), minlength=18)
+        rough = ulps[ulps > 0.5] if self._ulps > 0.5 else ulps[:0]
+        self._histogram[0] += size.size - rough.size
+        if rough.size:  # up to 1, 2, 4 … units
+            classes = (rough.view(np.int64) - 1) >> 52
+            classes -= 1021
+            self._histogram += np.bincount(np.minimum(classes, 17, out=classes), minlength=18)
         if odd is not None:
             self._histogram[0] -= np.count_nonzero(odd)
         return places + start
@@ -284,8 +291,8 @@ class _Tally:
         budget, places = self._budget, self._places
         a, b = _wide(self._found[places]), _wide(self._expected[places])
         size = np.abs(b)
-        allowed = size * budget.known_factor
-        allowed += budget.floor
+        allowed = size * self._factor
+        allowed += self._floor
         if budget.step_factor:
             slack = self._slack()
             if slack is not None:
@@ -341,8 +348,9 @@ def _ulp(size: Array, budget: Budget) -> Array:
     layout = layout_of(budget.dtype)
     assert layout is not None
     power = (np.ascontiguousarray(size).view(np.int64) & 0x7FF0_0000_0000_0000).view(np.float64)
-    smallest = math.ldexp(1.0, max(layout.min_exponent, -1022))
-    return np.maximum(power, smallest) * layout.epsilon
+    np.maximum(power, math.ldexp(1.0, max(layout.min_exponent, -1022)), out=power)
+    power *= layout.epsilon
+    return power
 
 
 def _wide(values: Array) -> Array:
