@@ -85,6 +85,7 @@ def test_computed_changes_are_those_of_probes(tmp_path: Path, name: str) -> None
     [
         lambda x: torch.sub(x, x.flip(0)),
         lambda x: torch.mul(x, 0.1),
+        lambda x: torch.std(x, dim=[0, 1]),
         lambda x: torch.addmm(x, x, x, beta=0.5),
         lambda x: torch.softmax(x, -1),
     ],

@@ -446,7 +446,10 @@ class _Verification:
         """
         replay = self._squares
         found = None if replay is None else part.result_of(replay, place)
-        if found is None or found.array.dtype.kind != "f":
+        reference = part.result_of(self._reference, place)
+        if found is None or found.array.dtype.kind != "f" or reference is None:
+            return None
+        if found.array.shape != reference.array.shape:
             return None
         squares = found.array.reshape(-1)[elements].astype(np.float64)
         # Beyond the range of the type that they were added up in, squares tell nothing.

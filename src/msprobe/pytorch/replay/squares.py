@@ -34,7 +34,7 @@ _LINEAR: Final = frozenset(
 _WITHOUT_NUMBERS: Final = frozenset(
     ("add", "mul", "rmatmul", "addmm", "addmv", "addbmm", "baddbmm")
 )
-_FACTORS: Final = frozenset(("alpha", "beta", "max_norm", "scale_grad_by_freq"))
+_FACTORS: Final = ("alpha", "beta", "max_norm", "scale_grad_by_freq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ def squares_of(call: RecordedCall, function: Callable[..., Any]) -> Squares | No
         function: what runs it.
     """
     operator = call.operator
-    set_ones = {key for key, form in call.kwargs.items() if form and form.get("value") is not False}
-    if call.class_name is not None or not _FACTORS.isdisjoint(set_ones):
+    factors = (call.kwargs.get(name) for name in _FACTORS)
+    if call.class_name is not None or any(one and one.get("value") is not False for one in factors):
         return None
     own = _OWN.get(operator.name)
     if own is not None:
