@@ -166,3 +166,35 @@ def test_the_ratio_does_not_depend_on_scale_or_order(
 
     assert scaled.ratio == pytest.approx(base.ratio, rel=1e-6)
     assert shuffled.ratio == base.ratio
+
+
+def test_a_computed_change_explains_noise_around_zero_without_probes() -> None:
+    def probes(_: int) -> Sequence[StoredTensor]:
+        raise AssertionError("probes are not needed")
+
+    def spread(places: Any) -> Any:
+        return np.full(places.shape, 1e-8)
+
+    reference = StoredTensor(array=np.zeros(4), dtype="float64")
+    noisy = stored(np.full(4, 2e-8), "float32")
+    rule = budget("float32")
+
+    assert judge(noisy, reference, rule, probes, spread=spread).ratio <= 1
+    wrong = stored([0, 0, 0, 2e-6], "float32")
+    found = judge(wrong, reference, rule, lambda _: (), spread=spread)
+    assert (found.verdict, found.index) == (Verdict.WRONG, 3)
+
+
+def test_only_elements_that_are_left_are_judged_by_probes() -> None:
+    exact = np.array([1.0, 1e-9, 1.0])
+    probe = StoredTensor(array=np.array([1.0, 2e-8, 1.0]), dtype="float64")
+
+    found = judged(stored([1.0, 1e-8, 1.5], "float32"), exact, probes=lambda count: [probe] * count)
+
+    assert (found.verdict, found.index) == (Verdict.WRONG, 2)
+    assert (
+        judged(
+            stored([1.0, 1e-8, 1.0], "float32"), exact, probes=lambda count: [probe] * count
+        ).verdict
+        is Verdict.ROUNDING
+    )

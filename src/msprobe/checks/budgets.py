@@ -67,10 +67,15 @@ class Budget:
 
     @property
     def result_factor(self) -> float:
-        """Allowed error in parts of the reference's size, without any measured condition."""
+        """Allowed error of the last step, in parts of the reference's size."""
         # A reference in float64 has errors of its own when the result is float64, too.
         double = 2.0 if self.dtype in ("float64", "complex128") else 1.0
         return (1.0 if self.exact else RESULT_ROUNDINGS) * self.own_unit * double
+
+    @property
+    def known_factor(self) -> float:
+        """Allowed error in parts of the reference's size, without any measured change."""
+        return self.result_factor + self.step_factor * self.unit
 
     @property
     def step_factor(self) -> float:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from msprobe.dump.tensor_files import StoredTensor
 from msprobe.numerics.number_types import Kind, kind_of
 
 # Elements judged at once: they stay in the processor's cache.
-_BLOCK: Final = 16_384
+_BLOCK: Final = 8_192
 SUSPICIOUS: Final = 1.0
 """Ratio of own to allowed error beyond which a result is suspicious."""
 WRONG: Final = 4.0
@@ -26,9 +27,14 @@ WRONG: Final = 4.0
 # are hardly changed by 16 draws; by 64, none. They decide only about what is nearly explained.
 _PROBES: Final = (3, 16, 64)
 
+# Expected largest of three normal numbers of unit variance, without their signs.
+_LARGEST_OF_THREE: Final = 1.326
+
 Probes = Callable[[int], Sequence[StoredTensor]]
 """Returns so many references with random errors in each step."""
 Array = NDArray[Any]
+_NONE: Final = np.empty(0, np.int64)
+Spread = Callable[[Array], Array | None]
 
 
 class Verdict(StrEnum):
@@ -44,6 +50,17 @@ class Verdict(StrEnum):
     def severity(self) -> int:
         """Rank among the verdicts; larger is worse."""
         return list(Verdict).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Elements held against their allowed errors: the worst of them, and odd ones."""
+
+    ratio: float = -1.0
+    index: int = 0
+    allowed: float = 0.0
+    mismatches: int = 0
+    overflows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +109,7 @@ def judge(
     budget: Budget,
     probes: Probes,
     slack: Callable[[], Array | float | None] = lambda: None,
+    spread: Spread = lambda _: None,
 ) -> Judgement:
     """Judge one tensor.
 
@@ -99,10 +117,12 @@ def judge(
         recorded: the tensor in question.
         reference: the same in higher precision, of the same shape.
         budget: what decides about the allowed error.
-        probes: makes references with random errors; asked only where the reference alone does not
-            explain the tensor.
+        probes: makes references with random errors; asked only where nothing else explains all
+            elements.
         slack: returns the error that numbers inside of the function may leave in each element;
-            asked as the probes are.
+            asked only where the sizes of the elements do not explain their errors.
+        spread: returns the root mean square of the change that rounding errors make in the
+            elements of some places, where that is known without probes; asked as `slack` is.
     """
     found, expected = recorded.values().reshape(-1), reference.values().reshape(-1)
     if found.shape != expected.shape:
@@ -110,20 +130,19 @@ def judge(
         return Judgement(verdict=Verdict.WRONG, ratio=math.inf, count=found.size, remark=text)
     if found.size == 0:
         return Judgement(verdict=Verdict.EXACT)
-    judgement = None
-    for count in (0, *_PROBES):
-        changed = [one.values().reshape(-1) for one in probes(count)] if count else []
-        changed = [one for one in changed if one.shape == expected.shape]
-        if kind_of(recorded.dtype) in (Kind.FLOAT, Kind.COMPLEX):
-            inner = slack() if count else None
-            judgement = _Tally(budget).judgement(found, expected, changed, inner)
-        else:
-            judgement = _judge_integers(found, expected, changed)
+    is_float = kind_of(recorded.dtype) in (Kind.FLOAT, Kind.COMPLEX)
+    tally = _Tally(budget, found, expected, cache(slack), spread) if is_float else None
+    judgement = tally.judgement() if tally else _judge_integers(found, expected, ())
+    for count in _PROBES:
         if judgement.ratio <= SUSPICIOUS or budget.exact:
             break
-        if count == _PROBES[-2] and judgement.ratio > WRONG:
+        if count == _PROBES[-1] and judgement.ratio > WRONG:
             break
-    assert judgement is not None
+        changed = [one.values().reshape(-1) for one in probes(count)]
+        changed = [one for one in changed if one.shape == expected.shape]
+        if tally:
+            tally.explain(changed)
+        judgement = tally.judgement() if tally else _judge_integers(found, expected, changed)
     if judgement.verdict is Verdict.WRONG and found.size > 1:
         return _with_factor(judgement, found, expected, budget)
     return judgement
@@ -155,127 +174,157 @@ def _judge_integers(found: Array, expected: Array, changed: Sequence[Array]) -> 
     )
 
 
-@dataclass(slots=True)
 class _Tally:
-    """Judges floating-point elements block by block."""
+    """The elements of a floating-point tensor, and those among them that nothing explains yet."""
 
-    budget: Budget
-    ratio: float = -1.0
-    index: int = 0
-    allowed: float = 0.0
-    ulps: float = 0.0
-    error: float = 0.0
-    scale: float = 0.0
-    mismatches: int = 0
-    overflows: int = 0
-
-    def judgement(
-        self, found: Array, expected: Array, changed: Sequence[Array], slack: Array | float | None
-    ) -> Judgement:
-        """Return the judgement of all elements."""
-        histogram = np.zeros(18, np.int64)
+    def __init__(
+        self,
+        budget: Budget,
+        found: Array,
+        expected: Array,
+        slack: Callable[[], Array | float | None],
+        spread: Spread,
+    ) -> None:
+        """Go through all elements once, block by block."""
+        self._budget = budget
+        self._found, self._expected = found, expected
+        self._slack = slack
+        self._factor, self._floor = budget.known_factor, budget.floor
+        self._ulps = self._error = self._scale = 0.0
+        self._histogram = np.zeros(18, np.int64)
+        self._explained = _Held()
+        starts = range(0, found.size, _BLOCK)
         with np.errstate(all="ignore"):
-            for start in range(0, found.size, _BLOCK):
-                block = slice(start, start + _BLOCK)
-                self._add(
-                    start,
-                    _wide(found[block]),
-                    _wide(expected[block]),
-                    [_wide(one[block]) for one in changed],
-                    slack[block] if isinstance(slack, np.ndarray) else slack or 0.0,
-                    histogram,
-                )
-        place = self.index
+            self._places = np.concatenate([self._add(start) for start in starts])
+        self._left = _Held()
+        self._computed: Array | None = None
+        if self._places.size:
+            self._computed = spread(self._places) if budget.step_factor else None
+            self.explain(())
+
+    def explain(self, changed: Sequence[Array]) -> None:
+        """Hold the elements that are left against their changes in references with errors."""
+        with np.errstate(all="ignore"):
+            self._left = self._held([one[self._places] for one in changed])
+
+    def judgement(self) -> Judgement:
+        """Return the judgement of all elements."""
+        left = self._left
+        worst = max(self._explained, left, key=lambda one: one.ratio)
+        histogram = self._histogram.tolist()
+        histogram[0] += left.overflows
+        histogram[-1] += left.mismatches
         return Judgement(
-            verdict=self._verdict(),
-            ratio=self.ratio,
-            ulps=self.ulps,
-            error=self.error,
-            relative=self.error / self.scale if self.scale else (math.inf if self.error else 0.0),
-            index=place,
-            found=_plain(found[place]),
-            expected=_plain(expected[place]),
-            allowed=self.allowed,
-            mismatches=self.mismatches,
-            overflows=self.overflows,
-            count=found.size,
-            histogram=tuple(int(one) for one in histogram),
+            verdict=self._verdict(worst.ratio),
+            ratio=worst.ratio,
+            ulps=self._ulps,
+            error=self._error,
+            relative=self._error / self._scale if self._scale else (math.inf if self._error else 0),
+            index=worst.index,
+            found=_plain(self._found[worst.index]),
+            expected=_plain(self._expected[worst.index]),
+            allowed=worst.allowed,
+            mismatches=left.mismatches,
+            overflows=left.overflows,
+            count=self._found.size,
+            histogram=tuple(histogram),
             remark=self._remark(),
         )
 
-    def _verdict(self) -> Verdict:
-        if self.ratio > WRONG:
+    def _verdict(self, ratio: float) -> Verdict:
+        if ratio > WRONG:
             return Verdict.WRONG
-        if self.ratio > SUSPICIOUS:
+        if ratio > SUSPICIOUS:
             return Verdict.SUSPICIOUS
-        if self.overflows:
+        if self._left.overflows:
             return Verdict.OVERFLOW
-        return Verdict.EXACT if self.ulps <= 0.5 else Verdict.ROUNDING
+        return Verdict.EXACT if self._ulps <= 0.5 else Verdict.ROUNDING
 
     def _remark(self) -> str:
-        if self.mismatches:
-            return f"{self.mismatches} elements are NaN or infinite on one side only"
-        if self.overflows:
-            return f"{self.overflows} elements are beyond the range of {self.budget.dtype}"
+        if self._left.mismatches:
+            return f"{self._left.mismatches} elements are NaN or infinite on one side only"
+        if self._left.overflows:
+            return f"{self._left.overflows} elements are beyond the range of {self._budget.dtype}"
         return ""
 
-    def _add(
-        self,
-        start: int,
-        a: Array,
-        b: Array,
-        changed: Sequence[Array],
-        slack: Array | float,
-        histogram: Array,
-    ) -> None:
-        """Judge one block."""
-        error = np.abs(a - b)
-        size = np.abs(b)
-        allowed = size * self.budget.result_factor
-        allowed += self.budget.floor
-        if changed and self.budget.step_factor:
-            allowed += self.budget.step_factor * (_change(b, changed) + self.budget.unit * size)
-            allowed += RESULT_ROUNDINGS * slack
+    def _add(self, start: int) -> Array:
+        """Add a block; return the places of elements that their own sizes do not explain."""
+        block = slice(start, start + _BLOCK)
+        a, b = _wide(self._found[block]), _wide(self._expected[block])
+        error, size = np.abs(a - b), np.abs(b)
         highest = float(error.max())
-        if not math.isfinite(highest):
-            error, allowed = self._without_nonfinite(a, b, error, allowed, changed)
-            size = np.where(np.isfinite(size), size, 0.0)
-            highest = float(error[np.isfinite(error)].max(initial=0.0))
-        self.error = max(self.error, highest)
-        self.scale = max(self.scale, float(size.max()))
+        odd = None
+        if not math.isfinite(highest):  # NaN and infinities that agree count as no error
+            odd = _is_odd(a, b)
+            error[~np.isfinite(error)] = 0.0
+            size[~np.isfinite(size)] = 0.0
+            highest = float(error.max())
+        self._error = max(self._error, highest)
+        self._scale = max(self._scale, float(size.max()))
+        allowed = size * self._factor
+        allowed += self._floor
+        ratios = error / allowed
+        if odd is not None:
+            ratios[odd] = np.inf
+        worst = int(np.argmax(ratios))
+        places = _NONE
+        if not float(ratios[worst]) <= SUSPICIOUS:
+            places = np.flatnonzero(ratios > SUSPICIOUS)
+            ratios[places] = -1.0
+            worst = int(np.argmax(ratios))
+        if float(ratios[worst]) > self._explained.ratio:
+            self._explained = _Held(float(ratios[worst]), start + worst, float(allowed[worst]))
+        ulps = np.divide(error, _ulp(size, self._budget), out=error)
+        self._ulps = max(self._ulps, float(ulps.max()))
+        rough = ulps[ulps > 0.5] if self._ulps > 0.5 else ulps[:0]
+        self._histogram[0] += size.size - rough.size
+        if rough.size:  # up to 1, 2, 4 … units
+            classes = (rough.view(np.int64) - 1) >> 52
+            classes -= 1021
+            self._histogram += np.bincount(np.minimum(classes, 17, out=classes), minlength=18)
+        if odd is not None:
+            self._histogram[0] -= np.count_nonzero(odd)
+        return places + start
+
+    def _held(self, changed: Sequence[Array]) -> _Held:
+        """Return what is left, in parts of all that may be allowed."""
+        budget, places = self._budget, self._places
+        a, b = _wide(self._found[places]), _wide(self._expected[places])
+        size = np.abs(b)
+        allowed = size * self._factor
+        allowed += self._floor
+        if budget.step_factor:
+            slack = self._slack()
+            if slack is not None:
+                allowed += RESULT_ROUNDINGS * (
+                    slack[places] if isinstance(slack, np.ndarray) else slack
+                )
+            change = _change(b, changed) if changed else np.zeros(places.shape)
+            if self._computed is not None:
+                np.fmax(change, _LARGEST_OF_THREE * self._computed, out=change)
+            allowed += budget.step_factor * change
+        error, odd = np.abs(a - b), _is_odd(a, b)
+        # Infinite because a number, the result or one on the way to it, is beyond the range.
+        beyond = np.isinf(a) & np.isfinite(b) & (size + allowed >= largest_of(budget.dtype))
+        for one in changed:
+            beyond |= odd & (np.isfinite(one) != np.isfinite(b))
+        error[odd] = np.where(beyond[odd], 0.0, np.inf)
+        allowed[~np.isfinite(allowed)] = np.finfo(np.float64).max
         ratios = error / allowed
         worst = int(np.argmax(ratios))
-        if float(ratios[worst]) > self.ratio:
-            self.ratio, self.index = float(ratios[worst]), start + worst
-            self.allowed = float(allowed[worst])
-        ulps = error / _ulp(size, self.budget)
-        rough = ulps[ulps > 0.5]
-        histogram[0] += a.size - rough.size
-        if rough.size:
-            self.ulps = max(self.ulps, float(rough.max(initial=0.5, where=np.isfinite(rough))))
-            classes = np.clip(np.ceil(np.log2(rough)) + 1, 1, 17).astype(np.int64)
-            histogram += np.bincount(classes, minlength=18)
-        elif self.ulps < 0.5:
-            self.ulps = max(self.ulps, float(ulps.max()))
+        return _Held(
+            ratio=float(ratios[worst]),
+            index=int(places[worst]),
+            allowed=float(allowed[worst]),
+            mismatches=int(np.count_nonzero(odd & ~beyond)),
+            overflows=int(np.count_nonzero(odd & beyond)),
+        )
 
-    def _without_nonfinite(
-        self, a: Array, b: Array, error: Array, allowed: Array, changed: Sequence[Array]
-    ) -> tuple[Array, Array]:
-        """Return errors in which NaN and infinities that agree count as none."""
-        equal = (a == b) | (np.isnan(a) & np.isnan(b))
-        odd = ~np.isfinite(a) | ~np.isfinite(b)
-        largest = largest_of(self.budget.dtype)
-        unstable = np.zeros(a.shape, bool)
-        for one in changed:
-            unstable |= np.isfinite(one) != np.isfinite(b)
-        beyond = np.isinf(a) & np.isfinite(b) & (np.abs(b) + allowed >= largest)
-        beyond |= odd & ~equal & unstable
-        mismatched = odd & ~equal & ~beyond
-        self.overflows += int(np.count_nonzero(beyond))
-        self.mismatches += int(np.count_nonzero(mismatched))
-        error = np.where(odd, 0.0, error)
-        allowed = np.where(np.isfinite(allowed), allowed, np.finfo(np.float64).max)
-        return np.where(mismatched, np.inf, error), allowed
+
+def _is_odd(a: Array, b: Array) -> Array:
+    """Return where NaN or infinities are on one side only, or differ."""
+    odd: Array = ~(np.isfinite(a) & np.isfinite(b) | (a == b) | np.isnan(a) & np.isnan(b))
+    return odd
 
 
 def _change(expected: Array, changed: Sequence[Array]) -> Array:
@@ -299,8 +348,9 @@ def _ulp(size: Array, budget: Budget) -> Array:
     layout = layout_of(budget.dtype)
     assert layout is not None
     power = (np.ascontiguousarray(size).view(np.int64) & 0x7FF0_0000_0000_0000).view(np.float64)
-    smallest = math.ldexp(1.0, max(layout.min_exponent, -1022))
-    return np.maximum(power, smallest) * layout.epsilon
+    np.maximum(power, math.ldexp(1.0, max(layout.min_exponent, -1022)), out=power)
+    power *= layout.epsilon
+    return power
 
 
 def _wide(values: Array) -> Array:

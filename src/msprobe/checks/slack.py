@@ -67,6 +67,14 @@ def absolute_slack(
     return None
 
 
+def leaves_slack(operator: Operator, *, is_gradient: bool) -> bool:
+    """Return whether `absolute_slack` may be more than None."""
+    operator, is_gradient = with_direction(operator, is_gradient=is_gradient)
+    if operator.family in (Family.LOGARITHMIC, Family.LIPSCHITZ) or reads_between(operator):
+        return True
+    return is_gradient and (operator.name == "glu" or _is_attention(operator))
+
+
 def _attention_terms(operands: Sequence[NDArray[Any]]) -> float:
     """Return the size of a weight's gradient before it is a difference, times a key or query."""
     if len(operands) < 4:

@@ -8,9 +8,11 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msprobe.checks.budgets import (
     Budget,
@@ -22,7 +24,7 @@ from msprobe.checks.budgets import (
 )
 from msprobe.checks.judging import Judgement, Verdict, judge
 from msprobe.checks.random_calls import dropout_reference, keep_probability
-from msprobe.checks.slack import Sizes, absolute_slack
+from msprobe.checks.slack import Sizes, absolute_slack, leaves_slack
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
@@ -204,7 +206,7 @@ class _Verification:
         self._tensors = tensors
         self._options = options
         self._reference = prepared.run(options.reference)
-        self._probes: dict[tuple[float, float], list[Replay]] = {}
+        self._probes: dict[tuple[float, float, bool], list[Replay]] = {}
         self._rerun: Replay | None = None
         self._unit = self._computing_unit()
         self._keep = self._drawn()
@@ -334,6 +336,7 @@ class _Verification:
             budget,
             lambda count: self._disturbed(part, place, count),
             lambda: self._slack(part, reference),
+            lambda elements: self._spread(part, place, elements),
         )
         return self._judged(part, place, recorded, reference, judgement)
 
@@ -385,7 +388,7 @@ class _Verification:
         kept = np.where(given.values() != 0, mask.values() != 0, recorded.values() != 0)
         reference, problem = dropout_reference(source, kept, self._keep)
         unit = unit_of(recorded.dtype)
-        budget = Budget(dtype=recorded.dtype, unit=unit, accumulation=unit)
+        budget = Budget(dtype=recorded.dtype, unit=unit, accumulation=unit, length=0, steps=0.0)
         judgement = judge(recorded, reference, budget, lambda _: ())
         if problem:
             judgement = replace(
@@ -413,7 +416,7 @@ class _Verification:
 
     def _slack(self, part: _Part, reference: StoredTensor) -> Sizes | float | None:
         """Return the error that numbers inside of the function may leave in each element."""
-        if self._call.operator.family is Family.MOVING:
+        if not leaves_slack(self._call.operator, is_gradient=part.one is not None):
             return None
         forms = list(argument_forms(self._call))
         if part.one is not None:
@@ -431,13 +434,41 @@ class _Verification:
             is_gradient=part.one is not None,
         )
 
+    def _spread(
+        self, part: _Part, place: PartPath, elements: NDArray[np.int64]
+    ) -> NDArray[np.float64] | None:
+        """Return the root mean square of the change that roundings of their terms make in elements.
+
+        Args:
+            part: forward or backward pass.
+            place: of the result.
+            elements: in C order.
+        """
+        replay = self._squares
+        found = None if replay is None else part.result_of(replay, place)
+        reference = part.result_of(self._reference, place)
+        if found is None or found.array.dtype.kind != "f" or reference is None:
+            return None
+        if found.array.shape != reference.array.shape:
+            return None
+        squares = found.array.reshape(-1)[elements].astype(np.float64)
+        # Beyond the range of the type that they were added up in, squares tell nothing.
+        squares[~np.isfinite(squares)] = 0.0
+        return part.unit * np.sqrt(squares)
+
+    @cached_property
+    def _squares(self) -> Replay | None:
+        return self._prepared.squares()
+
     def _disturbed(self, part: _Part, place: PartPath, count: int) -> list[StoredTensor]:
         """Return a result of replays with random errors in each step."""
-        known = self._probes.setdefault((part.unit, part.largest), [])
+        backward = part.one is not None
+        known = self._probes.setdefault((part.unit, part.largest, backward), [])
         seed = zlib.crc32(self._call.name.encode())
         while len(known) < count:
             noise = Noise(part.unit, seed + len(known), part.largest, part.smallest)
-            known.append(self._prepared.run(replace(self._options.reference, noise=noise)))
+            setting = replace(self._options.reference, noise=noise)
+            known.append(self._prepared.run(setting, backward=backward))
         found = (part.result_of(replay, place) for replay in known)
         return [one for one in found if one is not None]
 

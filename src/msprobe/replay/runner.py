@@ -139,6 +139,13 @@ class PreparedCall(Protocol):
         """
         ...
 
+    def squares(self) -> Replay | None:
+        """Return the sums of the squares of the terms of each result, and those of gradients.
+
+        None for functions of which they are not known.
+        """
+        ...
+
 
 class Runner(Protocol):
     """Runs calls in one framework.
@@ -252,3 +259,6 @@ class _Referred:
             except CannotReplayError:
                 self._reference = None  # a namesake that takes other arguments
         return self._own.run(setting, backward=backward)
+
+    def squares(self) -> Replay | None:
+        return None if self._reference is None else self._reference.squares()

@@ -162,6 +162,10 @@ class MindSporeCall:
         self.args: Sequence[Any] = args
         self.kwargs: Mapping[str, Any] = kwargs
 
+    def squares(self) -> Replay | None:
+        """Return None: sums of squares are computed in PyTorch alone."""
+        return None
+
     def run(self, setting: Setting = REFERENCE, *, backward: bool = True) -> Replay:
         """Run the call once, and its backward passes.
 

@@ -173,6 +173,10 @@ class LiveCall:
         assert error is not None
         raise error
 
+    def squares(self) -> Replay | None:
+        """Return None: `sizes_of_terms` was asked before."""
+        return None
+
     def sizes_of_terms(self, setting: Setting) -> Mapping[PartPath, torch.Tensor]:
         """Return the root of the sum of the terms' squares, for results that sum up products.
 

@@ -142,7 +142,7 @@ class _Result:
             judgement = self._within(error.amax(-1, keepdim=True).div_(rows), error)
             if judgement is not None:
                 return judgement
-        allowed = self._own(budget.result_factor + share)
+        allowed = self._own(budget.known_factor)
         if is_sum:
             terms = self._terms()
             if terms is None:

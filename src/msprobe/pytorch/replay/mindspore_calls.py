@@ -89,6 +89,10 @@ class _Recorded:
             raise CannotReplayError(Reason.MISSING, detail)
         return self._inner.run(setting, backward=backward)
 
+    def squares(self) -> Replay | None:
+        """Return the sums of squares that PyTorch computes."""
+        return self._inner.squares()
+
 
 def in_pytorch(call: RecordedCall) -> RecordedCall:
     """Return a call of MindSpore as one of PyTorch.

@@ -24,6 +24,7 @@ from msprobe.pytorch.replay.functions import functions_named
 from msprobe.pytorch.replay.modules import ModuleFunction
 from msprobe.pytorch.replay.noise import NoiseMode
 from msprobe.pytorch.replay.rebuilding import from_torch, to_torch
+from msprobe.pytorch.replay.squares import Squares, squares_of
 from msprobe.pytorch.values.describing import MAKERS
 from msprobe.replay import references
 from msprobe.replay.arguments import Rebuilder, converted, readings, result_at
@@ -48,6 +49,8 @@ _COMPLEX: Final = {torch.float64: torch.complex128, torch.float32: torch.complex
 _CALL_ERRORS: Final = (Exception,)
 # Text of the `RuntimeError` by which PyTorch's allocator of the CPU says that there is none left.
 _NO_MEMORY: Final = "DefaultCPUAllocator"
+# For sums of squares, whose size alone matters.
+_SQUARES: Final = Setting(dtype="float32")
 Function = Callable[..., Any]
 
 
@@ -172,6 +175,21 @@ class TorchCall:
         assert error is not None
         raise error
 
+    def squares(self) -> Replay | None:
+        """Run the call once for the sums of the squares of its terms, and those of its gradients.
+
+        Squares count as often as a term is rounded. None for functions of which they are not known.
+        """
+        squares = squares_of(self._call, self.function)
+        if squares is None:
+            return None
+        try:
+            return _Run(self._call, squares.function, _SQUARES, squares=squares).run(
+                self.args, self.kwargs, self.gradients if squares.has_gradients else {}
+            )
+        except CannotReplayError:
+            return None  # probes measure the same
+
     def _run_candidates(self, setting: Setting, backward: bool) -> Replay:
         """Run the first function that takes the arguments; keep to it from then on."""
         error: CannotReplayError | None = None
@@ -202,10 +220,13 @@ class _Run:
         function: Function,
         setting: Setting,
         random_state: torch.Tensor | None = None,
+        squares: Squares | None = None,
     ) -> None:
         self._call = call
         self._function = function
         self._setting = setting
+        self._has_squares = squares is not None and squares.of_inputs
+        self._roundings = 1 if squares is None else squares.roundings
         self._random_state = random_state
         self._dtype = None if setting.dtype is None else getattr(torch, setting.dtype)
         self._noise = None if setting.noise is None else NoiseMode(setting.noise)
@@ -238,7 +259,7 @@ class _Run:
             if isinstance(result, list) and self._returned_a_tuple():
                 result = tuple(result)
             outputs = {
-                ("output", *place): _stored(result_at(result, place))
+                ("output", *place): _stored(self._weighed(result_at(result, place)))
                 for place, _ in tensor_forms(self._call.outputs, ())
             }
             found: dict[str, Mapping[PartPath, StoredTensor]] = {}
@@ -302,16 +323,23 @@ class _Run:
         leaves = list(dict.fromkeys(self._leaves.values()))
         if not roots or not leaves:
             raise CannotReplayError(Reason.FAILED, "no result depends on the arguments")
-        found = torch.autograd.grad(roots, leaves, grads, retain_graph=True, allow_unused=True)
+        end = _Arriving.apply(grads, *roots)  # type: ignore[no-untyped-call]  # not annotated
+        found = torch.autograd.grad(end, leaves, retain_graph=True, allow_unused=True)
         by_leaf = dict(zip(map(id, leaves), found, strict=True))
         return {
-            place: from_torch(gradient)
+            place: from_torch(self._weighed(gradient))
             for place, leaf in self._leaves.items()
             if (gradient := by_leaf[id(leaf)]) is not None
         }
 
+    def _weighed(self, value: Any) -> Any:
+        """Return a part of the result; a sum of squares as often as its terms are rounded."""
+        is_tensor = isinstance(value, torch.Tensor)
+        return value * self._roundings if is_tensor and self._roundings > 1 else value
+
     def _gradient(self, gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         own = gradient.to(device=output.device, dtype=output.dtype).reshape(output.shape)
+        own = own.square() if self._has_squares else own
         return own if self._noise is None else self._noise.disturbed(own)
 
     def _argument(self, value: Any, place: PartPath) -> Any:
@@ -339,6 +367,8 @@ class _Run:
         is_float = own.dtype.is_floating_point or own.dtype.is_complex
         if self._noise is not None and is_float:
             own = self._noise.disturbed(own)
+        if self._has_squares and is_float:
+            own = own.square_()
         if place not in self._wanted or not is_float:
             return own
         leaf = own.requires_grad_()
@@ -359,6 +389,22 @@ class _Run:
         """Return where the gradient of an argument is recorded."""
         first, *rest = place
         return ("output" if first == "input" else "output_kwargs", *rest)
+
+
+class _Arriving(torch.autograd.Function):
+    """The end of a graph from which given gradients go back.
+
+    `torch.autograd.grad` takes them, too, but imports sympy to look at them: half a second.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[torch.Tensor], *roots: torch.Tensor) -> torch.Tensor:
+        ctx.gradients = gradients
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (None, *ctx.gradients)
 
 
 def _functions(call: RecordedCall) -> Sequence[Function]:
