@@ -64,7 +64,8 @@ FRAMES: Final = """async zoom => {
 }"""
 
 
-# From a key to the first frame with another picture in the middle of the pane. Few pixels are looked at, to measure the page.
+# From a key to the first frame with another picture in the middle of the pane, of which few pixels
+# are looked at: the page is to be measured.
 OPENED: Final = """async key => {
   const canvas = document.querySelector(".graph-canvas"), pen = canvas.getContext("2d");
   const form = () => {
@@ -76,9 +77,8 @@ OPENED: Final = """async key => {
   target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
   while (form() === before) {
     if (performance.now() - begin > 20000) throw new Error("nothing was opened");
-    await new Promise(requestAnimationFrame);
+    await new Promise(resolve => requestAnimationFrame(() => setTimeout(resolve)));
   }
-  await new Promise(resolve => setTimeout(resolve));
   return performance.now() - begin;
 }"""
 
