@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -11,14 +12,37 @@ import torch
 from traced_models import Transformer
 
 from builders.recordings import recording
-from msprobe.graph.model import Severity
+from msprobe.graph.model import HalfKind, Severity
 from msprobe.graph.page_json import whole
 from msprobe.graph.sources import open_graphs
 
 
-def record(folder, *, spoil=False, extra=False, **choices):
+class Product(torch.autograd.Function):
+    """A linear layer whose backward pass is code that nothing records."""
+
+    share = 1.0
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return torch.nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = (tensor.detach().numpy() for tensor in ctx.saved_tensors)
+        given = gradient.numpy()
+        rows = given.reshape(-1, given.shape[-1])
+        own = rows.T @ x.reshape(-1, x.shape[-1])
+        made = given @ weight * np.float32(Product.share), own, rows.sum(0)
+        return tuple(map(torch.from_numpy, made))
+
+
+def record(folder, *, spoil=False, extra=False, share=None, **choices):
     torch.manual_seed(0)
     model = Transformer()
+    if share is not None:
+        layer, Product.share = model.layers[2].up, share
+        layer.forward = lambda x: Product.apply(x, layer.weight, layer.bias)
     if spoil:
         weight = model.layers[2].up.weight
         with torch.no_grad():
@@ -35,11 +59,31 @@ def compared(tmp_path, *, spoil=False, extra=False, **choices):
     return open_graphs(target, record(tmp_path / "reference", **choices))
 
 
-@pytest.mark.parametrize(
+EVERY_TASK = pytest.mark.parametrize(
     "choices",
     [{}, {"task": "tensor"}, {"section": {"summary_mode": "md5"}}],
     ids=["statistics", "tensor", "md5"],
 )
+
+
+@EVERY_TASK
+def test_a_wrong_backward_is_the_headline(tmp_path, choices):
+    target = record(tmp_path / "target", share=1.01, **choices)
+    graphs = open_graphs(target, record(tmp_path / "reference", share=1.0, **choices))
+    headline = whole(graphs)["headline"]
+
+    side = graphs.places[0].target
+    node = side.graph.nodes[headline["node"]]
+    assert "Autograd.Product.0.backward" in headline["sentence"]
+    assert side.graph.nodes[node.parent].path == "layers.2.up"
+    backward = next(half for half in node.halves if half.kind is HalfKind.BACKWARD)
+    assert side.results.halves[backward.record].severity is Severity.INTRODUCED
+    boxes = [node.id, *side.graph.ancestors(node.id)]
+    assert {side.results.tallies[box].worst for box in boxes} == {Severity.INTRODUCED}
+    assert {side.results.tallies[box].introduced for box in boxes} == {1}
+
+
+@EVERY_TASK
 def test_the_changed_weight_is_the_headline_and_the_worst_of_its_boxes(tmp_path, choices):
     graphs = compared(tmp_path, spoil=True, **choices)
     page = whole(graphs)
