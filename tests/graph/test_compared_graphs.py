@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -12,6 +16,7 @@ import torch
 from traced_models import Transformer
 
 from builders.recordings import recording
+from msprobe.cli.entry import main
 from msprobe.graph.model import HalfKind, Severity
 from msprobe.graph.page_json import whole
 from msprobe.graph.sources import open_graphs
@@ -175,3 +180,52 @@ def test_equal_structures_have_no_finding(tmp_path):
     graphs = compared(tmp_path, task="structure")
     assert whole(graphs)["headline"]["class"] == "equal"
     assert graphs.places[0].target.results.tallies[0].worst is Severity.NONE
+
+
+class Stack(torch.nn.Module):
+    """Three layers under a name of choice, with parts under names of choice."""
+
+    def __init__(self, layers, part, first):
+        super().__init__()
+        self.names = layers, part, first
+        blocks = [torch.nn.Module() for _ in range(3)]
+        for block in blocks:
+            inner = torch.nn.Sequential()
+            inner.add_module(first, torch.nn.Linear(6, 6))
+            inner.add_module("act", torch.nn.GELU())
+            block.add_module(part, inner)
+            block.forward = lambda x, block=block: x + block.get_submodule(part)(x)
+        self.add_module(layers, torch.nn.ModuleList(blocks))
+
+    def forward(self, x):
+        for block in self.get_submodule(self.names[0]):
+            x = block(x)
+        return x
+
+
+def test_a_proposed_mapping_names_what_was_renamed_and_pairs_all_of_it(tmp_path, capsys):
+    wrapped = torch.nn.Sequential(OrderedDict(decoder=Stack("blocks", "ff", "up")))
+    for name, model in (("new", Stack("layers", "mlp", "fc1")), ("old", wrapped)):
+        with recording(tmp_path / name) as dump, dump.step_of(model):
+            model(torch.ones(2, 6)).square().mean().backward()
+    dumps, mapping = [f"{tmp_path / 'new'}", f"{tmp_path / 'old'}"], f"{tmp_path / 'names.yaml'}"
+    written = ["-o", f"{tmp_path / 'graph.json'}"]
+
+    assert main(["graph", *dumps, *written, "--propose-mapping", mapping]) == 0
+
+    assert capsys.readouterr().out.splitlines()[0] == mapping
+    lines = {line.partition("#")[0].strip() for line in Path(mapping).read_text().splitlines()}
+    assert lines == {
+        *("TopLayer:", "layers: decoder.blocks"),
+        *("Module:", "mlp: ff", "Sequential:", "fc1: up"),
+    }
+    assert main(["graph", *dumps, *written, "-lm", mapping]) == 0
+    (cell,) = json.loads((tmp_path / "graph.json").read_text())["cells"]
+    assert cell["counts"]["unmatched"] == 0
+
+
+def test_a_mapping_is_proposed_of_two_dumps_only(tmp_path, capsys):
+    dump = record(tmp_path / "dump")
+    words = ["graph", f"{dump}", "-o", f"{tmp_path / 'graph.json'}"]
+    assert main([*words, "--propose-mapping", f"{tmp_path / 'names.yaml'}"]) == 2
+    assert "--propose-mapping needs two dumps" in capsys.readouterr().err
