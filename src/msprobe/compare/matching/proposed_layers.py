@@ -35,7 +35,7 @@ def proposed_layers(pairs: Iterable[OperationPair]) -> str:
             others[target.path] = reference.path, pair.confidence
             classes.setdefault(target.path, target.class_name or "")
     found: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    certain: Counter[tuple[str, str, str]] = Counter()
+    certain: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     for path, (other, confidence) in others.items():
         around = _around(path, others)
         child, renamed = _below(path, around), _below(other, others.get(around, ("", 1.0))[0])
