@@ -308,8 +308,9 @@ def test_a_click_selects_and_back_returns(show):
     page.wait_for_url("**at=graph%2Freference*")
     page.go_back()
     page.wait_for_url("**at=graph%2Ftarget*")
+    wait_until(page, "document.querySelector('#detail p.dim').innerText.includes('target')")
     page.keyboard.press("Escape")
-    assert page.locator("#findings").count() == 1
+    page.wait_for_selector("#findings")
 
 
 def test_the_wheel_the_mouse_and_keys_move_both_pictures(show):
