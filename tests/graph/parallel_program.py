@@ -259,7 +259,8 @@ def main() -> None:
         )
         for number in numbers
     ]
-    debugger = PrecisionDebugger(dump_path=f"{folder}/dump", level="mix", task="statistics")
+    task = "tensor" if "tensor" in sys.argv[5:] else "statistics"
+    debugger = PrecisionDebugger(dump_path=f"{folder}/dump", level="mix", task=task)
     debugger.start(pieces if len(pieces) > 1 else pieces[0])
     line = place.ranks["pp"]
     step(words, pieces, numbers, stages, line)

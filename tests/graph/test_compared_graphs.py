@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -11,14 +16,38 @@ import torch
 from traced_models import Transformer
 
 from builders.recordings import recording
-from msprobe.graph.model import Severity
+from msprobe.cli.entry import main
+from msprobe.graph.model import HalfKind, Severity
 from msprobe.graph.page_json import whole
 from msprobe.graph.sources import open_graphs
 
 
-def record(folder, *, spoil=False, extra=False, **choices):
+class Product(torch.autograd.Function):
+    """A linear layer whose backward pass is code that nothing records."""
+
+    share = 1.0
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return torch.nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = (tensor.detach().numpy() for tensor in ctx.saved_tensors)
+        given = gradient.numpy()
+        rows = given.reshape(-1, given.shape[-1])
+        own = rows.T @ x.reshape(-1, x.shape[-1])
+        made = given @ weight * np.float32(Product.share), own, rows.sum(0)
+        return tuple(map(torch.from_numpy, made))
+
+
+def record(folder, *, spoil=False, extra=False, share=None, **choices):
     torch.manual_seed(0)
     model = Transformer()
+    if share is not None:
+        layer, Product.share = model.layers[2].up, share
+        layer.forward = lambda x: Product.apply(x, layer.weight, layer.bias)
     if spoil:
         weight = model.layers[2].up.weight
         with torch.no_grad():
@@ -35,11 +64,31 @@ def compared(tmp_path, *, spoil=False, extra=False, **choices):
     return open_graphs(target, record(tmp_path / "reference", **choices))
 
 
-@pytest.mark.parametrize(
+EVERY_TASK = pytest.mark.parametrize(
     "choices",
     [{}, {"task": "tensor"}, {"section": {"summary_mode": "md5"}}],
     ids=["statistics", "tensor", "md5"],
 )
+
+
+@EVERY_TASK
+def test_a_wrong_backward_is_the_headline(tmp_path, choices):
+    target = record(tmp_path / "target", share=1.01, **choices)
+    graphs = open_graphs(target, record(tmp_path / "reference", share=1.0, **choices))
+    headline = whole(graphs)["headline"]
+
+    side = graphs.places[0].target
+    node = side.graph.nodes[headline["node"]]
+    assert "Autograd.Product.0.backward" in headline["sentence"]
+    assert side.graph.nodes[node.parent].path == "layers.2.up"
+    backward = next(half for half in node.halves if half.kind is HalfKind.BACKWARD)
+    assert side.results.halves[backward.record].severity is Severity.INTRODUCED
+    boxes = [node.id, *side.graph.ancestors(node.id)]
+    assert {side.results.tallies[box].worst for box in boxes} == {Severity.INTRODUCED}
+    assert {side.results.tallies[box].introduced for box in boxes} == {1}
+
+
+@EVERY_TASK
 def test_the_changed_weight_is_the_headline_and_the_worst_of_its_boxes(tmp_path, choices):
     graphs = compared(tmp_path, spoil=True, **choices)
     page = whole(graphs)
@@ -131,3 +180,52 @@ def test_equal_structures_have_no_finding(tmp_path):
     graphs = compared(tmp_path, task="structure")
     assert whole(graphs)["headline"]["class"] == "equal"
     assert graphs.places[0].target.results.tallies[0].worst is Severity.NONE
+
+
+class Stack(torch.nn.Module):
+    """Three layers under a name of choice, with parts under names of choice."""
+
+    def __init__(self, layers, part, first):
+        super().__init__()
+        self.names = layers, part, first
+        blocks = [torch.nn.Module() for _ in range(3)]
+        for block in blocks:
+            inner = torch.nn.Sequential()
+            inner.add_module(first, torch.nn.Linear(6, 6))
+            inner.add_module("act", torch.nn.GELU())
+            block.add_module(part, inner)
+            block.forward = lambda x, block=block: x + block.get_submodule(part)(x)
+        self.add_module(layers, torch.nn.ModuleList(blocks))
+
+    def forward(self, x):
+        for block in self.get_submodule(self.names[0]):
+            x = block(x)
+        return x
+
+
+def test_a_proposed_mapping_names_what_was_renamed_and_pairs_all_of_it(tmp_path, capsys):
+    wrapped = torch.nn.Sequential(OrderedDict(decoder=Stack("blocks", "ff", "up")))
+    for name, model in (("new", Stack("layers", "mlp", "fc1")), ("old", wrapped)):
+        with recording(tmp_path / name) as dump, dump.step_of(model):
+            model(torch.ones(2, 6)).square().mean().backward()
+    dumps, mapping = [f"{tmp_path / 'new'}", f"{tmp_path / 'old'}"], f"{tmp_path / 'names.yaml'}"
+    written = ["-o", f"{tmp_path / 'graph.json'}"]
+
+    assert main(["graph", *dumps, *written, "--propose-mapping", mapping]) == 0
+
+    assert capsys.readouterr().out.splitlines()[0] == mapping
+    lines = {line.partition("#")[0].strip() for line in Path(mapping).read_text().splitlines()}
+    assert lines == {
+        *("TopLayer:", "layers: decoder.blocks"),
+        *("Module:", "mlp: ff", "Sequential:", "fc1: up"),
+    }
+    assert main(["graph", *dumps, *written, "-lm", mapping]) == 0
+    (cell,) = json.loads((tmp_path / "graph.json").read_text())["cells"]
+    assert cell["counts"]["unmatched"] == 0
+
+
+def test_a_mapping_is_proposed_of_two_dumps_only(tmp_path, capsys):
+    dump = record(tmp_path / "dump")
+    words = ["graph", f"{dump}", "-o", f"{tmp_path / 'graph.json'}"]
+    assert main([*words, "--propose-mapping", f"{tmp_path / 'names.yaml'}"]) == 2
+    assert "--propose-mapping needs two dumps" in capsys.readouterr().err

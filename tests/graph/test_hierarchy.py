@@ -82,7 +82,7 @@ def test_modules_are_nested_by_their_paths_where_nothing_else_tells(tmp_path):
     graph = write(tmp_path, records)
 
     assert tree(graph) == {MODEL: "DefaultModel", LAYER: MODEL}
-    assert "nested by their paths" in graph.notes[0][0]
+    assert "nested by their paths" in graph.notes[0]
 
 
 def test_a_dump_of_apis_alone_is_a_flat_list(tmp_path):
@@ -90,7 +90,7 @@ def test_a_dump_of_apis_alone_is_a_flat_list(tmp_path):
     graph = write(tmp_path, records, parents={}, level="L1")
 
     assert tree(graph) == {CALL: "DefaultModel"}
-    assert "flat list" in graph.notes[0][0]
+    assert "flat list" in graph.notes[0]
 
 
 def test_a_dump_of_structure_has_nodes_without_values(tmp_path):

@@ -9,6 +9,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -436,17 +437,33 @@ def test_a_mapping_with_a_fault_is_an_error(tmp_path, capsys):
     reason="set MSPROBE_GRAPH_PLUGIN_PYTHON to a Python with tb-graph-ascend",
 )
 def test_the_plugin_of_tensorboard_opens_the_file(compared):
-    _, path = compared
-    program = f"""
-from server.app.repositories.graph_repo_db import GraphRepoDB
-repo = GraphRepoDB({str(path)!r})
-print(repo.query_config_info()["isSingleGraph"])
-print(sorted(repo.query_all_node_info_in_one(0, 0, "NPU")) if 0 else "opened")
-"""
+    graphs, path = compared
+    program = Path(__file__).with_name("plugin_program.py")
     python = os.environ["MSPROBE_GRAPH_PLUGIN_PYTHON"]
     environment = {key: text for key, text in os.environ.items() if key != "PYTHONPATH"}
-    ran = subprocess.run([python, "-c", program], capture_output=True, env=environment, check=False)
-    assert ran.stdout.split()[-2:] == [b"False", b"opened"], ran.stderr.decode(errors="replace")
+    words = [python, program, path, LINEAR, NET, FC]
+    ran = subprocess.run(words, capture_output=True, env=environment, check=False)
+    assert ran.returncode == 0, ran.stderr.decode(errors="replace")
+    answers = json.loads(ran.stdout.splitlines()[-1])
+
+    assert answers["read"] == "success"
+    assert answers["config"]["isSingleGraph"] is False
+    lists = answers["lists"]
+    assert (lists["npuUnMatchNodes"], lists["benchUnMatchNodes"]) == (1, 0)
+    # From the root down, each box that holds where the difference begins is red.
+    assert {level["DefaultModel"] for level in answers["levels"]} == {1.0}
+    assert (answers["levels"][1][NET], answers["levels"][2][FC]) == (1.0, 1.0)
+    assert answers["reference"]["DefaultModel"] is None
+    shown = answers["node"]["npu"]["output_data"][f"{LINEAR}.output.0"]
+    value = next(
+        value for value in graphs.places[0].target.values[LINEAR] if value.slot == "output.0"
+    )
+    assert float(shown["Max"]) == value.max
+    assert (
+        answers["apart"]["npuUnMatchNodes"] == lists["npuUnMatchNodes"] + 2
+    )  # its backward call, too
+    assert answers["together"] == lists
+    assert answers["saved"]["success"]
 
 
 def test_reading_a_file_needs_no_framework(compared):

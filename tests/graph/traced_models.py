@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from msprobe.dump.record_names import parse_record_name
 
@@ -241,6 +243,54 @@ def traced_edges(model: nn.Module, records: list[str]) -> set[tuple[str, str]]:
         for node in record_of
         for maker in _makers(node, record_of)
     }
+
+
+class _Calls(TorchFunctionMode):
+    """Which nodes each call to PyTorch adds to the graph that `make_fx` traces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[str, list[fx.Node]]] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        nodes = get_proxy_mode().tracer.graph.nodes
+        before = len(nodes)
+        result = func(*args, **(kwargs or {}))
+        self.made.append((func.__name__, list(nodes)[before:]))
+        return result
+
+
+def computed_edges(
+    case: TracedModel, model: nn.Module, records: list[str]
+) -> tuple[set[tuple[str, str]], set[str]]:
+    """Return what `traced_edges` does, by the operators that ran in the calls.
+
+    Returns: the pairs; and the records in which nothing ran, as of an idle dropout.
+    """
+    calls = _Calls()
+
+    def run(*inputs: Tensor) -> Any:
+        with calls:
+            return model(*inputs)
+
+    make_fx(run)(*case.inputs())
+    made = [
+        ("truediv" if name == "div" else _plain(name), nodes) for name, nodes in calls.made if nodes
+    ]
+    recorded = [_plain(parse_record_name(record).path) for record in records]
+    record_of: dict[fx.Node, str] = {}
+    known = [name for name, _ in made]
+    for block in SequenceMatcher(None, known, recorded, autojunk=False).get_matching_blocks():
+        for place in range(block.size):
+            nodes = made[block.a + place][1]
+            record_of |= dict.fromkeys(nodes, records[block.b + place])
+    pairs = {
+        (record_of[maker], user)
+        for node, user in record_of.items()
+        for maker in _makers(node, record_of)
+        if record_of[maker] != user
+    }
+    return pairs, {*records} - {*record_of.values()}
 
 
 def _is_call(node: fx.Node) -> bool:

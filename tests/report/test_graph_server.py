@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -112,6 +114,16 @@ def test_names_that_others_point_here_are_refused(server):
     assert get(server, path, host="evil.example:80")[0].status == 421
     assert get(server, path, host=f"localhost:{server.port}")[0].status == 200
     assert get(server, path, method="POST")[0].status == 501
+
+
+def test_a_browser_that_goes_away_is_no_error(server, capfd):
+    with socket.create_connection(("127.0.0.1", server.port)) as asking:
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        asking.sendall(
+            f"GET {below(server, '')} HTTP/1.1\r\nHost: localhost:{server.port}\r\n\r\n".encode()
+        )
+    assert get(server, below(server, ""))[0].status == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_files_that_change_are_read_again(server, files):

@@ -64,6 +64,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-browser", action="store_true", help="only print the address of the server"
     )
+    parser.add_argument(
+        "--propose-mapping",
+        type=Path,
+        metavar="FILE",
+        help="also write the renamed modules that were paired, as a file for -lm",
+    )
     add_steps(parser)
     add_ranks(parser)
     add_shared_options(parser, "-f")
@@ -118,10 +124,24 @@ def _show(target: Path, reference: Path | None, options: argparse.Namespace) -> 
     if options.serve:
         return _serve(target, reference, options)
     graphs = open_compared(target, reference, options)
+    if options.propose_mapping is not None:
+        print(_write_mapping(graphs, options.propose_mapping))
     export, path = _output(options, graphs)
     for file in write_graphs(graphs, path, export, overflow=options.overflow_check):
         print(file)
     return 0
+
+
+def _write_mapping(graphs: GraphSet, path: Path) -> Path:
+    """Write the layer mapping that the pairs of a comparison amount to."""
+    from msprobe.compare.matching.proposed_layers import proposed_layers
+    from msprobe.errors import UsageError
+    from msprobe.files import write_report
+
+    if graphs.result is None:
+        raise UsageError("--propose-mapping needs two dumps with values")
+    pairs = (pair for each in graphs.result.comparisons for pair in each.pairs)
+    return write_report(path, proposed_layers(pairs))
 
 
 def _serve(target: Path, reference: Path | None, options: argparse.Namespace) -> int:

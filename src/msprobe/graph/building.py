@@ -41,7 +41,7 @@ def build_graph(view: RankView, values: RecordValues, *, step: int, rank: RankKe
         )
     )
     if view.incomplete_reason is not None:
-        notes.append(("records may be missing: {}", view.incomplete_reason))
+        notes.append(f"records may be missing: {view.incomplete_reason}")
     graph = Graph(
         step=step,
         rank=rank,
@@ -49,7 +49,7 @@ def build_graph(view: RankView, values: RecordValues, *, step: int, rank: RankKe
         task=view.head.task,
         level=view.head.level,
         nodes=nodes,
-        notes=[*((damage,) for damage in damages), *notes],
+        notes=[*damages, *notes],
     )
     finish_graph(graph, values, view.flow)
     return graph

@@ -21,7 +21,7 @@ from msprobe.dump.record_names import (
     forward_name,
     repeated_name,
 )
-from msprobe.graph.model import ROOT_NAME, Half, HalfKind, Node, NodeFlag, NodeKind, Sentence
+from msprobe.graph.model import ROOT_NAME, Half, HalfKind, Node, NodeFlag, NodeKind
 from msprobe.operators.lookup import is_in_place, operator_of
 
 # Of calls that hand on the numbers they are given.
@@ -75,13 +75,13 @@ class Calls:
     framework: str
 
 
-def build_nodes(calls: Calls) -> tuple[list[Node], list[Sentence]]:
+def build_nodes(calls: Calls) -> tuple[list[Node], list[str]]:
     """Return the nodes of a rank in preorder, and notes on what is not known of their places."""
     parents = calls.parents
-    notes: list[Sentence] = []
+    notes: list[str] = []
     if not parents and len(calls.records):
         parents = _parents_by_path(calls)
-        notes.append((_note_on(parents),))
+        notes.append(_note_on(parents))
     made = _made_calls(calls, parents)
     _place_parameter_gradients(made)
     roots = _nest(made)

@@ -111,6 +111,7 @@ def merge_records(
     *,
     whole: Any,
     has_partial_sums: bool,
+    has_own_counts: bool = False,
 ) -> Any:
     """Return the record of a call that some ranks made as one.
 
@@ -120,10 +121,12 @@ def merge_records(
         whole: the record of the call in the whole model; None if unknown.
         has_partial_sums: whether tensors of the same sizes are partial sums: gradients of
             parameters that all ranks hold.
+        has_own_counts: whether each rank counts rows of its own, as those that share experts do.
 
     Partial sums keep what `settle` needs to say what they are.
     """
-    return _Merge(reductions, has_partial_sums=has_partial_sums).tree(trees, whole)
+    merge = _Merge(reductions, has_partial_sums=has_partial_sums, has_own_counts=has_own_counts)
+    return merge.tree(trees, whole)
 
 
 def settle(tree: Any, whole: Any) -> int:
@@ -177,8 +180,11 @@ def join_pieces(trees: Mapping[int, Any], kind: HalfKind) -> Any:
 class _Merge:
     """Merges the values of one record."""
 
-    def __init__(self, reductions: Reductions, *, has_partial_sums: bool) -> None:
+    def __init__(
+        self, reductions: Reductions, *, has_partial_sums: bool, has_own_counts: bool
+    ) -> None:
         self._reductions = reductions
+        self._has_own_counts = has_own_counts
         self._has_partial_sums = has_partial_sums
 
     def tree(self, trees: Sequence[Any], whole: Any) -> Any:
@@ -225,7 +231,8 @@ class _Merge:
         are_copies = has_sizes_of_whole and sums is None
         if are_copies and all(_is_close(tensor, tensors[0]) for tensor in tensors):
             return first | {_MERGED: _note(tensors, "copies with other rounding")}
-        is_sum = has_sizes_of_whole or (whole is None and self._has_partial_sums)
+        is_count = self._has_own_counts and "int" in str(tensors[0]["dtype"])
+        is_sum = not is_count and (has_sizes_of_whole or (whole is None and self._has_partial_sums))
         if len(sizes) == 1 and (is_sum or sums is not None):
             return first | _partial_sum(tensors) | {STORED: stored and Summed(stored)}
         return first | _parts(tensors, whole)

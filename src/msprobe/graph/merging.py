@@ -237,6 +237,7 @@ class _Replica:
                 reductions,
                 whole=self._whole.get(key[1]),
                 has_partial_sums=key[1][1] is HalfKind.PARAMETERS_GRAD and axis != "tp",
+                has_own_counts=axis == "ep",
             )
             for key, trees in shared.items()
         }

@@ -13,9 +13,6 @@ from enum import IntEnum, IntFlag, StrEnum
 from typing import Final
 
 ROOT_NAME: Final = "DefaultModel"
-Sentence = tuple[str, ...]
-"""A text in English with {} where values go, and the values; pages have it in other languages."""
-
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
 """Between a number and what there is so often, and between sizes of a shape."""
 
@@ -204,7 +201,7 @@ class Graph:
     nodes: list[Node]
     edges: list[Edge] = field(default_factory=list)
     rolls: list[Roll] = field(default_factory=list)
-    notes: list[Sentence] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def children(self, node: int) -> Iterator[int]:
         """Yield the numbers of the nodes directly inside a node, in order."""

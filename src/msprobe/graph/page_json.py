@@ -425,9 +425,7 @@ def _headline(graphs: GraphSet, summary: Mapping[str, Any]) -> dict[str, Any]:
     where = verdict["where"] or {}
     record = where.get("record") or next((each["name"] for each in summary["introduced"]), None)
     found = {"sentence": verdict["sentence"], "class": verdict["class"], "node": -1}
-    found |= {
-        key: verdict[key] for key in ("confidence", "evidence", "next", "said") if key in verdict
-    }
+    found |= {key: verdict[key] for key in ("confidence", "evidence", "next") if key in verdict}
     place = (
         None if record is None else _place_of(graphs, record, where.get("step"), where.get("rank"))
     )

@@ -27,9 +27,6 @@ from msprobe.graph.tables import StoredColumn, Table, unpacked
 from msprobe.graph.vis_graphs import half_result
 from msprobe.graph.vis_reader import VisNode, guarded, node_in_file
 
-FEWEST_NODES: Final = 30_000
-"""Files with fewer nodes are read whole, in seconds: columns make writing half as dear again."""
-
 _TABLES: Final = """
 CREATE TABLE piece (graph INTEGER, part TEXT, name TEXT, kind TEXT, content BLOB,
     PRIMARY KEY (graph, part, name)) WITHOUT ROWID;

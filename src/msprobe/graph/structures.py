@@ -26,7 +26,7 @@ from msprobe.graph.comparing import (
     match_nodes,
     tallies_of,
 )
-from msprobe.graph.model import Sentence, Severity
+from msprobe.graph.model import Severity
 
 MODE: Final = "structure"
 """The task that records calls without values; in the summary, how such dumps are compared."""
@@ -111,15 +111,14 @@ def structure_summary(
         if half.severity is Severity.ONE_SIDED
     ]
     where = None
-    said: Sentence = ("both sides made the same calls; their values were not recorded",)
+    sentence = "both sides made the same calls; their values were not recorded"
     if alone:
         pair, side, name = alone[0]
         where = {"step": pair.step, "rank": pair.rank, "record": name}
         counts = [sum(each == wanted for _, each, _ in alone) for wanted in ("target", "reference")]
-        said = (
-            "structure: {} calls only in the target, {} only in the reference; "
-            f"first {{}}, only in the {side}",
-            *(*map(str, counts), name),
+        sentence = (
+            f"structure: {counts[0]} calls only in the target, {counts[1]} only in the reference; "
+            f"first {name}, only in the {side}"
         )
     evidence = [f"{name}: only in the {side}" for _, side, name in alone[:_MOST_NAMED]]
     return {
@@ -129,8 +128,7 @@ def structure_summary(
         "equal": not alone,
         "introduced": [],
         "verdict": {
-            "sentence": said[0].format(*said[1:]),
-            "said": [*said],
+            "sentence": sentence,
             "class": "structure" if alone else "equal",
             "where": where,
             "confidence": "certain",

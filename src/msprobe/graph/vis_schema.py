@@ -16,6 +16,9 @@ STATISTICS: Final = ("max", "min", "mean", "norm")
 _TITLES: Final = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "Norm"}
 _DIFFERENCES: Final = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "L2norm"}
 
+FEWEST_NODES: Final = 30_000
+"""Files with fewer nodes are read whole, in seconds: columns make writing half as dear again."""
+
 PRECISION: Final = {
     Severity.EQUAL: 0.0,
     Severity.CLOSE: 0.0,

@@ -19,8 +19,7 @@ from msprobe.files import report_file
 from msprobe.graph.comparing import HalfResult
 from msprobe.graph.model import ROOT_NAME, Graph, HalfKind, Node, NodeKind, Severity
 from msprobe.graph.sources import REFERENCE, TARGET, GraphPlace, GraphSet, GraphSide
-from msprobe.graph.stored import FEWEST_NODES, write_pieces
-from msprobe.graph.vis_schema import INDEXES, PRECISION, TABLES, VIEW
+from msprobe.graph.vis_schema import FEWEST_NODES, INDEXES, PRECISION, TABLES, VIEW
 from msprobe.json_text import strict
 
 FORMAT: Final = "1"
@@ -97,6 +96,8 @@ def _write(
     for place, rank in zip(graphs.places, ranks.values(), strict=True):
         numbers += writer.add_place(place, rank, links.get((place.step, rank), {}))
     if sum(len(side.graph.nodes) for side in graphs.graphs) >= pieces_from:
+        from msprobe.graph.stored import write_pieces  # only large files need NumPy
+
         write_pieces(connection, graphs, numbers)
     writer.finish()
     writer.add_config(graphs, sorted(set(ranks.values())), overflow=overflow)

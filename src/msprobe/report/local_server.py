@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
@@ -76,6 +77,11 @@ class LocalServer(ABC):
 def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def handle(self) -> None:
+            """Answer requests until the browser goes elsewhere, perhaps in the middle of one."""
+            with suppress(ConnectionError):
+                super().handle()
 
         def do_GET(self) -> None:
             """Answer, if the browser asked for this machine and not for another name of it."""

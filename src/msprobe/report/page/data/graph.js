@@ -80,7 +80,7 @@ export class Graph {
     this.step = data.step;
     this.rank = String(data.rank);
     this.count = data.count;
-    /** On what is not known: texts, and the values in them. @type {[string, ...string[]][]} */
+    /** On what is not known. @type {string[]} */
     this.notes = data.notes ?? [];
     this.level = data.level ?? "";
     this.microSteps = data.micro_steps ?? 1;

@@ -152,8 +152,7 @@ export class Pane {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, height);
     drawPicture(new CanvasPen(context), this.#view(width, height, this.camera));
-    this.#paintMap();
-    if (this.#moving) this.draw();
+    if (this.#moving) this.draw(); else this.#paintMap();
   }
 
   /** @param {number} width @param {number} height @param {import("./picture.js").Camera} camera @returns {import("./picture.js").View} */

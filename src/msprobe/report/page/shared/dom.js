@@ -47,7 +47,7 @@ export function title(...children) { return element("h3", {}, ...children.map(sa
 
 /** @param {Child[]} texts */
 export function items(texts, className = "plain-list") {
-  return element("ul", { class: className }, ...texts.map((text) => element("li", {}, text)));
+  return element("ul", { class: className }, ...texts.map((text) => element("li", {}, said(text))));
 }
 
 /** @param {string} text @param {() => void} click @param {Record<string, any>} [more] */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The language of the page's own words. Code says everything in English; chinese.js has the translations.
 
-import { causes, chinese } from "./chinese.js";
+import { chinese, sentences } from "./chinese.js";
 
 const key = "msprobe-language";
 
@@ -14,23 +14,53 @@ const asked = new URLSearchParams(window.location.hash.slice(1)).get("lang") || 
 
 export const language = asked.startsWith("zh") ? "zh" : "en";
 
+// The sentences that have values: classes of causes first, then those with the most words.
+const patterns = language === "zh" ? Object.entries(sentences).filter(([text]) => text.includes("{}"))
+  .sort(([left], [right]) => weight(right) - weight(left))
+  .map(([text, other]) => /** @type {const} */ ([pattern(text), other])) : [];
+
+// A value reaches over no semicolon and no colon, but for the last one behind a colon.
+/** @param {string} text */
+function pattern(text) {
+  const [end, ...parts] = text.split("{}").map(literal).reverse(), value = "((?:(?![;:] ).)*?)";
+  return new RegExp(`^${parts.reverse().join(value)}${text.endsWith(": {}") ? "(.*)" : value}${end}$`);
+}
+
+/** @param {string} text */
+function weight(text) { return /^[a-z ]+: \{\}$/.test(text) ? Infinity : text.replaceAll("{}", "").length; }
+
+/** @param {string} text */
+function literal(text) { return text.replace(/[.*+?^$()|[\]\\/]/g, "\\$&"); }
+
+/** @param {string} text with {} or {2} where values go @param {(string | number)[]} values */
+function fill(text, values) {
+  let place = 0;
+  return text.replace(/\{(\d*)\}/g, (_, number) => String(values[number ? Number(number) - 1 : place++] ?? ""));
+}
+
 /**
- * Returns a text in the reader's language: `say("{} nodes", 7)`.
+ * Returns a text in the reader's language: `say("{} nodes", 7)`. Texts that have their values in them already, as
+ * verdicts and reasons, need no others: each is said after the sentence that fits it.
  * @param {string} text in English, with {} where values go
  * @param {...(string | number)} values
  */
 export function say(text, ...values) {
-  let place = 0;
-  return (language === "zh" ? chinese[text] ?? text : text).replace(/\{\}/g, () => String(values[place++] ?? ""));
+  if (language !== "zh") return values.length ? fill(text, values) : text;
+  return values.length ? fill(chinese[text] ?? text, values) : chinese[text] ?? sentence(text);
 }
 
-/**
- * Returns the class of a cause and how well it is founded, in front of a sentence in English; empty for readers of English.
- * @param {string | undefined} kind @param {string | undefined} confidence
- */
-export function causeFirst(kind, confidence) {
-  if (language !== "zh" || !kind || !causes[kind]) return "";
-  return `${causes[kind]}${confidence ? `（${say(confidence)}）` : ""}：`;
+/** @param {string} text @returns {string} */
+function sentence(text) {
+  if (sentences[text] !== undefined || !text.includes(" ")) return sentences[text] ?? text;
+  for (const [pattern, other] of patterns) {
+    const found = pattern.exec(text);
+    if (found) return fill(other, found.slice(1).map(sentence));
+  }
+  for (const [sign, other] of [["; ", "；"], [": ", "："], [", ", "，"]]) {
+    const parts = text.split(sign), told = parts.length > 1 ? parts.map(sentence) : parts;
+    if (told.some((part, place) => part !== parts[place])) return told.join(other);
+  }
+  return text;
 }
 
 /** Changes between the languages; the page starts again with the same state. */

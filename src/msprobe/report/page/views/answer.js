@@ -45,7 +45,7 @@ function card(place, group, error, where, { label: groupLabel, count = 1, reason
   const click = () => { if (operation) open(operation.id); };
   return element("button", { type: "button", class: "culprit", disabled: !operation, click },
     mark(group), element("b", {}, ...breakable(name)),
-    span(`number ${group}`, error), span(""), span("sub", where), ...(reason ? [span(""), span("sub reason", reason)] : []));
+    span(`number ${group}`, error), span(""), span("sub", where), ...(reason ? [span(""), span("sub reason", say(reason))] : []));
 }
 
 function evidence() {
@@ -62,12 +62,12 @@ function firstDifference() {
   const first = summary.first_difference;
   if (!first) return [];
   const group = first.origin ?? groupOf(first.status);
-  const where = joined(first.status, first.origin, first.module || say("outside of modules"), first.source,
+  const where = joined(say(first.status), say(first.origin ?? ""), first.module || say("outside of modules"), first.source,
     severalRuns ? placeName(first.step, String(first.rank)) : "");
   return [
     title("First difference in the order of execution"),
     card(first, group, digits(number(first.error)), where),
-    first.reason ? element("p", { class: `why ${first.origin ?? ""}` }, first.reason) : null,
+    first.reason ? element("p", { class: `why ${first.origin ?? ""}` }, say(first.reason)) : null,
   ];
 }
 
@@ -93,7 +93,7 @@ function culprits() {
 function culpritCard(group) {
   const several = say("in {} of {} steps and ranks", group.places, summary.comparisons.length);
   const seen = group.places > 1 ? several : placeName(group.step, group.rank);
-  const where = joined(group.kind.replace("_", " "), group.status, group.module || say("outside of modules"),
+  const where = joined(say(group.kind.replace("_", " ")), say(group.status), group.module || say("outside of modules"),
     group.source, severalRuns ? seen : "");
   return card(group, "introduced", group.error, where, group);
 }
@@ -168,7 +168,7 @@ function unread() {
   const few = unreadValues().slice(0, 5).map(({ operation: { id, name }, row }) => {
     const { slot, reason } = readValue(row);
     const show = link(`${name}.${slot}`, () => open(id, { part: slot }), { class: "link mono" });
-    return span("", show, span("dim", ` ${reason ?? ""}`));
+    return span("", show, span("dim", ` ${say(reason ?? "")}`));
   });
   const showAll = () => change({ ...noFilters, status: "unread" });
   return [title(say("Could not be read: {}", plural(count, "value"))), items(few), link("show all of them", showAll)];
@@ -231,9 +231,9 @@ function about() {
   const size = say("{} in {}", plural(summary.rows, "value"), plural(summary.operations, "operation"));
   const read = summary.bytes_read ? `, ${bytes(summary.bytes_read)} read` : "";
   /** @type {[Child, Child][]} */
-  const origins = Object.entries(words.origins).map(([word, meaning]) => [span(word, mark(word), ` ${word}`), meaning]);
+  const origins = Object.entries(words.origins).map(([word, meaning]) => [span(word, mark(word), ` ${say(word)}`), say(meaning)]);
   /** @type {[Child, Child][]} */
-  const statuses = Object.entries(words.statuses).map(([word, meaning]) => [span(word, word), meaning]);
+  const statuses = Object.entries(words.statuses).map(([word, meaning]) => [span(word, say(word)), say(meaning)]);
   return [
     title("About this comparison"),
     facts([

@@ -25,7 +25,7 @@ export const view = {
     const { lane, entry } = found;
     const where = placeName(lane.step, lane.rank);
     const rows = entry.facts.map(([name, target, reference]) => factRow(name, target, reference));
-    replace(pane, ...head(severalRuns ? `${entry.name}, ${where}` : entry.name),
+    replace(pane, ...head(severalRuns ? `${say(entry.name)}, ${where}` : say(entry.name)),
       element("div", {}, entry.same ? pill("equal", "the same on both sides") : pill("differs", "not the same")),
       title("Both sides, what differs first"),
       entry.facts.length ? table(["", "target", "reference"], rows) : element("p", { class: "dim" }, say("nothing is known of it")),
@@ -37,11 +37,11 @@ export const view = {
 function factRow(name, target, reference) {
   const mood = target === reference ? "mono" : "mono apart";
   const side = (/** @type {string | null} */ text) => element("td", { class: mood }, ...breakable(text ?? "–"));
-  return element("tr", {}, element("td", { class: "dim fact" }, name), side(target), side(reference));
+  return element("tr", {}, element("td", { class: "dim fact" }, say(name)), side(target), side(reference));
 }
 
 /** @param {import("../data/lanes.js").Lanes} lane */
 function neighbours(lane) {
   return [/** @type {const} */ ("data"), /** @type {const} */ ("events")].flatMap((kind) => lane[kind].map((entry, place) => (
-    element("div", {}, link(entry.name, () => open(entryId(lane, kind, place))), entry.same ? "" : " differs"))));
+    element("div", {}, link(entry.name, () => open(entryId(lane, kind, place))), entry.same ? "" : ` ${say("differs")}`))));
 }

@@ -3,6 +3,7 @@
 
 import { currentRun, graphOf, hasReference, handPairs, nodeId, otherSide, partner, selectedNode, whole } from "../data/graph.js";
 import { legend, modes } from "../graph/colours.js";
+import { warmUp } from "../graph/layout.js";
 import { openMenu } from "../graph/menu.js";
 import { openPalette } from "../graph/palette.js";
 import { saveFile } from "../graph/saving.js";
@@ -39,6 +40,7 @@ export const view = {
       openPalette(commands);
     });
     replace(pane, toolbar(), stage.panes, key, voice);
+    (window.requestIdleCallback ?? setTimeout)(warmUp);
   },
 
   render() {

@@ -5,7 +5,7 @@ import { cells, currentRun, graphOf, hasReference, nodeId, whole } from "../data
 import { placeName } from "../data/words.js";
 import { byId, command, element, joined, link, replace, span } from "../shared/dom.js";
 import { grouped } from "../shared/format.js";
-import { causeFirst, say } from "../shared/language.js";
+import { say } from "../shared/language.js";
 import { change } from "../shared/store.js";
 
 const select = element("select", { id: "graph-run", "aria-label": say("Step and rank"), change: () => change({ run: select.value, fold: "", at: "", cone: "" }) });
@@ -18,7 +18,7 @@ export const view = {
   start(pane) {
     const { headline, target, reference } = whole;
     const show = () => change({ run: `${headline.step}/${headline.rank}`, at: headline.node < 0 ? "" : nodeId(headline.side, headline.node), part: "" });
-    const sentence = headline ? link(`${causeFirst(headline.class, headline.confidence)}${headline.said ? say(...headline.said) : headline.sentence}`, show, { class: "link headline" }) : span("", hasReference ? say("no difference was found") : whole.title);
+    const sentence = headline ? link(headline.sentence, show, { class: "link headline" }) : span("", hasReference ? say("no difference was found") : whole.title);
     const isEqual = !headline || headline.class === "equal";
     const badge = !hasReference ? (headline ? span("badge", say("not finite")) : null) : span(`badge ${isEqual ? "equal" : ""}`, say(isEqual ? "equal" : "different"));
     const sides = reference ? `${target}  ${say("against")}  ${reference}` : target;
@@ -43,6 +43,6 @@ export const view = {
 
 /** @param {string[]} steps */
 function nextSteps(steps) {
-  const shown = steps.map((text) => (text.startsWith("msprobe ") ? command(text) : span("", text)));
+  const shown = steps.map((text) => (text.startsWith("msprobe ") ? command(text) : span("", say(text))));
   return element("details", { id: "next" }, element("summary", { class: "dim" }, say("what to do next")), element("ol", { class: "plain-list" }, ...shown.map((step) => element("li", {}, step))));
 }

@@ -46,13 +46,13 @@ function overview() {
     if (!found?.graph.isSeen(found.node)) return element("li", {}, link(culprit?.reason ?? id, () => change({ at: id })));
     const row = found.graph.node(found.node);
     return element("li", {}, link(fullName(row) || title(row), () => change({ at: id }), { class: "link mono" }), " ", span("dim", joined(row.class, culprit?.half, row.source)),
-      culprit?.reason ? element("div", { class: "dim" }, culprit.reason) : null);
+      culprit?.reason ? element("div", { class: "dim" }, say(culprit.reason)) : null);
   });
   const notes = (graphOf("target")?.notes ?? []).concat(graphOf("reference")?.notes ?? []);
   replace(pane, heading(hasReference ? say("Where differences begin, in order of execution") : say("Where NaN and Inf begin, in order of execution")),
     lines.length ? element("ol", { class: "plain-list", id: "findings" }, ...lines) : element("p", { class: "dim" }, say("nothing was found")),
     ids.length > 200 ? element("p", { class: "dim" }, say("and {} more", grouped(ids.length - 200))) : null,
-    notes.length ? heading(say("Notes")) : null, notes.length ? items(notes.map((note) => say(...note))) : null, folded("build", say("build another graph"), buildForm()));
+    notes.length ? heading(say("Notes")) : null, notes.length ? items(notes) : null, folded("build", say("build another graph"), buildForm()));
 }
 
 // The page runs nothing: it writes the command, and its reader copies it.
@@ -90,7 +90,7 @@ function top(row, side) {
 /** @param {GraphNode} row @param {import("../data/graph.js").Side} side @param {any} detail */
 function show(row, side, detail) {
   const reasons = whole.culprits.filter((/** @type {any} */ each) => each.side === side && each.node === row.id).map((/** @type {any} */ each) => each.reason);
-  replace(pane, ...top(row, side), ...reasons.map((/** @type {string} */ reason) => element("p", { class: "why introduced" }, reason)), summary(row),
+  replace(pane, ...top(row, side), ...reasons.map((/** @type {string} */ reason) => element("p", { class: "why introduced" }, say(reason))), summary(row),
     ...(detail?.halves ?? []).flatMap((/** @type {any} */ half) => halfTable(half)),
     detail ? null : element("p", { class: "dim" }, row.kind === kind.api || row.forward || row.backward ? say("the page holds no values of it") : ""),
     detail?.stack?.length ? folded("stack", say("call stack, {} frames", detail.stack.length), element("ol", {}, ...detail.stack.map((/** @type {string} */ frame) => element("li", { class: "mono" }, frame)))) : null,
@@ -136,8 +136,8 @@ function valueRows(value) {
   const isBad = value.status && value.status !== "equal" && value.status !== "close";
   const shown = joined(value.dtype?.replace(/^(torch|mindspore)\./, "")) || value.type || "";
   const text = value.value === undefined || value.value === null ? "" : JSON.stringify(value.value);
-  const error = hasReference ? element("td", { class: "right", title: value.reason ?? "" }, value.error === null || value.error === undefined ? value.status ?? "" : digits(number(value.error))) : null;
-  const first = element("tr", { class: isBad ? "apart" : "", title: value.reason ?? "" }, element("td", { class: "mono" }, value.slot),
+  const error = hasReference ? element("td", { class: "right", title: say(value.reason ?? "") }, value.error === null || value.error === undefined ? value.status ?? "" : digits(number(value.error))) : null;
+  const first = element("tr", { class: isBad ? "apart" : "", title: say(value.reason ?? "") }, element("td", { class: "mono" }, value.slot),
     element("td", { class: `mark ${value.origin || value.status || ""}` }, isBad ? "◆" : value.status ? "○" : ""), element("td", {}, shown),
     element("td", {}, text || shapeText(value.shape)), ...cells(value), error);
   if (!value.reference) return [first];

@@ -9,7 +9,7 @@ import {
   breakable, element, facts, link, pill, replace, span, table, title,
 } from "../shared/dom.js";
 import { folded } from "../shared/folds.js";
-import { digits, exact, grouped, percent, plural } from "../shared/format.js";
+import { digits, exact, grouped, percent } from "../shared/format.js";
 import { say } from "../shared/language.js";
 import { sections } from "../shared/sections.js";
 import { change } from "../shared/store.js";
@@ -35,8 +35,8 @@ export const view = {
     const hadFocus = document.activeElement?.closest("tr.pick");
     replace(pane, ...head(operation.name, ...neighbours(operation)),
       element("div", {}, pill(value.status, words.statuses[value.status]),
-        value.origin ? pill(value.origin, words.origins[value.origin]) : null, span("dim", meaning)),
-      value.reason ? element("p", { class: `why ${value.origin ?? ""}` }, value.reason) : null,
+        value.origin ? pill(value.origin, words.origins[value.origin]) : null, span("dim", say(meaning))),
+      value.reason ? element("p", { class: `why ${value.origin ?? ""}` }, say(value.reason)) : null,
       title("Where"), whereFacts(operation, value), stackOf(operation),
       title(say("Values of this operation ({})", operation.rows)), valueTable(operation, row),
       ...valueParts(operation, value));

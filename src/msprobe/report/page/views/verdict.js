@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The verdict of a comparison in one sentence, what to do next, and the choice of a step and rank.
 
-import { causeFirst, say } from "../shared/language.js";
+import { say } from "../shared/language.js";
 import { operationAt, operations, severalRuns, summary } from "../data/comparison.js";
 import { placeName } from "../data/words.js";
 import { open } from "../shared/detail.js";
@@ -18,11 +18,11 @@ export const view = {
   name: "verdict", title: say("Answer"), place: "head", needs: ["summary", "answer"], state: { run: "" }, uses: ["run"],
 
   start(pane) {
-    const { outcome, confidence, counts, steps } = sections.answer, sentence = `${causeFirst(summary.verdict?.class, confidence)}${sections.answer.sentence}`;
+    const { outcome, sentence, counts, steps } = sections.answer;
     const { record, step, rank } = summary.verdict?.where ?? {};
     const culprit = operations.find((each) => each.name === record && each.step === step && each.rank === String(rank)) ?? operationAt(summary.introduced[0]);
-    const sides = joined(`${summary.target}  ${say("against")}  ${summary.reference}`, counts);
-    replace(pane, element("h1", {}, span(`badge ${outcome.split(/\W/)[0]}`, say(outcome)), culprit ? link(sentence, () => open(culprit.id), { class: "link headline" }) : sentence),
+    const sides = joined(`${summary.target}  ${say("against")}  ${summary.reference}`, say(counts));
+    replace(pane, element("h1", {}, span(`badge ${outcome.split(/\W/)[0]}`, say(outcome)), culprit ? link(sentence, () => open(culprit.id), { class: "link headline" }) : say(sentence)),
       element("p", { id: "sides", class: "dim" }, sides), steps.length ? nextSteps(steps) : null);
     if (!severalRuns) return;
     select.append(element("option", { value: "" }, say("all steps and ranks")));
@@ -37,7 +37,7 @@ export const view = {
 
 /** @param {string[]} steps */
 function nextSteps(steps) {
-  const shown = steps.map((text) => (text.startsWith("msprobe ") ? command(text) : element("span", {}, text)));
+  const shown = steps.map((text) => (text.startsWith("msprobe ") ? command(text) : element("span", {}, say(text))));
   return element("div", { id: "next", role: "group", "aria-label": say("what to do next") },
     element("b", {}, say("Next")), element("ol", {}, ...shown.map((step) => element("li", {}, step))));
 }
