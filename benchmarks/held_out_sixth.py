@@ -573,7 +573,7 @@ MODULE: Final = ("unexplained", "gradient")
 
 CAUSES: Final = [
     Cause("net", {"stats": (0.5, 0.229)}, ("data",), r"batch|input|comes in"),
-    Cause("net", {"augment": 2}, ("data", "random"), r"batch|(?i)numpy|generator|comes in"),
+    Cause("net", {"augment": 2}, ("data", "random"), r"batch|numpy|NumPy|generator|comes in"),
     Cause("net", {"weights": (1.0, 1.0, 3.0, 1.0)}, ("argument", "call"), r"weight|input\.2|loss", L0),
     Cause("net", {"smoothing": 0.1}, ("argument",), r"label_smoothing|0\.1", L0),
     Cause("net", {"reduction": "sum"}, ("argument", "gradient"), r"reduction|4|sum", L0),
