@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from pathlib import Path
 from typing import Any, Final
@@ -39,7 +38,9 @@ NET = dict(
 class Residual(nn.Module):
     def __init__(self, o: Options, wide: int) -> None:
         super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(wide, wide, 3, padding=1, bias=False) for _ in range(2))
+        self.convs = nn.ModuleList(
+            nn.Conv2d(wide, wide, 3, padding=1, bias=False) for _ in range(2)
+        )
         self.norms = nn.ModuleList(nn.BatchNorm2d(wide, momentum=o.bn_momentum) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,8 +85,12 @@ def train_net(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
     if not o.no_decay:
         rest, flat = rest + flat, []
     groups = [{"params": rest, "weight_decay": 0.1}, {"params": flat, "weight_decay": 0.0}]
-    body: Any = torch.optim.SGD([g for g in groups if g["params"]], o.lr, 0.9, foreach=o.foreach, fused=o.fused)
-    head: Any = torch.optim.Adam([*model.head.parameters(), model.stem.bias], 0.01, foreach=o.foreach, fused=o.fused)
+    body: Any = torch.optim.SGD(
+        [g for g in groups if g["params"]], o.lr, 0.9, foreach=o.foreach, fused=o.fused
+    )
+    head: Any = torch.optim.Adam(
+        [*model.head.parameters(), model.stem.bias], 0.01, foreach=o.foreach, fused=o.fused
+    )
 
     def schedule_of() -> Any:
         if o.gamma is not None:  # as a search of the learning rate does
@@ -94,7 +99,10 @@ def train_net(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
 
     schedule = schedule_of()
     made = torch.Generator().manual_seed(2)
-    images, labels = torch.rand(24, 1, 12, 12, generator=made), torch.randint(0, 4, (24,), generator=made)
+    images, labels = (
+        torch.rand(24, 1, 12, 12, generator=made),
+        torch.randint(0, 4, (24,), generator=made),
+    )
     if o.bad is not None:
         images[o.bad, :, :6] = 1
     flips = np.random.default_rng(o.augment)
@@ -105,15 +113,21 @@ def train_net(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
             body = torch.optim.SGD([{**g, "lr": o.lr} for g in groups], o.lr, 0.9)
             head = torch.optim.Adam([*model.head.parameters(), model.stem.bias], 0.01)
             schedule = schedule_of()
-            for kind, each, state in zip(("body", "head", "schedule"), (body, head, schedule), saved, strict=True):
+            for kind, each, state in zip(
+                ("body", "head", "schedule"), (body, head, schedule), saved, strict=True
+            ):
                 if kind in o.keep:
                     each.load_state_dict(state)
         model.train()
         for path in o.frozen:
             model.get_submodule(path).eval()
-        starts = [8 * step, 8 * step + 4][: 1 if o.short and step == 2 else 2] if o.batch == 4 else [8 * step]
+        starts = (
+            [8 * step, 8 * step + 4][: 1 if o.short and step == 2 else 2]
+            if o.batch == 4
+            else [8 * step]
+        )
         with recorded(debugger, run):
-            for start in starts:
+            for start in (each % 24 for each in starts):
                 x, y = images[start : start + o.batch], labels[start : start + o.batch]
                 x = ((x - o.stats[0]) / o.stats[1]).to(o.dtype)
                 if flips.random() < 0.5:
@@ -126,7 +140,9 @@ def train_net(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
                 if o.nll:
                     loss = F.nll_loss(found.log_softmax(-1), y)
                 else:
-                    loss = F.cross_entropy(found, y, weights, label_smoothing=o.smoothing, reduction=o.reduction)
+                    loss = F.cross_entropy(
+                        found, y, weights, label_smoothing=o.smoothing, reduction=o.reduction
+                    )
                 with torch.no_grad():
                     aim = teacher(x)
                 loss = loss + F.mse_loss(found, aim.to(found.dtype))
@@ -186,7 +202,9 @@ def train_words(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
     torch.manual_seed(8)
     model = Words(o)
     optimizer = torch.optim.Adamax(model.parameters(), o.lr, o.betas)
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=o.factor, patience=o.patience, threshold=0.5)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=o.factor, patience=o.patience, threshold=0.5
+    )
     made = torch.Generator().manual_seed(6)
     text = torch.randint(1, 19, (12, 9), generator=made)
     lengths = torch.randint(4, 9 - o.length, (12,), generator=made)
@@ -206,7 +224,10 @@ def train_words(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
                 loss = F.cross_entropy(found.flatten(0, 1), aims.flatten())
             elif o.gathered:
                 mask = aims != 0
-                loss = -(found.log_softmax(-1).gather(-1, aims[..., None])[..., 0] * mask).sum() / mask.sum()
+                loss = (
+                    -(found.log_softmax(-1).gather(-1, aims[..., None])[..., 0] * mask).sum()
+                    / mask.sum()
+                )
             else:
                 loss = F.cross_entropy(found.flatten(0, 1), aims.flatten(), ignore_index=0)
             loss.backward()
@@ -248,7 +269,12 @@ class Experts(nn.Module):
         super().__init__()
         self.o = o
         self.router = nn.Linear(8, 4, bias=False)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 12), nn.ReLU() if o.act == "relu" else nn.Tanh(), nn.Linear(12, 8)) for _ in range(4))
+        self.experts = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(8, 12), nn.ReLU() if o.act == "relu" else nn.Tanh(), nn.Linear(12, 8)
+            )
+            for _ in range(4)
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         o = self.o
@@ -273,7 +299,11 @@ class Experts(nn.Module):
 class Sparse(nn.Module):
     def __init__(self, o: Options) -> None:
         super().__init__()
-        self.first, self.layers, self.last = nn.Linear(5, 8), nn.ModuleList(Experts(o) for _ in range(2)), nn.Linear(8, 1)
+        self.first, self.layers, self.last = (
+            nn.Linear(5, 8),
+            nn.ModuleList(Experts(o) for _ in range(2)),
+            nn.Linear(8, 1),
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x, loads = self.first(x), []
@@ -306,7 +336,10 @@ def train_experts(debugger: PrecisionDebugger, _folder: Path, o: Options) -> Non
     for step in range(o.steps):
         with recorded(debugger, model):
             found, load = model(x[10 * step : 10 * step + 10])
-            loss = o.weight * F.smooth_l1_loss(found, y[10 * step : 10 * step + 10]) + o.auxiliary * load
+            loss = (
+                o.weight * F.smooth_l1_loss(found, y[10 * step : 10 * step + 10])
+                + o.auxiliary * load
+            )
             loss.backward()
             for each in (adam, muon) if o.orders else (muon, adam):
                 each.step()
@@ -325,8 +358,15 @@ class Vae(nn.Module):
     def __init__(self, o: Options) -> None:
         super().__init__()
         self.o = o
-        self.down = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.SiLU(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(64, 6))
-        self.up = nn.Sequential(nn.Linear(3, 64), nn.SiLU(), nn.Unflatten(1, (4, 4, 4)), nn.ConvTranspose2d(4, 1, 4, 2, 1))
+        self.down = nn.Sequential(
+            nn.Conv2d(1, 4, 3, 2, 1), nn.SiLU(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(64, 6)
+        )
+        self.up = nn.Sequential(
+            nn.Linear(3, 64),
+            nn.SiLU(),
+            nn.Unflatten(1, (4, 4, 4)),
+            nn.ConvTranspose2d(4, 1, 4, 2, 1),
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, log = self.down(x).chunk(2, -1)
@@ -346,9 +386,13 @@ def train_vae(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
     tool = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=o.accumulate)
     torch.manual_seed(15)
     model: Any = Vae(o)
-    optimizer: Any = torch.optim.Adagrad(model.parameters(), o.lr, o.decay, initial_accumulator_value=o.start)
+    optimizer: Any = torch.optim.Adagrad(
+        model.parameters(), o.lr, o.decay, initial_accumulator_value=o.start
+    )
     data = TensorDataset(torch.rand(32, 1, 8, 8, generator=torch.Generator().manual_seed(12)))
-    loader: Any = DataLoader(data, 4, shuffle=True, generator=torch.Generator().manual_seed(o.shuffle))
+    loader: Any = DataLoader(
+        data, 4, shuffle=True, generator=torch.Generator().manual_seed(o.shuffle)
+    )
     model, optimizer, loader = tool.prepare(model, optimizer, loader)
     torch.manual_seed(o.seed)
     batches = iter(loader)
@@ -360,7 +404,11 @@ def train_vae(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
                 with tool.accumulate(model):
                     again, far = model(x)
                     fit = F.binary_cross_entropy_with_logits if o.binary else F.mse_loss
-                    loss = fit(again, x, reduction="sum") / x.numel() if o.by_sum else fit(again, x, reduction=o.reduction)
+                    loss = (
+                        fit(again, x, reduction="sum") / x.numel()
+                        if o.by_sum
+                        else fit(again, x, reduction=o.reduction)
+                    )
                     tool.backward(loss + o.kl * far)
                     optimizer.step()
                     optimizer.zero_grad()
@@ -392,17 +440,25 @@ def train_t5(debugger: PrecisionDebugger, folder: Path, o: Options) -> None:
         )
     )  # fmt: skip
     made = torch.Generator().manual_seed(3)
-    ids, labels = torch.randint(2, 30, (16, 7), generator=made), torch.randint(2, 30, (16, 5), generator=made)
+    ids, labels = (
+        torch.randint(2, 30, (16, 7), generator=made),
+        torch.randint(2, 30, (16, 5), generator=made),
+    )
     labels[:, 3:] = o.labels
     if o.bad is not None:
         ids[o.bad] = 5
-    data = [{"input_ids": i, "attention_mask": torch.ones_like(i), "labels": y, "decoder_input_ids": d} for i, y, d in zip(ids, labels, model._shift_right(labels), strict=True)]
+    data = [
+        {"input_ids": i, "attention_mask": torch.ones_like(i), "labels": y, "decoder_input_ids": d}
+        for i, y, d in zip(ids, labels, model._shift_right(labels), strict=True)
+    ]
     keys = dict(
         output_dir=str(folder / "out"), per_device_train_batch_size=4, max_steps=3, learning_rate=5e-3, use_cpu=True, report_to=[], save_strategy="no",
         logging_strategy="no", disable_tqdm=True, weight_decay=0.1, warmup_steps=1,
     )  # fmt: skip
     arguments = transformers.TrainingArguments(**(keys | o.arguments))
-    transformers.Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Record(debugger)]).train()
+    transformers.Trainer(
+        model=model, args=arguments, train_dataset=data, callbacks=[Record(debugger)]
+    ).train()
 
 
 LORA: dict[str, Any] = dict(alpha=8, targets=("q_proj", "v_proj"), drop=0.0, off=False, attention="sdpa", mask=True, side="right", cache=False, theta=1e4,
@@ -421,14 +477,24 @@ def train_lora(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
         with torch.no_grad():
             model.model.layers[1].mlp.up_proj.weight.add_(o.base_noise)
     torch.manual_seed(24)
-    config = peft.LoraConfig(r=4, lora_alpha=o.alpha, target_modules=list(o.targets), lora_dropout=o.drop, use_rslora=o.rslora, init_lora_weights=False, task_type="CAUSAL_LM")
+    config = peft.LoraConfig(
+        r=4,
+        lora_alpha=o.alpha,
+        target_modules=list(o.targets),
+        lora_dropout=o.drop,
+        use_rslora=o.rslora,
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
+    )
     model = peft.get_peft_model(model, config)
     if o.checkpoint:
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if o.off:
         model.base_model.disable_adapter_layers()
-        model.get_parameter("base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight").requires_grad_(True)
+        model.get_parameter(
+            "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
+        ).requires_grad_(True)
         model.get_parameter("base_model.model.lm_head.weight").requires_grad_(True)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], o.lr)
     ids = torch.randint(2, 32, (8, 6), generator=torch.Generator().manual_seed(4))
@@ -495,7 +561,9 @@ def train_wgan(debugger: PrecisionDebugger, folder: Path, o: Options) -> None:
 
         def configure_optimizers(self) -> Any:
             kind = getattr(torch.optim, o.kind)
-            return kind(self.maker.parameters(), 0.01, betas=o.betas), kind(self.critic.parameters(), o.lr, betas=o.betas)
+            return kind(self.maker.parameters(), 0.01, betas=o.betas), kind(
+                self.critic.parameters(), o.lr, betas=o.betas
+            )
 
     class Follow(lightning.Callback):
         def on_train_batch_start(self, _trainer: Any, module: Any, *_: Any) -> None:
@@ -529,7 +597,9 @@ def run_fleet(debugger: PrecisionDebugger, o: Options) -> None:
         with torch.no_grad():
             model[3].weight.add_(o.noise)
     if not o.by_hand:
-        model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=o.bucket, static_graph=o.static)
+        model = nn.parallel.DistributedDataParallel(
+            model, bucket_cap_mb=o.bucket, static_graph=o.static
+        )
         if o.hook:
             model.register_comm_hook(None, getattr(default_hooks, o.hook))
     if o.zero:
@@ -583,7 +653,7 @@ CAUSES: Final = [
     Cause("net", {"ahead": 0}, ("schedule", *SETTING), r"learning rate|lr is"),
     Cause("net", {"late": True}, ("schedule",), r"learning rate|scheduler|behind"),
     Cause("net", {"gamma": 2.0}, ("schedule",), r"learning rate|gamma", base={"gamma": 1.5}),
-    Cause("net", {"keep": "body head"}, ("schedule",), r"learning rate|scheduler", base={"keep": "body head schedule"}),
+    Cause("net", {"keep": "body head", "steps": 4}, ("schedule",), r"learning rate|scheduler", base={"keep": "body head schedule", "steps": 4}),
     Cause("net", {"keep": "head schedule"}, ("optimizer_state",), r"momentum|lost|SGD", base={"keep": "body head schedule"}),
     Cause("net", {"autocast": "but one"}, ("precision",), r"bfloat16|float32", base={"autocast": "all"}),
     Cause("net", {"head": torch.bfloat16}, ("precision",), r"bfloat16"),
@@ -626,7 +696,7 @@ CAUSES: Final = [
     Cause("t5", {"labels": 0}, ("data",), r"label|batch"),
     Cause("t5", {"start": 1}, ("data",), r"batch|decoder_input_ids"),
     Cause("t5", {"arguments": {"weight_decay": 0.0}}, SETTING, r"weight_decay is 0"),
-    Cause("t5", {"arguments": {"lr_scheduler_type": "cosine"}}, ("schedule",), r"learning rate|lr"),
+    Cause("t5", {"arguments": {"lr_scheduler_type": "constant_with_warmup"}}, ("schedule",), r"learning rate|lr"),
     Cause("t5", {"arguments": {"gradient_accumulation_steps": 2}}, ("data",), r"micro batches"),
     Cause("t5", {"bad": 3}, ("data",), r"batch"),
     Cause("lora", {"alpha": 16}, ("argument",), r"4|2|scaling|mul", MODULE),
@@ -665,7 +735,7 @@ PAIRS: Final[list[tuple[str, dict[str, Any], dict[str, Any]]]] = [
     ("net", {"none": False}, {}),
     ("net", {"nll": True}, {}),
     ("net", {"keep": "body head schedule"}, {}),
-    ("words", {"cells": True}, {}),
+    ("words", {"cells": True, "drop": 0.0}, {"drop": 0.0}),
     ("words", {"onehot": True}, {}),
     ("words", {"gathered": True}, {}),
     ("words", {"clip": ("none", 0, 0)}, {"clip": ("norm", 1e9, 2.0)}),

@@ -44,8 +44,21 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
             rank=pair.rank,
             words=f"{which} is called {_times(numbers[0])} in the target, {_times(numbers[1])} in "
             f"the reference (step {pair.step}){updated}",
+            effect=Effect.NONE if _leave_the_same(pair) else Effect.CERTAIN,
             next=("look at the loop around optimizer.step()",),
         )
+
+
+def _leave_the_same(pair: FactsPair) -> bool:
+    """Return whether all parameters are the same after the last update of each side.
+
+    An optimizer that calls others counts their steps, too.
+    """
+    sides: list[dict[str, str | None]] = [{}, {}]
+    for found, facts in zip(sides, (pair.target, pair.reference), strict=True):
+        for step in facts.optimizer_steps():
+            found.update(zip(step.parameters.name, step.parameters.after.checksum, strict=False))
+    return bool(sides[0]) and None not in sides[0].values() and sides[0] == sides[1]
 
 
 def _named(pair: FactsPair, number: int) -> str:

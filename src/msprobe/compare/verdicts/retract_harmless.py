@@ -76,7 +76,7 @@ def retract_without_effect(calls: Calls, updated: int) -> None:
         # Another API takes its arguments in another order; a log is reset at another time.
         taken_in = [row for row in call.inputs if row.origin is Origin.INPUT]
         _clear(call, taken_in, Cause.SAME_GRADIENTS, "", is_same=False)
-        found = _found(call)
+        found = _found(call, has_same_gradients=True)
         is_late = call.pair.position > updated and calls.is_after_backward(call)
         if is_late and any(r.origin is not Origin.INHERITED for r in found):
             continue  # it may come after the optimizer
@@ -84,11 +84,14 @@ def retract_without_effect(calls: Calls, updated: int) -> None:
             _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=is_same)
 
 
-def _found(call: Call) -> list[Row]:
+def _found(call: Call, *, has_same_gradients: bool = False) -> list[Row]:
     """Return the rows of a call that have an origin, if they may be cleared."""
     if call.parsed.kind in (RecordKind.DEBUG, RecordKind.OTHER):
         return []
     found = [row for row in call.rows if row.origin not in (None, Origin.INPUT)]
+    if has_same_gradients and call.parsed.is_module:
+        # Its arguments have no effect elsewhere, either: buffers are compared when a step starts.
+        return [] if any(not _is_argument(row) and _stays(call, row) for row in found) else found
     return [] if any(_stays(call, row) for row in found) else found
 
 
