@@ -702,7 +702,7 @@ CAUSES: Final = [
     Cause("lora", {"alpha": 16}, ("argument",), r"4|2|scaling|mul", MODULE),
     Cause("lora", {"rslora": True}, ("argument",), r"4|2|scaling|mul", MODULE),
     Cause("lora", {"targets": ("q_proj", "k_proj")}, ("parameters", "call"), r"k_proj|v_proj"),
-    Cause("lora", {"mask": False}, ("data", "argument", "call"), r"mask|batch"),
+    Cause("lora", {"mask": False}, ("data", "argument", "call"), r"mask|batch", base={"side": "left"}),
     Cause("lora", {"side": "left"}, ("data",), r"batch|mask|input"),
     Cause("lora", {"theta": 1e3}, ("parameters", "argument", "data", "call"), r"inv_freq|rotary"),
     Cause("lora", {"base_noise": 1e-3}, ("parameters",), r"layers\.1\.mlp\.up_proj"),

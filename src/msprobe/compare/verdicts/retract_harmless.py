@@ -34,8 +34,6 @@ _NEAR: Final = 10.0
 _STILL_ROUNDING: Final = 64.0
 # Causes of results that nothing recorded explains.
 _WITHOUT_REASON: Final = (None, Cause.RANDOM_NUMBERS, Cause.OTHER_RESULT, Cause.OWN_CODE)
-# What is to blame is not inside the module.
-_ELSEWHERE: Final = (Cause.REORDERING_CALL, Cause.CHANGED_BETWEEN)
 # Causes that concern gradients, though the forward call is blamed.
 _OF_GRADIENTS: Final = (Cause.CUTTING_CALL, Cause.GRADIENT_CALL)
 
@@ -57,7 +55,7 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
             continue
         has_own = calls.is_in_backward(call) or _has_gradients_of_its_own(call, found)
         module = agreement.around(call, needs_gradients=has_own)
-        if module is not None:
+        if module is not None and _is_inside(module, found):
             is_same = agreement.has_same_calls(module)
             _clear(call, found, Cause.HARMLESS, module.pair.name, is_same=is_same)
             if any(map(_is_replaced, found)):
@@ -114,6 +112,14 @@ def _clear(call: Call, found: Sequence[Row], cause: Cause, subject: str, *, is_s
         row.origin = None
 
 
+def _is_inside(module: Call, found: Sequence[Row]) -> bool:
+    """Return whether a value that was changed between two calls was changed inside a module."""
+    is_changed = any(row.cause is Cause.CHANGED_BETWEEN for row in found)
+    return not is_changed or (
+        module.parsed.is_module and not any(row.status.is_difference for row in module.inputs)
+    )
+
+
 def _is_replaced(row: Row) -> bool:
     """Return whether a module has a parameter on one side alone."""
     return row.value.role is Role.PARAMETER and not isinstance(row, Matched)
@@ -155,7 +161,7 @@ def _stays(call: Call, row: Row) -> bool:
     if row.origin is not Origin.INTRODUCED:
         return False
     is_parameter = row.value.role is Role.PARAMETER and not _is_replaced(row)
-    if is_parameter or row.cause in _ELSEWHERE:
+    if is_parameter or row.cause is Cause.REORDERING_CALL:
         return True
     return _is_argument(row) and not any(each.status.is_difference for each in call.outputs)
 

@@ -111,12 +111,12 @@ def without_cause(findings: Findings) -> Verdict:
         )
     precisions = _precisions(findings)
     if not all(each.proof.is_rounding for each in findings.steps if each.proof is not None):
-        if first is None or not (precisions and _is_first_proved(findings, first.step)):
+        if first is None or not (precisions and _are_outgrown(findings, first.step)):
             return _unexplained(findings)
         return findings.conclude(
             VerdictClass.PRECISION,
-            f"{precisions}; it explains every difference of step {first.step}, from which the "
-            "later ones follow",
+            f"{precisions}; it explains every difference of the forward pass of step "
+            f"{first.step}, from which the later ones follow",
             Confidence.LIKELY,
             where=_where_of_precision(findings),
         )
@@ -130,20 +130,18 @@ def without_cause(findings: Findings) -> Verdict:
     )
 
 
-def _is_first_proved(findings: Findings, step: int) -> bool:
-    """Return whether types explain all of the first step that differs; later ones may outgrow it.
+def _are_outgrown(findings: Findings, step: int) -> bool:
+    """Return whether types explain the first forward pass; what follows may outgrow them.
 
     Args:
         findings: all findings.
         step: number of the first step that differs.
     """
     proofs = [(each.step, each.proof) for each in findings.steps if each.proof is not None]
-    first = [proof for number, proof in proofs if number == step]
-    grown = {jump.kind for number, proof in proofs if number > step for jump in proof.jumps}
-    return (
-        all(proof.is_rounding for proof in first)
-        and any(proof.has_two_precisions for proof in first)
-        and grown <= _GROWTH
+    jumps = [(number, jump) for number, proof in proofs for jump in proof.jumps]
+    return any(proof.has_two_precisions for number, proof in proofs if number == step) and all(
+        jump.kind in _GROWTH and (number > step or _phase_of(jump.record) is Phase.BACKWARD)
+        for number, jump in jumps
     )
 
 
