@@ -11,6 +11,7 @@ from typing import Any, Final
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
 _SHOWN_NAMES: Final = 3
+_NAMED: Final = 2  # all of so many are named
 
 
 class Phase(StrEnum):
@@ -105,7 +106,7 @@ def some_of(names: Sequence[str], total: int, what: str = "parameters") -> str:
     """Return how many and which of all names: ``all 38 parameters``, ``2 of 38 parameters (…)``."""
     shown = shown_names(names)
     if len(names) == total > 1:
-        return f"all {total} {what}" + (f" ({shown})" if total <= _SHOWN_NAMES else "")
+        return f"all {total} {what}" + (f" ({shown})" if total == _NAMED else "")
     return shown if len(names) == 1 else f"{len(names)} of {total} {what} ({shown})"
 
 

@@ -44,7 +44,7 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
             rank=pair.rank,
             words=f"{which} is called {_times(numbers[0])} in the target, {_times(numbers[1])} in "
             f"the reference (step {pair.step}){updated}",
-            effect=Effect.NONE if _leave_the_same(pair) else Effect.CERTAIN,
+            effect=Effect.NONE if 0 in numbers and _leave_the_same(pair) else Effect.CERTAIN,
             next=("look at the loop around optimizer.step()",),
         )
 
