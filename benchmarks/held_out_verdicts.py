@@ -24,6 +24,7 @@ import held_out_fifth as fifth
 import held_out_fourth as fourth
 import held_out_programs as loops
 import held_out_sixth as sixth
+import held_out_sixth_causes as sixth_causes
 import held_out_trainers as trainers
 import torch
 from held_out_cases import L0, SETTING, Cause
@@ -262,7 +263,7 @@ SETS: Final = {
     "third": (CAUSES, PAIRS),
     "fourth": (fourth.CAUSES, fourth.PAIRS),
     "fifth": (fifth.CAUSES, fifth.PAIRS),
-    "sixth": (sixth.CAUSES, sixth.PAIRS),
+    "sixth": (sixth_causes.CAUSES, sixth_causes.PAIRS),
 }
 
 
