@@ -161,7 +161,9 @@ def _stays(call: Call, row: Row) -> bool:
     if row.origin is not Origin.INTRODUCED:
         return False
     is_parameter = row.value.role is Role.PARAMETER and not _is_replaced(row)
-    if is_parameter or row.cause is Cause.REORDERING_CALL:
+    # Of another shape, it is another part of the same: the module may only go another way.
+    is_changed = row.cause is Cause.CHANGED_BETWEEN and row.status is not Status.SHAPE
+    if is_parameter or is_changed or row.cause is Cause.REORDERING_CALL:
         return True
     return _is_argument(row) and not any(each.status.is_difference for each in call.outputs)
 
