@@ -23,6 +23,8 @@ from typing import Any, Final
 import held_out_fifth as fifth
 import held_out_fourth as fourth
 import held_out_programs as loops
+import held_out_sixth as sixth
+import held_out_sixth_causes as sixth_causes
 import held_out_trainers as trainers
 import torch
 from held_out_cases import L0, SETTING, Cause
@@ -42,8 +44,9 @@ PROGRAMS: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
     "ranks": (trainers.run_rank, trainers.RANKS),
     **fourth.PROGRAMS,
     **fifth.PROGRAMS,
+    **sixth.PROGRAMS,
 }
-OF_RANKS: Final = {"ranks", *fourth.OF_RANKS, *fifth.OF_RANKS}
+OF_RANKS: Final = {"ranks", *fourth.OF_RANKS, *fifth.OF_RANKS, *sixth.OF_RANKS}
 
 
 Pair = tuple[str, dict[str, Any], dict[str, Any]]
@@ -260,6 +263,7 @@ SETS: Final = {
     "third": (CAUSES, PAIRS),
     "fourth": (fourth.CAUSES, fourth.PAIRS),
     "fifth": (fifth.CAUSES, fifth.PAIRS),
+    "sixth": (sixth_causes.CAUSES, sixth_causes.PAIRS),
 }
 
 

@@ -28,6 +28,7 @@ def recorded(
     lr: float = 0.1,
     keep: float = 0.9,
     before: Callable[[nn.Module], object] = lambda _model: None,
+    halves: bool = False,
 ) -> Path:
     """Record a step that averages the parameters after the optimizer."""
     torch.manual_seed(0)
@@ -37,6 +38,8 @@ def recorded(
     with recording(folder, level) as observed, observed.step_of(model):
         before(model)
         model(torch.ones(2, 3)).sum().backward()
+        for parameter in model.parameters() if halves else ():
+            parameter.grad /= 2.0
         optimizer.step()
         with torch.no_grad():
             for mean, p in zip(average, model.parameters(), strict=True):
@@ -58,6 +61,14 @@ def test_what_reads_the_parameters_after_the_update_is_not_blamed(
     assert summary["verdict"]["class"] == "optimizer_setting"
     assert "SGD lr is 0.2 in the target, 0.1 in the reference" in summary["verdict"]["sentence"]
     assert not summary["introduced"]
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_gradients_that_one_side_alone_changes_are_no_rounding(tmp_path: Path, level: str) -> None:
+    sides = [recorded(tmp_path / str(halves), level, halves=halves) for halves in (False, True)]
+    verdict = summary_of(*sides)["verdict"]
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    assert verdict["where"]["phase"] in ("reduce", "backward")
 
 
 def test_an_argument_after_the_update_is_named(tmp_path: Path) -> None:

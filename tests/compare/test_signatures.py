@@ -86,6 +86,7 @@ def test_unknown_functions_have_no_parameters() -> None:
     assert signature_of("Torch.nothing").name_of("1.2") == "1.2"
     assert signature_of("Functional.pad").name_of("1.2") == "pad.2"
     assert signature_of("Functional.pad").name_of("value") == "value"
+    assert signature_of("Functional.conv2d").name_of("3.0") == "stride.0"
 
 
 @pytest.mark.torch

@@ -226,5 +226,7 @@ def test_buffers_that_part_name_the_options_of_their_module() -> None:
     said = [f"{each.verdict}: {each.words}" for each in found.differences() if each.step == 1]
 
     assert len(said) == 1
-    assert said[0].startswith("argument: all 2 buffers differ when step 1 starts")
+    assert said[0].startswith(
+        "argument: all 2 buffers (norm.running_mean, norm.running_var) differ when step 1"
+    )
     assert said[0].endswith(f"of module norm it is {fast} in the target, {slow} in the reference")

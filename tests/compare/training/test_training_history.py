@@ -243,6 +243,17 @@ def test_an_argument_that_only_one_side_gives() -> None:
     (found,) = said(differences(({"data": [tokens]}, {"data": [labels, tokens]})))
 
     assert found == "data: the batch of step 0 differs: only the reference is given kwargs.labels"
+    (only,) = differences(({"data": [tokens]}, {"data": [labels, tokens]}))
+    assert only.effect is Effect.POSSIBLE
+
+
+def test_one_of_two_inputs_that_differs_is_a_part_of_the_data() -> None:
+    both = {"data": [batch(1), batch(2, 1)]}
+
+    (one,) = differences(({"data": [batch(1), batch(3, 1)]}, both))
+    (all_,) = differences(({"data": [batch(4), batch(3, 1)]}, both))
+
+    assert (one.is_partial, all_.is_partial) == (True, False)
 
 
 def clip(**more: Any) -> Parts:
@@ -343,6 +354,23 @@ def test_a_state_that_was_lost() -> None:
     assert re.match(r"optimizer_state: the step count .* is 0 in the target, 7 in .*lost", found)
 
 
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.5}])
+def test_a_lost_state_comes_before_the_learning_rate_and_after_other_settings(
+    options: Parts,
+) -> None:
+    before = arrays()
+
+    def resumed(state: dict[str, Arrays], **more: Any) -> Parts:
+        event = optimizer_step(before, arrays(1), before, state=state, options=more)
+        event["parameters"]["steps"] = [None] * len(before)
+        return {"events": [event]}
+
+    found = differences((resumed({}, lr=0.5, **options), resumed({"momentum_buffer": arrays(3)})))
+
+    first = min(found, key=lambda each: each.moment)
+    assert (first.verdict == "optimizer_state") is (not options), first.words
+
+
 def test_a_state_that_differs() -> None:
     (first, *_) = said(differences((with_state(arrays(4), 7), with_state(arrays(3), 7))))
 
@@ -393,6 +421,19 @@ def test_a_second_call_of_the_optimizer() -> None:
     (found,) = said(differences((again, once)))
 
     assert found.startswith("update: optimizer.step() is called twice in the target, once in")
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_an_optimizer_that_runs_inside_another_one(is_same: bool) -> None:
+    once, wrapped = step(), step()
+    inner = optimizer_step(arrays(), arrays(1), adamw(arrays(), arrays(1)), options={})
+    if not is_same:
+        inner = optimizer_step(arrays(), arrays(1), arrays(5), options={})
+    wrapped["events"] = [*wrapped["events"], inner | {"number": 1}]
+
+    found = [each for each in said(differences((wrapped, once))) if each.startswith("update")]
+
+    assert bool(found) is not is_same
 
 
 def got(gradient: Arrays) -> Parts:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Container, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
@@ -88,7 +88,8 @@ class DataHistory:
             for batch in batches
         ]
         # Where nothing else comes in, the data themselves are drawn within the step.
-        self._batches += given if any(each.target for each in given) else batches
+        drawn = not any(each.target for each in given)
+        self._batches += [b for b in (batches if drawn else given) if b.target or b.reference]
 
     @property
     def is_same(self) -> bool:
@@ -108,10 +109,17 @@ class DataHistory:
                 )
                 yield self._difference(differing[0].step, words, Effect.NONE)
             return
-        yield self._difference(
-            apart[0].step,
-            self._order_words(apart) or self._batch_words(apart),
-            record=(apart[0].target or apart[0].reference)[0].record,
+        first = apart[0]
+        agree = any(b.step == first.step and b not in differing for b in self._batches)
+        order = self._order_words(apart)
+        yield replace(
+            self._difference(
+                first.step,
+                order or self._batch_words(apart),
+                Effect.CERTAIN if order or _changed(first) else Effect.POSSIBLE,
+                record=(first.target or first.reference)[0].record,
+            ),
+            is_partial=agree,
         )
 
     def _difference(
@@ -152,12 +160,7 @@ class DataHistory:
 
     def _batch_words(self, apart: Sequence[_Batch]) -> str:
         batch = apart[0]
-        changed = [
-            _tensor_words(target, reference)
-            for target, reference in _tensors(batch)
-            if _key(target) != _key(reference)
-        ]
-        changed += _alone_words(batch)
+        changed = [_tensor_words(*both) for both in _changed(batch)] + _alone_words(batch)
         total = len(self._batches)
         share = f" ({len(apart)} of {total} batches differ)" if total > 1 else ""
         if not changed:
@@ -236,6 +239,11 @@ def _tensors(batch: _Batch) -> list[tuple[Data, Data]]:
     if paired:
         return paired
     return list(zip(batch.target, batch.reference, strict=False))
+
+
+def _changed(batch: _Batch) -> list[tuple[Data, Data]]:
+    """Return the tensors that both sides have, and that differ."""
+    return [both for both in _tensors(batch) if _key(both[0]) != _key(both[1])]
 
 
 def _is_rounding(batch: _Batch) -> bool:

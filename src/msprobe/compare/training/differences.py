@@ -11,6 +11,7 @@ from typing import Any, Final
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
 _SHOWN_NAMES: Final = 3
+_NAMED: Final = 2  # all of so many are named
 
 
 class Phase(StrEnum):
@@ -84,6 +85,7 @@ class FactDifference:
         modules: paths of the modules that it concerns; empty for all.
         setting: the optimizer's number and the name of its setting, where it is one.
         next: what to do about it.
+        is_partial: of several batches of its step, others agree.
     """
 
     verdict: VerdictClass
@@ -97,13 +99,14 @@ class FactDifference:
     modules: tuple[str, ...] = ()
     setting: tuple[int, str] | None = None
     next: tuple[str, ...] = ()
+    is_partial: bool = False
 
 
 def some_of(names: Sequence[str], total: int, what: str = "parameters") -> str:
     """Return how many and which of all names: ``all 38 parameters``, ``2 of 38 parameters (…)``."""
-    if len(names) == total > 1:
-        return f"all {total} {what}"
     shown = shown_names(names)
+    if len(names) == total > 1:
+        return f"all {total} {what}" + (f" ({shown})" if total == _NAMED else "")
     return shown if len(names) == 1 else f"{len(names)} of {total} {what} ({shown})"
 
 

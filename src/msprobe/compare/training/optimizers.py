@@ -44,8 +44,21 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
             rank=pair.rank,
             words=f"{which} is called {_times(numbers[0])} in the target, {_times(numbers[1])} in "
             f"the reference (step {pair.step}){updated}",
+            effect=Effect.NONE if 0 in numbers and _leave_the_same(pair) else Effect.CERTAIN,
             next=("look at the loop around optimizer.step()",),
         )
+
+
+def _leave_the_same(pair: FactsPair) -> bool:
+    """Return whether all parameters are the same after the last update of each side.
+
+    An optimizer that calls others counts their steps, too.
+    """
+    sides: list[dict[str, str | None]] = [{}, {}]
+    for found, facts in zip(sides, (pair.target, pair.reference), strict=True):
+        for step in facts.optimizer_steps():
+            found.update(zip(step.parameters.name, step.parameters.after.checksum, strict=False))
+    return bool(sides[0]) and None not in sides[0].values() and sides[0] == sides[1]
 
 
 def _named(pair: FactsPair, number: int) -> str:
@@ -169,8 +182,8 @@ def state_differences(pair: StepPair, unchanged: bool) -> Iterator[FactDifferenc
             names[0],
             Moment.LOST_STATE,
         )
-    if unchanged and not steps:
-        yield from _state_values(pair)
+    if not steps:
+        yield from _state_values(pair, unchanged)
 
 
 def _count(parameters: OptimizedParameters, place: int) -> float | None:
@@ -182,7 +195,7 @@ def _count(parameters: OptimizedParameters, place: int) -> float | None:
     return None if has_state else 0.0
 
 
-def _state_values(pair: StepPair) -> Iterator[FactDifference]:
+def _state_values(pair: StepPair, unchanged: bool) -> Iterator[FactDifference]:
     states = pair.target.parameters.state, pair.reference.parameters.state
     for state in states[0].keys() | states[1].keys():
         present = [_present(each.get(state)) for each in states]
@@ -198,7 +211,10 @@ def _state_values(pair: StepPair) -> Iterator[FactDifference]:
                 f"the {side}'s {pair.short_name} has no {state} of {some_of(lacking, pair.total)} "
                 f"(step {pair.pair.step}); the state was lost",
                 lacking[0],
+                Moment.LOST_STATE if _are_set_alike(pair) else Moment.OPTIMIZER_STATE,
             )
+            continue
+        if not unchanged:
             continue
         changes = pair.state_changes(state)
         far = [name for name, change in changes.items() if not change.is_rounding]
@@ -209,6 +225,17 @@ def _state_values(pair: StepPair) -> Iterator[FactDifference]:
                 f"{changes[far[0]].words}".rstrip(),
                 far[0],
             )
+
+
+def _are_set_alike(pair: StepPair) -> bool:
+    """Return whether all settings but the learning rate agree; they decide which states exist."""
+    target, reference = options_of(pair.target), options_of(pair.reference)
+    return not any(
+        True
+        for name in pair.places
+        for key, *_ in changed_options(target.get(name, {}), reference.get(name, {}))
+        if key not in WITHOUT_MEANING
+    )
 
 
 def _present(column: Fingerprints | None) -> set[int]:

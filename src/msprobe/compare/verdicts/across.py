@@ -146,7 +146,7 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
 
 
 def _next_forward(comparison: RankComparison, place: int) -> float:
-    """Return the place of the first forward call after another one: an optimizer ran before it."""
+    """Return the place of the target's first forward call after one: an optimizer ran before it."""
     if place < 0:
         return math.inf
     return next(
@@ -154,6 +154,7 @@ def _next_forward(comparison: RankComparison, place: int) -> float:
             pair.position
             for pair in comparison.pairs
             if pair.position > place
+            and pair.target is not None
             and comparison.side_of(pair).parsed(pair.name).kind is RecordKind.FORWARD
         ),
         math.inf,

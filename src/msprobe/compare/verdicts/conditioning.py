@@ -193,7 +193,8 @@ def forward_bound(family: Family, operands: Sequence[Operand], result: Operand) 
             main = max(operands, key=lambda op: op.count)
             growth = _UNEVEN_SPREAD * (main.size / main.spread if main.spread else 1.0)
             own = 2 * out + _ROUNDINGS * _ACCUMULATION * growth * result.size
-            return Bound(own, growth * relative * result.size)
+            passed = max(growth * relative * result.size, _of_squared_difference(operands, result))
+            return Bound(own, passed)
         case Family.MOVING:
             return Bound(out, sum(op.error * _copies(op, result) for op in operands))
         case Family.DISCRETE:
@@ -202,6 +203,14 @@ def forward_bound(family: Family, operands: Sequence[Operand], result: Operand) 
             own = out * (8 if family is Family.COMPOSITE else 2)
             passed = _UNKNOWN_GROWTH * relative * result.size
             return Bound(own, passed + sum(op.error for op in operands))
+
+
+def _of_squared_difference(operands: Sequence[Operand], result: Operand) -> float:
+    """Return what errors can make of the mean of (a - b)^2, where a and b may be nearly equal."""
+    if result.count > 1 or len(operands) != 2 or operands[0].shape != operands[1].shape:
+        return 0.0
+    error = math.fsum(op.error for op in operands) / math.sqrt(operands[0].count)
+    return error * (error + 2 * math.sqrt(result.size))
 
 
 def quotient_error(

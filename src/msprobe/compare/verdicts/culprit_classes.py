@@ -9,6 +9,7 @@ from typing import Final
 
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
+from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Match, Matched, Origin, Status
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.module_settings import changed_options, changed_settings
@@ -177,7 +178,7 @@ def culprit_words(culprit: Culprit) -> str:
     """Return a culprit as a cause in words."""
     row = culprit.row
     where = culprit_place(culprit)
-    slot = row.value.slot
+    slot = _named_slot(culprit)
     reason = row.reason
     if not row.pair.is_matched:
         sides = ("target", "reference")
@@ -194,6 +195,16 @@ def culprit_words(culprit: Culprit) -> str:
         return f"{slot} of {where}: {reason}" if slot else f"{where}: {reason}"
     size = "" if row.error is None else f" by {row.error:.2g}"
     return f"{slot} of {where} differs{size}, though what the call was given agrees"
+
+
+def _named_slot(culprit: Culprit) -> str:
+    """Return a value's place in its call, an argument with its name: ``input.3.0 (stride)``."""
+    value = culprit.row.value
+    if value.role is not Role.INPUT or culprit.kind != "forward":
+        return value.slot
+    head = value.argument.partition(".")[0]
+    name = signature_of(_parsed(culprit).base).name_of(head)
+    return value.slot if name == head else f"{value.slot} ({name})"
 
 
 def culprit_place(culprit: Culprit) -> str:

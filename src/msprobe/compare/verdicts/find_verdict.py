@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Status
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
@@ -36,6 +37,7 @@ from msprobe.compare.verdicts.without_cause import (
     different_programs,
     without_cause,
 )
+from msprobe.dump.record_names import parse_record_name
 
 
 def find_verdict(findings: Findings) -> Verdict:
@@ -109,15 +111,14 @@ class _Search:
                 return self._are_parameters_used(fact, observed)
             case VerdictClass.COMMUNICATION:
                 return self._is_communication_used(fact)
+            case VerdictClass.DATA:
+                return any(
+                    each.forward_differs or each.backward_differs for each in self._from(fact)
+                )
             case VerdictClass.INCOMPLETE:
                 return bool(self._findings.counts[Status.MISSING] or self._findings.counts["added"])
-        if fact.moment is Moment.LOSS:
-            has_factor = verdict is VerdictClass.GRADIENT
-            return observed is not None and (
-                observed.is_forward_exact or (has_factor and not observed.forward_differs)
-            )
-        if fact.moment is Moment.REDUCE:
-            return observed is not None and observed.is_shared_exact
+        if fact.moment in (Moment.LOSS, Moment.REDUCE):
+            return observed is not None and _agrees_until(observed, fact)
         return self._differs_after(fact)
 
     def _is_communication_used(self, fact: FactDifference) -> bool:
@@ -167,6 +168,10 @@ class _Search:
         """Return whether a culprit does not come before a moment of a step."""
         return (culprit.comparison.step, self._moment(culprit)) >= (step, moment)
 
+    def _from(self, fact: FactDifference) -> Iterator[StepObservations]:
+        """Yield the steps from the one of a difference on."""
+        return (each for each in self._findings.steps if each.step >= fact.step)
+
     def _differs_after(self, fact: FactDifference) -> bool:
         """Return whether anything differs after a difference took effect."""
         findings = self._findings
@@ -174,9 +179,8 @@ class _Search:
             return True
         is_late = fact.moment > Moment.BACKWARD
         return any(
-            not each.is_exact
-            and (each.step > fact.step or (each.step == fact.step and not is_late))
-            for each in findings.steps
+            not each.is_shared_exact and (each.step > fact.step or not is_late)
+            for each in self._from(fact)
         )
 
     def _comes_first(
@@ -209,11 +213,18 @@ class _Search:
         elif shows is not None and self._moment(shows) >= fact.moment:
             evidence.append(culprit_words(shows))
         late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
-        if late is not None:
+        verdict, words = fact.verdict, fact.words
+        if late is not None and is_communication(parse_record_name(late.record)):
+            verdict, words = VerdictClass.COMMUNICATION, f"{late.words}; {words}"
+        elif late is not None:
             evidence.insert(0, late.words)
+        elif fact.is_partial:
+            drawn = self._generators(fact)
+            if drawn is not None:
+                verdict, words = drawn.verdict, f"{drawn.words}, and {words}"
         return self._findings.conclude(
-            fact.verdict,
-            fact.words + self._ranks_of(fact),
+            verdict,
+            words + self._ranks_of(fact),
             Confidence.PROVED
             if fact.effect is Effect.CERTAIN or self._is_alone(fact) or self._is_proved(fact)
             else Confidence.LIKELY,
@@ -234,6 +245,14 @@ class _Search:
             ],
         )
 
+    def _generators(self, fact: FactDifference) -> FactDifference | None:
+        """Return the random states that differ before some of the data do: those were drawn."""
+        for each in self._findings.facts:
+            is_before = each.rank == fact.rank and each.step <= fact.step
+            if each.verdict is VerdictClass.RANDOM and is_before and each.effect is not Effect.NONE:
+                return each
+        return None
+
     def _late_call(self, step: int, rank: int | str) -> LateCall | None:
         observed = self._observed.get((step, rank))
         return None if observed is None else observed.late_call
@@ -244,6 +263,7 @@ class _Search:
             each.rank
             for each in self._findings.facts
             if (each.verdict, each.moment, each.step) == (fact.verdict, fact.moment, fact.step)
+            and each.effect is not Effect.NONE
         }
         if concerned == {each.rank for each in self._findings.steps}:
             return ""
@@ -386,6 +406,14 @@ class _Search:
         return all(
             each.is_exact for each in self._findings.steps if each.step < culprit.comparison.step
         )
+
+
+def _agrees_until(observed: StepObservations, fact: FactDifference) -> bool:
+    """Return whether everything agrees until the loss, or until gradients are reduced."""
+    if fact.moment is Moment.REDUCE:
+        return observed.is_shared_exact
+    has_factor = fact.verdict is VerdictClass.GRADIENT
+    return observed.is_forward_exact or (has_factor and not observed.forward_differs)
 
 
 def _order(fact: FactDifference) -> tuple[int, int, bool]:

@@ -23,7 +23,7 @@ from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 
-_OF_BACKWARD: Final = (RecordKind.BACKWARD, *PARAMETER_GRADIENTS)
+_OF_BACKWARD: Final = (RecordKind.BACKWARD, RecordKind.PARAMETERS_GRAD)
 
 
 class GradientFactor(NamedTuple):

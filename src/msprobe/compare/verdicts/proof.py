@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Final
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import is_cast
+from msprobe.compare.verdicts.conditioning import operand_of
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
+from msprobe.operators.operator import Family
 
 if TYPE_CHECKING:
     from msprobe.compare.rank_comparison import RankComparison
@@ -28,6 +30,9 @@ _MOST_JUMPS: Final = 20
 # Rounding errors that grew so far, in units of the type's resolution, are not rounding any more.
 _FARTHEST: Final = 1e5
 _LARGEST: Final = 0.5
+# Results of these may be small differences of large values; their errors are no larger than theirs.
+_CANCELLING: Final = (Family.ADDITIVE, Family.AVERAGING, Family.NORMALISING)
+_NEAR: Final = 4.0
 # Inherited differences with these causes follow from something that was not recorded.
 _UNTRACED: Final = (
     Cause.UNTRACED,
@@ -155,7 +160,10 @@ def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[R
     # Gradients and updates may be zero up to rounding, and then differ by any relative size.
     end = _end_of_forward(comparison) if found else 0
     coarsest = 0.0
+    taken_in: list[Row] = []  # of the call of the row
     for row in comparison.rows if found else ():
+        if row.value.role in (Role.INPUT, Role.PARAMETER):
+            taken_in = [each for each in taken_in if each.pair is row.pair] + [row]
         if row.status is Status.EQUAL:
             continue
         # What was once rounded to a coarse type is not finer in a finer one.
@@ -163,8 +171,9 @@ def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[R
         if row.origin is None:
             continue
         kind = _kind_of(row)
-        if kind is None and row.pair.position < end and _is_far_apart(row, coarsest):
-            kind = JumpKind.SIZE
+        is_early = row.pair.position < end
+        if kind is None and is_early and _is_far_apart(row, coarsest):
+            kind = None if _is_cancelled(comparison, row, taken_in) else JumpKind.SIZE
         if kind is not None:
             yield row, kind
 
@@ -210,6 +219,20 @@ def _is_far_apart(row: Row, epsilon: float) -> bool:
     if row.error is None or row.value.role is not Role.OUTPUT:
         return False
     return row.error > min(_FARTHEST * epsilon, _LARGEST)
+
+
+def _is_cancelled(comparison: RankComparison, row: Row, taken_in: Sequence[Row]) -> bool:
+    """Return whether a result is the small difference of values whose errors explain its own."""
+    side = comparison.side_of(row.pair)
+    if side.operator(row.pair.name).family not in _CANCELLING:
+        return False
+    result = operand_of(row)
+    own = (each for each in taken_in if each.pair is row.pair)
+    given = [operand for each in own if (operand := operand_of(each)) is not None]
+    if result is None or not given:
+        return False
+    largest = max(operand.error / math.sqrt(operand.count) for operand in given)
+    return result.error / math.sqrt(result.count) <= _NEAR * largest
 
 
 def _jump(comparison: RankComparison, row: Row, kind: JumpKind) -> Jump:

@@ -34,8 +34,6 @@ _NEAR: Final = 10.0
 _STILL_ROUNDING: Final = 64.0
 # Causes of results that nothing recorded explains.
 _WITHOUT_REASON: Final = (None, Cause.RANDOM_NUMBERS, Cause.OTHER_RESULT, Cause.OWN_CODE)
-# What is to blame is not inside the module.
-_ELSEWHERE: Final = (Cause.REORDERING_CALL, Cause.CHANGED_BETWEEN)
 # Causes that concern gradients, though the forward call is blamed.
 _OF_GRADIENTS: Final = (Cause.CUTTING_CALL, Cause.GRADIENT_CALL)
 
@@ -57,7 +55,7 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
             continue
         has_own = calls.is_in_backward(call) or _has_gradients_of_its_own(call, found)
         module = agreement.around(call, needs_gradients=has_own)
-        if module is not None:
+        if module is not None and _is_inside(module, found):
             is_same = agreement.has_same_calls(module)
             _clear(call, found, Cause.HARMLESS, module.pair.name, is_same=is_same)
             if any(map(_is_replaced, found)):
@@ -76,7 +74,7 @@ def retract_without_effect(calls: Calls, updated: int) -> None:
         # Another API takes its arguments in another order; a log is reset at another time.
         taken_in = [row for row in call.inputs if row.origin is Origin.INPUT]
         _clear(call, taken_in, Cause.SAME_GRADIENTS, "", is_same=False)
-        found = _found(call)
+        found = _found(call, has_same_gradients=True)
         is_late = call.pair.position > updated and calls.is_after_backward(call)
         if is_late and any(r.origin is not Origin.INHERITED for r in found):
             continue  # it may come after the optimizer
@@ -84,11 +82,14 @@ def retract_without_effect(calls: Calls, updated: int) -> None:
             _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=is_same)
 
 
-def _found(call: Call) -> list[Row]:
+def _found(call: Call, *, has_same_gradients: bool = False) -> list[Row]:
     """Return the rows of a call that have an origin, if they may be cleared."""
     if call.parsed.kind in (RecordKind.DEBUG, RecordKind.OTHER):
         return []
     found = [row for row in call.rows if row.origin not in (None, Origin.INPUT)]
+    if has_same_gradients and call.parsed.is_module:
+        # Its arguments have no effect elsewhere, either: buffers are compared when a step starts.
+        return [] if any(not _is_argument(row) and _stays(call, row) for row in found) else found
     return [] if any(_stays(call, row) for row in found) else found
 
 
@@ -109,6 +110,14 @@ def _clear(call: Call, found: Sequence[Row], cause: Cause, subject: str, *, is_s
         else:
             row.cause, row.subject = cause, subject
         row.origin = None
+
+
+def _is_inside(module: Call, found: Sequence[Row]) -> bool:
+    """Return whether a value that was changed between two calls was changed inside a module."""
+    is_changed = any(row.cause is Cause.CHANGED_BETWEEN for row in found)
+    return not is_changed or (
+        module.parsed.is_module and not any(row.status.is_difference for row in module.inputs)
+    )
 
 
 def _is_replaced(row: Row) -> bool:
@@ -152,7 +161,9 @@ def _stays(call: Call, row: Row) -> bool:
     if row.origin is not Origin.INTRODUCED:
         return False
     is_parameter = row.value.role is Role.PARAMETER and not _is_replaced(row)
-    if is_parameter or row.cause in _ELSEWHERE:
+    # Of another shape, it is another part of the same: the module may only go another way.
+    is_changed = row.cause is Cause.CHANGED_BETWEEN and row.status is not Status.SHAPE
+    if is_parameter or is_changed or row.cause is Cause.REORDERING_CALL:
         return True
     return _is_argument(row) and not any(each.status.is_difference for each in call.outputs)
 

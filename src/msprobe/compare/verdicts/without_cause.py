@@ -109,9 +109,17 @@ def without_cause(findings: Findings) -> Verdict:
             f"{findings.split}, and the gradients that the optimizer gets agree",
             Confidence.PROVED,
         )
-    if not all(each.proof.is_rounding for each in findings.steps if each.proof is not None):
-        return _unexplained(findings)
     precisions = _precisions(findings)
+    if not all(each.proof.is_rounding for each in findings.steps if each.proof is not None):
+        if first is None or not (precisions and _are_outgrown(findings, first.step)):
+            return _unexplained(findings)
+        return findings.conclude(
+            VerdictClass.PRECISION,
+            f"{precisions}; it explains every difference of the forward pass of step "
+            f"{first.step}, from which the later ones follow",
+            Confidence.LIKELY,
+            where=_where_of_precision(findings),
+        )
     return findings.conclude(
         VerdictClass.PRECISION if precisions else VerdictClass.ROUNDING,
         (f"{precisions}; " if precisions else "")
@@ -119,6 +127,21 @@ def without_cause(findings: Findings) -> Verdict:
         Confidence.PROVED,
         where=_where_of_precision(findings),
         next_steps=["compare both runs with one of higher precision to see which is nearer"],
+    )
+
+
+def _are_outgrown(findings: Findings, step: int) -> bool:
+    """Return whether types explain the first forward pass; what follows may outgrow them.
+
+    Args:
+        findings: all findings.
+        step: number of the first step that differs.
+    """
+    proofs = [(each.step, each.proof) for each in findings.steps if each.proof is not None]
+    jumps = [(number, jump) for number, proof in proofs for jump in proof.jumps]
+    return any(proof.has_two_precisions for number, proof in proofs if number == step) and all(
+        jump.kind in _GROWTH and (number > step or _phase_of(jump.record) is Phase.BACKWARD)
+        for number, jump in jumps
     )
 
 
@@ -254,6 +277,8 @@ def _jump_words(jump: Jump) -> str:
     return f"{jump.row}{source}{size}, {jump.growth:.3g} times that of its inputs"
 
 
+# Kinds of jumps that differences of earlier steps may grow to.
+_GROWTH: Final = {JumpKind.CALL, JumpKind.STEP, JumpKind.UNTRACED, JumpKind.SIZE}
 _JUMPS: Final = {
     JumpKind.CALL: "more than its inputs explain",
     JumpKind.ARGUMENT: "the call was given another argument",

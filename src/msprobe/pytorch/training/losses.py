@@ -24,6 +24,7 @@ from msprobe.pytorch.values.fingerprint import Fingerprint, shape_of
 _MOST_OPERATIONS: Final = 8
 _WITH_NUMBERS: Final = 3  # operations told with their numbers, which are slower to read
 _SAVED: Final = "_saved_"
+_UNSIGNED: Final = 1 << 64  # nodes show negative integers modulo this
 _BACKWARD: Final = re.compile(r"Backward\d*$")
 _WORDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _MOST_ENTRIES: Final = 1000  # of one step: a Jacobian takes a backward pass for each row
@@ -125,5 +126,9 @@ def _numbers(node: Any) -> str:
     kept = dir(node)
     names = (name for name in kept if name.startswith(_SAVED) and f"_raw{name}" not in kept)
     values = ((name.removeprefix(_SAVED), getattr(node, name)) for name in names)
-    told = [f"{name}={value}" for name, value in values if isinstance(value, int | float)]
+    told = [
+        f"{name}={value - _UNSIGNED if value >= _UNSIGNED // 2 else value}"
+        for name, value in values
+        if isinstance(value, int | float)
+    ]
     return f"({', '.join(told)})" if told else ""
