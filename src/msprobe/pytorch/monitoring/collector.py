@@ -192,7 +192,8 @@ class Collector(StepCollector):
             session.attempt("hooking modules", self._install_modules)
         if Stream.GRAD_UNREDUCED in due:
             install = self._parameters.install
-            session.attempt("hooking parameters", install, self._models, self._undo)
+            chosen = self.streams[Stream.GRAD_UNREDUCED]
+            session.attempt("hooking parameters", install, self._models, chosen, self._undo)
         if Stream.RUN in due:
             session.attempt("hooking backward", Losses(session).install, BackwardEntry())
             calls = TrainingCalls(session, lambda _: lambda: None)
