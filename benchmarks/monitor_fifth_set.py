@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fifth set of runs and troubles for the alert rules, with other models, optimizers, schedules.
 
-It was written after the rules and scored once before anything was changed.
+It was written after the rules and scored once before anything was changed: 1 false incident in 30
+healthy runs, 22 of 24 troubles caught, 21 at the right place.
 """
 
 from __future__ import annotations
