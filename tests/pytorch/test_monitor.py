@@ -349,11 +349,15 @@ def test_a_scaler_that_skips_a_step(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+    losses = []
     with TrainerMon(config(tmp_path, xy_distribution=True)) as monitor:
         monitor.set_monitor(model, optimizer)
         for attempt in range(4):
             x = torch.full((1, 2), math.inf if attempt == 1 else 1.0)
-            scaler.scale(model(x).sum()).backward()
+            loss = model(x).sum()
+            scaler.scale(loss).backward()
+            if attempt != 1:
+                losses.append(loss.item())
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
@@ -362,6 +366,7 @@ def test_a_scaler_that_skips_a_step(tmp_path: Path) -> None:
             assert run.table("actv")["micro_step"].to_list() == [0] * 6
             assert run.series("run", "skipped", "value")["value"].to_list() == [1.0, 0.0]
             assert run.series("run", "loss_scale", "value")["value"].to_list() == [2.0, 2.0]
+            assert run.series("run", "loss", "value")["value"].to_list() == losses  # unscaled
 
 
 def test_older_scripts(tmp_path: Path) -> None:
