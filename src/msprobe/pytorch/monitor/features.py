@@ -30,7 +30,8 @@ def eff_rank(param: Tensor, threshold: float = 1e-10) -> Tensor:
     """
     if param.dim() < _MATRIX:
         raise ValueError(f"eff_rank(): a matrix is needed, not the shape {list(param.shape)}")
-    return (torch.linalg.svdvals(param.detach().float()) > threshold).sum(-1)
+    rank: Tensor = (torch.linalg.svdvals(param.detach().float()) > threshold).sum(-1)
+    return rank
 
 
 def mNTK(module: nn.Module, x: Tensor) -> Tensor:  # noqa: N802 - its name in scripts
@@ -88,4 +89,5 @@ def lambda_max_subsample(
         if norm == 0:
             return norm
         vector = product / norm
-    return vector @ kernel @ vector
+    largest: Tensor = vector @ kernel @ vector
+    return largest
