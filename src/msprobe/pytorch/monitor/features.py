@@ -85,7 +85,7 @@ def lambda_max_subsample(
     vector = kernel.sum(1) if kernel.sum(1).any() else torch.ones_like(kernel[0])
     for _ in range(num_iterations):
         product = kernel @ vector
-        norm = product.norm()
+        norm: Tensor = product.norm()
         if norm == 0:
             return norm
         vector = product / norm
