@@ -2,7 +2,7 @@
 """Score of the monitor's default alert rules: false incidents, and planted troubles found.
 
     python benchmarks/monitor_alerts.py                 # all
-    python benchmarks/monitor_alerts.py --part healthy  # or tuning, unseen, third, fourth
+    python benchmarks/monitor_alerts.py --part healthy  # or tuning, unseen, third, fourth, fifth
 
 Healthy runs differ in model, optimizer, schedule, ranks and seed. A trouble counts as caught within
 five steps; its place is right if the series that leads is of the planted layer and stream. The
@@ -16,6 +16,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator
 
+import monitor_fifth_set as fifth
 import monitor_fourth_set as fourth
 import monitor_third_set as third
 import torch
@@ -95,9 +96,8 @@ def score(name: str, troubles: list[Trouble]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--part", choices=("all", "healthy", "tuning", "unseen", "third", "fourth"), default="all"
-    )
+    parts = ("all", "healthy", "tuning", "unseen", "third", "fourth", "fifth")
+    parser.add_argument("--part", choices=parts, default="all")
     parser.add_argument("--limit", type=int)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -108,7 +108,7 @@ def main() -> None:
         score("tuning", tuning_troubles()[: options.limit])
     if options.part in ("all", "unseen"):
         score("unseen", unseen_troubles()[: options.limit])
-    for name, later in (("third", third), ("fourth", fourth)):
+    for name, later in (("third", third), ("fourth", fourth), ("fifth", fifth)):
         if options.part in ("all", name):
             healthy(later.healthy_recipes()[: options.limit])
             score(name, later.troubles()[: options.limit])

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -348,11 +349,15 @@ def test_a_scaler_that_skips_a_step(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+    losses = []
     with TrainerMon(config(tmp_path, xy_distribution=True)) as monitor:
         monitor.set_monitor(model, optimizer)
         for attempt in range(4):
             x = torch.full((1, 2), math.inf if attempt == 1 else 1.0)
-            scaler.scale(model(x).sum()).backward()
+            loss = model(x).sum()
+            scaler.scale(loss).backward()
+            if attempt != 1:
+                losses.append(loss.item())
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
@@ -361,6 +366,7 @@ def test_a_scaler_that_skips_a_step(tmp_path: Path) -> None:
             assert run.table("actv")["micro_step"].to_list() == [0] * 6
             assert run.series("run", "skipped", "value")["value"].to_list() == [1.0, 0.0]
             assert run.series("run", "loss_scale", "value")["value"].to_list() == [2.0, 2.0]
+            assert run.series("run", "loss", "value")["value"].to_list() == losses  # unscaled
 
 
 def test_older_scripts(tmp_path: Path) -> None:
@@ -574,6 +580,41 @@ def test_a_process_group_whose_first_rank_has_ended_disturbs_no_step(
         finally:
             dist.destroy_process_group()
     assert "are not followed any more" in caplog.text
+
+
+def test_collectives_are_chosen_by_name_and_by_caller(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def collected(run: str, **keys: Any) -> set[str]:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        own = {"cc_distribution": {"enable": True, **keys.pop("cc", {})}, **keys}
+        with TrainerMon(config(tmp_path, run=run, **own)) as monitor:
+            monitor.set_monitor(model, optimizer)
+            model(torch.ones(1, 2)).sum().backward()
+            dist.all_reduce(torch.ones(2))
+            dist.broadcast(torch.ones(2), 0)
+            optimizer.step()
+            with monitor.open() as found:
+                return {name.partition(".")[0] for name in found.names("other")}
+
+    here = re.escape(__file__)
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        assert collected("all") == {"all_reduce", "broadcast"}
+        assert collected("one", streams={"other": {"include": ["all_*"]}}) == {"all_reduce"}
+        assert collected("lines", cc={"cc_codeline": [here]}) == {"all_reduce", "broadcast"}
+        hidden = {"cc_codeline": [here], "stack_blacklist": [here]}
+        assert collected("hidden", cc=hidden) == set()
+        with caplog.at_level("WARNING"):
+            collected("log", cc={"cc_log_only": True, "stack_blacklist": ["pytest|pluggy"]})
+    finally:
+        dist.destroy_process_group()
+    callers = [one for one in caplog.messages if one.startswith("all_reduce called at")]
+    assert len(callers) == 1
+    assert __file__ in callers[0]
+    assert "pluggy" not in callers[0]
 
 
 def test_csv_files_are_written_while_the_run_grows_and_continued(tmp_path: Path) -> None:

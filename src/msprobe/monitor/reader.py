@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 START: Final = "start_iteration"
 """Key of a head: the first step of the process."""
+_READ_BYTES: Final = 1 << 24
 _NAME: Final = re.compile(rf"rank(\d+)\{ROWS_SUFFIX}")
 
 
@@ -330,17 +331,20 @@ class MonitorRun:
         places = one.of_stream(stream)
         steps, at_step = np.unique(one.file.entries["step"][places], return_inverse=True)
         columns: dict[str, int] = {}
-        targets: dict[Layout, tuple[int, _Index, _Index] | None] = {}
-        for layout in {one.layout_at(int(place)): None for place in places}:
-            targets[layout] = _columns(layout, op, call, columns, most)
-        names = list(columns)[:most]
-        values = np.full((len(steps), len(names)), MISSING)
-        for place, row in zip(places, at_step, strict=True):
-            target = targets[one.layout_at(int(place))]
+        found: dict[Layout, tuple[Iterator[Values], _Index]] = {}
+        of_place = [one.layout_at(int(place)) for place in places]
+        for layout in dict.fromkeys(of_place):
+            target = _columns(layout, op, call, columns, most)
             if target is not None:
                 number, sources, goals = target
-                read = one.file.values(int(place), checked=False)[number]
-                values[row, goals] = read[sources]
+                own = places[[other is layout for other in of_place]]
+                found[layout] = _chosen_values(one.file, own, number, sources), goals
+        names = list(columns)[:most]
+        values = np.full((len(steps), len(names)), MISSING)
+        for layout, row in zip(of_place, at_step, strict=True):
+            if layout in found:
+                read, goals = found[layout]
+                values[row, goals] = next(read)
         return Matrix(steps.astype(np.int64), names, values, len(columns))
 
     def gradient_noise(self, *, window: int = 10) -> pl.DataFrame:
@@ -429,6 +433,22 @@ def _columns(
         wanted = [place for place, goal in enumerate(goals) if goal < most]
         sources, goals = [sources[one] for one in wanted], [goals[one] for one in wanted]
     return layout.ops.index(op), _as_index(sources), _as_index(goals)
+
+
+def _chosen_values(
+    file: RunFile, places: NDArray[np.int64], number: int, sources: _Index
+) -> Iterator[Values]:
+    """Return the values of some rows of each block, of one operation."""
+    if isinstance(sources, slice):  # in one piece: of large blocks no more than these is read
+        length = sources.stop - sources.start
+        spots = number * file.entries["rows"][places].astype(np.int64) + sources.start
+        most = max(1, _READ_BYTES // (8 * length))
+        for first in range(0, len(places), most):
+            some = slice(first, first + most)
+            yield from file.runs(places[some], spots[some], length)
+    else:
+        for place in places:
+            yield file.values(int(place), checked=False)[number][sources]
 
 
 def _as_index(places: list[int]) -> _Index:

@@ -186,27 +186,38 @@ class RunFile:
         return np.frombuffer(self.block(place, checked=checked), "<f8").reshape(shape)
 
     def numbers(self, places: NDArray[np.int64], spots: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return one value of each of some blocks, unchecked; no more than these are read.
+        """Return one value of each of some blocks; see `runs`."""
+        return self.runs(places, spots, 1)[:, 0]
+
+    def runs(
+        self, places: NDArray[np.int64], spots: NDArray[np.int64], length: int
+    ) -> NDArray[np.float64]:
+        """Return some values of each of some blocks, unchecked; no more than these are read.
 
         Args:
             places: of the entries.
-            spots: of the value in each, counted through operations and rows.
+            spots: of the first value in each, counted through operations and rows.
+            length: how many values that follow one another.
         """
         entries = self.entries[places]
         counts = entries["ops"].astype(np.int64) * entries["rows"]
-        wrong = (counts * 8 != entries["length"]) | (spots >= counts)
+        wrong = (counts * 8 != entries["length"]) | (spots + length > counts)
         if wrong.any():
             raise MonitorFormatError(self.path, f"is damaged: entry {places[wrong.argmax()]}")
         offsets = (entries["offset"].astype(np.int64) + 8 * spots).tolist()
         pieces = [offsets[first : first + _AT_ONCE] for first in range(0, len(offsets), _AT_ONCE)]
-        if len(pieces) < 2:
-            found = map(self._read_numbers, pieces)
-            return np.frombuffer(b"".join(found), "<f8")
-        with ThreadPoolExecutor(min(_READERS, len(pieces))) as readers:  # they wait for the disk
-            return np.frombuffer(b"".join(readers.map(self._read_numbers, pieces)), "<f8")
 
-    def _read_numbers(self, offsets: list[int]) -> bytes:
-        return b"".join([os.pread(self._scattered, 8, offset) for offset in offsets])
+        def read(of: list[int]) -> bytes:
+            return b"".join([os.pread(self._scattered, 8 * length, offset) for offset in of])
+
+        if len(pieces) < 2:
+            found = b"".join(map(read, pieces))
+        else:
+            with ThreadPoolExecutor(
+                min(_READERS, len(pieces))
+            ) as readers:  # they wait for the disk
+                found = b"".join(readers.map(read, pieces))
+        return np.frombuffer(found, "<f8").reshape(-1, length)
 
 
 def _read_from(descriptor: int, begin: int) -> bytes:

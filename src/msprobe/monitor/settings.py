@@ -46,6 +46,10 @@ class CommunicationKeys(msgspec.Struct, frozen=True, kw_only=True):
         Patterns,
         Meta(description="Only calls with a frame `path[line]` that one of these patterns finds."),
     ] = []
+    stack_blacklist: Annotated[
+        Patterns,
+        Meta(description="Frames `path[line]` of call stacks that are not looked at, nor logged."),
+    ] = []
     cc_pre_hook: Annotated[bool, Meta(description="Also the tensors before the call.")] = False
     cc_log_only: Annotated[
         bool, Meta(description="Log the collectives of the first step with their call stacks.")
@@ -295,8 +299,9 @@ def _check_words(keys: MonitorKeys, source: Path | str) -> None:
     for name in keys.streams:
         if name not in known:
             raise ConfigError(f"streams.{name}", name, known, source=source)
-    for pattern in keys.cc_distribution.cc_codeline:
-        _compiled("cc_distribution.cc_codeline", pattern, source)
+    for key in ("cc_codeline", "stack_blacklist"):
+        for pattern in getattr(keys.cc_distribution, key):
+            _compiled(f"cc_distribution.{key}", pattern, source)
     for name in keys.l2_targets:
         if name not in _FEATURES:
             raise ConfigError(f"l2_targets.{name}", name, list(_FEATURES), source=source)

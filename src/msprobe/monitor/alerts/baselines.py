@@ -170,10 +170,12 @@ class Rarity:
         self._hits[missed] += ended
         self._trials[missed] += ended + 1
         self._run[missed] = 0
-        share = (self._hits[series] + 1) / (self._trials[series] + 2)
-        run = self._run[series]
+        share = (self._hits[hit] + 1) / (self._trials[hit] + 2)
+        run = self._run[hit]
         alarming = (run * np.log(share) < np.log(self._CHANCE)) & (run <= self._LASTS)
-        return np.asarray(alarming & events & (self._trials[series] >= WARM_UP))
+        result = np.zeros(len(series), np.bool_)
+        result[events] = alarming & (self._trials[hit] >= WARM_UP)
+        return result
 
     def run(self, series: Integers) -> Integers:
         """Return how many events in a row each series has."""

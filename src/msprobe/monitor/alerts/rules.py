@@ -8,7 +8,6 @@ the rules for users; `benchmarks/monitor_alerts.py` scores them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Set
 from typing import Final
 
 import numpy as np
@@ -57,6 +56,7 @@ _RATE_GONE: Final = 0.02
 # With a smaller share of the highest rate, updates may be lost in the rounding of parameters.
 _RATE_TINY: Final = 0.01
 _MOVED: Final = frozenset({Stream.PARAM_ORIGIN, Stream.PARAM_UPDATED, Stream.UPDATE})
+_UPDATES: Final = frozenset({Stream.UPDATE})
 # Means of gradients: those of a few elements pass zero in a healthy run.
 _SIGNED: Final = frozenset({Stream.EXP_AVG, Stream.UPDATE})
 _SCALE_STEPS: Final = 8
@@ -204,10 +204,10 @@ class Rules:
         noise = self._negligible(series)
         still = self._stays(series) | noise
         if self._rates.are_tiny:
-            still |= self._is_of(series, _MOVED)
+            still |= self.table.are_of(series, _MOVED)
         found = self._zeros(step, series[~still], values[~still])
         # Optimizers that go by signs make steps of the same length.
-        still |= self._is_of(series, frozenset({Stream.UPDATE}))
+        still |= self.table.are_of(series, _UPDATES)
         found += self._unchanged(step, series[~still], values[~still])
         judged = (values != 0) & ~noise
         series, values, kinds = series[judged], values[judged], kinds[judged]
@@ -222,7 +222,7 @@ class Rules:
         weak = _weak(z, decades, is_loss) & (
             np.abs(z) > _BEYOND_RECORD * self.levels.record(series)
         )
-        weak &= ~is_loss | self._losses.rises(series, values, expected)
+        weak[is_loss] &= self._losses.rises(series[is_loss], values[is_loss], expected[is_loss])
         begun = weak | ((np.abs(z) > _ONSET_Z) & (np.abs(decades) > _ONSET_DECADES))
         self._onset[series[~begun]] = -1
         self._onset[series[begun & (self._onset[series] < 0)]] = step
@@ -251,11 +251,7 @@ class Rules:
         """Return which series a skipped step leaves as they are."""
         if not self._skipped:
             return np.zeros(len(series), np.bool_)
-        return self._is_of(series, _LEFT)
-
-    def _is_of(self, series: Integers, streams: Set[str]) -> NDArray[np.bool_]:
-        """Return which series are of one of these streams."""
-        return np.array([self.table.keys[one].stream in streams for one in series], np.bool_)
+        return self.table.are_of(series, _LEFT)
 
     def _negligible(self, series: Integers) -> NDArray[np.bool_]:
         """Return which series are of tensors whose gradient has always been noise.
@@ -295,7 +291,7 @@ class Rules:
 
     def _rate_share(self, series: Integers) -> Floats:
         """Return the decades of updates that the learning rate explains."""
-        is_update = self._is_of(series, frozenset({Stream.UPDATE}))
+        is_update = self.table.are_of(series, _UPDATES)
         return np.where(is_update, self._rates.decades(), 0.0)
 
     def _alone(
@@ -315,7 +311,7 @@ class Rules:
         lasting = strong & (self._strong[series].sum(axis=1) >= 2)
         severe = (size > _SEVERE_Z) & (reach > _SEVERE_DECADES)
         loss = is_loss & (size > _LOSS_STRONG_Z) & (reach > _LOSS_STRONG_DECADES)
-        passes_zero = (z < 0) & self._is_of(series, _SIGNED)
+        passes_zero = (z < 0) & self.table.are_of(series, _SIGNED)
         return np.asarray((lasting | severe | loss) & ~passes_zero)
 
     def _broad(
@@ -348,6 +344,8 @@ class Rules:
 
     def _lasting(self, sign: Sign, step: int, series: Integers, rarity: Rarity) -> list[Signal]:
         """Return signals that began with the run of events."""
+        if not len(series):
+            return []
         began = step - rarity.run(series) + 1
         now = self._last[series] if sign is Sign.STUCK else np.zeros(len(series))
         expected = 10.0 ** (self.levels.expected(series) + self._rate_share(series))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -154,6 +155,11 @@ class SeriesTable:
                 places.append(column * len(layout.names) + row)
         self._extend_columns()
         return np.array(numbers, np.int64), np.array(places, np.int64)
+
+    def are_of(self, series: NDArray[np.int64], streams: Set[str]) -> NDArray[np.bool_]:
+        """Return which series are of one of these streams."""
+        chosen = np.array([stream in streams for _, stream in self._groups], np.bool_)
+        return chosen[self.group[series]]
 
     def _number(self, key: Series, kind: Kind, dtype: str) -> int:
         number = self._numbers.setdefault(key, len(self.keys))

@@ -134,8 +134,8 @@ class StepCollector(ABC):
         """
         if self._recorder.stop_request is not None:
             raise MonitorStop(self._recorder.stop_request)
-        if self._is_stepping and self._rows is not None:  # the last attempt raised
-            self._rows.drop()
+        if self._is_stepping:  # the last attempt raised
+            self._skipped()
         self._is_stepping = True
         self.has_closure = has_closure
         if self._rows is not None:
@@ -184,7 +184,7 @@ class StepCollector(ABC):
         self.tell(self._rows)
 
     def _skipped(self) -> None:
-        """Forget what was measured of a step that a scaler skipped."""
+        """Forget what was measured of a step that a scaler skipped, or that raised."""
         if self._rows is not None:
             self._rows.drop()
             self._tell_step()

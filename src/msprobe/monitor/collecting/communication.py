@@ -50,6 +50,7 @@ class Transfers:
         """
         self._keys = keys
         self._lines = [re.compile(pattern) for pattern in keys.cc_codeline]
+        self._hidden = [re.compile(pattern) for pattern in keys.stack_blacklist]
         self._tensors_in = tensors_in
         self._checksum = checksum
         self._calls: Counter[str] = Counter()
@@ -72,7 +73,13 @@ class Transfers:
 
     def number(self, api: str) -> int | None:
         """Return the number of a call in the step; None for one that is not measured."""
-        frames = list(_frames(sys._getframe(1)))
+        if self.rows is None or not self.rows.streams[Stream.OTHER].wants(api):
+            return None
+        frames = [
+            frame
+            for frame in _frames(sys._getframe(1))
+            if not any(one.search(frame) for one in self._hidden)
+        ]
         if self._lines and not any(one.search(frame) for one in self._lines for frame in frames):
             return None
         if self._keys.cc_log_only:

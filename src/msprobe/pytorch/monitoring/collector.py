@@ -38,6 +38,7 @@ from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
 from msprobe.pytorch.monitoring.communication import Communication, may_communicate
 from msprobe.pytorch.monitoring.features import TORCH, is_linear
+from msprobe.pytorch.monitoring.loss_scale import ScaledLosses
 from msprobe.pytorch.monitoring.optimizers import view_of
 from msprobe.pytorch.monitoring.parameters import Named, Parameters, plain_number
 from msprobe.pytorch.monitoring.reading import READING
@@ -83,6 +84,7 @@ class Collector(StepCollector):
             holds: tells of a parameter whether this rank measures it.
         """
         self._models = models
+        self._optimizer = optimizer
         keys = settings.keys
         streams = streams_of(settings, rank)
         takes_gradients = Stream.ACTV_GRAD in streams
@@ -192,9 +194,13 @@ class Collector(StepCollector):
             session.attempt("hooking modules", self._install_modules)
         if Stream.GRAD_UNREDUCED in due:
             install = self._parameters.install
-            session.attempt("hooking parameters", install, self._models, self._undo)
+            chosen = self.streams[Stream.GRAD_UNREDUCED]
+            session.attempt("hooking parameters", install, self._models, chosen, self._undo)
         if Stream.RUN in due:
-            session.attempt("hooking backward", Losses(session).install, BackwardEntry())
+            scaled = ScaledLosses(session)
+            session.attempt("hooking gradient scalers", scaled.install, self._optimizer)
+            losses = Losses(session, scaled.of)
+            session.attempt("hooking backward", losses.install, BackwardEntry())
             calls = TrainingCalls(session, lambda _: lambda: None)
             session.attempt("hooking training calls", calls.install)
 

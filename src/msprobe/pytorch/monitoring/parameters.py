@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from msprobe.capture.session import Session
-from msprobe.monitor.collecting.step_rows import Key, StepRows
+from msprobe.monitor.collecting.step_rows import Batch, Key, StepRows
 from msprobe.monitor.rows import Stream
+from msprobe.monitor.settings import StreamSettings
 from msprobe.pytorch.gradients.parameter_gradients import make_first
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.monitoring.optimizers import OptimizerView, gradient_of
@@ -27,6 +27,17 @@ Named = tuple[Key, Tensor]
 _MOMENTS: Final = {"exp_avg": Stream.EXP_AVG, "exp_avg_sq": Stream.EXP_AVG_SQ}
 RATIO: Final = "ratio"
 MG_DIRECTION: Final = "mg_direction"
+
+
+class _Accumulated:
+    """How often the gradient of a parameter was added up in a step."""
+
+    __slots__ = ("begun", "count", "key")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.begun = 0
+        self.count = 0
 
 
 class Parameters:
@@ -72,7 +83,8 @@ class Parameters:
         self._direction = direction
         self._are_parts = are_parts
         self.rows: StepRows | None = None
-        self._passes: Counter[Tensor] = Counter()
+        self._begun = 0
+        self._unreduced: dict[int, Batch] = {}
         self._known_parameters: Known = {}
         self._known_gradients: Known = {}
         self._before: list[tuple[Key, Tensor, Tensor]] = []
@@ -80,60 +92,75 @@ class Parameters:
     def begin_step(self, rows: StepRows | None) -> None:
         """Begin a step, or stop with None."""
         self.rows = rows
-        self._passes.clear()
+        self._begun += 1
+        self._unreduced.clear()
         self._known_gradients.clear()
         self._before.clear()
 
     # -- before reduction ----------------------------------------------------------------------
 
-    def install(self, models: Sequence[nn.Module], undo: ExitStack) -> None:
-        """Watch the gradients of parameters as torch accumulates them."""
-        keys = {parameter: key for key, parameter in self._parameters}
-        trained = [one for one in keys if one.requires_grad and one.is_leaf]
-        for parameter in trained:
+    def install(self, models: Sequence[nn.Module], chosen: StreamSettings, undo: ExitStack) -> None:
+        """Watch the gradients of parameters as torch accumulates them.
+
+        Args:
+            models: the models.
+            chosen: tells which are wanted.
+            undo: takes the hooks away.
+        """
+        trained = {
+            parameter: _Accumulated(key)
+            for key, parameter in self._parameters
+            if parameter.requires_grad and parameter.is_leaf and chosen.wants(key.name)
+        }
+        for parameter, gradients in trained.items():
             handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._accumulated, keys[parameter])
+                partial(self._accumulated, gradients)
             )
             make_first(parameter, handle.id)
             undo.callback(handle.remove)
 
         def take(parameter: Tensor, gradient: Tensor) -> None:
-            key = keys.get(parameter)
-            if self.rows is not None and key is not None:
-                rows = self.rows
-                quietly(
-                    self._session, "gradient", self._put_unreduced, rows, key, parameter, gradient
-                )
+            if parameter in trained:
+                self._accumulated(trained[parameter], parameter, gradient)
 
         watch_wholes(models, trained, take, undo)
         for flat in flat_parameters(models):
             watch_flat(flat, take, undo)
 
-    def _accumulated(self, key: Key, parameter: Tensor) -> None:
-        if self.rows is not None:
-            quietly(self._session, "gradient", self._take_unreduced, self.rows, key, parameter)
+    def _accumulated(
+        self, gradients: _Accumulated, parameter: Tensor, whole: Tensor | None = None
+    ) -> None:
+        """Count a gradient, and measure it if it is wanted: a hook that runs for each of them."""
+        rows = self.rows
+        if rows is None:
+            return
+        if gradients.begun != self._begun:
+            gradients.begun, gradients.count = self._begun, 0
+        micro_step = gradients.count
+        gradients.count = micro_step + 1
+        if self._every_micro_step or micro_step == self._micro_steps - 1:
+            quietly(
+                *(self._session, "gradient", self._take_unreduced),
+                *(rows, gradients.key, micro_step, parameter, whole),
+            )
 
-    def _take_unreduced(self, rows: StepRows, key: Key, parameter: Tensor) -> None:
-        gradient = gradient_of(parameter, reads_main_grad=self._reads_main_grad)
+    def _take_unreduced(
+        self, rows: StepRows, key: Key, micro_step: int, parameter: Tensor, whole: Tensor | None
+    ) -> None:
+        gradient = whole
         if gradient is None:
-            return
-        own = parameter.grad
-        if own is not None and own is not gradient and not _is_added(parameter):
-            # Megatron-core adds it in a hook of the node, which runs after those of the parameter.
-            gradient = gradient + own
-        self._put_unreduced(rows, key, parameter, gradient)
-
-    def _put_unreduced(self, rows: StepRows, key: Key, parameter: Tensor, gradient: Tensor) -> None:
-        micro_step = self._passes[parameter]
-        self._passes[parameter] = micro_step + 1
-        is_last = micro_step == self._micro_steps - 1
-        if not (is_last or self._every_micro_step):
-            return
-        settings = rows.streams.get(Stream.GRAD_UNREDUCED)
-        if settings is not None and settings.wants(key.name):
-            number = micro_step if self._every_micro_step else 0
-            batch = rows.batch(Stream.GRAD_UNREDUCED, number)
-            batch.add((key,), [gradient], self._known_gradients)
+            gradient = gradient_of(parameter, reads_main_grad=self._reads_main_grad)
+            own = parameter.grad
+            if gradient is None:
+                return
+            if own is not None and own is not gradient and not _is_added(parameter):
+                # Megatron-core adds it in a hook of the node, which runs after the parameter's.
+                gradient = gradient + own
+        number = micro_step if self._every_micro_step else 0
+        batch = self._unreduced.get(number)
+        if batch is None:
+            batch = self._unreduced[number] = rows.batch(Stream.GRAD_UNREDUCED, number)
+        batch.add((key,), [gradient], self._known_gradients)
 
     # -- around the step of the optimizer --------------------------------------------------------
 

@@ -39,15 +39,21 @@ class Losses:
         count: backward passes of the step that have begun.
     """
 
-    __slots__ = ("_entries", "_session", "count", "is_installed")
+    __slots__ = ("_entries", "_scale_of", "_session", "count", "is_installed")
 
-    def __init__(self, session: Session) -> None:
+    def __init__(
+        self,
+        session: Session,
+        scale_of: Callable[[torch.Tensor], torch.Tensor | None] | None = None,
+    ) -> None:
         """Create it.
 
         Args:
             session: gets the values, and learns of exceptions.
+            scale_of: returns what a root was multiplied by; its value is then told without that.
         """
         self._session = session
+        self._scale_of = scale_of
         self.is_installed = False
         self.count = 0
         self._entries = 0
@@ -95,13 +101,18 @@ class Losses:
                 dtype=str(root.dtype),
                 made_by=_made_by(root),
             )
-            deferred = partial(_loss, entry, print_, root.numel())
-            facts.append("loss", deferred() if print_.is_ready else deferred)
+            scale = None if self._scale_of is None else self._scale_of(root)
+            prints = [print_] if scale is None else [print_, Fingerprint(scale.detach())]
+            deferred = partial(_loss, entry, prints, root.numel())
+            facts.append("loss", deferred() if all(one.is_ready for one in prints) else deferred)
 
 
-def _loss(entry: Callable[..., Loss], print_: Fingerprint, elements: int) -> Loss:
-    print_.wait()
-    mean = print_.summary.mean
+def _loss(entry: Callable[..., Loss], prints: Sequence[Fingerprint], elements: int) -> Loss:
+    for one in prints:
+        one.wait()
+    mean, *scales = (one.summary.mean for one in prints)
+    if mean is not None and scales and scales[0]:
+        mean /= scales[0]
     return entry(value=None if mean is None else mean * elements)
 
 
