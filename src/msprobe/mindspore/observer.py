@@ -9,6 +9,7 @@ from typing import Any
 
 from mindspore import nn
 from msprobe.capture.session import Session
+from msprobe.capture.task_checks import noise_seed
 from msprobe.capture.token_range import TokenGate
 from msprobe.config import Level, Task
 from msprobe.mindspore.adapter import on_host
@@ -21,6 +22,7 @@ from msprobe.mindspore.immediate_operators import ImmediateOperators
 from msprobe.mindspore.jit_calls import name_of
 from msprobe.mindspore.losses import Losses
 from msprobe.mindspore.model_calls import ModelCalls
+from msprobe.mindspore.noise import NoiseMode
 from msprobe.mindspore.optimizer_steps import OptimizerSteps
 from msprobe.mindspore.parameter_gradients import ParameterGradients
 from msprobe.mindspore.primitive_calls import PrimitiveObserver
@@ -47,6 +49,8 @@ class Observer:
         level = session.config.level
         self._recomputations = recomputations(session)
         self._immediate = ImmediateOperators(session)
+        seed = noise_seed(session.config)
+        self._noise = None if seed is None else NoiseMode(session, seed)
         self.apis = None
         if level in (Level.L1, Level.MIX):
             self.apis = ApiObserver(session, table, self._recomputations)
@@ -110,6 +114,8 @@ class Observer:
             self._free.install()
         if self.apis is not None:
             self.apis.install()
+        if self._noise is not None:
+            self._noise.install()
 
     def around_jit(
         self, executor: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -131,6 +137,8 @@ class Observer:
                 self._come_back()
 
     def _step_aside(self) -> None:
+        if self._noise is not None:
+            self._noise.suspend()
         if self.apis is not None:
             self.apis.remove()
         self._model_calls.suspend()
@@ -147,3 +155,5 @@ class Observer:
         self._model_calls.resume()
         if self.apis is not None:
             self.apis.install()
+        if self._noise is not None:
+            self._noise.resume()
