@@ -48,6 +48,7 @@ setup(
             sources=["src/msprobe/pytorch/values/_tensors.c"],
             depends=[
                 "src/msprobe/capture/_native_api.h",
+                "src/msprobe/pytorch/values/_tensors_calls.h",
                 "src/msprobe/pytorch/values/_tensors_taps.h",
             ],
             extra_compile_args=FLAGS,
