@@ -46,7 +46,7 @@ _IN_PLACE: Final = "Inplace"
 _modes: Final[Any] = core._DispatchGuardStack
 
 
-class NoiseMode(MsDispatchMode):
+class NoiseMode(MsDispatchMode):  # type: ignore[misc]  # MindSpore has no types
     """Moves the results of operators, between `start` and `stop`."""
 
     def __init__(self, session: Session, seed: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspore import nn
 from msprobe.capture.session import Session
@@ -22,12 +22,14 @@ from msprobe.mindspore.immediate_operators import ImmediateOperators
 from msprobe.mindspore.jit_calls import name_of
 from msprobe.mindspore.losses import Losses
 from msprobe.mindspore.model_calls import ModelCalls
-from msprobe.mindspore.noise import NoiseMode
 from msprobe.mindspore.optimizer_steps import OptimizerSteps
 from msprobe.mindspore.parameter_gradients import ParameterGradients
 from msprobe.mindspore.primitive_calls import PrimitiveObserver
 from msprobe.mindspore.recompute_frames import recomputations
 from msprobe.mindspore.tensor_search import output_slots
+
+if TYPE_CHECKING:
+    from msprobe.mindspore.noise import NoiseMode
 
 
 class Observer:
@@ -49,8 +51,11 @@ class Observer:
         level = session.config.level
         self._recomputations = recomputations(session)
         self._immediate = ImmediateOperators(session)
-        seed = noise_seed(session.config)
-        self._noise = None if seed is None else NoiseMode(session, seed)
+        self._noise: NoiseMode | None = None
+        if (seed := noise_seed(session.config)) is not None:
+            from msprobe.mindspore.noise import NoiseMode  # MindSpore before 2.10 has no such modes
+
+            self._noise = NoiseMode(session, seed)
         self.apis = None
         if level in (Level.L1, Level.MIX):
             self.apis = ApiObserver(session, table, self._recomputations)
