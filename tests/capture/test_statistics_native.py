@@ -228,3 +228,38 @@ def test_the_environment_switches_the_extension_off():
     )
     assert run.stdout.split() == ["None", "True"]
     assert NATIVE is not None
+
+
+@pytest.mark.parametrize("isa", native.use_isa(None) if native else [])
+@pytest.mark.parametrize(("kind", "code"), [("float32", "f"), ("float64", "d")])
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 5000])
+def test_differences_of_two_buffers(isa: str, kind: str, code: str, count: int) -> None:
+    """Small integers: every sum is exact, whatever the order of the additions."""
+    one = array(code, [(7 * i) % 11 - 5 for i in range(count)])
+    other = array(code, [(3 * i) % 8 - 4 for i in range(count)])
+    native.use_isa(isa)
+    try:
+        found = native.difference(
+            native.KINDS[kind], one.buffer_info()[0] or 8, other.buffer_info()[0] or 8, count
+        )
+    finally:
+        native.use_isa(None)
+    moved = [b - a for a, b in zip(one, other, strict=True)]
+    assert found == (
+        sum(a * a for a in one),
+        sum(d * d for d in moved),
+        max(map(abs, moved), default=0),
+    )
+
+
+def test_a_nan_is_in_the_sums_of_differences() -> None:
+    one, other = array("f", [1.0] * 40), array("f", [1.0] * 39 + [math.nan])
+    places = one.buffer_info()[0], other.buffer_info()[0]
+    squares, moved, greatest = native.difference(native.KINDS["float32"], *places, 40)
+    assert (squares, greatest) == (40.0, 0.0)
+    assert math.isnan(moved)
+
+
+def test_differences_are_of_floats() -> None:
+    with pytest.raises(ValueError, match="float32 or float64"):
+        native.difference(native.KINDS["int32"], 8, 8, 1)

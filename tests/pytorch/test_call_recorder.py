@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import weakref
 from pathlib import Path
 
@@ -52,12 +53,14 @@ class Odd(nn.Module):
         return joined.sum() + torch.nn.functional.mse_loss(joined, x, reduction="mean")
 
 
-def files_of(folder: Path, level: str, *, in_python: bool) -> dict[str, bytes]:
+def files_of(
+    folder: Path, level: str, task: str = "statistics", *, in_python: bool
+) -> dict[str, bytes]:
     """The files of two steps, without the folder's name."""
     torch.manual_seed(0)
     model = Odd()
     data = torch.randn(2, 4)
-    with recording(folder, level) as run:
+    with recording(folder, level, task) as run:
         if in_python:
             session = current_session()
             assert session is not None
@@ -82,6 +85,23 @@ def test_records_are_the_same_in_c_and_in_python(level: str, tmp_path: Path) -> 
         files_of(tmp_path / name, level, in_python=name == "slow") for name in ("quick", "slow")
     )
     assert len(quick) == 6
+    assert quick == slow
+
+
+@pytest.mark.parametrize("task", ["nan_check", "overflow_check"])
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_the_same_is_found_in_c_and_in_python(level: str, task: str, tmp_path: Path) -> None:
+    quick, slow = (  # in one line, as their stacks name it
+        {
+            path: sorted(json.loads(content).get("data", ()))
+            for path, content in files_of(
+                tmp_path / name, level, task, in_python=name == "slow"
+            ).items()
+            if path.endswith("dump.json")
+        }
+        for name in ("quick", "slow")
+    )
+    assert any(quick.values())
     assert quick == slow
 
 

@@ -27,6 +27,8 @@
 #define PyFloat_AS_DOUBLE PyFloat_AsDouble
 #define PyBytes_AS_STRING PyBytes_AsString
 #define PyBytes_GET_SIZE PyBytes_Size
+#define PyByteArray_AS_STRING PyByteArray_AsString
+#define PyByteArray_GET_SIZE PyByteArray_Size
 #define PyUnicode_GET_LENGTH PyUnicode_GetLength
 
 #define Py_XSETREF(place, value)                                                                 \

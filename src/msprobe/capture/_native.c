@@ -32,6 +32,12 @@
 #endif
 
 /* Small enough for the first-level cache, where the second loop over a block finds it again. */
+/* What two tensors differ by, see `difference`. */
+struct difference {
+    double squares, moved, greatest;
+};
+#define DIFFERENCE_LANES 32
+
 #define BLOCK_BYTES (16 * SIGN_BLOCK)
 /* 256-bin counting has a fixed cost per block, so its blocks are larger. */
 #define COUNT_BLOCK_BYTES (16 * BLOCK_BYTES)
@@ -198,6 +204,8 @@ typedef void (*block_fn)(const void *block, size_t n, struct total *t);
 typedef void (*fold_fn)(const void *block, size_t n, double *sums);
 typedef size_t (*below_fn)(const void *block, size_t n, uint64_t limit);
 typedef uint64_t (*greatest_fn)(const void *block, size_t n);
+typedef void (*difference_fn)(const void *block, const void *other, size_t n,
+                              struct difference *found);
 
 struct kernels {
     const char *name;
@@ -207,6 +215,7 @@ struct kernels {
     void (*project)(double *sums, size_t n, struct projections *projections);
     below_fn below_16, below_32, below_64;
     greatest_fn greatest_16, greatest_32, greatest_64;
+    difference_fn difference_32, difference_64;
 };
 
 #define KERNELS(isa)                                                                            \
@@ -215,7 +224,8 @@ struct kernels {
      block_bool_##isa, fold_i8_##isa, fold_u8_##isa, fold_i16_##isa, fold_u16_##isa,            \
      fold_i32_##isa, fold_u32_##isa, fold_i64_##isa, fold_u64_##isa, fold_f32_##isa,            \
      fold_f64_##isa, project_##isa, below_16_##isa, below_32_##isa, below_64_##isa,        \
-     greatest_16_##isa, greatest_32_##isa, greatest_64_##isa}
+     greatest_16_##isa, greatest_32_##isa, greatest_64_##isa, difference_32_##isa,          \
+     difference_64_##isa}
 
 /* Ascending: the last one that works here is taken. */
 static const struct kernels ALL_KERNELS[] = {
@@ -1435,6 +1445,36 @@ static PyObject *stack_key(PyObject *module, PyObject *arg)
     return PyLong_FromUnsignedLongLong(key ? key : 1);
 }
 
+/* ---- differences ---------------------------------------------------------------------------- */
+
+static PyObject *difference(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 4) {
+        PyErr_SetString(PyExc_TypeError, "difference(kind, address, other, count)");
+        return NULL;
+    }
+    long kind = PyLong_AsLong(args[0]);
+    const char *one = PyLong_AsVoidPtr(args[1]), *other = PyLong_AsVoidPtr(args[2]);
+    Py_ssize_t count = PyLong_AsSsize_t(args[3]);
+    if (PyErr_Occurred()) return NULL;
+    int is_float = kind >= 0 && kind < KIND_COUNT && (KINDS[kind].category == FLOAT32 ||
+                                                      KINDS[kind].category == FLOAT64);
+    if (!is_float || count < 0 || (count && !(one && other))) {
+        PyErr_SetString(PyExc_ValueError, "difference() needs float32 or float64, and addresses");
+        return NULL;
+    }
+    difference_fn of = KINDS[kind].category == FLOAT32 ? chosen.difference_32 : chosen.difference_64;
+    size_t itemsize = KINDS[kind].itemsize;
+    struct difference found = {0, 0, 0};
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t rest = (size_t)count, n; rest; rest -= n, one += n * itemsize, other += n * itemsize) {
+        n = rest < BLOCK_BYTES / itemsize ? rest : BLOCK_BYTES / itemsize;
+        of(one, other, n, &found);
+    }
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("(ddd)", found.squares, found.moved, found.greatest);
+}
+
 /* ---- memory --------------------------------------------------------------------------------- */
 
 static PyObject *memory(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -1484,6 +1524,9 @@ static PyMethodDef METHODS[] = {
      "stats(kind, address, count) -> (max, min, mean, norm, nonfinite | None, projections | None)"},
     {"stats_strided", (PyCFunction)(void (*)(void))stats_strided, METH_FASTCALL,
      "stats_strided(kind, address, shape, strides, size_bytes) -> as stats()"},
+    {"difference", (PyCFunction)(void (*)(void))difference, METH_FASTCALL,
+     "difference(kind, address, other, count) -> (sum of squares, sum of the squares of the differences "
+     "of the others, greatest difference) of float32 or float64"},
     {"memory", (PyCFunction)(void (*)(void))memory, METH_FASTCALL,
      "memory(address, size_bytes) -> read-only memoryview; the caller keeps the owner alive"},
     {"stack_key", stack_key, METH_O,

@@ -381,6 +381,40 @@ GREATEST_BLOCK(greatest_16, uint16_t, 0x7fff)
 GREATEST_BLOCK(greatest_32, uint32_t, 0x7fffffff)
 GREATEST_BLOCK(greatest_64, uint64_t, (uint64_t)INT64_MAX)
 
+/* Add the squares of the elements, and those of the differences of others from them, to `found`, and
+ * note the greatest difference. NaN is in the sums alone. */
+#define DIFFERENCE_BLOCK(NAME, TYPE)                                                            \
+    TARGET static void ISA(NAME)(const void *block, const void *other, size_t n,                \
+                                 struct difference *found)                                      \
+    {                                                                                           \
+        const TYPE *p = block, *q = other;                                                      \
+        TYPE squares[DIFFERENCE_LANES] = {0}, moved[DIFFERENCE_LANES] = {0};                    \
+        TYPE greatest[DIFFERENCE_LANES] = {0};                                                  \
+        for (; n >= DIFFERENCE_LANES; n -= DIFFERENCE_LANES) {                                  \
+            for (int k = 0; k < DIFFERENCE_LANES; k++) {                                        \
+                TYPE by = q[k] - p[k], size = by < 0 ? -by : by;                                \
+                squares[k] += p[k] * p[k];                                                      \
+                moved[k] += by * by;                                                            \
+                greatest[k] = size > greatest[k] ? size : greatest[k];                          \
+            }                                                                                   \
+            p += DIFFERENCE_LANES, q += DIFFERENCE_LANES;                                       \
+        }                                                                                       \
+        for (size_t k = 0; k < n; k++) {                                                        \
+            TYPE by = q[k] - p[k], size = by < 0 ? -by : by;                                    \
+            squares[k] += p[k] * p[k];                                                          \
+            moved[k] += by * by;                                                                \
+            greatest[k] = size > greatest[k] ? size : greatest[k];                              \
+        }                                                                                       \
+        for (int k = 0; k < DIFFERENCE_LANES; k++) {                                            \
+            found->squares += squares[k];                                                       \
+            found->moved += moved[k];                                                           \
+            if (greatest[k] > found->greatest) found->greatest = greatest[k];                   \
+        }                                                                                       \
+    }
+
+DIFFERENCE_BLOCK(difference_32, float)
+DIFFERENCE_BLOCK(difference_64, double)
+
 /* Add up the elements of at most a sign block that have equal signs, for the types whose own
  * reduction does not project. `sums` gets min(n, SIGN_PERIOD) numbers. */
 #define FOLD(NAME, TYPE, WIDE)                                                                  \
@@ -436,6 +470,7 @@ TARGET static void ISA(project)(double *sums, size_t n, struct projections *proj
 #undef PREFETCH
 #undef BELOW_BLOCK
 #undef GREATEST_BLOCK
+#undef DIFFERENCE_BLOCK
 #undef FOLD
 #undef MAX_FLOATS
 #undef MIN_FLOATS

@@ -93,6 +93,7 @@ class Native(NamedTuple):
     kinds: Mapping[str, int]
     stats: Callable[[int, int, int], RawStatistics]
     stats_strided: Callable[[int, int, tuple[int, ...], tuple[int, ...], int], RawStatistics]
+    difference: Callable[[int, int, int, int], tuple[float, float, float]]
 
 
 def native_module() -> ModuleType | None:
@@ -110,7 +111,7 @@ def load_native() -> Native | None:
     module = native_module()
     if module is None:
         return None
-    return Native(module.KINDS, module.stats, module.stats_strided)
+    return Native(module.KINDS, module.stats, module.stats_strided, module.difference)
 
 
 NATIVE: Final = load_native()

@@ -9,6 +9,7 @@ is going to overwrite are described before it runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final, Protocol
 
 from msprobe.capture.backward import BackwardPass
@@ -68,7 +69,12 @@ class _Received:
 
 
 class WatchRecording(Recording):
-    """Describes a call when something is found in it."""
+    """Describes a call when something is found in it.
+
+    Attributes:
+        stacks: those of the calls of the run, by index.
+        watch: looks at values; None where every value is described.
+    """
 
     _has_more = True
 
@@ -92,11 +98,11 @@ class WatchRecording(Recording):
         """
         super().__init__(around)
         self._check = check
-        self._watch = watch
+        self.watch = watch
         self._sees_writes = sees_writes
         self._saves = saves
         self._received: dict[Call, _Received] = {}
-        self._stacks: dict[int, Stack] = {}
+        self.stacks: dict[int, Stack] = {}
         self._modules: list[Call] = []
         self._arrived: dict[BackwardPass, list[tuple[Any, str, Position]]] = {}
         self._waiting_parameters: dict[str, list[tuple[str, Any]]] = {}
@@ -127,7 +133,7 @@ class WatchRecording(Recording):
 
     def begin(self, call: Call, stack: Stack) -> None:
         """Note the place of a call; it is written when something is found."""
-        self._stacks.setdefault(stack.index, stack)
+        self.stacks.setdefault(stack.index, stack)
         if call.is_module:
             self._modules.append(call)
 
@@ -149,7 +155,7 @@ class WatchRecording(Recording):
             self._describe_inputs(call, received, found)
             self._describe_before_write(call, found)
             return True
-        watch = self._watch
+        watch = self.watch
         assert watch is not None
         state = received.state = watch.arguments(args, kwargs, found)
         if call.is_module:
@@ -158,15 +164,31 @@ class WatchRecording(Recording):
             self._describe_inputs(call, received, [])
         return True
 
+    def adopt(
+        self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], found: Found, state: int
+    ) -> None:
+        """Go on with a call that began without this recording (`CallRecorder`).
+
+        Args:
+            call: the call.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            found: the tensors among them.
+            state: of these.
+        """
+        if not self._check.finished:
+            self._received[call] = received = _Received(args, kwargs, found)
+            received.state = state
+
     def _is_read_at_once(self, call: Call, args: Sequence[Any]) -> bool:
         """Return whether the arguments are described before the call runs.
 
         An adapter hands on a list in place of the tuple where an argument is not read.
         """
         return (
-            self._watch is None
+            self.watch is None
             or type(args) is not tuple
-            or (not call.is_module and _writes_arguments(call.forward_name))
+            or (not call.is_module and writes_arguments(call.forward_name.rsplit(".", 2)[0]))
             or (self._saves and call.is_module and not self._sees_writes)
             or self._check.wants(call.forward_name)
         )
@@ -182,7 +204,7 @@ class WatchRecording(Recording):
 
     def _describe_before_write(self, writer: Call, found: Found) -> None:
         """Describe the arguments of open modules that a call may overwrite."""
-        watch = self._watch
+        watch = self.watch
         if watch is None or not self._saves:
             return
         for call in self._modules:
@@ -205,7 +227,7 @@ class WatchRecording(Recording):
         return draft
 
     def _stack_of(self, call: Call) -> Stack | None:
-        return None if call.stack is None else self._stacks.get(call.stack)
+        return None if call.stack is None else self.stacks.get(call.stack)
 
     def outputs(self, call: Call, output: Any) -> None:
         """Look at the outputs of the call."""
@@ -213,14 +235,14 @@ class WatchRecording(Recording):
         if received is None:
             return
         received.output = (output,)
-        if received.draft is None and self._watch is not None:
-            state = self._watch.result(output)
+        if received.draft is None and self.watch is not None:
+            state = self.watch.result(output)
             if state > received.state:
                 received.state = state
 
     def part(self, call: Call, name: str, values: Mapping[str, Any]) -> None:
         """Keep a further named part, such as a module's own parameters."""
-        received, watch = self._received.get(call), self._watch
+        received, watch = self._received.get(call), self.watch
         if received is None:
             return
         received.parts = [*(received.parts or ()), (name, values, True)]
@@ -272,7 +294,7 @@ class WatchRecording(Recording):
         return {name: value(item, draft, f"{part}.{name}") for name, item in values.items()}
 
     def _note_overwritten(self, draft: Draft, received: _Received) -> None:
-        watch, versions = self._watch, received.versions
+        watch, versions = self.watch, received.versions
         if watch is None or versions is None:
             return
         if versions != [watch.version(tensor) for tensor, _ in received.found]:
@@ -290,7 +312,7 @@ class WatchRecording(Recording):
 
     def backward_begin(self, backward: BackwardPass) -> None:
         """Begin to collect the gradients of a pass."""
-        if self._watch is None:
+        if self.watch is None:
             self._open_record(backward)
         else:
             self._arrived[backward] = []
@@ -298,13 +320,13 @@ class WatchRecording(Recording):
     def gradient(self, backward: BackwardPass, side: str, position: Position, tensor: Any) -> None:
         """Look at a gradient, and keep it until the pass ends."""
         arrived = self._arrived.get(backward)
-        if arrived is None or self._watch is None:
+        if arrived is None or self.watch is None:
             super().gradient(backward, side, position, tensor)
             return
         if self._check.finished:
             return
         arrived.append((tensor, side, position))
-        if self._watch.tensor(tensor) or self._check.wants(backward.name):
+        if self.watch.tensor(tensor) or self._check.wants(backward.name):
             self._describe_arrived(backward)
 
     def _describe_arrived(self, backward: BackwardPass) -> None:
@@ -326,7 +348,7 @@ class WatchRecording(Recording):
         """Describe a pass if something is found in its gradients."""
         if self._check.finished:
             return
-        watch = self._watch
+        watch = self.watch
         if watch is None or self._check.wants(backward.name) or any(watch.gradients(arrived)):
             self._open_record(backward)
             for tensor, side, position in arrived:
@@ -347,7 +369,7 @@ class WatchRecording(Recording):
         """Look at the gradient of a parameter; describe those of its module if need be."""
         if self._check.finished:
             return
-        watch, waiting = self._watch, self._waiting_parameters
+        watch, waiting = self.watch, self._waiting_parameters
         is_open = name in self._parameters or self._check.wants(name)
         if not is_open and watch is not None and not watch.tensor(tensor):
             if is_last:
@@ -365,9 +387,9 @@ class WatchRecording(Recording):
         self._waiting_parameters.clear()
 
 
-def _writes_arguments(name: str) -> bool:
-    """Return whether an API with this record name writes to its arguments, by its name."""
-    if name.startswith(_COMMUNICATION):
+@cache
+def writes_arguments(api: str) -> bool:
+    """Return whether an API, ``Tensor.add_``, writes to its arguments, by its name."""
+    if api.startswith(_COMMUNICATION):
         return True
-    api = name.rsplit(".", 2)[0]
     return api[-1] == "_" and (api[-2:] != "__" or ".__i" in api)

@@ -43,7 +43,6 @@ _LEVELS: Final[dict[Task, tuple[Level, ...]]] = {
     Task.FREE_BENCHMARK: (Level.L1, Level.MIX),
     Task.DIFF_CHECK: (Level.L0, Level.L1, Level.MIX),
 }
-_OF_PYTORCH: Final = (Task.SIGNATURE, Task.NOISE_FLOOR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +170,7 @@ def _resolve(draft: _Draft, file: Path | None) -> Config:
 def _resolve_task(draft: _Draft) -> Task:
     value = draft.values.get("task", Task.STATISTICS.value)
     # Only MindSpore dumps kernels by itself.
-    without = _OF_PYTORCH if draft.dumps_kernels else (Task.EXCEPTION_DUMP,)
+    without = (Task.SIGNATURE if draft.dumps_kernels else Task.EXCEPTION_DUMP,)
     known = tuple(task for task in Task if task not in without)
     if isinstance(value, str) and value in OTHER_TASKS and value not in known:
         hint = (
@@ -179,7 +178,7 @@ def _resolve_task(draft: _Draft) -> Task:
             f'a section "{value}" may stay in the file'
         )
         raise ConfigError("task", value, known, source=draft.source("task"), hint=hint)
-    if value in _OF_PYTORCH and value not in known:
+    if value == Task.SIGNATURE and value not in known:
         hint = f"task {value} is for PyTorch"
         raise ConfigError("task", value, known, source=draft.source("task"), hint=hint)
     return parse_choice(value, Task, "task", source=draft.source("task"), without=without)
@@ -194,13 +193,16 @@ def _resolve_level(draft: _Draft, task: Task) -> Level:
     level = parse_choice(draft.values["level"], Level, "level", source=source)
     if task is Task.SIGNATURE:  # sees no calls
         return Level.L1
-    if level in _LEVELS[task]:
+    levels = _LEVELS[task]
+    if draft.dumps_kernels and task is Task.NOISE_FLOOR:  # kernels run where nothing is moved
+        levels = tuple(one for one in levels if one is not Level.L2)
+    if level in levels:
         return level
     if task is Task.STRUCTURE:
         draft.warnings.append(f'"level" is "{level}"; task structure uses mix instead')
         return Level.MIX
     hint = f"task {task} does not work at level {level}"
-    raise ConfigError("level", level.value, _LEVELS[task], source=source, hint=hint)
+    raise ConfigError("level", level.value, levels, source=source, hint=hint)
 
 
 def _resolve_section(draft: _Draft, task: Task, level: Level) -> Section:

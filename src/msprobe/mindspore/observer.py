@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspore import nn
 from msprobe.capture.session import Session
+from msprobe.capture.task_checks import noise_seed
 from msprobe.capture.token_range import TokenGate
 from msprobe.config import Level, Task
 from msprobe.mindspore.adapter import on_host
@@ -26,6 +27,9 @@ from msprobe.mindspore.parameter_gradients import ParameterGradients
 from msprobe.mindspore.primitive_calls import PrimitiveObserver
 from msprobe.mindspore.recompute_frames import recomputations
 from msprobe.mindspore.tensor_search import output_slots
+
+if TYPE_CHECKING:
+    from msprobe.mindspore.noise import NoiseMode
 
 
 class Observer:
@@ -47,6 +51,11 @@ class Observer:
         level = session.config.level
         self._recomputations = recomputations(session)
         self._immediate = ImmediateOperators(session)
+        self._noise: NoiseMode | None = None
+        if (seed := noise_seed(session.config)) is not None:
+            from msprobe.mindspore.noise import NoiseMode  # MindSpore before 2.10 has no such modes
+
+            self._noise = NoiseMode(session, seed)
         self.apis = None
         if level in (Level.L1, Level.MIX):
             self.apis = ApiObserver(session, table, self._recomputations)
@@ -110,6 +119,8 @@ class Observer:
             self._free.install()
         if self.apis is not None:
             self.apis.install()
+        if self._noise is not None:
+            self._noise.install()
 
     def around_jit(
         self, executor: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -131,6 +142,8 @@ class Observer:
                 self._come_back()
 
     def _step_aside(self) -> None:
+        if self._noise is not None:
+            self._noise.suspend()
         if self.apis is not None:
             self.apis.remove()
         self._model_calls.suspend()
@@ -147,3 +160,5 @@ class Observer:
         self._model_calls.resume()
         if self.apis is not None:
             self.apis.install()
+        if self._noise is not None:
+            self._noise.resume()

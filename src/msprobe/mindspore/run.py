@@ -241,6 +241,11 @@ class Run:
                 "start(): the task diff_check judges calls of the dynamic graph, and MindSpore is "
                 "in graph mode: record statistics at level L0, and compare both recordings"
             )
+        if self.config.task is Task.NOISE_FLOOR:
+            raise UnsupportedError(
+                "start(): the task noise_floor moves results of the dynamic graph, and MindSpore "
+                "is in graph mode: set_context(mode=PYNATIVE_MODE)"
+            )
         if self._static_graph is None:
             self._static_graph = GraphObserver(self.session)
         if self._static_graph.watch(self.models):

@@ -4,7 +4,8 @@
 `CallRecorder.begin` numbers a call, describes its inputs and notes where they hang in the graph;
 `end` describes the result, taps the gradients and writes the record. So do the taps when the
 gradients arrive. They are the same records that `Calls` and `Recording` make of any other call.
-Whatever is out of the ordinary goes that way.
+Whatever is out of the ordinary goes that way. For a `WatchRecording` the values are looked at and
+nothing is described; a call in which something is found goes on in Python.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from msprobe.capture.recording import Recording
 from msprobe.capture.session import Session
 from msprobe.capture.stacks import Stack
 from msprobe.capture.values import Found
+from msprobe.capture.watch_recording import WatchRecording, writes_arguments
+from msprobe.config import NanCheckSection
 from msprobe.dump.journal import BUFFER_BYTES
 from msprobe.dump.records import JsonTree
 from msprobe.pytorch.gradients.input_edges import InputEdges
@@ -26,6 +29,7 @@ from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.values.adapter import TorchAdapter
 from msprobe.pytorch.values.memo import TENSORS
 from msprobe.pytorch.values.random_state import RandomWatch
+from msprobe.pytorch.values.value_watch import TorchValueWatch
 
 
 class QuickCall(Protocol):
@@ -102,9 +106,10 @@ def new_call_recorder(
     That is so without the C extension, where tensors are saved, and where calls are selected.
     """
     calls, recording = session.calls, session.recording
-    if TENSORS is None or type(recording) is not Recording or not adapter.describes_whole:
+    if TENSORS is None or not calls.keeps_all:
         return None
-    if not calls.keeps_all:
+    watch = _watch_of(session)
+    if watch is None and (type(recording) is not Recording or not adapter.describes_whole):
         return None
     recorder: CallRecorder = TENSORS.CallRecorder(
         session,
@@ -119,8 +124,22 @@ def new_call_recorder(
         recording.written_stacks,
         recording.open_passes,
         session.backward.reached,
+        recording.stacks if isinstance(recording, WatchRecording) else None,
+        writes_arguments,
         BUFFER_BYTES,
         calls.selection.data_mode.backward,
         recording.keeps_construct,
+        watch is not None and watch.reads_parameters,
     )
     return recorder
+
+
+def _watch_of(session: Session) -> TorchValueWatch | None:
+    """Return the watch of a session that records only calls in which it finds something."""
+    recording, section = session.recording, session.config.section
+    if not isinstance(recording, WatchRecording):
+        return None
+    if isinstance(section, NanCheckSection) and (section.tensor_list or section.underflow):
+        return None
+    watch = recording.watch
+    return watch if isinstance(watch, TorchValueWatch) else None

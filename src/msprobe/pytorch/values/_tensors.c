@@ -93,7 +93,8 @@ static const struct msprobe_native_api *native;
     X(current) X(account) X(spent_s) X(lock) X(acquire) X(release) X(__enter__) X(__exit__)       \
     X(sink) X(dump) X(stack) X(around) X(close_lost) X(write_unfinished) X(write_place)           \
     X(put_call) X(put_record) X(index) X(traits) X(owner) X(number) X(next_order)                 \
-    X(forward_name) X(backward_name) X(backward_parent) X(lines) X(extra_info) X(record) X(flush) X(last_record) X(records) X(new_draft) X(parts) X(draft)
+    X(forward_name) X(backward_name) X(backward_parent) X(lines) X(extra_info) X(record) X(flush) X(last_record) X(records) X(new_draft) X(parts) X(draft) \
+    X(adopt)
 static struct {
 #define FIELD(name) PyObject *name;
     NAMES(FIELD)
@@ -1233,6 +1234,15 @@ static int put_key(struct text *text, PyObject *key)
     return failed ? -1 : 0;
 }
 
+static int are_keywords_plain(PyObject *keywords)
+{
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(keywords, &position, &key, &value))
+        if (!PyUnicode_CheckExact(key) || !may_be_plain(value)) return 0;
+    return 1;
+}
+
 /* Put the object of keyword arguments, as `put_positional`; none where `values` is NULL. */
 static int put_keywords(Memo *self, struct text *text, PyObject *values, PyObject *found)
 {
@@ -1266,12 +1276,10 @@ static PyObject *Memo_describe_call(Memo *self, PyObject *const *args, Py_ssize_
         return NULL;
     }
     PyObject *values = args[0], *keywords = args[1] == Py_None ? NULL : args[1], *found = args[2];
-    PyObject *key, *value;
-    Py_ssize_t position = 0, before = PyList_GET_SIZE(found);
+    Py_ssize_t before = PyList_GET_SIZE(found);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); i++)
         if (!may_be_plain(PyTuple_GET_ITEM(values, i))) Py_RETURN_NONE;
-    while (keywords && PyDict_Next(keywords, &position, &key, &value))
-        if (!PyUnicode_CheckExact(key) || !may_be_plain(value)) Py_RETURN_NONE;
+    if (keywords && !are_keywords_plain(keywords)) Py_RETURN_NONE;
     PyObject *positional = described_by(put_positional, self, values, found);
     PyObject *named = positional ? described_by(put_keywords, self, keywords, found) : NULL;
     PyObject *both = named ? PyTuple_Pack(2, positional, named) : NULL;
@@ -1363,21 +1371,14 @@ static int check_argument(Memo *self, PyObject *value, PyObject *place, PyObject
     return own < 0 ? own : own > state ? own : state;
 }
 
-static PyObject *Memo_check_call(Memo *self, PyObject *const *args, Py_ssize_t nargs)
+/* Check the arguments of a call as `check_argument`; `keywords` may be NULL. Nothing is left in `found`
+ * where one is not read here. */
+static int check_arguments(Memo *self, PyObject *values, PyObject *keywords, PyObject *found,
+                           int reads_parameters)
 {
-    if (nargs != 4 || !PyTuple_Check(args[0]) || !PyList_CheckExact(args[2]) ||
-        (args[1] != Py_None && !PyDict_CheckExact(args[1]))) {
-        PyErr_SetString(PyExc_TypeError, "check_call(args, kwargs | None, found, parameters)");
-        return NULL;
-    }
-    PyObject *values = args[0], *keywords = args[1] == Py_None ? NULL : args[1], *found = args[2];
     PyObject *key, *value;
-    int reads_parameters = PyObject_IsTrue(args[3]), state = SOUND;
     Py_ssize_t position = 0, before = PyList_GET_SIZE(found);
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); i++)
-        if (!may_be_plain(PyTuple_GET_ITEM(values, i))) return PyLong_FromLong(-1);
-    while (keywords && PyDict_Next(keywords, &position, &key, &value))
-        if (!PyUnicode_CheckExact(key) || !may_be_plain(value)) return PyLong_FromLong(-1);
+    int state = SOUND;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values) && state >= 0; i++) {
         PyObject *place = PyLong_FromSsize_t(i);
         state = place ? check_argument(self, PyTuple_GET_ITEM(values, i), place, found,
@@ -1385,13 +1386,27 @@ static PyObject *Memo_check_call(Memo *self, PyObject *const *args, Py_ssize_t n
                       : -2;
         Py_XDECREF(place);
     }
-    position = 0;
     while (state >= 0 && keywords && PyDict_Next(keywords, &position, &key, &value)) {
         PyObject *place = PyTuple_Pack(1, key);
         state = place ? check_argument(self, value, place, found, reads_parameters, state) : -2;
         Py_XDECREF(place);
     }
     if (state == -1 && PyList_SetSlice(found, before, PY_SSIZE_T_MAX, NULL) < 0) state = -2;
+    return state;
+}
+
+static PyObject *Memo_check_call(Memo *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 4 || !PyTuple_Check(args[0]) || !PyList_CheckExact(args[2]) ||
+        (args[1] != Py_None && !PyDict_CheckExact(args[1]))) {
+        PyErr_SetString(PyExc_TypeError, "check_call(args, kwargs | None, found, parameters)");
+        return NULL;
+    }
+    PyObject *values = args[0], *keywords = args[1] == Py_None ? NULL : args[1];
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); i++)
+        if (!may_be_plain(PyTuple_GET_ITEM(values, i))) return PyLong_FromLong(-1);
+    if (keywords && !are_keywords_plain(keywords)) return PyLong_FromLong(-1);
+    int state = check_arguments(self, values, keywords, args[2], PyObject_IsTrue(args[3]));
     return state < -1 ? NULL : PyLong_FromLong(state);
 }
 

@@ -13,6 +13,8 @@ typedef struct {
     PyObject *call, *found, *name, *order;
     PyObject *edges;  /* NULL where no gradients are taken */
     PyObject *random; /* of Python's */
+    PyObject *values, *keywords; /* the arguments of a call that is watched, and their state */
+    int state;
     struct text text;
     size_t arguments_end, keywords_end; /* where parts of the text end */
     char is_described, is_module;
@@ -25,6 +27,8 @@ static int OpenCall_traverse(OpenCall *self, visitproc visit, void *arg)
     Py_VISIT(self->found); /* whose own clearing opens a cycle */
     Py_VISIT(self->edges);
     Py_VISIT(self->random);
+    Py_VISIT(self->values);
+    Py_VISIT(self->keywords);
     Py_VISIT(Py_TYPE((PyObject *)self));
     return 0;
 }
@@ -40,6 +44,8 @@ static void OpenCall_dealloc(OpenCall *self)
     Py_XDECREF(self->order);
     Py_XDECREF(self->edges);
     Py_XDECREF(self->random);
+    Py_XDECREF(self->values);
+    Py_XDECREF(self->keywords);
     free_object(self, PyObject_GC_Del);
 }
 
@@ -69,23 +75,18 @@ static PyType_Spec OPEN_CALL_SPEC = {
 
 /* ---- begin ------------------------------------------------------------------------------------- */
 
-static int are_keywords_plain(PyObject *keywords)
-{
-    PyObject *key, *value;
-    Py_ssize_t position = 0;
-    while (PyDict_Next(keywords, &position, &key, &value))
-        if (!PyUnicode_CheckExact(key) || !may_be_plain(value)) return 0;
-    return 1;
-}
-
 /* Whether the call may be taken: nothing has been done so far; -1 with an exception. */
-static int may_take(const CallRecorder *self, PyObject *values, PyObject *keywords,
+static int may_take(const CallRecorder *self, PyObject *base, PyObject *values, PyObject *keywords,
                     PyObject *parameters)
 {
     if (!PyTuple_CheckExact(values) || !PyDict_CheckExact(keywords)) return 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); i++)
         if (!may_be_plain(PyTuple_GET_ITEM(values, i))) return 0;
     if (!are_keywords_plain(keywords) || (parameters && !are_keywords_plain(parameters))) return 0;
+    if (is_watching(self)) {
+        int is_left = parameters ? 1 : take_truth(PyObject_CallOneArg(self->writes_arguments, base));
+        if (is_left) return is_left < 0 ? -1 : 0;
+    }
     int is_alone = is_attribute(self->calls, names.sink, self->recording);
     if (is_alone <= 0) return is_alone;
     int is_writing = is_attribute(self->recording, names.dump, Py_None);
@@ -126,6 +127,7 @@ static int leave_lost(const CallRecorder *self, PyObject *stack)
 static int put_place(const CallRecorder *self, const OpenCall *open, PyObject *stack,
                      PyObject *index, PyObject *owner, PyObject *parent)
 {
+    if (is_watching(self)) return PyDict_SetDefault(self->stacks, index, stack) ? 0 : -1;
     if (PyDict_GET_SIZE(self->open_passes) &&
         call_away(PyObject_CallMethodNoArgs(self->recording, names.write_unfinished)) < 0)
         return -1;
@@ -229,6 +231,21 @@ static int put_inputs(const CallRecorder *self, OpenCall *open, PyObject *values
     return 0;
 }
 
+/* Look at the inputs of a call, and keep them: 1, 0 if one is not plain, -1 with an exception. */
+static int watch_inputs(const CallRecorder *self, OpenCall *open, PyObject *values,
+                        PyObject *keywords)
+{
+    Memo *memo = (Memo *)self->memo;
+    int state = check_arguments(memo, values, keywords, open->found, self->reads_parameters);
+    if (state < 0) return state + 1;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(open->found); i++)
+        enter(memo, PyTuple_GET_ITEM(PyList_GET_ITEM(open->found, i), 0), 0);
+    open->values = Py_NewRef(values);
+    open->keywords = Py_NewRef(keywords);
+    open->state = state;
+    return 1;
+}
+
 static PyObject *CallRecorder_begin(CallRecorder *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 7) {
@@ -238,7 +255,7 @@ static PyObject *CallRecorder_begin(CallRecorder *self, PyObject *const *args, P
     }
     PyObject *values = args[2], *keywords = args[3], *parameters = args[4];
     if (parameters == Py_None) parameters = NULL;
-    int outcome = may_take(self, values, keywords, parameters);
+    int outcome = may_take(self, args[0], values, keywords, parameters);
     if (outcome < 0) return NULL;
     if (!outcome) Py_RETURN_NONE;
     OpenCall *open = PyObject_GC_New(OpenCall, OpenCallType);
@@ -249,9 +266,9 @@ static PyObject *CallRecorder_begin(CallRecorder *self, PyObject *const *args, P
     PyObject_GC_Track(open);
     open->is_module = parameters != NULL;
     open->found = PyList_New(0);
-    outcome = open->found && begin_call(self, open, args[0], args[1]) == 0
-                  ? put_inputs(self, open, values, keywords, parameters)
-                  : -1;
+    if (!open->found || begin_call(self, open, args[0], args[1]) < 0) outcome = -1;
+    else outcome = is_watching(self) ? watch_inputs(self, open, values, keywords)
+                                     : put_inputs(self, open, values, keywords, parameters);
     open->is_described = outcome > 0;
     if (outcome == 0 && PyList_SetSlice(open->found, 0, PY_SSIZE_T_MAX, NULL) < 0) outcome = -1;
     if (outcome > 0 && self->keeps_gradients && args[5] == Py_True &&
@@ -344,6 +361,36 @@ static int put_record(const CallRecorder *self, OpenCall *open)
     return failed ? -1 : 0;
 }
 
+/* The worst state of the results of a call: -1 where one is not read here, -2 with an exception. */
+static int watch_results(Memo *memo, PyObject *result, int is_new)
+{
+    int is_tuple = PyTuple_CheckExact(result), worst = SOUND;
+    Py_ssize_t count = is_tuple ? PyTuple_GET_SIZE(result) : 1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *one = is_tuple ? PyTuple_GET_ITEM(result, i) : result;
+        PyObject *kind = (PyObject *)Py_TYPE(one);
+        if (kind != torch.tensor && kind != torch.parameter) return -1;
+        if (is_new) enter(memo, one, kind == torch.tensor);
+        int state = check_or_leave(memo, one);
+        if (state < 0) return state;
+        if (state > worst) worst = state;
+    }
+    return worst;
+}
+
+/* End a call in which all is sound; False of any other. */
+static PyObject *watch_end(const CallRecorder *self, const OpenCall *open, PyObject *result,
+                           int is_new)
+{
+    int state = watch_results((Memo *)self->memo, result, is_new);
+    if (state < -1) return NULL;
+    if (state != SOUND || open->state != SOUND) Py_RETURN_FALSE;
+    if (tap_results(self, open, result) < 0 ||
+        PyObject_SetAttr(self->calls, names.last_record, open->name) < 0)
+        return NULL;
+    Py_RETURN_TRUE;
+}
+
 static PyObject *CallRecorder_end(CallRecorder *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 4 || !Py_IS_TYPE(args[0], OpenCallType)) {
@@ -354,6 +401,7 @@ static PyObject *CallRecorder_end(CallRecorder *self, PyObject *const *args, Py_
     if (!open->is_described) Py_RETURN_FALSE;
     int transformed = take_truth(PyObject_CallNoArgs(given.transforms));
     if (transformed) return transformed < 0 ? NULL : Py_NewRef(Py_False);
+    if (is_watching(self)) return watch_end(self, open, args[1], args[2] == Py_True);
     size_t used = open->text.used;
     Py_ssize_t unfilled = open->text.unfilled ? PyList_GET_SIZE(open->text.unfilled) : 0;
     int outcome = put_results((Memo *)self->memo, &open->text, args[1], args[2] == Py_True);
@@ -409,6 +457,17 @@ static PyObject *CallRecorder_unfold(CallRecorder *self, PyObject *opened)
         return NULL;
     }
     OpenCall *open = (OpenCall *)opened;
+    if (is_watching(self)) {
+        if (!open->is_described) Py_RETURN_NONE;
+        open->is_described = 0;
+        PyObject *state = PyLong_FromLong(open->state);
+        PyObject *done = state ? PyObject_CallMethodObjArgs(self->recording, names.adopt, open->call,
+                                                            open->values, open->keywords,
+                                                            open->found, state, NULL)
+                               : NULL;
+        Py_XDECREF(state);
+        return done;
+    }
     PyObject *draft = PyObject_CallMethodObjArgs(self->recording, names.new_draft, open->name,
                                                  open->order, NULL);
     int failed = !draft || PyObject_SetAttr(open->call, names.draft, draft) < 0;
@@ -430,7 +489,7 @@ static PyObject *CallRecorder_unfold(CallRecorder *self, PyObject *opened)
 
 /* What a recorder owns, in the order of its fields. */
 #define OWNED(self) (&(self)->session)
-#define OWNED_COUNT 12
+#define OWNED_COUNT 14
 
 static int CallRecorder_traverse(CallRecorder *self, visitproc visit, void *arg)
 {
@@ -456,17 +515,23 @@ static int CallRecorder_init(CallRecorder *self, PyObject *args, PyObject *kwarg
 {
     PyObject *given_one[OWNED_COUNT];
     long long flush_at;
-    int keeps_gradients, keeps_construct;
-    if (!PyArg_ParseTuple(args, "OOOOOOO!O!O!O!O!O!Lpp", &given_one[0], &given_one[1], &given_one[2],
+    int keeps_gradients, keeps_construct, reads_parameters;
+    if (!PyArg_ParseTuple(args, "OOOOOOO!O!O!O!O!O!OOLppp", &given_one[0], &given_one[1], &given_one[2],
                           &given_one[3], &given_one[4], &given_one[5], MemoType, &given_one[6],
                           &PyDict_Type, &given_one[7], &PyList_Type, &given_one[8], &PySet_Type,
                           &given_one[9], &PyDict_Type, &given_one[10], &PyDict_Type, &given_one[11],
-                          &flush_at, &keeps_gradients, &keeps_construct))
+                          &given_one[12], &given_one[13], &flush_at, &keeps_gradients,
+                          &keeps_construct, &reads_parameters))
         return -1;
+    if (given_one[12] != Py_None && !PyDict_CheckExact(given_one[12])) {
+        PyErr_SetString(PyExc_TypeError, "the stacks of a watch are a dictionary");
+        return -1;
+    }
     for (int i = 0; i < OWNED_COUNT; i++) Py_XSETREF(OWNED(self)[i], Py_NewRef(given_one[i]));
     self->flush_at = flush_at;
     self->keeps_gradients = (char)keeps_gradients;
     self->keeps_construct = (char)keeps_construct;
+    self->reads_parameters = (char)reads_parameters;
     return 0;
 }
 
@@ -476,8 +541,8 @@ static PyMethodDef RECORDER_METHODS[] = {
      "that begins, of a module if it has a dictionary of parameters; None, and nothing done, where it "
      "is not plain. One that is not described has only begun: `unfold` it, and describe it"},
     {"end", (PyCFunction)(void (*)(void))CallRecorder_end, METH_FASTCALL,
-     "end(opened, result, is_new, drawn | None) -> whether the call is recorded and its gradients are "
-     "tapped; otherwise nothing is done: `unfold` it. `is_new`: the call has made its result"},
+     "end(opened, result, is_new, drawn | None) -> whether the call is recorded, or nothing was found in "
+     "it, and its gradients are tapped; otherwise nothing is done: `unfold` it. `is_new`: the call has made its result"},
     {"unfold", (PyCFunction)CallRecorder_unfold, METH_O,
      "unfold(opened): give the call a draft that holds what is known, to go on in Python"},
     {NULL, NULL, 0, NULL},

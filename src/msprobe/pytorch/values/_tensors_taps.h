@@ -143,9 +143,17 @@ typedef struct {
     PyObject *make_call, *tap_other, *memo;
     PyObject *numbers, *modules, *written_stacks, *open_passes,
         *reached; /* tables that they share */
+    /* Of a `WatchRecording`, which records only what is not sound: its table of stacks, or None, and
+     * whether APIs of a name write to their arguments. */
+    PyObject *stacks, *writes_arguments;
     int64_t flush_at; /* bytes of lines */
-    char keeps_gradients, keeps_construct;
+    char keeps_gradients, keeps_construct, reads_parameters;
 } CallRecorder;
+
+static int is_watching(const CallRecorder *self)
+{
+    return self->stacks != Py_None;
+}
 
 /* Whether an attribute is this object; -1 with an exception. */
 static int is_attribute(PyObject *object, PyObject *name, PyObject *expected)
@@ -562,18 +570,26 @@ static PyObject *describe_arrived(Memo *memo, const struct arrived *arrived, con
     return json;
 }
 
-/* Note that the first pass over a call is over, and write its record; -1 with an exception. */
+/* Note that the first pass over a call is over; -1 with an exception. */
+static int note_whole(const Tap *self)
+{
+    PyObject *task = PyObject_CallNoArgs(given.graph_task);
+    int failed = !task ||
+                 call_away(PyObject_CallMethodOneArg(self->gradients, names.pass_whole, task)) < 0 ||
+                 PyDict_SetItem(self->recorder->reached, self->gradients, task) < 0;
+    Py_XDECREF(task);
+    return failed ? -1 : 0;
+}
+
+/* The same, and write its record. */
 static int write_whole(const Tap *self, PyObject *call, PyObject *text)
 {
     const CallRecorder *recorder = self->recorder;
     PyObject *order = PyObject_CallMethodNoArgs(recorder->step, names.next_order);
-    PyObject *task = PyObject_CallNoArgs(given.graph_task);
     PyObject *name = PyObject_GetAttr(call, names.backward_name);
     PyObject *parent = PyObject_GetAttr(call, names.backward_parent);
     int is_module = flag(call, names.is_module);
-    int failed = !order || !task || !name || !parent || is_module < 0 ||
-                 call_away(PyObject_CallMethodOneArg(self->gradients, names.pass_whole, task)) < 0 ||
-                 PyDict_SetItem(recorder->reached, self->gradients, task) < 0;
+    int failed = !order || !name || !parent || is_module < 0 || note_whole(self) < 0;
     if (!failed && recorder->keeps_construct)
         failed = put_call(recorder, name, order, parent, Py_None) < 0;
     if (!failed && is_module) /* children first */
@@ -581,9 +597,20 @@ static int write_whole(const Tap *self, PyObject *call, PyObject *text)
     failed = failed || !order || hand_on(recorder, name, order, text) < 0;
     Py_XDECREF(parent);
     Py_XDECREF(name);
-    Py_XDECREF(task);
     Py_XDECREF(order);
     return failed ? -1 : 0;
+}
+
+/* Whether all gradients are sound; -1 with an exception. */
+static int are_sound(Memo *memo, const struct arrived *arrived)
+{
+    for (int i = 0; i < arrived->count; i++) {
+        PyObject *tensor = arrived->of[i].tensor;
+        enter(memo, tensor, (PyObject *)Py_TYPE(tensor) == torch.tensor);
+        int state = check_or_leave(memo, tensor);
+        if (state != SOUND) return state < -1 ? -1 : 0;
+    }
+    return 1;
 }
 
 /* Take gradients that are all that the record of a call has: 1 when done, 0 if they are not, -1 with
@@ -598,11 +625,14 @@ static int take_whole(const Tap *self, const struct arrived *arrived)
         int transformed = take_truth(PyObject_CallNoArgs(given.transforms));
         done = transformed < 0 ? -1 : !transformed;
     }
-    if (done > 0) {
+    if (done > 0 && is_watching(self->recorder)) {
+        done = are_sound((Memo *)self->recorder->memo, arrived);
+        if (done > 0 && note_whole(self) < 0) done = -1;
+    } else if (done > 0) {
         text = describe_arrived((Memo *)self->recorder->memo, arrived, layout);
         done = text ? 1 : PyErr_Occurred() ? -1 : 0;
+        if (done > 0 && write_whole(self, call, text) < 0) done = -1;
     }
-    if (done > 0 && write_whole(self, call, text) < 0) done = -1;
     Py_XDECREF(text);
     Py_XDECREF(call);
     return done;

@@ -26,9 +26,13 @@ _transforms_active: Final = torch._C._are_functorch_transforms_active
 
 
 class TorchValueWatch:
-    """See `msprobe.capture.value_states.ValueWatch`."""
+    """See `msprobe.capture.value_states.ValueWatch`.
 
-    __slots__ = ("_memo", "_reads_parameters", "_share", "_summarise", "_underflow", "_waits")
+    Attributes:
+        reads_parameters: whether parameters among the arguments are read.
+    """
+
+    __slots__ = ("_memo", "_share", "_summarise", "_underflow", "_waits", "reads_parameters")
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class TorchValueWatch:
         self._memo = memo
         self._summarise = summarise
         self._share = share
-        self._reads_parameters = reads_parameters
+        self.reads_parameters = reads_parameters
         self._underflow = underflow
         self._waits = waits
 
@@ -64,11 +68,11 @@ class TorchValueWatch:
         named: Any = kwargs or None
         is_plain = isinstance(args, tuple) and (named is None or type(named) is dict)
         if is_plain and not _transforms_active():
-            state = self._memo.check_call(tuple(args), named, found, self._reads_parameters)
+            state = self._memo.check_call(tuple(args), named, found, self.reads_parameters)
             if state >= 0:
                 return state
         tensors_in(args, kwargs, found)
-        is_read = self._reads_parameters
+        is_read = self.reads_parameters
         return max(
             (self.tensor(one) for one, _ in found if is_read or type(one) is not Parameter),
             default=State.SOUND,
