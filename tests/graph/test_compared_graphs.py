@@ -16,7 +16,7 @@ import torch
 from traced_models import Transformer
 
 from builders.recordings import recording
-from msprobe.cli.entry import main
+from msprobe.cli import main
 from msprobe.graph.model import HalfKind, Severity
 from msprobe.graph.page_json import whole
 from msprobe.graph.sources import open_graphs
