@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -149,8 +150,8 @@ class Timing:
 
     @property
     def accounted(self) -> float:
-        """Share of the added time that the tool's own account of its cost says."""
-        return statistics.median(self.account_s) / self.added_s
+        """Share of the added time that the tool's own account says; NaN where none is written."""
+        return statistics.median(self.account_s) / self.added_s if self.account_s else math.nan
 
     @property
     def slowdown(self) -> float:
