@@ -69,9 +69,9 @@ def stored(values, dtype: str) -> StoredTensor:
 
 
 def verdict(values, reference, dtype: str) -> Verdict:
-    """The verdict of a device's elements against exact ones, without help from probes."""
+    """The verdict of elements that one rounding separates from exact ones."""
     unit = unit_of(dtype)
-    budget = Budget(dtype=dtype, unit=unit, accumulation=unit)
+    budget = Budget(dtype=dtype, unit=unit, accumulation=unit, length=0, steps=0.0)
     exact = StoredTensor(array=np.asarray(reference, np.float64), dtype="float64")
     return judge(stored(values, dtype), exact, budget, lambda _: ()).verdict
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from msprobe.cluster import cluster
@@ -167,17 +169,37 @@ def _finished_batches(
 def _from_threads(
     executor: ThreadPoolExecutor, large: list[Batch], small: list[Batch]
 ) -> _Finished:
-    """Do large batches on threads and small ones here meanwhile."""
-    running: dict[Future[list[TensorOutcome]], Batch] = {
-        executor.submit(measure_batch, batch): batch for batch in large
-    }
+    """Do large batches on threads and small ones here meanwhile.
+
+    Results come through a queue: an interrupt inside `concurrent.futures.wait` may leave locks of
+    futures taken, for which their threads would then wait for ever.
+    """
+    done: SimpleQueue[tuple[Batch, Future[list[TensorOutcome]]]] = SimpleQueue()
+    for batch in large:
+        executor.submit(measure_batch, batch).add_done_callback(partial(_hand_in, done, batch))
+    left = len(large)
     for batch in small:
         yield batch, measure_batch(batch)
-        for future in [future for future in running if future.done()]:
-            yield running.pop(future), future.result()
-    while running:
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            yield running.pop(future), future.result()
+        while not done.empty():
+            left -= 1
+            yield _take(done)
+    for _ in range(left):
+        yield _take(done)
+
+
+def _hand_in(
+    done: SimpleQueue[tuple[Batch, Future[list[TensorOutcome]]]],
+    batch: Batch,
+    future: Future[list[TensorOutcome]],
+) -> None:
+    done.put((batch, future))
+
+
+def _take(
+    done: SimpleQueue[tuple[Batch, Future[list[TensorOutcome]]]],
+) -> tuple[Batch, list[TensorOutcome]]:
+    batch, future = done.get()
+    return batch, future.result()
 
 
 def _cores() -> int:

@@ -371,6 +371,8 @@ export const sentences = {
   "a parameter that replicas should share differs": "副本间应相同的参数有差异",
   "a reduced gradient that replicas should share differs": "副本间应相同的归约梯度有差异",
   "{} differ between these ranks: are they data-parallel?": "{} 在这些 rank 之间不同：它们是数据并行吗？",
+  "not compared: one side returns its input as it is, with all of its gradient": "未比较：一侧原样返回其输入，梯度全部归于其输入",
+  "{}; it explains every difference of the forward pass of step {}, from which the later ones follow": "{}；它解释了 step {} 前向的全部差异，后续差异由此而来",
   "these ranks part as a whole; see {}": "这些 rank 整体上不同；见 {}",
   "the inputs are equal on both ranks, the results are not": "两个 rank 的输入一致，结果不一致",
 };
