@@ -65,6 +65,8 @@ class Side:
             the name of the main one.
         joined: records by the name of the main one.
         damages: notes on damaged files that are not essential.
+        mapped_modules: path of each module → the path that both sides share by a mapping file;
+            empty without one.
     """
 
     def __init__(self, view: RankView, *, source: str) -> None:
@@ -77,6 +79,7 @@ class Side:
             f"the {source} is compared without {problem}" for problem in view.ignore_damaged()
         ]
         self.joined: Mapping[str, JoinedRecord] = {}
+        self.mapped_modules: Mapping[str, str] = {}
         self._mode: Mode | None = None
 
     def __repr__(self) -> str:

@@ -36,6 +36,8 @@ def pair_operations(target: Side, reference: Side, options: CompareOptions) -> l
             for place, name in enumerate(target.names)
         ]
     names = shared_names(target, reference, options)
+    if options.layer_mapping is not None or options.cell_mapping is not None:
+        target.mapped_modules, reference.mapped_modules = names.target.paths, names.reference.paths
     matcher = Matcher(target, reference, names=names, align=options.align)
     rows = _mapped_rows(matcher, target, reference, options)
     rows.lead(matcher, target)

@@ -18,8 +18,20 @@ from msprobe.dump.facts import Event, Facts, OptimizerStep
 _Known = TypeVar("_Known")
 
 
-def with_shared_names(target: Facts, reference: Facts) -> tuple[Facts, Facts]:
-    """Return the facts of both sides with the names by which both know a parameter."""
+def with_shared_names(
+    target: Facts, reference: Facts, mapped: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+) -> tuple[Facts, Facts]:
+    """Return the facts of both sides with the names by which both know a parameter.
+
+    Args:
+        target: the facts of the side under test.
+        reference: those of the trusted side.
+        mapped: module → the path that both sides share by a mapping file, of either side.
+    """
+    target, reference = (
+        _renamed(facts, _reaching(paths, _names(facts))) if paths else facts
+        for facts, paths in zip((target, reference), mapped, strict=True)
+    )
     names = _names(target), _names(reference)
     if not all(names) or names[0] == names[1]:
         return target, reference

@@ -93,7 +93,8 @@ class Summary:
             target, reference = comparison.target.view.facts, comparison.reference.view.facts
             if target is not None and reference is not None:
                 step, rank = comparison.step, comparison.rank
-                target, reference = with_shared_names(target, reference)
+                mapped = comparison.target.mapped_modules, comparison.reference.mapped_modules
+                target, reference = with_shared_names(target, reference, mapped)
                 pairs.append(FactsPair(step=step, rank=rank, target=target, reference=reference))
             elif target is not reference:
                 side = "target" if target is None else "reference"
