@@ -49,6 +49,7 @@ export const chinese = {
   // the heat maps
   "rank": "rank", "layer": "层", "step {}": "step {}", "step {}, rank {}: {}": "step {}，rank {}：{}", "{}, step {}, rank {}: {}": "{}，step {}，rank {}：{}",
   // the comparison
+  "Where": "位置", "difference": "差异", "worst: {}": "最差：{}", "data": "数据", "optimizer": "优化器", "abs. error": "绝对误差", "rel. error": "相对误差",
   ", element by element": "，逐元素", "parameter": "参数", "parameter grad": "参数梯度", "output": "输出", "role": "角色", "direction ": "方向", "kind": "类别", "match": "匹配",
   "copied": "已复制", "{} operations": "{} 个算子", "{} differences": "{} 处差异", "{} lanes": "{} 条", "step {}, rank {}": "step {}，rank {}",
   "all steps and ranks": "全部 step 与 rank", "Relative error of {} along the execution; the list holds the same.": "{} 沿执行顺序的相对误差；列表内容相同。",

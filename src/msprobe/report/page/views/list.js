@@ -81,7 +81,7 @@ function toggleDifferences() { change({ differences: state.differences === "only
 
 /** @param {Operation} operation */
 function drawRow(operation) {
-  const where = joined(operation.kind === "parameter" ? "parameter" : "",
+  const where = joined(operation.kind === "parameter" ? say("parameter") : "",
     operation.module || say("outside of modules"), operation.source,
     severalRuns ? placeName(operation.step, operation.rank) : "");
   const came = operation.match === "unmatched" ? "" : operation.unmeasuredIn ?? digits(operation.errorIn);
@@ -92,7 +92,7 @@ function drawRow(operation) {
       mark(operation.group, words.origins[operation.origin ?? ""] ?? words.statuses[operation.status]),
       element("div", { class: "what" },
         element("div", { class: "title" }, ...titleParts(operation)),
-        element("div", { class: "where" }, verdict ? span(operation.group, verdict) : "", verdict ? " · " : "", where)),
+        element("div", { class: "where" }, verdict ? span(operation.group, say(verdict)) : "", verdict ? " · " : "", where)),
       element("div", { class: "in number" }, came),
       outCell(operation),
     ],
@@ -103,7 +103,7 @@ function drawRow(operation) {
 /** @param {Operation} operation */
 function titleParts({ title: text, direction }) {
   const [, prefix = "", name = "", call = ""] = text.match(/^([A-Z]\w*\.)?(.*?)(\.\d+)?$/s) ?? [];
-  return [span("prefix", prefix), span("name", name), span("call", call), span("direction", direction)];
+  return [span("prefix", prefix), span("name", name), span("call", call), span("direction", say(direction))];
 }
 
 /** @param {Operation} operation */

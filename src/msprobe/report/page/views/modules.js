@@ -43,7 +43,7 @@ export const view = {
     foldMany(root);
     nodes.forEach((node) => { node.isOpenAtFirst = node.isOpen; });
     tree = new FoldableTree({ id: "tree", label: "Modules", root, draw: drawNode, pick, folded: keepFolds });
-    replace(pane, element("h2", {}, "Modules"), tree.box);
+    replace(pane, element("h2", {}, say("Modules")), tree.box);
   },
 
   render() {
@@ -99,9 +99,9 @@ function reveal(path) {
 function judge(node) {
   if (node.introduced) return ["introduced", say("{} introduced in here", plural(node.introduced, "difference"))];
   const group = groupOf(node.status);
-  if (group === "agrees") return [group, group];
+  if (group === "agrees") return [group, say(group)];
   const error = node.differ ? say(", largest error {}", digits(node.error)) : "";
-  return [group === "other" ? "inherited" : group, `worst: ${node.status}${error}`];
+  return [group === "other" ? "inherited" : group, say("worst: {}", `${say(node.status)}${error}`)];
 }
 
 /** @param {ModuleNode} node */

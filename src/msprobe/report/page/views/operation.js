@@ -77,7 +77,7 @@ function whereFacts(operation, value) {
   return facts([
     ["module", module || say("outside of modules")],
     ["source", operation.source && span("mono", operation.source)],
-    ["kind", value.kind.replace("_", " ")],
+    ["kind", say(value.kind.replace("_", " "))],
     ["run", severalRuns ? placeName(operation.step, operation.rank) : ""],
     ["order", say("{} in the execution", grouped(operation.order))],
     ["paired by", pairing],
@@ -131,7 +131,7 @@ function valueRow(value, isPicked) {
   return element("tr", { class: `pick ${isPicked ? "picked" : ""}`, ...attributes },
     element("td", { class: "mono" }, value.slot),
     element("td", { class: "mono dim" }, ...breakable(kindOfValue(value))),
-    element("td", { class: value.origin ?? value.status }, value.origin ? `${value.status}, ${value.origin}` : value.status),
+    element("td", { class: value.origin ?? value.status }, [value.status, value.origin].filter(Boolean).map((word) => say(word ?? "")).join(", ")),
     element("td", { class: "right" }, digits(value.error)));
 }
 
@@ -220,6 +220,6 @@ function sidesRow({ name, target, reference, canDiffer }) {
   }, kind === "string" ? value ?? "–" : digits(value));
   const isKnown = target !== null && reference !== null;
   const distance = kind === "number" && isApart && isKnown ? digits(target - reference) : "";
-  return element("tr", {}, element("td", { class: "dim" }, name), side(target, isApart ? "apart" : ""),
+  return element("tr", {}, element("td", { class: "dim" }, say(name)), side(target, isApart ? "apart" : ""),
     side(reference, ""), element("td", { class: "right dim" }, distance));
 }

@@ -139,8 +139,8 @@ const laneKinds = /** @type {const} */ ([["data", "data"], ["events", "optimizer
 /** @param {Scale} scale */
 function placeLanes(scale) {
   const kinds = laneKinds.filter(([kind]) => lanes.some((lane) => lane[kind].length));
-  replace(laneBox, ...kinds.map(([kind, name]) => element("div", { class: "lane", role: "group", "aria-label": name },
-    span("lane-name", name), ...lanes.flatMap((lane) => marksOf(lane, kind, scale)))));
+  replace(laneBox, ...kinds.map(([kind, name]) => element("div", { class: "lane", role: "group", "aria-label": say(name) },
+    span("lane-name", say(name)), ...lanes.flatMap((lane) => marksOf(lane, kind, scale)))));
 }
 
 const isCrowded = lanes.reduce((sum, { data, events }) => sum + data.length + events.length, 0) > mostMarks;
@@ -337,7 +337,7 @@ function showTip(event) {
   if (!point) return;
   const { operation } = point;
   const where = joined(severalRuns ? placeName(operation.step, operation.rank) : "",
-    operation.kind.replace("_", " "), operation.module, operation.origin ?? operation.status);
+    say(operation.kind.replace("_", " ")), operation.module, say(operation.origin ?? operation.status));
   const came = operation.unmeasuredIn ?? digits(operation.errorIn);
   const left = operation.unmeasuredOut ?? digits(operation.errorOut);
   replace(tip,
