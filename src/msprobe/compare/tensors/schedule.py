@@ -142,6 +142,8 @@ def measure_batch(batch: Batch) -> list[TensorOutcome]:
 
 
 _Finished = Iterator[tuple[Batch, list[TensorOutcome]]]
+_Outcomes = Future[list[TensorOutcome]]
+_Done = SimpleQueue[tuple[Batch, _Outcomes]]
 
 
 @contextmanager
@@ -174,7 +176,7 @@ def _from_threads(
     Results come through a queue: an interrupt inside `concurrent.futures.wait` may leave locks of
     futures taken, for which their threads would then wait for ever.
     """
-    done: SimpleQueue[tuple[Batch, Future[list[TensorOutcome]]]] = SimpleQueue()
+    done: _Done = SimpleQueue()
     for batch in large:
         executor.submit(measure_batch, batch).add_done_callback(partial(_hand_in, done, batch))
     left = len(large)
@@ -187,17 +189,11 @@ def _from_threads(
         yield _take(done)
 
 
-def _hand_in(
-    done: SimpleQueue[tuple[Batch, Future[list[TensorOutcome]]]],
-    batch: Batch,
-    future: Future[list[TensorOutcome]],
-) -> None:
+def _hand_in(done: _Done, batch: Batch, future: _Outcomes) -> None:
     done.put((batch, future))
 
 
-def _take(
-    done: SimpleQueue[tuple[Batch, Future[list[TensorOutcome]]]],
-) -> tuple[Batch, list[TensorOutcome]]:
+def _take(done: _Done) -> tuple[Batch, list[TensorOutcome]]:
     batch, future = done.get()
     return batch, future.result()
 
