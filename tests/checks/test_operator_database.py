@@ -31,7 +31,6 @@ EVERY: Final = 1 if os.environ.get("MSPROBE_TEST_ALL_OPERATORS") else 4
 KNOWN_FAULTS: Final = {
     "Torch.matrix_exp": "NaN in half types, for results within their range",
     "Functional.soft_margin_loss": "exp() inside overflows in float16",
-    "Torch.native_layer_norm": "the difference of two large numbers, for a norm of one element",
 }
 DAMAGED: Final = ("add", "mul", "matmul", "nn.functional.linear", "softmax", "sum", "exp", "cumsum")
 TYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
