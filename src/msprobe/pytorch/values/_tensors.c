@@ -580,8 +580,7 @@ struct known {
     Value *value;
     int64_t version;
     uint32_t epoch;
-    int32_t kind, ndim, is_dense;
-    int64_t count;
+    int32_t kind, ndim;
     int64_t sizes[]; /* shape, strides */
 };
 
@@ -860,12 +859,56 @@ static PyObject *numbers_of(PyObject *tensor, const struct view *view, PyObject 
                               size_bytes - offset * (int64_t)view->itemsize);
 }
 
-/* Return the numbers of the same elements in another order, which the projections depend on; NULL
- * with or without an exception where they are to be computed. */
-static PyObject *numbers_in_order(PyObject *numbers, const struct view *view)
+/* The runs in which elements are read: sizes and strides without those of 1, the largest stride first,
+ * joined where they lie behind one another. Equal runs from one address are the same elements, added up
+ * in the same order. */
+struct runs {
+    int count, is_in_order; /* whether it is the order of the elements in the tensor */
+    int64_t sizes[MAX_DIMS], strides[MAX_DIMS];
+};
+
+/* Return whether there are runs: not of empty tensors, nor where elements repeat. */
+static int find_runs(struct runs *runs, int ndim, const int64_t *sizes, const int64_t *strides)
 {
-    if (is_dense(view, 1))
-        return PyTuple_GET_ITEM(numbers, 5) != Py_None ? Py_NewRef(numbers) : NULL;
+    int count = 0, last = 0;
+    runs->is_in_order = 1;
+    for (int i = 0; i < ndim; i++) {
+        if (sizes[i] == 1) continue;
+        if (sizes[i] <= 0 || strides[i] <= 0) return 0;
+        int at = count++;
+        for (; at > 0 && runs->strides[at - 1] < strides[i]; at--) {
+            runs->sizes[at] = runs->sizes[at - 1];
+            runs->strides[at] = runs->strides[at - 1];
+            runs->is_in_order = 0;
+        }
+        runs->sizes[at] = sizes[i];
+        runs->strides[at] = strides[i];
+    }
+    for (int i = 1; i < count; i++) {
+        if (runs->strides[last] == runs->sizes[i] * runs->strides[i]) runs->sizes[last] *= runs->sizes[i];
+        else runs->sizes[++last] = runs->sizes[i];
+        runs->strides[last] = runs->strides[i];
+    }
+    runs->count = count ? last + 1 : 0;
+    return 1;
+}
+
+/* Return the numbers of a known value if a view has the same elements in the order of memory, without
+ * projections where that is not their order in the view; NULL, perhaps with an exception, where the
+ * numbers are to be computed. */
+static PyObject *numbers_of_runs(const struct known *known, const struct view *view)
+{
+    struct runs runs, before;
+    PyObject *numbers = known->value->numbers;
+    if (!numbers || !find_runs(&runs, view->ndim, view->shape, view->strides) ||
+        !find_runs(&before, known->ndim, known->sizes, known->sizes + known->ndim))
+        return NULL;
+    size_t size_bytes = (size_t)runs.count * sizeof *runs.sizes;
+    if (runs.count != before.count || memcmp(runs.sizes, before.sizes, size_bytes) ||
+        memcmp(runs.strides, before.strides, size_bytes))
+        return NULL;
+    if (runs.is_in_order)
+        return before.is_in_order || PyTuple_GET_ITEM(numbers, 5) != Py_None ? Py_NewRef(numbers) : NULL;
     PyObject *reordered = PyTuple_New(6);
     for (int i = 0; reordered && i < 6; i++)
         PyTuple_SET_ITEM(reordered, i, Py_NewRef(i < 5 ? PyTuple_GET_ITEM(numbers, i) : Py_None));
@@ -888,8 +931,6 @@ static int remember(Memo *self, const struct view *view, struct storage *storage
     known->epoch = storage->epoch;
     known->kind = view->kind;
     known->ndim = view->ndim;
-    known->is_dense = is_dense(view, 0);
-    known->count = view->count;
     memcpy(known->sizes, view->shape, dims * sizeof *known->sizes);
     memcpy(known->sizes + dims, view->strides, dims * sizeof *known->sizes);
     if (before && is_current(before, storage, version)) known->next = before;
@@ -942,15 +983,13 @@ static Value *look(Memo *self, PyObject *tensor, enum entry entry)
         for (; known && !value; known = known->next) {
             if (!is_current(known, storage, version) || known->kind != view.kind) continue;
             if (has_place_of(known, &view)) value = (Value *)Py_NewRef((PyObject *)known->value);
-            else if (on_cpu && !numbers && known->is_dense && known->count == view.count &&
-                     is_dense(&view, 0))
-                numbers = known->value->numbers; /* the same elements in another order */
+            else if (on_cpu && !numbers) numbers = numbers_of_runs(known, &view);
         }
     }
+    if (value) Py_CLEAR(numbers);
     if (!value) {
         if (!on_cpu) value = new_device_value(self, tensor, &view, storage_object);
-        else if (numbers) numbers = numbers_in_order(numbers, &view);
-        if (on_cpu && !numbers && !PyErr_Occurred())
+        else if (!numbers && !PyErr_Occurred())
             numbers = numbers_of(tensor, &view, storage_object);
         if (version >= 0 && !is_entered(self, address, number)) version = -1;
         if (version >= 0 && is_full(self, &self->known) && prune(self) < 0) {
