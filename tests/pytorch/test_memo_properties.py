@@ -285,3 +285,37 @@ def test_dense_views_share_statistics_but_not_checksums(tmp_path: Path) -> None:
     plain, turned = (records[f"Torch.abs.{i}.forward"]["input_args"][0] for i in range(2))
     assert plain["Norm"] == turned["Norm"]
     assert plain["md5"] != turned["md5"]
+
+
+def test_views_of_the_same_elements_have_their_numbers_and_their_own_projections(
+    tmp_path: Path,
+) -> None:
+    with recording(tmp_path, "L1") as run:
+        with run.step_of():
+            whole = torch.arange(2 * 5 * 24.0).view(2, 5, 24) * 1.5
+            part = whole[..., 8:16]
+            views = [
+                part.reshape(2, 5, 2, 4),
+                part.view(2, 5, 2, 4).transpose(1, 2),
+                part[:, :, None],
+                part[:, :4],
+                part.transpose(0, 1).expand(3, 5, 2, 8),
+                torch.as_strided(whole, (2, 5, 8), (120, 24, 2), 8),
+            ]
+            for view in (part, *views, part.transpose(1, 2), part):
+                torch.abs(view)
+            elsewhere = [view.clone(memory_format=torch.contiguous_format) for view in views]
+            for copy in elsewhere:
+                torch.abs(copy)
+        records = run.records()
+    inputs = [records[f"Torch.abs.{i}.forward"]["input_args"][0] for i in range(15)]
+    for shown, tensor in zip(inputs[1:7], elsewhere, strict=True):
+        exact = tensor.double()
+        assert (shown["Max"], shown["Min"]) == (exact.max(), exact.min())
+        assert shown["Mean"] == pytest.approx(float(exact.mean()), rel=1e-14)
+        assert shown["Norm"] == pytest.approx(float(exact.norm()), rel=1e-14)
+    in_order = [0, 2, 3, 5]
+    for place in range(6):
+        found, copied = (inputs[at].get("projections") for at in (place + 1, place + 9))
+        assert found == (pytest.approx(copied, rel=1e-12) if place in in_order else None)
+    assert inputs[0] == inputs[8]

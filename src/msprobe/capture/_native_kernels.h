@@ -30,11 +30,58 @@ typedef struct {
     ISA(vf64) part[REGISTERS];
 } ISA(lanes);
 
-/* 16 floats. Halves of 32 bytes widen to doubles without moving anything between registers. */
+/* 16 floats. Halves of 32 bytes widen to doubles without moving anything between registers; where a
+ * register holds 16, the extremes are those of `all`, and halves of float32 are read from memory again,
+ * which takes no arithmetic. */
 #if HAS_AVX
 typedef struct {
+#if REGISTER_BYTES == 64
+    __m512 all;
+#endif
     __m256 half[2];
 } ISA(floats);
+
+#if REGISTER_BYTES == 64
+typedef __m512d ISA(wide);
+#define WIDE(x, r) _mm512_cvtps_pd((x).half[r])
+#define FMA(x, y, z) _mm512_fmadd_pd(x, y, z)
+#define MAX_FLOATS(x, max) ((ISA(floats)){.all = _mm512_max_ps((x).all, (max).all)})
+#define MIN_FLOATS(x, min) ((ISA(floats)){.all = _mm512_min_ps((x).all, (min).all)})
+
+TARGET static inline ISA(floats) ISA(load_f32)(const void *p)
+{
+    return (ISA(floats)){_mm512_loadu_ps(p),
+                         {_mm256_loadu_ps(p), _mm256_loadu_ps((const float *)p + 8)}};
+}
+
+TARGET static inline ISA(floats) ISA(halved)(__m512 x)
+{
+    return (ISA(floats)){x, {_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)}};
+}
+
+TARGET static inline ISA(floats) ISA(load_bf16)(const void *p)
+{
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p));
+    return ISA(halved)(_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16)));
+}
+
+TARGET static inline ISA(floats) ISA(load_f16)(const void *p)
+{
+    return ISA(halved)(_mm512_cvtph_ps(_mm256_loadu_si256(p)));
+}
+#else
+typedef __m256d ISA(wide);
+#define WIDE(x, r)                                                                              \
+    _mm256_cvtps_pd((r) % 2 ? _mm256_extractf128_ps((x).half[(r) / 2], 1)                       \
+                            : _mm256_castps256_ps128((x).half[(r) / 2]))
+#define FMA(x, y, z) _mm256_fmadd_pd(x, y, z)
+/* The second operand is the result where the first is NaN. */
+#define MAX_FLOATS(x, max)                                                                      \
+    ((ISA(floats)){{_mm256_max_ps((x).half[0], (max).half[0]),                                  \
+                    _mm256_max_ps((x).half[1], (max).half[1])}})
+#define MIN_FLOATS(x, min)                                                                      \
+    ((ISA(floats)){{_mm256_min_ps((x).half[0], (min).half[0]),                                  \
+                    _mm256_min_ps((x).half[1], (min).half[1])}})
 
 TARGET static inline ISA(floats) ISA(load_f32)(const void *p)
 {
@@ -57,25 +104,6 @@ TARGET static inline ISA(floats) ISA(load_f16)(const void *p)
     return (ISA(floats)){{_mm256_cvtph_ps(_mm_loadu_si128(p)),
                           _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1))}};
 }
-
-/* The second operand is the result where the first is NaN. */
-#define MAX_FLOATS(x, max)                                                                      \
-    ((ISA(floats)){{_mm256_max_ps((x).half[0], (max).half[0]),                                  \
-                    _mm256_max_ps((x).half[1], (max).half[1])}})
-#define MIN_FLOATS(x, min)                                                                      \
-    ((ISA(floats)){{_mm256_min_ps((x).half[0], (min).half[0]),                                  \
-                    _mm256_min_ps((x).half[1], (min).half[1])}})
-
-#if REGISTER_BYTES == 64
-#define WIDE(x, r) _mm512_cvtps_pd((x).half[r])
-#define FMA(x, y, z) _mm512_fmadd_pd(x, y, z)
-typedef __m512d ISA(wide);
-#else
-#define WIDE(x, r)                                                                              \
-    _mm256_cvtps_pd((r) % 2 ? _mm256_extractf128_ps((x).half[(r) / 2], 1)                       \
-                            : _mm256_castps256_ps128((x).half[(r) / 2]))
-#define FMA(x, y, z) _mm256_fmadd_pd(x, y, z)
-typedef __m256d ISA(wide);
 #endif
 
 TARGET static inline void ISA(add_floats)(ISA(floats) x, ISA(lanes) *sum, ISA(lanes) *sumsq)

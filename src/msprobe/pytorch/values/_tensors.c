@@ -580,8 +580,7 @@ struct known {
     Value *value;
     int64_t version;
     uint32_t epoch;
-    int32_t kind, ndim, is_dense;
-    int64_t count;
+    int32_t kind, ndim;
     int64_t sizes[]; /* shape, strides */
 };
 
@@ -860,12 +859,56 @@ static PyObject *numbers_of(PyObject *tensor, const struct view *view, PyObject 
                               size_bytes - offset * (int64_t)view->itemsize);
 }
 
-/* Return the numbers of the same elements in another order, which the projections depend on; NULL
- * with or without an exception where they are to be computed. */
-static PyObject *numbers_in_order(PyObject *numbers, const struct view *view)
+/* The runs in which elements are read: sizes and strides without those of 1, the largest stride first,
+ * joined where they lie behind one another. Equal runs from one address are the same elements, added up
+ * in the same order. */
+struct runs {
+    int count, is_in_order; /* whether it is the order of the elements in the tensor */
+    int64_t sizes[MAX_DIMS], strides[MAX_DIMS];
+};
+
+/* Return whether there are runs: not of empty tensors, nor where elements repeat. */
+static int find_runs(struct runs *runs, int ndim, const int64_t *sizes, const int64_t *strides)
 {
-    if (is_dense(view, 1))
-        return PyTuple_GET_ITEM(numbers, 5) != Py_None ? Py_NewRef(numbers) : NULL;
+    int count = 0, last = 0;
+    runs->is_in_order = 1;
+    for (int i = 0; i < ndim; i++) {
+        if (sizes[i] == 1) continue;
+        if (sizes[i] <= 0 || strides[i] <= 0) return 0;
+        int at = count++;
+        for (; at > 0 && runs->strides[at - 1] < strides[i]; at--) {
+            runs->sizes[at] = runs->sizes[at - 1];
+            runs->strides[at] = runs->strides[at - 1];
+            runs->is_in_order = 0;
+        }
+        runs->sizes[at] = sizes[i];
+        runs->strides[at] = strides[i];
+    }
+    for (int i = 1; i < count; i++) {
+        if (runs->strides[last] == runs->sizes[i] * runs->strides[i]) runs->sizes[last] *= runs->sizes[i];
+        else runs->sizes[++last] = runs->sizes[i];
+        runs->strides[last] = runs->strides[i];
+    }
+    runs->count = count ? last + 1 : 0;
+    return 1;
+}
+
+/* Return the numbers of a known value if a view has the same elements in the order of memory, without
+ * projections where that is not their order in the view; NULL, perhaps with an exception, where the
+ * numbers are to be computed. */
+static PyObject *numbers_of_runs(const struct known *known, const struct view *view)
+{
+    struct runs runs, before;
+    PyObject *numbers = known->value->numbers;
+    if (!numbers || !find_runs(&runs, view->ndim, view->shape, view->strides) ||
+        !find_runs(&before, known->ndim, known->sizes, known->sizes + known->ndim))
+        return NULL;
+    size_t size_bytes = (size_t)runs.count * sizeof *runs.sizes;
+    if (runs.count != before.count || memcmp(runs.sizes, before.sizes, size_bytes) ||
+        memcmp(runs.strides, before.strides, size_bytes))
+        return NULL;
+    if (runs.is_in_order)
+        return before.is_in_order || PyTuple_GET_ITEM(numbers, 5) != Py_None ? Py_NewRef(numbers) : NULL;
     PyObject *reordered = PyTuple_New(6);
     for (int i = 0; reordered && i < 6; i++)
         PyTuple_SET_ITEM(reordered, i, Py_NewRef(i < 5 ? PyTuple_GET_ITEM(numbers, i) : Py_None));
@@ -888,8 +931,6 @@ static int remember(Memo *self, const struct view *view, struct storage *storage
     known->epoch = storage->epoch;
     known->kind = view->kind;
     known->ndim = view->ndim;
-    known->is_dense = is_dense(view, 0);
-    known->count = view->count;
     memcpy(known->sizes, view->shape, dims * sizeof *known->sizes);
     memcpy(known->sizes + dims, view->strides, dims * sizeof *known->sizes);
     if (before && is_current(before, storage, version)) known->next = before;
@@ -942,15 +983,13 @@ static Value *look(Memo *self, PyObject *tensor, enum entry entry)
         for (; known && !value; known = known->next) {
             if (!is_current(known, storage, version) || known->kind != view.kind) continue;
             if (has_place_of(known, &view)) value = (Value *)Py_NewRef((PyObject *)known->value);
-            else if (on_cpu && !numbers && known->is_dense && known->count == view.count &&
-                     is_dense(&view, 0))
-                numbers = known->value->numbers; /* the same elements in another order */
+            else if (on_cpu && !numbers) numbers = numbers_of_runs(known, &view);
         }
     }
+    if (value) Py_CLEAR(numbers);
     if (!value) {
         if (!on_cpu) value = new_device_value(self, tensor, &view, storage_object);
-        else if (numbers) numbers = numbers_in_order(numbers, &view);
-        if (on_cpu && !numbers && !PyErr_Occurred())
+        else if (!numbers && !PyErr_Occurred())
             numbers = numbers_of(tensor, &view, storage_object);
         if (version >= 0 && !is_entered(self, address, number)) version = -1;
         if (version >= 0 && is_full(self, &self->known) && prune(self) < 0) {
@@ -1604,87 +1643,7 @@ static PyObject *setup(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* ---- values whose numbers come later ------------------------------------------------------------ */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *text, *values; /* bytes with marks; the values in the order of these */
-} LateText;
-
-static void LateText_dealloc(LateText *self)
-{
-    Py_XDECREF(self->text);
-    Py_XDECREF(self->values);
-    free_object(self, PyObject_Free);
-}
-
-/* Put a text with its values in the place of their marks; -1 with an exception. */
-static int put_filled(struct text *text, const char *from, size_t count, PyObject *values, int *bad)
-{
-    const char *end = from + count;
-    Py_ssize_t next = 0;
-    while (from < end) {
-        const char *mark = from;
-        while (mark < end && (unsigned char)*mark > MARKS[1]) mark++;
-        if (put_bytes(text, from, (size_t)(mark - from))) return -1;
-        if (mark == end) break;
-        PyObject *item = next < PyList_GET_SIZE(values) ? PyList_GET_ITEM(values, next++) : NULL;
-        if (!item || !Py_IS_TYPE(item, ValueType)) {
-            PyErr_SetString(PyExc_ValueError, "a mark without its value");
-            return -1;
-        }
-        Value *value = (Value *)item;
-        if (fill_value(value) < 0 || put_value_text(text, value, *mark == MARKS[1])) return -1;
-        PyObject *counts = PyTuple_GET_ITEM(value->numbers, 4);
-        *bad |= counts != Py_None && is_bad(counts);
-        from = mark + 1;
-    }
-    return 0;
-}
-
-static PyObject *LateText_fill(LateText *self, PyObject *ignored)
-{
-    struct text text;
-    begin_text(&text);
-    int bad = 0;
-    int failed = put_filled(&text, PyBytes_AS_STRING(self->text),
-                            (size_t)PyBytes_GET_SIZE(self->text), self->values, &bad);
-    PyObject *raw = end_values(&text, failed ? -1 : 1);
-    PyObject *pair = raw ? PyTuple_Pack(2, raw, bad ? Py_True : Py_False) : NULL;
-    Py_XDECREF(raw);
-    return pair;
-}
-
-static PyMethodDef LATE_TEXT_METHODS[] = {
-    {"fill", (PyCFunction)LateText_fill, METH_NOARGS,
-     "fill() -> (msgspec.Raw, whether a value has a NaN or +Inf); the numbers have come"},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyType_Slot LATE_TEXT_SLOTS[] = {
-    {Py_tp_dealloc, (void *)LateText_dealloc},
-    {Py_tp_methods, LATE_TEXT_METHODS},
-    {Py_tp_doc, (void *)"JSON in which the numbers of some values are still missing."},
-    {0, NULL},
-};
-
-static PyType_Spec LATE_TEXT_SPEC = {
-    .name = "msprobe.pytorch.values._tensors.LateText",
-    .basicsize = sizeof(LateText),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = LATE_TEXT_SLOTS,
-};
-
-/* Return the text, or what becomes of it when the numbers of `values` have come. */
-static PyObject *finished(PyObject *bytes, PyObject *values)
-{
-    if (!bytes || !values) return bytes ? PyObject_CallOneArg(torch.raw, bytes) : NULL;
-    LateText *late = PyObject_New(LateText, LateTextType);
-    if (!late) return NULL;
-    late->text = Py_NewRef(bytes);
-    late->values = Py_NewRef(values);
-    return (PyObject *)late;
-}
+#include "_tensors_late.h"
 
 /* ---- the graph of a call --------------------------------------------------------------------- */
 
@@ -1806,440 +1765,7 @@ static PyObject *find_edges(PyObject *module, PyObject *args)
 #include "_tensors_taps.h"
 #include "_tensors_calls.h"
 
-/* ---- many tensors ------------------------------------------------------------------------------ */
-
-/* Whether the storage of a tensor reaches to its last element: one that was given back does not. */
-static int is_covered(PyObject *tensor, const struct view *view)
-{
-    PyObject *storage = PyObject_CallMethodNoArgs(tensor, names.untyped_storage);
-    int64_t size_bytes = storage ? take_int(PyObject_CallMethodNoArgs(storage, names.nbytes)) : 0;
-    int64_t offset = storage ? take_int(PyObject_CallMethodNoArgs(tensor, names.storage_offset)) : 0;
-    Py_XDECREF(storage);
-    return view->data && offset >= 0 && (offset + view->count) * (int64_t)view->itemsize <= size_bytes;
-}
-
-/* Whether this is a plain tensor on the CPU with elements in one block, in order; `view` is then
- * where. It has no exception. */
-static int is_block(PyObject *tensor, struct view *view)
-{
-    int found = read_view(tensor, view) > 0 && view->count && is_dense(view, 1) &&
-                is_covered(tensor, view) && !PyErr_Occurred();
-    PyErr_Clear();
-    return found;
-}
-
-/* Read such a tensor: its numbers as of `statistics`, and the checksum of its bytes. NULL with an
- * exception. */
-static PyObject *read_block(const struct view *view, PyObject *crc32, uint64_t *checksum)
-{
-    Py_ssize_t size_bytes = (Py_ssize_t)((size_t)view->count * view->itemsize);
-    PyObject *numbers = native->statistics(view->kind, view->data, view->ndim, view->shape,
-                                           view->strides, size_bytes);
-    if (!numbers) return NULL;
-    PyObject *memory = PyMemoryView_FromMemory((char *)view->data, size_bytes, PyBUF_READ);
-    *checksum = memory ? (uint64_t)take_int(PyObject_CallOneArg(crc32, memory)) : 0;
-    Py_XDECREF(memory);
-    if (PyErr_Occurred()) Py_CLEAR(numbers);
-    return numbers;
-}
-
-/* Return `done`, 0 where a tensor is left because of an exception, -1 without memory. */
-static int unless_failed(int done)
-{
-    if (!PyErr_Occurred()) return done;
-    if (PyErr_ExceptionMatches(PyExc_MemoryError)) return -1;
-    PyErr_Clear();
-    return 0;
-}
-
-/* Call `fill` for each of a list of tensors; return the places of those for which it returns 0. */
-static PyObject *fill_all(PyObject *tensors, Py_ssize_t count, void *state,
-                          int (*fill)(void *state, Py_ssize_t place, PyObject *tensor))
-{
-    PyObject *left = PyList_New(0);
-    if (PyList_GET_SIZE(tensors) != count) {
-        PyErr_SetString(PyExc_ValueError, "expected one place for each tensor");
-        Py_CLEAR(left);
-    }
-    for (Py_ssize_t i = 0; left && i < PyList_GET_SIZE(tensors) && i < count; i++) {
-        PyObject *tensor = Py_NewRef(PyList_GET_ITEM(tensors, i));
-        int done = unless_failed(fill(state, i, tensor));
-        Py_DECREF(tensor);
-        PyObject *place = done ? NULL : PyLong_FromSsize_t(i);
-        if (done < 0 || (!done && (!place || PyList_Append(left, place) < 0))) Py_CLEAR(left);
-        Py_XDECREF(place);
-    }
-    return left;
-}
-
-/* Reading so little takes no longer than asking whether it was written. */
-#define SMALL_BYTES (1 << 14)
-#define FEWEST_PROBES 8
-#define BYTES_OF_PROBE (1 << 15)
-#define PROBE_WORDS 8 /* a line of the processor's cache */
-
-/* A key of a large tensor in one block that changes with its memory, with torch's counter of its
- * writes, and with some of its bytes; 0 for a small one, and where torch counts no writes. */
-static uint64_t probe(PyObject *tensor, const struct view *view)
-{
-    size_t size_bytes = (size_t)view->count * view->itemsize, count = size_bytes / BYTES_OF_PROBE;
-    if (size_bytes <= SMALL_BYTES) return 0;
-    if (count < FEWEST_PROBES) count = FEWEST_PROBES;
-    int64_t version = version_of(tensor);
-    if (version < 0) return 0;
-    uint64_t key = (uint64_t)version ^ (uint64_t)(uintptr_t)view->data;
-    size_t gap = (size_bytes - 8 * PROBE_WORDS) / (count - 1);
-    for (size_t i = 0; i < count; i++) {
-        uint64_t words[PROBE_WORDS];
-        memcpy(words, view->data + i * gap, sizeof words);
-        for (int k = 0; k < PROBE_WORDS; k++) {
-            key = (key ^ words[k]) * 0xbf58476d1ce4e5b9u;
-            key ^= key >> 31;
-        }
-    }
-    return key ? key : 1;
-}
-
-/* How tensors are read. `known` is None, or a dictionary: address of a tensor -> (weak reference to
- * it, `probe`, checksum, norm, projections). */
-struct reading {
-    PyObject *known, *crc32;
-    int asks; /* of which tensors it is asked */
-};
-
-enum { ASK_NONE, ASK_ALL, ASK_FROZEN };
-
-/* Return what is known of a tensor, NULL perhaps with an exception. */
-static PyObject *find_row(const struct reading *reading, PyObject *tensor, PyObject *address,
-                          PyObject *key)
-{
-    if (reading->asks == ASK_NONE) return NULL;
-    if (reading->asks == ASK_FROZEN && ((PyObject *)Py_TYPE(tensor) != torch.parameter ||
-                                        flag(tensor, names.requires_grad) != 0))
-        return NULL;
-    PyObject *row = PyDict_GetItemWithError(reading->known, address);
-    if (!row || PyObject_RichCompareBool(PyTuple_GET_ITEM(row, 1), key, Py_EQ) != 1) return NULL;
-    PyObject *referent = PyObject_CallNoArgs(PyTuple_GET_ITEM(row, 0));
-    Py_XDECREF(referent);
-    return referent == tensor ? Py_NewRef(row) : NULL;
-}
-
-/* What is read of a tensor; it owns the references. */
-struct content {
-    uint64_t checksum;
-    PyObject *norm, *projections;
-};
-
-static void drop_content(struct content *content)
-{
-    Py_DECREF(content->norm);
-    Py_DECREF(content->projections);
-}
-
-/* Read a tensor; 0, or -1 with an exception. */
-static int read_content(const struct reading *reading, const struct view *view,
-                        struct content *out)
-{
-    PyObject *numbers = read_block(view, reading->crc32, &out->checksum);
-    if (!numbers) return -1;
-    out->norm = Py_NewRef(PyTuple_GET_ITEM(numbers, 3));
-    out->projections = Py_NewRef(PyTuple_GET_ITEM(numbers, 5));
-    Py_DECREF(numbers);
-    return 0;
-}
-
-static int remember_content(const struct reading *reading, PyObject *tensor, PyObject *address,
-                            PyObject *key, const struct content *content)
-{
-    PyObject *reference = PyWeakref_NewRef(tensor, NULL), *row = NULL;
-    PyObject *checksum = PyLong_FromUnsignedLongLong(content->checksum);
-    if (reference && checksum)
-        row = PyTuple_Pack(5, reference, key, checksum, content->norm, content->projections);
-    int failed = !row || PyDict_SetItem(reading->known, address, row) < 0;
-    Py_XDECREF(reference);
-    Py_XDECREF(checksum);
-    Py_XDECREF(row);
-    return failed ? -1 : 0;
-}
-
-/* Find the content of a tensor, which is read if it is not known; 0, or -1 with an exception. */
-static int content_of(const struct reading *reading, PyObject *tensor, const struct view *view,
-                      struct content *out)
-{
-    uint64_t number = reading->known == Py_None ? 0 : probe(tensor, view);
-    if (!number) return read_content(reading, view, out);
-    PyObject *address = PyLong_FromVoidPtr(tensor), *key = PyLong_FromUnsignedLongLong(number);
-    PyObject *row = address && key ? find_row(reading, tensor, address, key) : NULL;
-    int failed = 0;
-    if (row) {
-        out->checksum = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(row, 2));
-        out->norm = Py_NewRef(PyTuple_GET_ITEM(row, 3));
-        out->projections = Py_NewRef(PyTuple_GET_ITEM(row, 4));
-        Py_DECREF(row);
-    } else {
-        failed = PyErr_Occurred() || read_content(reading, view, out) < 0;
-        if (!failed && remember_content(reading, tensor, address, key, out) < 0)
-            drop_content(out), failed = 1;
-    }
-    Py_XDECREF(address);
-    Py_XDECREF(key);
-    return failed ? -1 : 0;
-}
-
-static int is_right_reading(const struct reading *reading)
-{
-    if (reading->known == Py_None || PyDict_Check(reading->known)) return 1;
-    PyErr_SetString(PyExc_TypeError, "expected a dictionary or None");
-    return 0;
-}
-
-/* As PRINT in dump/signature_file.py: NaN where there is no number. */
-struct print {
-    uint64_t checksum;
-    double norm, projections[2];
-};
-
-struct prints {
-    struct print *of;
-    struct reading reading;
-};
-
-static double number_or_nan(PyObject *number)
-{
-    return PyFloat_Check(number) ? PyFloat_AS_DOUBLE(number) : NAN;
-}
-
-static int fill_print(void *state, Py_ssize_t place, PyObject *tensor)
-{
-    const struct prints *prints = state;
-    struct print *out = prints->of + place;
-    struct view view;
-    struct content content;
-    if (!is_block(tensor, &view) || content_of(&prints->reading, tensor, &view, &content) < 0)
-        return 0;
-    out->checksum = content.checksum ? content.checksum : 1;
-    out->norm = number_or_nan(content.norm);
-    for (Py_ssize_t k = 0; k < 2; k++)
-        out->projections[k] = content.projections == Py_None
-                                  ? NAN
-                                  : number_or_nan(PyTuple_GET_ITEM(content.projections, k));
-    drop_content(&content);
-    return 1;
-}
-
-static PyObject *fill_prints(PyObject *module, PyObject *args)
-{
-    PyObject *tensors, *left = NULL;
-    struct prints prints;
-    Py_buffer out;
-    if (!PyArg_ParseTuple(args, "O!w*OiO", &PyList_Type, &tensors, &out, &prints.reading.known,
-                          &prints.reading.asks, &prints.reading.crc32))
-        return NULL;
-    prints.of = out.buf;
-    if (is_right_reading(&prints.reading))
-        left = fill_all(tensors, out.len / (Py_ssize_t)sizeof *prints.of, &prints, fill_print);
-    PyBuffer_Release(&out);
-    return left;
-}
-
-/* ---- measures, for the monitor ----------------------------------------------------------------- */
-
-struct measuring {
-    struct msprobe_measures *of;
-    double threshold, *bins; /* `bins` may be NULL */
-    PyObject *known;         /* None, or a dictionary: address -> (weak reference, `probe`, bytes) */
-};
-
-static int measure_view(const struct measuring *measuring, Py_ssize_t place, PyObject *tensor,
-                        const struct view *view)
-{
-    PyObject *storage = PyObject_CallMethodNoArgs(tensor, names.untyped_storage);
-    int64_t size_bytes = storage ? take_int(PyObject_CallMethodNoArgs(storage, names.nbytes)) : 0;
-    int64_t offset = storage ? take_int(PyObject_CallMethodNoArgs(tensor, names.storage_offset)) : 0;
-    Py_XDECREF(storage);
-    if (PyErr_Occurred()) return -1;
-    double *bins = measuring->bins ? measuring->bins + place * MSPROBE_BINS : NULL;
-    return native->measure(view->kind, view->data, view->ndim, view->shape, view->strides,
-                           size_bytes - offset * (int64_t)view->itemsize, measuring->threshold, bins,
-                           measuring->of + place);
-}
-
-/* Return the bytes of the numbers of a tensor if it is unchanged; NULL perhaps with an exception. */
-static PyObject *known_measures(const struct measuring *measuring, PyObject *tensor,
-                                PyObject *address, PyObject *key)
-{
-    PyObject *row = PyDict_GetItemWithError(measuring->known, address);
-    if (!row || PyObject_RichCompareBool(PyTuple_GET_ITEM(row, 1), key, Py_EQ) != 1) return NULL;
-    PyObject *referent = PyObject_CallNoArgs(PyTuple_GET_ITEM(row, 0));
-    Py_XDECREF(referent);
-    return referent == tensor ? PyTuple_GET_ITEM(row, 2) : NULL;
-}
-
-static int remember_measures(const struct measuring *measuring, Py_ssize_t place, PyObject *tensor,
-                             PyObject *address, PyObject *key)
-{
-    const char *numbers = (const char *)(measuring->of + place);
-    PyObject *reference = PyWeakref_NewRef(tensor, NULL), *row = NULL;
-    PyObject *bytes = PyBytes_FromStringAndSize(numbers, sizeof *measuring->of);
-    if (reference && bytes) row = PyTuple_Pack(3, reference, key, bytes);
-    int failed = !row || PyDict_SetItem(measuring->known, address, row) < 0;
-    Py_XDECREF(reference);
-    Py_XDECREF(bytes);
-    Py_XDECREF(row);
-    return failed ? -1 : 0;
-}
-
-static int fill_measure(void *state, Py_ssize_t place, PyObject *tensor)
-{
-    const struct measuring *measuring = state;
-    struct view view;
-    if (read_view(tensor, &view) <= 0) return 0;
-    int is_asked = measuring->known != Py_None && !measuring->bins && is_dense(&view, 1);
-    uint64_t number = is_asked && is_covered(tensor, &view) ? probe(tensor, &view) : 0;
-    if (!number) return measure_view(measuring, place, tensor, &view) == 0;
-    PyObject *address = PyLong_FromVoidPtr(tensor), *key = PyLong_FromUnsignedLongLong(number);
-    PyObject *numbers = address && key ? known_measures(measuring, tensor, address, key) : NULL;
-    int failed = PyErr_Occurred() != NULL;
-    if (numbers)
-        memcpy(measuring->of + place, PyBytes_AS_STRING(numbers), sizeof *measuring->of);
-    else if (!failed)
-        failed = measure_view(measuring, place, tensor, &view) < 0 ||
-                 remember_measures(measuring, place, tensor, address, key) < 0;
-    Py_XDECREF(address);
-    Py_XDECREF(key);
-    return !failed;
-}
-
-static PyObject *fill_measures(PyObject *module, PyObject *args)
-{
-    PyObject *tensors, *bins, *left = NULL;
-    struct measuring measuring;
-    Py_buffer out, filled = {0};
-    if (!PyArg_ParseTuple(args, "O!w*dOO", &PyList_Type, &tensors, &out, &measuring.threshold, &bins,
-                          &measuring.known))
-        return NULL;
-    Py_ssize_t count = out.len / (Py_ssize_t)sizeof *measuring.of;
-    if (measuring.known != Py_None && !PyDict_Check(measuring.known))
-        PyErr_SetString(PyExc_TypeError, "expected a dictionary or None");
-    else if (bins == Py_None || PyObject_GetBuffer(bins, &filled, PyBUF_WRITABLE) == 0) {
-        measuring.of = out.buf;
-        measuring.bins = filled.buf;
-        if (filled.obj && filled.len != count * MSPROBE_BINS * (Py_ssize_t)sizeof(double))
-            PyErr_SetString(PyExc_ValueError, "expected the bins of each tensor");
-        else
-            left = fill_all(tensors, count, &measuring, fill_measure);
-        if (filled.obj) PyBuffer_Release(&filled);
-    }
-    PyBuffer_Release(&out);
-    return left;
-}
-
-#define SAMPLES 8 /* as in dump/facts.py */
-
-/* How an element of a type is read; 0 of types whose elements are read in Python. */
-static char format_of(int kind)
-{
-    static const struct {
-        const char *name;
-        char format;
-    } FORMATS[] = {{"float32", 'f'}, {"bfloat16", 't'}, {"float16", 'e'}, {"float64", 'd'},
-                   {"int64", 'q'},   {"int32", 'i'},    {"int16", 'h'},   {"int8", 'b'},
-                   {"uint8", 'B'},   {"bool", 'B'}};
-    const char *name = native->kind(kind).name;
-    for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++)
-        if (strcmp(FORMATS[i].name, name) == 0) return FORMATS[i].format;
-    return 0;
-}
-
-#define ELEMENT(TYPE, MAKE)                                                                     \
-    {                                                                                           \
-        TYPE element;                                                                           \
-        memcpy(&element, at, sizeof element);                                                   \
-        return MAKE(element);                                                                   \
-    }
-
-static PyObject *element_at(const char *at, char format)
-{
-    switch (format) {
-    case 'f': ELEMENT(float, PyFloat_FromDouble)
-    case 'd': ELEMENT(double, PyFloat_FromDouble)
-    case 'q': ELEMENT(int64_t, PyLong_FromLongLong)
-    case 'i': ELEMENT(int32_t, PyLong_FromLong)
-    case 'h': ELEMENT(int16_t, PyLong_FromLong)
-    case 'b': ELEMENT(int8_t, PyLong_FromLong)
-    case 'B': ELEMENT(uint8_t, PyLong_FromLong)
-    case 'e': return PyFloat_FromDouble(PyFloat_Unpack2(at, 1));
-    default: { /* bfloat16: the upper half of a float32 */
-        float element;
-        char wide[4] = {0, 0, at[0], at[1]};
-        memcpy(&element, wide, sizeof element);
-        return PyFloat_FromDouble(element);
-    }
-    }
-}
-
-/* The elements at `sample_index` (dump/facts.py). */
-static PyObject *samples_of(const struct view *view, char format)
-{
-    int64_t step = (view->count - 1) / (SAMPLES - 1);
-    if (step < 1) step = 1;
-    int64_t count = view->count < SAMPLES ? view->count : SAMPLES;
-    PyObject *samples = PyList_New((Py_ssize_t)count);
-    for (int64_t i = 0; samples && i < count; i++) {
-        PyObject *element = element_at(view->data + (size_t)(i * step) * view->itemsize, format);
-        if (element) PyList_SET_ITEM(samples, (Py_ssize_t)i, element);
-        else Py_CLEAR(samples);
-    }
-    return samples;
-}
-
-/* Lists with an item for each tensor. */
-struct columns {
-    PyObject *checksum, *norm, *projections, *samples, *elements;
-    struct reading reading;
-    int has_samples;
-};
-
-/* Put an item, whose reference it takes, into a list. */
-static int put_item(PyObject *list, Py_ssize_t place, PyObject *item)
-{
-    return item ? PyList_SetItem(list, place, item) : -1;
-}
-
-static int fill_row(void *state, Py_ssize_t place, PyObject *tensor)
-{
-    const struct columns *columns = state;
-    struct view view;
-    char format;
-    struct content content;
-    if (!is_block(tensor, &view) || !(format = format_of(view.kind)) ||
-        content_of(&columns->reading, tensor, &view, &content) < 0)
-        return 0;
-    char hex[9];
-    snprintf(hex, sizeof hex, "%08x", (unsigned)content.checksum);
-    PyObject *samples = columns->has_samples ? samples_of(&view, format) : Py_NewRef(Py_None);
-    int failed = put_item(columns->checksum, place, PyUnicode_FromString(hex)) ||
-                 put_item(columns->norm, place, Py_NewRef(content.norm)) ||
-                 put_item(columns->projections, place, Py_NewRef(content.projections)) ||
-                 put_item(columns->samples, place, samples) ||
-                 put_item(columns->elements, place, PyLong_FromLongLong(view.count));
-    drop_content(&content);
-    return !failed;
-}
-
-static PyObject *fill_columns(PyObject *module, PyObject *args)
-{
-    PyObject *tensors;
-    struct columns columns;
-    if (!PyArg_ParseTuple(args, "O!(O!O!O!O!O!)OiOp", &PyList_Type, &tensors, &PyList_Type,
-                          &columns.checksum, &PyList_Type, &columns.norm, &PyList_Type,
-                          &columns.projections, &PyList_Type, &columns.samples, &PyList_Type,
-                          &columns.elements, &columns.reading.known, &columns.reading.asks,
-                          &columns.reading.crc32, &columns.has_samples))
-        return NULL;
-    if (!is_right_reading(&columns.reading)) return NULL;
-    return fill_all(tensors, PyList_GET_SIZE(columns.checksum), &columns, fill_row);
-}
+#include "_tensors_columns.h"
 
 static PyMethodDef METHODS[] = {
     {"fill_columns", fill_columns, METH_VARARGS,
