@@ -68,6 +68,8 @@ def read_all(path: Path) -> int:
         HEAD + '{\n"a" {"output":[]}\n}}',
         HEAD + '{\n"a": {"output":[}\n}}',
         HEAD + '{\n"a": 1}}\n}}',
+        HEAD + '{\n"Torch.relu.0.forward": 5\n}}',
+        HEAD + '{\n"Module.fc.Linear.forward.0": ["x", 2]\n}}',
         '{"task":3,"data":{}}',
         '{"level":[],"data":{}}',
         '{"data":{"a":' + "[" * 100_000,

@@ -63,6 +63,66 @@ def test_the_changed_argument_is_named_first(
     assert found.difference.name == place
 
 
+# Written after the code; 29 of its 38 scripts were named in the first run (docs/performance.md).
+@pytest.mark.parametrize(
+    ("text", "values", "place"),
+    [
+        ("deepspeed --num_gpus @ train.py --lr 1", "4 8", "num_gpus"),
+        ("accelerate launch --mixed_precision @ t.py", "bf16 fp16", "mixed_precision"),
+        ("mpirun -np @ python t.py --lr 1", "4 8", "mpirun.np"),
+        ("python -m pkg.train --depth @", "12 24", "depth"),
+        ("python3 -u t.py --wd=@", "0.1 0.01", "wd"),
+        ("OMP_NUM_THREADS=@ python t.py", "1 4", "env.OMP_NUM_THREADS"),
+        ("cat > c.yaml <<EOF\ndim: @\nEOF\npython t.py --config c.yaml", "512 1024", "config:dim"),
+        ("cat <<EOF > c.toml\ndim = @\nEOF\npython t.py --config c.toml", "512 1024", "config:dim"),
+        ("python t.py --lr ${RATE:-@}", "1e-4 2e-4", "lr"),
+        ("M=@\nG=$(( (M + 1) * 4 / 2 ))\npython t.py --gbs $G", "2 3", "gbs"),
+        ("U=@\nif [[ $U == 1 ]]; then A=--bf16; fi\npython t.py $A", "1 0", "bf16"),
+        ("nohup python t.py --lr @ > log 2>&1 &", "1 2", "lr"),
+        ("docker run --gpus all --rm img:1 python t.py --lr @", "1 2", "lr"),
+        ("apptainer exec --nv x.sif torchrun t.py --lr @", "1 2", "lr"),
+        ("conda run -n env python t.py --lr @", "1 2", "lr"),
+        ('ssh node1 "cd /x && python t.py --lr @"', "1 2", "lr"),
+        ("time python t.py --lr @", "1 2", "lr"),
+        ('sbatch --gres=gpu:8 --wrap "python t.py --lr @"', "1 2", "lr"),
+        ("python t.py --x 1 @", "--flash --no-flash", "flash"),
+        ("torchrun --nnodes @ --nproc-per-node 8 t.py", "1 2", "nnodes"),
+        ("python t.py train.batch=@ model=gpt", "32 64", "train.batch"),
+        ("env HF_HUB_OFFLINE=@ python t.py", "1 0", "env.HF_HUB_OFFLINE"),
+        ("run() { local bs=$1; python t.py --bs $bs; }\nrun @", "8 16", "bs"),
+        ("python t.py --data a --data @", "b c", "data"),
+        ('eval "python t.py --lr @"', "1 2", "lr"),
+        ('CMD="python t.py --lr @"\n$CMD', "1 2", "lr"),
+        ('CMD=(python t.py --lr @)\n"${CMD[0]}" "${CMD[1]}" ${CMD[2]} ${CMD[3]}', "1 2", "lr"),
+        ("declare -A P=([lr]=@ [bs]=2)\npython t.py --lr ${P[lr]}", "1 2", "lr"),
+        ("P[lr]=@\nK=lr\npython t.py --lr ${P[$K]}", "1 2", "lr"),
+        ("python t.py --lr $(echo @)", "1 2", "lr"),
+        ("export NCCL_P2P_DISABLE=1\n@ NCCL_P2P_DISABLE\npython t.py --x 1", "echo unset",
+         "env.NCCL_P2P_DISABLE"),
+        ("M=llama-7b\npython t.py --model ${M/7b/@}", "13b 70b", "model"),
+        ("source sub/@.sh\npython t.py --lr $LR", "one two", "lr"),
+        ("cd sub && source @.sh && python t.py --lr $LR", "one two", "lr"),
+    ],
+)  # fmt: skip
+def test_the_changed_part_of_a_later_script_is_named_first(
+    tmp_path: Path, text: str, values: str, place: str
+) -> None:
+    others = {"sub/one.sh": "LR=1", "sub/two.sh": "LR=2"}
+    bench, cmp = ({"run.sh": text.replace("@", value)} | others for value in values.split())
+    found = compared(tmp_path, bench, cmp).conclusion
+    assert found.kind is Kind.ARGUMENT, found.sentence
+    assert found.difference is not None
+    assert place in found.difference.name
+
+
+def test_a_settings_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    run = {"run.sh": "python t.py --config gone.yaml"}
+    found = compared(tmp_path, run, run)
+    assert found.conclusion.kind is Kind.INCOMPLETE
+    assert "gone.yaml" in found.conclusion.sentence
+    assert found.level is Level.WARNING
+
+
 def test_a_changed_variable_of_a_sourced_file_and_a_changed_settings_file(tmp_path: Path) -> None:
     run = {"run.sh": "source env.sh\npython t.py --lr $LR --config c.yaml"}
     base = run | {"env.sh": "LR=1", "c.yaml": "dim: 4"}

@@ -112,7 +112,7 @@ def test_several_trainings_are_all_there() -> None:
 
 
 def test_what_only_a_shell_can_compute_stays_as_written_and_is_said() -> None:
-    text = "NOW=$(date)\npython t.py --tag $NOW --port $((6000+1)) --x ${UNKNOWN} --y 1"
+    text = "NOW=$(date)\npython t.py --tag $NOW --port $((6000+NOW)) --x ${UNKNOWN} --y 1"
     found = parse_shell_script(text)
     assert found.arguments["x"] == "${UNKNOWN}"
     assert found.arguments["tag"] == "$(date)"

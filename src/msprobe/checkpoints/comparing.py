@@ -30,7 +30,7 @@ from msprobe.checkpoints.parameters import (
     Entry,
     Parameter,
     Unread,
-    is_finite,
+    find_equal,
     same_bytes,
 )
 from msprobe.checkpoints.regrouped import is_transposed, transposed
@@ -50,8 +50,6 @@ EXACT: Final = Tolerance(rtol=0.0, atol=0.0)
 # A batch is a piece of work for a thread; a pair costs as much time as reading some bytes.
 _BATCH_BYTES: Final = 16 << 20
 _PAIR_BYTES: Final = 16 << 10
-# Up to so many elements, equal ones are found by their bytes, without metrics.
-_SMALL_COUNT: Final = 1 << 16
 _BY_ERROR: Final = (Change.NONFINITE, Change.CHANGED)
 # A parameter that differs more from its reference may be the reference transposed.
 _UNRELATED: Final = 0.5
@@ -343,7 +341,12 @@ def _compared(
 ) -> Iterator[ParameterDifference]:
     # Reading and the C metrics let other threads run. Many small pairs are one piece of work.
     def compare_batch(batch: Sequence[ParameterPair]) -> list[ParameterDifference]:
-        return [_compare(pair, tolerance) for pair in batch]
+        unknown = [(each.target, None if each.is_known_equal else each.reference) for each in batch]
+        equal = find_equal(unknown)
+        return [
+            _compare(pair, tolerance, is_equal=is_equal)
+            for pair, is_equal in zip(batch, equal, strict=True)
+        ]
 
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         for found in pool.map(compare_batch, _batches(pairs, sizes)):
@@ -363,7 +366,9 @@ def _batches(
         yield pairs[begin:]
 
 
-def _compare(pair: ParameterPair, tolerance: Tolerance) -> ParameterDifference:
+def _compare(
+    pair: ParameterPair, tolerance: Tolerance, *, is_equal: bool = False
+) -> ParameterDifference:
     target, reference = pair.target, pair.reference
     if target is None:
         return ParameterDifference(pair=pair, change=Change.REMOVED)
@@ -374,7 +379,7 @@ def _compare(pair: ParameterPair, tolerance: Tolerance) -> ParameterDifference:
         if turned is not None:
             return _compare(turned, tolerance)
         return ParameterDifference(pair=pair, change=Change.SHAPE)
-    if pair.is_known_equal:
+    if is_equal or pair.is_known_equal:
         change, metrics = pair.relation.change_if_equal, _equal_metrics(target.count)
         return ParameterDifference(pair=pair, change=change, metrics=metrics)
     if PACKED_TYPES & {target.dtype, reference.dtype}:
@@ -427,14 +432,6 @@ def _same_elements(target: Parameter, reference: Parameter) -> bool:
 
 def _measure(target: Parameter, reference: Parameter, tolerance: Tolerance) -> ElementMetrics:
     count = target.count
-    if count <= _SMALL_COUNT and target.dtype == reference.dtype:
-        one, other = target.span.read(0, count), reference.span.read(0, count)
-        if (
-            one.tobytes() == other.tobytes()
-            and one.dtype == other.dtype
-            and is_finite(one, target.dtype)
-        ):
-            return _equal_metrics(count)
     accumulator = ElementAccumulator(target.dtype, reference.dtype, tolerance, count=count)
     for start in range(0, count, PIECE_ELEMENTS):
         stop = min(start + PIECE_ELEMENTS, count)

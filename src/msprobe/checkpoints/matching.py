@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
 from msprobe.checkpoints.alike import pair_by_names, pair_by_values
 from msprobe.checkpoints.changes import Relation
 from msprobe.checkpoints.key_paths import KeyPath, path_name
-from msprobe.checkpoints.parameters import Checkpoint, Parameter, is_finite
+from msprobe.checkpoints.parameters import Checkpoint, Parameter, find_equal, is_finite
 from msprobe.checkpoints.regrouped import find_joined, find_tied, pair_transposed, transposed
 from msprobe.dump.formats.dtypes import PACKED_TYPES
 
 # A prefix is taken off only if that lets at least this share of the leftover names meet.
 _WORTHWHILE: Final = 0.5
+# Names of each side, at least, by which a prefix is looked for.
+_PREFIX_SAMPLE: Final = 2000
+# Leftovers that are compared at a time in the order of the files.
+_IN_ORDER: Final = 256
 
 
 class ParameterPair(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -218,8 +222,13 @@ _Entry = TypeVar("_Entry", bound=_Keyed)
 def pair_by_path(target: Iterable[_Keyed], reference: Iterable[_Keyed]) -> dict[str, str]:
     """Return target name → reference name: the same keys first, then keys equal when joined."""
     target, reference = list(target), list(reference)
-    by_path = {item.path: item.name for item in reference}
-    found = {item.name: by_path[item.path] for item in target if item.path in by_path}
+    by_name = {item.name: item.path for item in reference}
+    found = {item.name: item.name for item in target if by_name.get(item.name) == item.path}
+    if len(found) < len(target):
+        # Names are spelled out where two paths of one side would share one.
+        by_path = {item.path: item.name for item in reference if item.name not in found}
+        found = {item.name: found.get(item.name) or by_path[item.path]
+                 for item in target if item.name in found or item.path in by_path}  # fmt: skip
     if len(found) == len(target):
         return found
     taken = set(found.values())
@@ -264,27 +273,29 @@ def _pair_without_prefix(
 def _best_prefix(
     target: Mapping[str, Parameter], reference: Mapping[str, Parameter]
 ) -> tuple[str, str, int]:
-    """Return the side with an extra prefix, the prefix, and how many names are equal without it."""
+    """Return the side with an extra prefix, it, and about how many names are equal without it."""
     best = ("", "", 0)
+    # A prefix that is worthwhile shows in every so-many-th name as well.
+    step = max(1, min(len(target), len(reference)) // _PREFIX_SAMPLE)
     for side, longer, shorter in (
         ("target", target, reference),
         ("reference", reference, target),
     ):
         counts: Counter[str] = Counter()
-        for name, item in longer.items():
+        for name in list(longer)[::step]:
             rest = name.partition(".")[2]
             while rest:
-                if rest in shorter and shorter[rest].shape == item.shape:
+                if rest in shorter and shorter[rest].shape == longer[name].shape:
                     counts[name[: len(name) - len(rest)]] += 1
                 rest = rest.partition(".")[2]
         for prefix, count in counts.most_common(1):
-            if count > best[2]:
-                best = (side, prefix, count)
+            if count * step > best[2]:
+                best = (side, prefix, count * step)
     return best
 
 
 def _pair_by_content(
-    added: Iterable[Parameter], removed: list[Parameter], finite: set[str]
+    added: Sequence[Parameter], removed: Sequence[Parameter], finite: set[str]
 ) -> dict[str, str]:
     """Return target name → reference name for leftovers with equal bytes, each used once.
 
@@ -293,14 +304,17 @@ def _pair_by_content(
         removed: leftovers of the reference.
         finite: gets the names of those of the target whose elements are all finite.
     """
-    waiting: dict[tuple[str, tuple[int, ...]], list[Parameter]] = defaultdict(list)
+    found = _pair_in_order(added, removed)
+    finite |= found.keys()
+    taken = set(found.values())
+    waiting: dict[Any, list[Parameter]] = defaultdict(list)
     for item in removed:
-        waiting[item.dtype, item.shape].append(item)
-    by_content: dict[tuple[str, tuple[int, ...]], dict[bytes, list[str]]] = {}
-    found: dict[str, str] = {}
+        if item.name not in taken:
+            waiting[item.dtype, item.shape].append(item)
+    by_content: dict[Any, dict[bytes, list[str]]] = {}
     for item in added:
         key = (item.dtype, item.shape)
-        if key not in waiting or not item.count:
+        if item.name in found or key not in waiting or not item.count:
             continue
         if key not in by_content:
             by_content[key] = defaultdict(list)
@@ -311,6 +325,32 @@ def _pair_by_content(
         names = by_content[key].get(_digest(item, finite))
         if names:
             found[item.name] = names.pop()
+    return found
+
+
+def _pair_in_order(added: Sequence[Parameter], removed: Sequence[Parameter]) -> dict[str, str]:
+    """Return target name → reference name of leftovers that are equal, and finite, in their order.
+
+    Names change more often than the order: where that is kept, no digests are needed.
+    """
+    sides: list[dict[Any, list[Parameter]]] = []
+    for items in (added, removed):
+        by_kind: dict[Any, list[Parameter]] = defaultdict(list)
+        for item in items:
+            if item.count:
+                by_kind[item.dtype, item.shape].append(item)
+        sides.append(by_kind)
+    found: dict[str, str] = {}
+    for kind, targets in sides[0].items():
+        pairs = list(zip(targets, sides[1].get(kind, ()), strict=False))
+        for start in range(0, len(pairs), _IN_ORDER):
+            some = pairs[start : start + _IN_ORDER]
+            equal = find_equal(some)
+            found |= {
+                one.name: other.name for (one, other), each in zip(some, equal, strict=True) if each
+            }
+            if not any(equal):
+                break
     return found
 
 

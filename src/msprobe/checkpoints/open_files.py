@@ -19,9 +19,13 @@ from msprobe.dump.open_file import FileIdentity
 from msprobe.errors import CheckpointFormatError
 from msprobe.plain_text import reason
 
+SMALL_BYTES: Final = 64 << 10
+"""Reads up to this size also read what follows, which is often asked for next."""
+
+_SHORTER: Final = "has become shorter while it was read"
 _MOST_OPEN: Final = 8
-_SMALL_BYTES: Final = 64 << 10
-_AHEAD_BYTES: Final = 512 << 10
+_LEAST_AHEAD_BYTES: Final = 8 << 10
+_MOST_AHEAD_BYTES: Final = 512 << 10
 
 
 def read_elements(path: Path, offset: int, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
@@ -31,18 +35,31 @@ def read_elements(path: Path, offset: int, dtype: np.dtype[Any], count: int) -> 
         CheckpointFormatError: the file cannot be read, or ends before.
     """
     size = count * dtype.itemsize
+    if size <= SMALL_BYTES:
+        return np.frombuffer(read_small(path, offset, size), dtype)
+    found = np.empty(count, dtype)
     try:
-        if size <= _SMALL_BYTES:
-            content = _OPEN.ahead(path, offset, size) or _OPEN.file(path).small(offset, size)
-            if len(content) == size:
-                return np.frombuffer(content, dtype)
-        else:
-            found = np.empty(count, dtype)
-            if _OPEN.file(path).read_into(offset, found.view(np.uint8).data):
-                return found
+        is_whole = _OPEN.file(path).read_into(offset, found.view(np.uint8).data)
     except OSError as exc:
         raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
-    raise CheckpointFormatError(path, "has become shorter while it was read")
+    if not is_whole:
+        raise CheckpointFormatError(path, _SHORTER)
+    return found
+
+
+def read_small(path: Path, offset: int, size: int) -> bytes:
+    """Return up to `SMALL_BYTES` of a file.
+
+    Raises:
+        CheckpointFormatError: the file cannot be read, or ends before.
+    """
+    try:
+        content = _OPEN.ahead(path, offset, size) or _OPEN.file(path).small(offset, size)
+    except OSError as exc:
+        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
+    if len(content) != size:
+        raise CheckpointFormatError(path, _SHORTER)
+    return content
 
 
 def forget_files() -> None:
@@ -58,6 +75,7 @@ class _File:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._start = 0
         self._ahead = b""
+        self._length = _LEAST_AHEAD_BYTES
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
@@ -70,9 +88,15 @@ class _File:
         return self._ahead[begin : begin + size] if is_there else b""
 
     def small(self, offset: int, size: int) -> bytes:
-        self._ahead = os.pread(self._descriptor, _AHEAD_BYTES, offset)
-        self._start = offset
-        return self._ahead[:size]
+        """Return bytes, and read further: more, the longer the reads follow each other."""
+        is_before = 0 < self._start - offset <= SMALL_BYTES
+        is_next = 0 <= offset - self._start - len(self._ahead) <= SMALL_BYTES
+        is_near = is_before or is_next
+        self._length = min(2 * self._length, _MOST_AHEAD_BYTES) if is_near else _LEAST_AHEAD_BYTES
+        length = max(self._length, size)
+        self._start = max(offset + size - length, 0) if is_before else offset
+        self._ahead = os.pread(self._descriptor, length, self._start)
+        return self.ahead(offset, size)
 
     def read_into(self, offset: int, view: memoryview) -> bool:
         """Fill a buffer; return whether the file had as many bytes."""

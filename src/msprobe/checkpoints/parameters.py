@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,8 +17,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from msprobe.checkpoints.key_paths import KeyPath, path_name, spelled_names
+from msprobe.checkpoints.open_files import SMALL_BYTES, read_small
 from msprobe.checkpoints.spans import FileSpan, Span
-from msprobe.dump.formats.dtypes import STORAGE_TYPES
+from msprobe.dump.formats.dtypes import PACKED_TYPES, STORAGE_TYPES
 from msprobe.dump.formats.torch_archive import MAX_DIMENSIONS
 from msprobe.errors import CheckpointFormatError, UnsupportedError
 
@@ -224,7 +225,8 @@ def make_checkpoint(path: Path, kind: str, content: Content, *, grid: str = "") 
         parameters = [_distinct(item, taken) for item in parameters]
         values = [_distinct(item, taken) for item in values]
         unread = [_distinct(item, taken) for item in unread]
-    names = spelled_names(taken)
+    found = {item.name for items in (parameters, values, unread) for item in items}
+    names = spelled_names(taken) if len(found) < len(taken) else {}
 
     def named(items: list[AnyEntry]) -> Iterable[AnyEntry]:
         if not names:
@@ -265,6 +267,41 @@ def same_bytes(one: Parameter, other: Parameter) -> bool:
         left.tobytes() == right.tobytes()
         for left, right in zip(one.pieces(), other.pieces(), strict=True)
     )
+
+
+def find_equal(pairs: Sequence[tuple[Parameter | None, Parameter | None]]) -> list[bool]:
+    """Return for pairs whether both are small, have one shape and type, and equal finite elements.
+
+    Args:
+        pairs: parameters to compare; None for one that has no partner.
+
+    Raises:
+        CheckpointFormatError: a file cannot be read.
+    """
+    equal = [False] * len(pairs)
+    contents: dict[tuple[str, np.dtype[Any]], dict[int, bytes]] = defaultdict(dict)
+    for place, (one, other) in enumerate(pairs):
+        if one is None or other is None:
+            continue
+        left, right = one.span, other.span
+        if (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and isinstance(left, FileSpan)
+            and isinstance(right, FileSpan)
+            and left.dtype == right.dtype
+            and one.dtype not in PACKED_TYPES
+            and (size := one.size_bytes) <= SMALL_BYTES
+        ):
+            content = read_small(left.path, left.offset, size)
+            if content == read_small(right.path, right.offset, size):
+                contents[one.dtype, left.dtype][place] = content
+    for (dtype, stored), found in contents.items():
+        # One look at all of them together, at single ones only where that finds any.
+        all_finite = is_finite(np.frombuffer(b"".join(found.values()), stored), dtype)
+        for place, content in found.items():
+            equal[place] = all_finite or is_finite(np.frombuffer(content, stored), dtype)
+    return equal
 
 
 def is_finite(array: NDArray[Any], dtype: str) -> bool:

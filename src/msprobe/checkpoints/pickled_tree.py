@@ -298,6 +298,7 @@ class _Tensors:
 
     def __init__(self, path: Path, locate: Locate, byte_order: ByteOrder) -> None:
         self._path = path
+        self._name = str(path)
         self._locate = locate
         self._byte_order = byte_order
         self._stored_types: dict[str, np.dtype[Any]] = {}
@@ -311,8 +312,8 @@ class _Tensors:
         """
         name = path_name(path)
         try:
-            layout = read_layout(tensor, accepts_subclasses=True)
-            span = self._span(layout)
+            key, layout = read_layout(tensor, accepts_subclasses=True)
+            span = self._span(key, layout)
         except (IndexError, KeyError, TypeError, AttributeError, ValueError) as exc:
             raise CheckpointFormatError(self._path, f"{name}: damaged ({exc})") from exc
         except DumpFormatError as exc:
@@ -362,11 +363,11 @@ class _Tensors:
             self._stored_types[dtype] = storage_dtype(dtype).newbyteorder(self._byte_order)
         return self._stored_types[dtype]
 
-    def _span(self, layout: Layout) -> Span:
-        offset, size_bytes = self._locate(layout.key)
+    def _span(self, key: str, layout: Layout) -> Span:
+        offset, size_bytes = self._locate(key)
         numpy_type = self._stored_type(layout.dtype)
         stored = size_bytes // layout.itemsize
-        layout.check_extent(str(self._path), stored, most_repeated=_MAX_REPEATED_ELEMENTS)
+        layout.check_extent(self._name, stored, most_repeated=_MAX_REPEATED_ELEMENTS)
         if layout.is_row_major:
             return FileSpan(self._path, offset + layout.offset * layout.itemsize, numpy_type)
         return StridedSpan(

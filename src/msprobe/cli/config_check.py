@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="FILE",
         type=Path,
-        help="collect, with the arguments in these .sh, .yaml and .json files",
+        help="collect, with the arguments in these .sh, .yaml, .toml and .json files",
     )
     what.add_argument(
         "-c",

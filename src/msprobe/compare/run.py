@@ -181,7 +181,7 @@ def run_comparison(
                 set_aside.look_at(comparisons)
         if framework is not None:
             comparer.check_framework(comparisons, framework)
-        comparer.check_processing(comparisons)
+        comparer.check_tensor_options(comparisons)
         comparer.summary.add_world_sizes(*map(_world_size, dumps))
         summary = comparer.summary.finish(
             target=str(target),
@@ -363,15 +363,21 @@ class _Comparer:
         found = self._replica_check.findings(target, reference)
         self.replicas = [*(self.replicas or ()), *found]
 
-    def check_processing(self, comparisons: Sequence[RankComparison]) -> None:
-        """Add a note if there was nothing to multiply; faults of the file are reported anyway."""
-        path = self._options.processing
-        if path is None or any(each.mode is Mode.TENSOR for each in comparisons):
+    def check_tensor_options(self, comparisons: Sequence[RankComparison]) -> None:
+        """Add notes if there were no tensors to multiply, or to send to a cluster."""
+        if any(each.mode is Mode.TENSOR for each in comparisons):
             return
-        from msprobe.compare.tensors.processing import read_processing
+        path = self._options.processing
+        if path is not None:
+            from msprobe.compare.tensors.processing import read_processing
 
-        read_processing(path)
-        self.notes.append(f"{path} has no effect: it is about tensors, and none were compared")
+            read_processing(path)  # its faults are reported anyway
+        given = [path, None if self._options.scheduler is None else "--scheduler"]
+        self.notes += [
+            f"{each} has no effect: it is about tensors, and none were compared"
+            for each in given
+            if each is not None
+        ]
 
     def unused_globs(self) -> list[str]:
         """Return a note on globs of the user's file of tolerances that match no row."""

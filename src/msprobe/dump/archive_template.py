@@ -73,9 +73,8 @@ def make_template(file: OpenFile, found: ArchivedTensor) -> ArchiveTemplate | No
     content, archive = file.content, found.archive
     if content is None or folder_of(content) != archive.prefix:
         return None
-    start, end = found.start, found.start + found.size
-    elements = archive.storage(found.layout.key)[1]
-    places = _checksum_places(content, elements, end)
+    start, end = found.start, found.start + found.storage.size
+    places = _checksum_places(content, found.storage, end)
     identifier_name = b"%b/.data/serialization_id" % archive.prefix
     for entry in archive.directory.get(identifier_name, ())[-1:]:
         identifier = content_offset(file, identifier_name, entry)

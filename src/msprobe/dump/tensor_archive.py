@@ -15,7 +15,7 @@ from msprobe.dump.formats.torch_archive import (
     open_torch_archive,
     read_layout,
 )
-from msprobe.dump.formats.zip import NoArchiveError, check_checksum
+from msprobe.dump.formats.zip import Entry, NoArchiveError, check_checksum
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import DumpFormatError
 from msprobe.plain_text import reason
@@ -35,15 +35,13 @@ class ArchivedTensor(NamedTuple):
         archive: the archive.
         layout: where the elements lie on the storage.
         start: where the storage begins in the file.
-        size: bytes of the storage.
-        checksum: CRC-32 of the storage's bytes; 0 where torch was told not to compute it.
+        storage: its entry, whose checksum is 0 where torch was told not to compute it.
     """
 
     archive: TorchArchive
     layout: Layout
     start: int
-    size: int
-    checksum: int
+    storage: Entry
 
 
 def find_tensor(file: OpenFile) -> ArchivedTensor:
@@ -60,10 +58,10 @@ def find_tensor(file: OpenFile) -> ArchivedTensor:
             # torch before 1.6 wrote bare pickles.
             raise SpecialTensorError("is in torch's old format") from exc
         raise DumpFormatError(file.name, f"is not a readable .pt archive: {reason(exc)}") from exc
-    layout = _layout(file.name, archive.pickle(_MAX_PICKLE_BYTES))
-    start, entry = archive.storage(layout.key)
+    key, layout = _layout(file.name, archive.pickle(_MAX_PICKLE_BYTES))
+    start, entry = archive.storage(key)
     layout.check_extent(file.name, entry.size // layout.itemsize)
-    return ArchivedTensor(archive, layout, start, entry.size, entry.checksum)
+    return ArchivedTensor(archive, layout, start, entry)
 
 
 def read_archive(file: OpenFile) -> tuple[NDArray[Any], str]:
@@ -76,13 +74,13 @@ def read_archive(file: OpenFile) -> tuple[NDArray[Any], str]:
         DumpFormatError: the file is damaged, or its sizes contradict each other.
     """
     found = find_tensor(file)
-    raw = file.read(found.start, found.size)
-    check_checksum(file.name, found.checksum, crc32(raw))
+    raw = file.read(found.start, found.storage.size)
+    check_checksum(file.name, found.storage.checksum, crc32(raw))
     order = ">" if found.archive.is_big_endian else "<"
     return _build(found.layout, raw, order), found.layout.dtype
 
 
-def _layout(path: str, pickled: bytes) -> Layout:
+def _layout(path: str, pickled: bytes) -> tuple[str, Layout]:
     try:
         if len(pickled) <= _USUAL_PICKLE_BYTES:
             return _usual_layout(pickled)
@@ -93,7 +91,7 @@ def _layout(path: str, pickled: bytes) -> Layout:
 
 # A dump holds thousands of tensors of the same few shapes, and their pickles are alike to the byte.
 @lru_cache(maxsize=1024)
-def _usual_layout(pickled: bytes) -> Layout:
+def _usual_layout(pickled: bytes) -> tuple[str, Layout]:
     return read_layout(read_pickle(pickled))
 
 

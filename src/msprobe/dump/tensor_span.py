@@ -89,7 +89,7 @@ class SpanFinder:
             if checksum is not None:
                 return FoundTensor(span, checksum)
         archived, found = _find_in_archive(file)
-        new = make_template(file, archived) if found.span.size == archived.size else None
+        new = make_template(file, archived) if found.span.size == archived.storage.size else None
         if new is not None:
             if len(self._known) >= _TEMPLATES:
                 self._known.clear()
@@ -120,7 +120,9 @@ def _find_in_archive(file: OpenFile) -> tuple[ArchivedTensor, FoundTensor]:
         size=size_bytes,
         is_plain=is_plain,
     )
-    return archived, FoundTensor(span, archived.checksum if size_bytes == archived.size else 0)
+    return archived, FoundTensor(
+        span, archived.storage.checksum if size_bytes == archived.storage.size else 0
+    )
 
 
 def _find_in_npy(file: OpenFile) -> TensorSpan:

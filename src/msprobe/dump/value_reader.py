@@ -175,6 +175,9 @@ class ValueReader:
         if part is not None:
             parts = {part: parts[part]} if part in parts else {}
         if not _has_parts(data):
+            if name.kind in _CALLS and not self._holds_saved_values and not is_entry(data):
+                problem = f"{name.full}: holds {data!r:.40} instead of inputs and outputs"
+                raise DumpFormatError(self.source, problem)
             return self._walk(name, _bare_slot).all_of(parts, Role.SAVED)
         if self._holds_saved_values or name.kind is RecordKind.DEBUG:
             found = self._walk(name, _joined).all_of(parts, Role.SAVED)

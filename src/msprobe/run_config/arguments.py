@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import SequenceMatcher
@@ -17,6 +18,7 @@ from msprobe.dump.records import JsonTree
 from msprobe.errors import ConfigFileError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 from msprobe.plain_text import reason
+from msprobe.run_config.environment import classify_variable
 from msprobe.run_config.levels import Difference, Item, ItemResult, Level
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_scripts import parse_shell_script
@@ -44,7 +46,7 @@ _WITHOUT_INFLUENCE: Final = re.compile(
     r"interval|freq|every|first_step)|master_(port|addr)|port|host|hostname|rdzv_.*|(local_)?rank|"
     r"device_index|run_id)"
 )
-_SETTINGS_FILES: Final = (".json", ".yaml", ".yml")
+_SETTINGS_FILES: Final = (".json", ".yaml", ".yml", ".toml")
 _DUPLICATE: Final = "duplicate_value"
 
 # Names of one thing in different programs.
@@ -109,8 +111,12 @@ def read_arguments(paths: Iterable[Path]) -> ArgumentFiles:
     for path in paths:
         arguments, reasons = _read_file(path)
         unresolved |= {name: f"{path.name}: {reason}" for name, reason in reasons.items()}
-        inside = settings_in_files(arguments, path.parent)
-        for name, value in (arguments | inside).items():
+        arguments |= settings_in_files(arguments, path.parent)
+        were_read = _files_that_were_read(arguments)
+        for name, value in arguments.items():
+            is_file = isinstance(value, str) and value.endswith(_SETTINGS_FILES)
+            if is_file and name not in were_read and not has_no_influence(name):
+                unresolved[f"{name}:"] = f"{path.name}: the file {value} was not read"
             values = found.setdefault(name, [])
             if not any(same_value(value, other) for other in values):
                 values.append(value)
@@ -251,15 +257,34 @@ def _read_file(path: Path) -> ArgumentFiles:
     suffix = path.suffix.lower()
     if suffix in (".sh", ".bash"):
         script = parse_shell_script(text.decode(errors="replace"), path.parent)
-        return ArgumentFiles(flat_arguments(script.arguments), script.unresolved)
+        arguments, unresolved = flat_arguments(script.arguments), script.unresolved
+        for name, value in tuple(arguments.items()):
+            if isinstance(value, str) and value.endswith(_SETTINGS_FILES) and value in script.files:
+                try:
+                    written = _settings(path.parent / value, script.files[value].encode())
+                except ConfigFileError as exc:
+                    unresolved[f"file {value}"] = str(exc)
+                else:
+                    arguments |= {f"{name}:{key}": item for key, item in written.items()}
+        return ArgumentFiles(arguments, unresolved)
+    return ArgumentFiles(_settings(path, text), {})
+
+
+def _settings(path: Path, text: bytes) -> dict[str, JsonTree]:
+    suffix = path.suffix.lower()
     if suffix == ".json":
         try:
-            return ArgumentFiles(flat_arguments(parse_json(text)), {})
+            return flat_arguments(parse_json(text))
         except JSON_ERRORS as exc:
             raise ConfigFileError(path, json_problem(exc)) from exc
     if suffix in (".yaml", ".yml"):
-        return ArgumentFiles(flat_arguments(_read_yaml(path, text)), {})
-    raise ConfigFileError(path, "is of no kind that is read; use .sh, .yaml, .yml or .json")
+        return flat_arguments(_read_yaml(path, text))
+    if suffix == ".toml":
+        try:
+            return flat_arguments(tomllib.loads(text.decode()))
+        except ValueError as exc:
+            raise ConfigFileError(path, str(exc)) from exc
+    raise ConfigFileError(path, "is of no kind that is read; use .sh, .yaml, .yml, .toml or .json")
 
 
 def _files_that_were_read(arguments: Mapping[str, JsonTree]) -> set[str]:
@@ -269,6 +294,9 @@ def _files_that_were_read(arguments: Mapping[str, JsonTree]) -> set[str]:
 
 def has_no_influence(name: str) -> bool:
     """Return whether an argument only says where results go, or how a run is called."""
+    place, is_variable, variable = name.rpartition(":")[2].partition("env.")
+    if is_variable and not place:
+        return classify_variable(variable).level is Level.INFO
     return _WITHOUT_INFLUENCE.fullmatch(normal_name(name)) is not None
 
 

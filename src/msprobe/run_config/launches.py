@@ -32,6 +32,8 @@ _WRAPPERS: Final = frozenset(
         *("docker", "podman", "nerdctl", "enroot", "nsys", "ncu", "perf", "py-spy", "viztracer"),
     )
 )
+# Programs that give a text to a shell.
+_TAKE_A_TEXT: Final = frozenset(("ssh", "pdsh", "sbatch", "tmux", "screen", "watch", "parallel"))
 _PYTHON_FLAGS: Final = re.compile(r"-[uOBsSEIqvd]+")
 _PYTHON_FLAGS_WITH_VALUE: Final = ("-W", "-X")
 _COMMAND_FLAG: Final = re.compile(r"-[a-z]*c")
@@ -76,7 +78,7 @@ def find_launch(words: Sequence[Word], line: int) -> Launch | InnerScript | None
     """Return what a command starts: a training, another shell script, or neither."""
     start = _start(words)
     if start is None:
-        return None
+        return _quoted(words)
     program, rest = PurePath(words[start].text).name, words[start + 1 :]
     if program in SHELLS:
         inner = _inner(rest)
@@ -100,6 +102,15 @@ def _start(words: Sequence[Word]) -> int | None:
         if place == 0 and not is_wrapper:
             return None
     return None
+
+
+def _quoted(words: Sequence[Word]) -> InnerScript | None:
+    """Return the command that another machine is given as one word: ``ssh HOST "python t.py"``."""
+    if not words or PurePath(words[0].text).name not in _TAKE_A_TEXT:
+        return None
+    text = next((word for word in words[:0:-1] if " " in word.text.strip()), None)
+    rest = [word for word in words if word is not text]
+    return None if text is None else InnerScript(text, wrapper=_of_wrapper(rest))
 
 
 def _inner(rest: Sequence[Word]) -> InnerScript | None:

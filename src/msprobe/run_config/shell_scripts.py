@@ -24,10 +24,12 @@ class ShellScript:
     Attributes:
         arguments: by name; of several trainings with the script before a colon.
         unresolved: why an argument is not known for sure, or what could not be followed.
+        files: texts of files that it writes, by their names.
     """
 
     arguments: Arguments
     unresolved: dict[str, str]
+    files: dict[str, str]
 
 
 def parse_shell_script(text: str, folder: Path | None = None) -> ShellScript:
@@ -47,7 +49,8 @@ def parse_shell_script(text: str, folder: Path | None = None) -> ShellScript:
     for prefix, launch in zip(_prefixes(launches), launches, strict=True):
         arguments |= {prefix + name: value for name, value in launch.arguments.items()}
         unresolved |= {prefix + name: "; ".join(why) for name, why in launch.doubts.items()}
-    return ShellScript(arguments, {**unresolved, **problems})
+    files = {name: text for way in ways for name, text in way.files.items()}
+    return ShellScript(arguments, {**unresolved, **problems}, files)
 
 
 def _prefixes(launches: Sequence[Launch]) -> list[str]:

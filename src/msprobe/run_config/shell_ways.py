@@ -6,6 +6,7 @@ A condition that only the running shell can decide makes two ways, or one for ea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -42,6 +43,9 @@ _NUMBERS: Final[Mapping[str, Callable[[int, int], bool]]] = {
     "-gt": lambda one, other: one > other,
     "-ge": lambda one, other: one >= other,
 }
+
+
+_ENTRY: Final = re.compile(r"\[(\w+)\]=(.*)", re.DOTALL)
 
 
 class _Ended(Exception):  # noqa: N818 - not an error
@@ -88,6 +92,7 @@ class Way:
         launches: trainings that it starts.
         problems: what could not be followed, by its place.
         decisions: how open conditions were decided, in order.
+        files: texts of files that it writes, by the names that it has for them.
     """
 
     def __init__(self, folder: Path, decided: Sequence[int]) -> None:
@@ -95,7 +100,8 @@ class Way:
         self.problems: dict[str, str] = {}
         self.decisions: list[_Decision] = []
         self._decided = decided
-        self._folder = folder
+        self.files: dict[str, str] = {}
+        self._folder = self._present = folder
         self._variables = Variables()
         self._functions: dict[str, Node] = {}
         self._exported: dict[str, None] = {}
@@ -147,6 +153,12 @@ class Way:
         if text_of(node.children[0]) == "export":
             names = (text_of(child).partition("=")[0] for child in node.named_children)
             self._exported |= dict.fromkeys(names)
+        return True
+
+    def _unset(self, node: Node) -> bool | None:
+        for child in node.named_children:
+            self._variables.values.pop(text_of(child), None)
+            self._exported.pop(text_of(child), None)
         return True
 
     def _in_subshell(self, node: Node) -> bool | None:
@@ -221,9 +233,13 @@ class Way:
             count = int(words[0].text) if words and words[0].text.isdigit() else 1
             self._variables.arguments = arguments[count:]
 
-    def _unset(self, words: list[Word], _line: int) -> None:
-        for word in words:
-            self._variables.values.pop(word.text, None)
+    def _change_folder(self, words: list[Word], _line: int) -> None:
+        # Many scripts go where they lie, or to a folder of another machine: then it stays.
+        path = self._present / words[-1].text if words else self._folder
+        try:
+            self._present = path if path.is_dir() else self._present
+        except (OSError, ValueError):
+            return
 
     def _read(self, words: list[Word], line: int) -> None:
         doubt = (f"is read when the script runs (line {line})",)
@@ -287,13 +303,16 @@ class Way:
             self._run_file(words[0].text, line)
 
     def _run_file(self, name: str, line: int) -> None:
-        path = self._folder / name
-        try:
-            if path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
-                self._run_inner(path.read_text(errors="replace"))
-                return
-        except (OSError, ValueError):
-            pass
+        if name in self.files:
+            self._run_inner(self.files[name])
+            return
+        for path in (self._present / name, self._folder / name):
+            try:
+                if path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
+                    self._run_inner(path.read_text(errors="replace"))
+                    return
+            except (OSError, ValueError):
+                pass
         self.problems[f"file {name}"] = f"line {line} runs it, and it is not there"
 
     def _redirected(self, node: Node) -> bool | None:
@@ -301,16 +320,37 @@ class Way:
         status = None if body is None else self._run(body)
         for one in node.named_children:
             inner = next((each for each in one.children if each.type == "heredoc_body"), None)
-            if inner is not None and body is not None and _reads_script(body):
-                self._run_inner(value_of(inner, self._variables).text)
+            if inner is None or body is None:
+                continue
+            text = value_of(inner, self._variables)
+            if _reads_script(body):
+                self._run_inner(text.text)
+            elif text_of(body).split()[0] in ("cat", "tee"):
+                self._write(node, body, text)
         return status
+
+    def _write(self, node: Node, body: Node, content: Word) -> None:
+        """Keep what ``cat > FILE <<EOF`` writes."""
+        # ``<<EOF > FILE`` has the second redirection inside the first.
+        inside = [child for each in node.named_children for child in (each, *each.named_children)]
+        parts = [
+            target
+            for each in inside
+            if each.type == "file_redirect"
+            for target in each.children_by_field_name("destination")
+        ] or body.children_by_field_name("argument")
+        for part in parts:
+            for word in words_of(part, self._variables):
+                self.files[word.text] = content.text
+                if content.doubts:
+                    self.problems[f"file {word.text}"] = "; ".join(content.doubts)
 
     # -- variables -----------------------------------------------------------------------------
 
     def _assign(self, node: Node) -> bool | None:
         """Set a variable; always succeeds."""
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        if name is None or name.type != "variable_name":
+        if name is None:
             return True
         appends = any(child.type == "+=" for child in node.children)
         values, key = self._variables.values, text_of(name)
@@ -318,6 +358,9 @@ class Way:
             parts = [one for one in value.named_children if one.type != "comment"]
             words = tuple(word for one in parts for word in words_of(one, self._variables))
             values[key] = (*values.get(key, ()), *words) if appends else words
+            for word in words:  # of an associative array: [lr]=1
+                if entry := _ENTRY.fullmatch(word.text):
+                    values[f"{key}[{entry[1]}]"] = (Word(entry[2], word.doubts),)
             return True
         word = value_of(value, self._variables)
         if appends and key in values:
@@ -453,14 +496,15 @@ _STATEMENTS: Final[Mapping[str, Callable[[Way, Node], bool | None]]] = {
     ),
     **dict.fromkeys(("pipeline", "else_clause", "ERROR"), Way._each_inside),
     "declaration_command": Way._declare,
+    "unset_command": Way._unset,
 }
 _BUILTINS: Final[Mapping[str, Callable[[Way, list[Word], int], None]]] = {
     "source": Way._source,
     ".": Way._source,
     "eval": Way._eval,
+    **dict.fromkeys(("cd", "pushd"), Way._change_folder),
     "set": Way._set,
     "shift": Way._shift,
-    "unset": Way._unset,
     **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Way._read),
 }
 

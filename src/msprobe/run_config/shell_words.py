@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MAX_TEXT: Final = 1 << 15
 _MAX_WORDS: Final = 4096
+_MOST: Final = 1 << 63
 _ALL: Final = ("@", "*")
 _DEFAULTS: Final = (":-", "-", ":=", "=")
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
@@ -135,11 +136,67 @@ def _pieces(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piec
             yield from _variable(node, name, variables, quoted=quoted)
         case "expansion":
             yield from _expansion(node, variables, quoted=quoted)
-        case "command_substitution" | "process_substitution" | "arithmetic_expansion":
+        case "arithmetic_expansion":
+            yield _arithmetic(node, variables)
+        case "command_substitution" | "process_substitution":
             # It is one word at least: what splits it is not known.
             yield _Piece(text_of(node), (_doubt(node, "is only known when it runs"),))
         case _:
             yield _Piece(_ESCAPE.sub(_unescaped, text_of(node)))
+
+
+def _arithmetic(node: Node, variables: Variables) -> _Piece:
+    """Return the value of ``$((…))`` of whole numbers, if all its variables are known."""
+    inner = [child for child in node.named_children if child.type != "comment"]
+    try:
+        return _Piece(str(_number(inner[0], variables))) if len(inner) == 1 else _unknown(node)
+    except (KeyError, ValueError, ZeroDivisionError, IndexError):
+        return _unknown(node)
+
+
+def _unknown(node: Node) -> _Piece:
+    return _Piece(text_of(node), (_doubt(node, "is only known when it runs"),))
+
+
+def _number(node: Node, variables: Variables) -> int:
+    match node.type:
+        case "number" | "word":
+            found = int(text_of(node))
+        case "variable_name":
+            found = int(_known(_words_in(text_of(node), variables)))
+        case "simple_expansion" | "expansion":
+            found = int(_known((value_of(node, variables),)))
+        case "parenthesized_expression":
+            found = _number(node.named_children[0], variables)
+        case "binary_expression":
+            left, right = (
+                _number(each, variables) for each in (node.children[0], node.children[2])
+            )
+            found = _OPERATIONS[text_of(node.children[1])](left, right)
+        case _:
+            raise ValueError(node.type)
+    if abs(found) > _MOST:
+        raise ValueError("beyond the numbers of a shell")
+    return found
+
+
+def _known(words: Sequence[Word] | None) -> str:
+    if not words or words[0].doubts:
+        raise ValueError("is not known")
+    return words[0].text
+
+
+def _quotient(one: int, other: int) -> int:
+    return abs(one) // abs(other) * (1 if (one < 0) is (other < 0) else -1)
+
+
+_OPERATIONS: Final[Mapping[str, Callable[[int, int], int]]] = {
+    "+": lambda one, other: one + other,
+    "-": lambda one, other: one - other,
+    "*": lambda one, other: one * other,
+    "/": _quotient,
+    "%": lambda one, other: one - other * _quotient(one, other),
+}
 
 
 def _in_quotes(node: Node, variables: Variables) -> Iterator[_Piece]:
@@ -184,7 +241,10 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
     name, index = _name_and_index(named[0])
     known = _words_in(name, variables)
     if not operator and index is not None and index not in _ALL:
-        one = known[int(index) : int(index) + 1] if known and index.isdigit() else None
+        index = value_of(named[0].child_by_field_name("index"), variables).text
+        one = variables.values.get(f"{name}[{index}]")
+        if one is None and known and index.isdigit():
+            one = known[int(index) : int(index) + 1]
         yield from _plain(node, one, quoted=quoted)
     elif not operator:
         yield from _variable(node, name, variables, quoted=quoted, as_words=index is not None)

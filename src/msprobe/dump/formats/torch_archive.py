@@ -113,17 +113,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Layout of a tensor on its storage; offset and stride count elements.
 
     Attributes:
-        key: name of the storage's entry.
         dtype: name of the type of the elements.
         storage_type: NumPy's type of the bytes of an element, without byte order.
         itemsize: bytes of an element.
-        reach: number of the last element, counted from the first.
+        needed: elements that the storage must have.
         is_row_major: whether the elements lie one after the other, as they are counted.
         conjugate: whether the stored elements are to be conjugated.
         negative: whether they are to be negated.
     """
 
-    key: str
     dtype: str
     offset: int
     shape: tuple[int, ...]
@@ -133,7 +131,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     storage_type: str
     itemsize: int
     count: int
-    reach: int
+    needed: int
     is_row_major: bool
 
     def check_extent(self, path: str, stored: int, *, most_repeated: int = 0) -> None:
@@ -149,16 +147,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """
         if len(self.shape) != len(self.stride) or len(self.shape) > MAX_DIMENSIONS:
             raise DumpFormatError(path, "shape and strides do not fit together")
-        last = self.offset + self.reach
         # A stride of 0 would let a tiny file pose as a tensor of any size.
-        if self.count and (last >= stored or self.count > max(stored, most_repeated)):
+        if self.needed > stored or self.count > max(stored, most_repeated):
             raise DumpFormatError(
                 path, f"shape {list(self.shape)} needs more than its {stored} stored elements"
             )
 
 
-def read_layout(tree: Any, *, accepts_subclasses: bool = False) -> Layout:
-    """Return how a tensor lies on its storage.
+def read_layout(tree: Any, *, accepts_subclasses: bool = False) -> tuple[str, Layout]:
+    """Return the storage of a tensor, by the name of its entry, and how the tensor lies on it.
 
     Args:
         tree: the content of a pickle.
@@ -181,40 +178,40 @@ def read_layout(tree: Any, *, accepts_subclasses: bool = False) -> Layout:
     if marker != "storage" or not isinstance(key, str):
         raise ValueError("unknown kind of storage")
     dtype = storage_type_name(storage_type) if dtype is None else dtype
-    if dtype not in STORAGE_TYPES:
-        raise SpecialTensorError(f"holds elements of an unusual type ({dtype})")
     flags = metadata[0] if metadata and isinstance(metadata[0], dict) else {}
-    extent = _extent(tuple(map(_size, shape)), tuple(map(_size, stride)))
-    return Layout(
-        key=key,
-        dtype=dtype,
-        offset=_size(offset),
-        shape=extent.shape,
-        stride=extent.stride,
-        conjugate=flags.get("conj") is True,
-        negative=flags.get("neg") is True,
-        storage_type=STORAGE_TYPES[dtype],
-        itemsize=item_size(dtype),
-        count=extent.elements,
-        reach=extent.reach,
-        is_row_major=extent.is_row_major,
-    )
-
-
-class _Extent(NamedTuple):
-    """Shape and strides, and what follows from them."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    elements: int
-    reach: int
-    is_row_major: bool
+    is_conjugate, is_negative = flags.get("conj") is True, flags.get("neg") is True
+    return key, _layout(dtype, offset, tuple(shape), tuple(stride), is_conjugate, is_negative)
 
 
 @lru_cache(maxsize=1024)  # the tensors of a model have few shapes
-def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> _Extent:
+def _layout(
+    dtype: str,
+    offset: Any,
+    shape: tuple[Any, ...],
+    stride: tuple[Any, ...],
+    conjugate: bool,
+    negative: bool,
+) -> Layout:
+    if dtype not in STORAGE_TYPES:
+        raise SpecialTensorError(f"holds elements of an unusual type ({dtype})")
+    for value in (offset, *shape, *stride):
+        if type(value) is not int or not 0 <= value < 1 << 62:
+            raise ValueError("a size is not a number of elements")
+    count = math.prod(shape)
     reach = sum((size - 1) * step for size, step in zip(shape, stride, strict=False))
-    return _Extent(shape, stride, math.prod(shape), reach, _is_row_major(shape, stride))
+    return Layout(
+        dtype=dtype,
+        offset=offset,
+        shape=shape,
+        stride=stride,
+        conjugate=conjugate,
+        negative=negative,
+        storage_type=STORAGE_TYPES[dtype],
+        itemsize=item_size(dtype),
+        count=count,
+        needed=offset + reach + 1 if count else 0,
+        is_row_major=_is_row_major(shape, stride),
+    )
 
 
 def storage_type_name(storage_type: Any) -> str:
@@ -258,9 +255,3 @@ def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return all(
         size == 1 or step == dense for size, step, dense in zip(shape, stride, wanted, strict=False)
     )
-
-
-def _size(value: Any) -> int:
-    if type(value) is int and 0 <= value < 1 << 62:
-        return value
-    raise ValueError("a size is not a number of elements")

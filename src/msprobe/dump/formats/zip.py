@@ -19,10 +19,11 @@ from msprobe.dump.open_file import FileWindow, OpenFile
 from msprobe.errors import DumpFormatError
 
 _END: Final = struct.Struct("<4sHHHHIIH")
-_CENTRAL: Final = struct.Struct("<4sHHHHHHIIIHHHHHII")
+_CENTRAL: Final = struct.Struct("<4s4xHH4xIII14xI")
+_NAMED: Final = struct.Struct("<4s20xIHHH8xI")  # other fields of the same header
 _LONG_END: Final = struct.Struct("<4sQHHIIQQQQ")
 _LOCATOR: Final = struct.Struct("<4sIQI")
-_LOCAL: Final = struct.Struct("<4sHHHHHIIIHH")
+_LOCAL: Final = struct.Struct("<4s2xH18xHH")
 _UNKNOWN_16: Final = 0xFFFF
 _UNKNOWN_32: Final = 0xFFFFFFFF
 _ENCRYPTED: Final = 0x1
@@ -131,7 +132,7 @@ def content_offset(file: OpenFile | FileWindow, name: bytes, entry: Entry) -> in
             file.name, f"has no entry {name.decode(errors='replace')!r} where it should be"
         )
     header = file.read(entry.offset, _LOCAL.size + len(name))
-    magic, _, flags, _, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack_from(header)
+    magic, flags, name_length, extra_length = _LOCAL.unpack_from(header)
     start: int = entry.offset + _LOCAL.size
     is_named = name_length == len(name) and header.endswith(name)
     if magic != b"PK\3\4" or not is_named or flags & _ENCRYPTED:
@@ -158,22 +159,21 @@ def _read_usual_directory(file: OpenFile | FileWindow) -> Directory | None:
     if count < 0 or start + length > end:
         return None
     text = file.read(start, length)
-    places: dict[bytes, tuple[int, ...]] = {}
+    places: dict[bytes, int] = {}
     at = 0
     for _ in range(count):
         if at + _CENTRAL.size > length:
             return None
-        (
-            magic, _, _, _, _, _, _, _, _, size, name_length, extra_length,
-            comment_length, _, _, _, offset,
-        ) = _CENTRAL.unpack_from(text, at)  # fmt: skip
+        magic, size, name_length, extra_length, comment_length, offset = _NAMED.unpack_from(
+            text, at
+        )
         name = text[at + _CENTRAL.size : at + _CENTRAL.size + name_length]
         if magic != b"PK\1\2" or _UNKNOWN_32 in (size, offset) or not name.isascii():
             return None
-        places[name] = (*places[name], at) if name in places else (at,)
+        places[name] = at
         at += _CENTRAL.size + name_length + extra_length + comment_length
-    # A remainder, or a gap that hides the 64-bit form's true numbers, is left to zipfile.
-    if at != length or not _is_end_of_directory(file, start + length, end):
+    # A name twice, a remainder, or a gap that hides the 64-bit form's true numbers: for zipfile.
+    if len(places) != count or at != length or not _is_end_of_directory(file, start + length, end):
         return None
     return _UsualDirectory(text, start, places)
 
@@ -181,13 +181,16 @@ def _read_usual_directory(file: OpenFile | FileWindow) -> Directory | None:
 class _UsualDirectory(Directory):
     """Entries made when asked for: those of an archive of 100,000 tensors take 40 MB."""
 
-    def __init__(self, text: bytes, start: int, places: Mapping[bytes, tuple[int, ...]]) -> None:
+    def __init__(self, text: bytes, start: int, places: Mapping[bytes, int]) -> None:
         self._text = text
         self._start = start
         self._places = places
 
     def __getitem__(self, name: bytes) -> Sequence[Entry]:
-        return [self._entry(at) for at in self._places[name]]
+        at = self._places[name]
+        _, flags, method, checksum, packed, size, offset = _CENTRAL.unpack_from(self._text, at)
+        is_stored = method == 0 and packed == size and not flags & _ENCRYPTED
+        return (Entry(checksum, size, offset, is_stored, self._start + at),)
 
     def __contains__(self, name: object) -> bool:
         return name in self._places
@@ -197,13 +200,6 @@ class _UsualDirectory(Directory):
 
     def __len__(self) -> int:
         return len(self._places)
-
-    def _entry(self, at: int) -> Entry:
-        (
-            _, _, _, flags, method, _, _, checksum, packed, size, _, _, _, _, _, _, offset,
-        ) = _CENTRAL.unpack_from(self._text, at)  # fmt: skip
-        is_stored = method == 0 and packed == size and not flags & _ENCRYPTED
-        return Entry(checksum, size, offset, is_stored, self._start + at)
 
 
 def _read_long_end(file: OpenFile | FileWindow, end: int) -> tuple[int, int, int]:
