@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists about collectives that may be files: ``distributed_ops.yaml``, ``stack_blacklist.yaml``.
 
-    distributed: [all_reduce, broadcast]          of `torch.distributed`
-    communication.comm_func: [all_reduce]         of MindSpore
-    stack: [site-packages/torch/nn/modules]       patterns of frames that are passed over
+The first has names of functions under `distributed` (of `torch.distributed`) or
+`communication.comm_func` (of MindSpore), the second patterns of frames under `stack`.
 """
 
 from __future__ import annotations
