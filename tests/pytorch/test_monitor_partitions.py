@@ -30,7 +30,7 @@ from msprobe.pytorch import TrainerMon
 def train(stage, kind, monitored):
     is_half = kind == "fp16"  # its first scale, 2^18, overflows: the first steps are skipped
     scaling = {"initial_scale_power": 18, "hysteresis": 1} if is_half else {}
-    accumulates = {"data_types": {"grad_accum_dtype": "fp32"}} if stage == 1 else {}
+    accumulates = {"data_types": {"grad_accum_dtype": "fp32"}} if stage == 1 and not is_half else {}
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
     names = [name for name, _ in model.named_parameters()]
