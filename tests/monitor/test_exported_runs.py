@@ -185,7 +185,7 @@ def test_csv_files_become_events_by_the_documented_function(folder: Path, tmp_pa
     found = csv2tensorboard_by_step(
         tmp_path / "csv", "Jan01", "Jan03", 4, ["actv"], tmp_path / "out"
     )
-    assert found.name.endswith("-csv2tensorboard_by_step")
+    assert found.name.endswith("_csv2tensorboard_by_step")
     assert sorted(path.name for path in found.glob("rank*/*")) == ["actv", "actv"]
     for path in (tmp_path / "csv").glob("*/exp_avg_sq_*.csv"):
         path.rename(path.with_name(path.name.replace("exp_avg_sq", "param_origin")))

@@ -550,6 +550,7 @@ def test_csv_files_stacks_and_structure(tmp_path: Path) -> None:
     assert "layers.0" in stacks["module_name"].to_list()
     assert "test_monitor.py" in stacks["stack_info"][0]
     text = (run.path / "module_struct" / "rank0" / "module_struct.json").read_text()
+    assert (run.path / "module_struct.json").read_text() == text
     layer = json.loads(text)["0:layers.1"]
     assert layer["input"] == {"0": "size=(3, 4), dtype=torch.float32", "config": "tensor"}
     assert layer["output_grad"]["0"] == "size=(3, 4), dtype=torch.float32"
@@ -607,10 +608,17 @@ def test_collectives_are_chosen_by_name_and_by_caller(
         assert collected("lines", cc={"cc_codeline": [here]}) == {"all_reduce", "broadcast"}
         hidden = {"cc_codeline": [here], "stack_blacklist": [here]}
         assert collected("hidden", cc=hidden) == set()
+        (tmp_path / "ops.yaml").write_text("distributed:\n  - broadcast\n  - all_gahter\n")
+        assert collected("file", cc={"distributed_ops": "ops.yaml"}) == {"broadcast"}
+        (tmp_path / "stacks.yaml").write_text(f"stack:\n- {here}\n- multiprocessing\n")
+        hidden = {"cc_codeline": [here], "stack_blacklist": "stacks.yaml"}
+        assert collected("hidden by file", cc=hidden) == set()
         with caplog.at_level("WARNING"):
             collected("log", cc={"cc_log_only": True, "stack_blacklist": ["pytest|pluggy"]})
     finally:
         dist.destroy_process_group()
+    (unknown,) = [one for one in caplog.messages if "all_gahter" in one]
+    assert 'did you mean "all_gather"?' in unknown
     callers = [one for one in caplog.messages if one.startswith("all_reduce called at")]
     assert len(callers) == 1
     assert __file__ in callers[0]

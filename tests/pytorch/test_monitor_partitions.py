@@ -17,6 +17,7 @@ import msprobe
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 DEEPSPEED = """
+import math
 import os
 import torch
 from torch import nn
@@ -27,7 +28,9 @@ from deepspeed.utils import safe_get_full_grad, safe_get_full_optimizer_state
 from msprobe.pytorch import TrainerMon
 
 def train(stage, kind, monitored):
-    accumulates = {"data_types": {"grad_accum_dtype": "fp32"}} if stage == 1 else {}
+    is_half = kind == "fp16"  # its first scale, 2^18, overflows: the first steps are skipped
+    scaling = {"initial_scale_power": 18, "hysteresis": 1} if is_half else {}
+    accumulates = {"data_types": {"grad_accum_dtype": "fp32"}} if stage == 1 and not is_half else {}
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
     names = [name for name, _ in model.named_parameters()]
@@ -35,7 +38,7 @@ def train(stage, kind, monitored):
         "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
         "zero_optimization": {"stage": stage}, "gradient_clipping": 0.01,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
-        "zero_force_ds_cpu_optimizer": False, kind: {"enabled": True}, **accumulates,
+        "zero_force_ds_cpu_optimizer": False, kind: {"enabled": True, **scaling}, **accumulates,
     }
     engine, optimizer, _, _ = deepspeed.initialize(
         model=model, config=config, model_parameters=model.parameters()
@@ -51,14 +54,14 @@ def train(stage, kind, monitored):
         monitor = TrainerMon(path)
         monitor.set_monitor(model, optimizer, grad_acc_steps=2)
     torch.manual_seed(rank + 1)
-    losses, expected, norms = [], {}, []
+    losses, expected, norms = [], {}, {}
     for step in range(3):
         for micro in range(2):
-            x = torch.randn(2, 7).to(torch.bfloat16)
+            x = torch.randn(2, 7).to(torch.float16 if is_half else torch.bfloat16)
             loss = engine(x).float().square().mean()
             losses.append(loss.item().hex())
             engine.backward(loss)
-            if micro == 1 and not monitored:
+            if micro == 1 and not monitored and not is_half:  # its scale would be in them
                 for name, one in parameters.items():
                     full = one.grad if stage == 0 else safe_get_full_grad(one)
                     expected[f"grad_reduced {name} {step}"] = full.float().norm().item()
@@ -66,7 +69,8 @@ def train(stage, kind, monitored):
                         state = safe_get_full_optimizer_state(one, "exp_avg_sq")
                         expected[f"exp_avg_sq {name} {step}"] = state.float().norm().item()
             engine.step()
-        norms.append(float(optimizer._global_grad_norm))
+        if math.isfinite(optimizer._global_grad_norm):
+            norms[step] = float(optimizer._global_grad_norm)
     if monitored:
         monitor.close()
     return {"losses": losses, "expected": expected, "norms": norms}
@@ -82,6 +86,7 @@ report({"cases": repr(cases)})
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 def test_zero_of_deepspeed(tmp_path: Path) -> None:
     cases = [(0, "bf16"), (1, "bf16"), (2, "bf16"), (3, "bf16")]
+    cases += [(0, "fp16"), (1, "fp16"), (3, "fp16")]
     reported = run_ranks(DEEPSPEED, tmp_path, options={"cases": cases})
     found = [ast.literal_eval(one["cases"]) for one in reported]
     for stage, kind in cases:
@@ -95,11 +100,22 @@ def test_zero_of_deepspeed(tmp_path: Path) -> None:
                 whole = parts[:1] if stage < 2 and stream == "grad_reduced" else parts
                 got = math.sqrt(sum(part * part for part in whole))
                 assert got == pytest.approx(expected, rel=1e-5), (stage, key)
-            told = run.table("run", ranks=[0]).filter(pl.col("name") == "grad_norm")
-            norms = dict(told.select("step", "value").iter_rows())
-            assert norms == {
-                step: pytest.approx(norm, rel=1e-6) for step, norm in enumerate(plain["norms"])
+            run_rows = run.table("run", ranks=[0])
+            told = {
+                name: run_rows.filter(pl.col("name") == name) for name in run_rows["name"].unique()
             }
+            norms = dict(told["grad_norm"].select("step", "value").iter_rows())
+            assert norms == {
+                step: pytest.approx(norm, rel=1e-6) for step, norm in plain["norms"].items()
+            }
+            losses = found[0][f"{stage} {kind} False"]["losses"]
+            halves = [float.fromhex(loss) / 2 for loss in losses]  # of two micro steps
+            assert told["loss"]["value"].to_list() == halves
+            if kind == "fp16":
+                skipped = told["skipped"]["value"].to_list()
+                assert skipped == [float(step not in plain["norms"]) for step in range(3)]
+                scale = 2.0 ** (17 if 1.0 in skipped else 18)
+                assert set(told["loss_scale"]["value"]) == {scale}
             clipped = run.series("run", "grad_norm_clipped", "value")["value"]
             assert clipped.max() == pytest.approx(0.01, rel=1e-3)
             assert run.table("exp_avg_sq", steps=[2], ranks=[0]).height

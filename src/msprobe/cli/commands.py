@@ -138,6 +138,7 @@ COMMANDS: Final = (
     Command("dump-config", Group.CHECK, "check the settings of MindSpore's own Dump, explain them"),
     Command("monitor show", Group.WATCH, "incidents and series of a recorded training run"),
     Command("monitor compare", Group.WATCH, "the first step and layer where two runs part"),
+    Command("monitor check", Group.WATCH, "a recorded run against the log of its training"),
     Command("monitor view", Group.WATCH, "heat maps and series of runs in the browser"),
     Command("grad-compare", Group.WATCH, "compare gradients that the task grad_probe recorded"),
     Command("repair", Group.CONVERT, "make dump.json & co. of a recording that was killed"),

@@ -17,6 +17,7 @@ from msprobe.config.checking import convert
 from msprobe.config.reading import read_config_file
 from msprobe.config.unknown_keys import warn_unknown
 from msprobe.errors import ConfigError
+from msprobe.monitor.collective_files import OPS_SECTIONS, STACK_SECTIONS, listed
 from msprobe.monitor.ops import Op
 from msprobe.monitor.rows import Stream
 
@@ -46,9 +47,19 @@ class CommunicationKeys(msgspec.Struct, frozen=True, kw_only=True):
         Patterns,
         Meta(description="Only calls with a frame `path[line]` that one of these patterns finds."),
     ] = []
+    distributed_ops: Annotated[
+        Patterns | str,
+        Meta(
+            description="Names of the collectives that are measured, or the path of a "
+            "`distributed_ops.yaml`; empty for all."
+        ),
+    ] = []
     stack_blacklist: Annotated[
-        Patterns,
-        Meta(description="Frames `path[line]` of call stacks that are not looked at, nor logged."),
+        Patterns | str,
+        Meta(
+            description="Patterns of frames `path[line]` of call stacks that are not looked at, "
+            "nor logged, or the path of a `stack_blacklist.yaml`."
+        ),
     ] = []
     cc_pre_hook: Annotated[bool, Meta(description="Also the tensors before the call.")] = False
     cc_log_only: Annotated[
@@ -250,6 +261,7 @@ def make_settings(
     warned = [*(warnings or []), *_unknown(raw)]
     raw = {key: value for key, value in raw.items() if value is not None}
     keys = convert(raw, MonitorKeys, prefix="", source=shown)
+    keys = _with_files(keys, source.parent if source else None)
     if keys.append_output and len(keys.append_output) != 2:
         raise ConfigError("append_output", keys.append_output, "two times", source=shown)
     if keys.sa_order not in ("s,b,h,d", "b,s,h,d"):
@@ -288,6 +300,17 @@ def _unknown(raw: dict[str, Any]) -> list[str]:
         if isinstance(value, dict):
             found += warn_unknown(value, _names(kind), section=section, elsewhere={})
     return found
+
+
+def _with_files(keys: MonitorKeys, beside: Path | None) -> MonitorKeys:
+    """Return the keys with the content of the files that they name."""
+    chosen = keys.cc_distribution
+    replaced = msgspec.structs.replace(
+        chosen,
+        distributed_ops=listed(chosen.distributed_ops, OPS_SECTIONS, beside),
+        stack_blacklist=listed(chosen.stack_blacklist, STACK_SECTIONS, beside),
+    )
+    return msgspec.structs.replace(keys, cc_distribution=replaced)
 
 
 def _names(kind: type[msgspec.Struct]) -> tuple[str, ...]:

@@ -47,6 +47,21 @@ def run_lines(facts: Mapping[str, Any], limit: int) -> Iterator[Text]:
         yield Text(f"… {len(facts['series']) - len(shown)} more (--all)", style="dim")
 
 
+def agreement_lines(facts: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+    """Yield a line for each quantity of a log, as `monitor.log_check.Agreement.as_json` has it."""
+    for one in facts:
+        name, steps, apart = one["name"], one["steps"], one["apart"]
+        if not apart:
+            yield Text(f"{name}: equal in all {steps} steps, to the last digit   ({one['way']})")
+            continue
+        first = apart[0]
+        yield Text(
+            f"{name}: apart in {len(apart)} of {steps} steps, first in step {first['step']}: "
+            f"log {first['logged']:g}, run {first['recorded']:.9g}   ({one['way']})",
+            style="bold red",
+        )
+
+
 def incident_lines(incidents: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
     """Yield the incidents of a run, and a blank line."""
     if not incidents:

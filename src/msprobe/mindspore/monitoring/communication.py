@@ -56,7 +56,9 @@ class Communication(Transfers, CallSink):
             session: learns of exceptions.
             keys: which calls, and whether their inputs are measured.
         """
-        super().__init__(keys, tensors_in, _checksum)
+        known = {api.attribute for api in ApiTable(prefixes=DISTRIBUTED).apis()}
+        kinds = {name for name, one in vars(comm_ops).items() if isinstance(one, type)}
+        super().__init__(keys, tensors_in, _checksum, known | kinds)
         self._session = session
         self._open: dict[str, _Open] = {}
         self._waiting: list[tuple[Any, _Open, list[Any]]] = []

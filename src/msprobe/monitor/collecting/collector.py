@@ -216,7 +216,9 @@ class StepCollector(ABC):
         if keys.print_struct and OF_MODULES.isdisjoint(self.streams):
             logger.warning("print_struct shows activations: set xy_distribution, too")
         elif keys.print_struct:
-            write_structure(rows.rows(Layouts(), self._rank, now()), folder, self._rank)
+            is_first = self._rank == min(keys.module_ranks, default=0)
+            block = rows.rows(Layouts(), self._rank, now())
+            write_structure(block, folder, self._rank, is_first=is_first)
 
 
 def streams_of(settings: MonitorSettings, rank: int) -> dict[Stream, StreamSettings]:

@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from msprobe.log import warn_once
 from msprobe.monitor.collecting.step_rows import Key, StepRows
 from msprobe.monitor.rows import Stream
 from msprobe.monitor.settings import CommunicationKeys
+from msprobe.yaml_nodes import nearest
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Transfers:
         keys: CommunicationKeys,
         tensors_in: Callable[[Any, Any, Found], object],
         checksum: Callable[[Any], str | None],
+        known: Iterable[str],
     ) -> None:
         """Create it.
 
@@ -47,8 +49,13 @@ class Transfers:
             tensors_in: appends the tensors of arguments and keywords, with their positions.
             checksum: returns the CRC-32 of a tensor in hexadecimal digits; None if it lies on an
                 accelerator.
+            known: names of the functions that can be measured.
         """
         self._keys = keys
+        self._chosen = frozenset(keys.distributed_ops)
+        for name in sorted(self._chosen.difference(known)):
+            text = "cc_distribution.distributed_ops: %r is no collective that is seen here %s"
+            warn_once(logger, ("distributed_ops", name), text, name, nearest(name, known))
         self._lines = [re.compile(pattern) for pattern in keys.cc_codeline]
         self._hidden = [re.compile(pattern) for pattern in keys.stack_blacklist]
         self._tensors_in = tensors_in
@@ -74,6 +81,8 @@ class Transfers:
     def number(self, api: str) -> int | None:
         """Return the number of a call in the step; None for one that is not measured."""
         if self.rows is None or not self.rows.streams[Stream.OTHER].wants(api):
+            return None
+        if self._chosen and api not in self._chosen:
             return None
         frames = [
             frame

@@ -8,7 +8,7 @@ import io
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msprobe.errors import ReportWriteError
 from msprobe.files import write_report
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from msprobe.capture.stacks import Stack
 
 logger = logging.getLogger(__name__)
+
+_STRUCTURE: Final = "module_struct.json"
 
 
 class StackInfo:
@@ -43,8 +45,15 @@ class StackInfo:
             _write(folder / f"stack_info_rank{rank}.csv", text.getvalue())
 
 
-def write_structure(rows: list[Rows], folder: Path, rank: int) -> None:
-    """Write ``module_struct/rank{R}/module_struct.json`` from the activations of a step."""
+def write_structure(rows: list[Rows], folder: Path, rank: int, *, is_first: bool) -> None:
+    """Write ``module_struct/rank{R}/module_struct.json`` from the activations of a step.
+
+    Args:
+        rows: of the step.
+        folder: of the run.
+        rank: of this process.
+        is_first: whether no lower rank collects; its file is in the folder itself as well.
+    """
     found: dict[str, dict[str, dict[str, str]]] = {}
     for block in rows:
         layout = block.layout
@@ -61,8 +70,10 @@ def write_structure(rows: list[Rows], folder: Path, rank: int) -> None:
     for sides in found.values():
         for values in sides.values():
             values["config"] = f"tuple[{len(values)}]" if len(values) > 1 else "tensor"
-    path = folder / "module_struct" / f"rank{rank}" / "module_struct.json"
-    _write(path, json.dumps(found, indent=4, ensure_ascii=False) + "\n")
+    text = json.dumps(found, indent=4, ensure_ascii=False) + "\n"
+    _write(folder / "module_struct" / f"rank{rank}" / _STRUCTURE, text)
+    if is_first:
+        _write(folder / _STRUCTURE, text)
 
 
 def _parts(name: str) -> tuple[str, str, str]:

@@ -45,7 +45,7 @@ def csv2tensorboard_by_step(
     del process_num
     source = Path(monitor_path)
     now = datetime.now(UTC).strftime("%b%d_%H-%M-%S")
-    folder = Path(output_dirpath or source) / f"{now}-csv2tensorboard_by_step"
+    folder = Path(output_dirpath or source) / f"{now}_csv2tensorboard_by_step"
     with tempfile.TemporaryDirectory() as temporary:
         run_path = read_csv(source, Path(temporary), first=time_start, last=time_end)
         with open_monitor(run_path) as run:

@@ -12,7 +12,7 @@ from msprobe.capture.session import Session
 from msprobe.monitor.collecting.communication import Transfers
 from msprobe.monitor.settings import CommunicationKeys
 from msprobe.pytorch.distributed.collectives import opened, without
-from msprobe.pytorch.distributed.process_groups import Collective
+from msprobe.pytorch.distributed.process_groups import COLLECTIVES, Collective
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.values.checksum import crc32_hex
@@ -36,7 +36,7 @@ class Communication(Transfers):
             session: learns of exceptions.
             keys: which calls, and whether their inputs are measured.
         """
-        super().__init__(keys, tensors_in, _checksum)
+        super().__init__(keys, tensors_in, _checksum, [one.api for one in COLLECTIVES])
         self._session = session
 
     def begin(
