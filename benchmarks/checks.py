@@ -187,6 +187,25 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def time_in_turns(group: Group, rounds: int) -> None:
+    """Time the variants of a group in turns, after one round that does not count; print ratios."""
+    times: dict[str, list[float]] = {variant: [] for variant in group.variants}
+    for turn in range(rounds + 1):
+        for variant, how in group.variants.items():
+            spent = seconds(group, how)
+            if turn:
+                times[variant].append(spent)
+    for variant, found in times.items():
+        against, bar = group.bars.get(variant, (next(iter(times)), math.nan))
+        ratio = statistics.median(a / b for a, b in zip(found, times[against], strict=True))
+        said = "" if math.isnan(bar) else f"bar {bar:.2f} {'ok' if ratio <= bar else 'MISSED'}"
+        print(
+            f"{group.title:28} {variant:20} {statistics.median(found):7.4f} s "
+            f"{ratio:6.3f} x {against:12} {said}",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
@@ -196,25 +215,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with TemporaryDirectory() as name:
         for group in groups(Path(name)):
-            if options.only not in group.title:
-                continue
-            times: dict[str, list[float]] = {variant: [] for variant in group.variants}
-            for turn in range(options.rounds + 1):
-                for variant, how in group.variants.items():
-                    spent = seconds(group, how)
-                    if turn:
-                        times[variant].append(spent)
-            for variant, found in times.items():
-                against, bar = group.bars.get(variant, (next(iter(times)), math.nan))
-                ratio = statistics.median(a / b for a, b in zip(found, times[against], strict=True))
-                said = (
-                    "" if math.isnan(bar) else f"bar {bar:.2f} {'ok' if ratio <= bar else 'MISSED'}"
-                )
-                print(
-                    f"{group.title:28} {variant:20} {statistics.median(found):7.4f} s "
-                    f"{ratio:6.3f} x {against:12} {said}",
-                    flush=True,
-                )
+            if options.only in group.title:
+                time_in_turns(group, options.rounds)
         for level in ("L1", "mix"):
             run, kept = kept_bytes(Path(name), Training(8, 256, 4, 128), level)
             print(

@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,26 @@ def test_in_place_calls_show_what_they_received(tmp_path: Path) -> None:
         record = run.records()["Tensor.sqrt_.0.forward"]
     assert record["finding"] == "source"
     assert record["input_args"][0]["Max"] == -1.0
+
+
+@pytest.mark.parametrize("task", ["nan_check", "overflow_check"])
+@pytest.mark.parametrize(
+    ("name", "run_it"),
+    [
+        ("relu", lambda x: nn.functional.relu(x, inplace=True)),
+        ("relu", lambda x: nn.functional.relu(x, True)),
+        ("dropout", nn.Dropout(0.5, inplace=True)),
+        ("hardtanh", nn.ReLU6(inplace=True)),
+    ],
+)
+def test_calls_that_are_told_to_write_in_place_show_what_they_received(
+    task: str, name: str, run_it: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    settings = {"stop_on": "never"} if task == "nan_check" else {"overflow_nums": -1}
+    with recording(tmp_path, "L1", task, section=settings) as run, run.step_of(nn.Identity()):
+        run_it(torch.tensor([INFINITY, -4.0, 2.0]))
+    given = run.records(0)[f"Functional.{name}.0.forward"]["input_args"][0]
+    assert given["Min"] == -4.0
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.torch
 
 STEPS = 5
 SEED = 7
+# Families with masks of -Inf, which are an overflow by the rule of the documented task.
+MASKED = ("encoder_decoder", "evaluation_in_the_loop")
 
 QUICK = [Setting("L0", "statistics"), Setting("L1", "md5"), Setting("mix", "tensor")]
 ALL = [
@@ -57,6 +59,10 @@ def test_an_observed_training_is_bit_identical(
         found = train(FAMILIES[family](SEED), STEPS, run.around)
     assert differences(reference(family), found) == []
     assert_recorded_something(run)
+    is_masked = setting.task == "overflow_check" and family in MASKED
+    if setting.task in ("overflow_check", "nan_check") and not is_masked:
+        # A finding would be a record: 28 healthy runs of one task, 26 of the other.
+        assert [run.records(step) for step in range(STEPS)] == [{}] * STEPS
 
 
 @pytest.mark.parametrize("family", FAMILIES)

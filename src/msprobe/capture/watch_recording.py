@@ -22,6 +22,8 @@ from msprobe.capture.values import Found, Position
 from msprobe.dump.records import JsonTree
 
 _COMMUNICATION: Final = "Distributed."  # it writes into its arguments
+# The flag of functions that write into an argument: ``F.relu(x, inplace=True)``.
+_IN_PLACE: Final = "inplace"
 _OVERWRITTEN: Final = "written during the call: as they are after it"
 
 
@@ -151,7 +153,7 @@ class WatchRecording(Recording):
         if not call.keeps_forward or self._check.finished:
             return False
         self._received[call] = received = _Received(args, kwargs, found)
-        if self._is_read_at_once(call, args):
+        if self._is_read_at_once(call, args, kwargs):
             self._describe_inputs(call, received, found)
             self._describe_before_write(call, found)
             return True
@@ -180,7 +182,9 @@ class WatchRecording(Recording):
             self._received[call] = received = _Received(args, kwargs, found)
             received.state = state
 
-    def _is_read_at_once(self, call: Call, args: Sequence[Any]) -> bool:
+    def _is_read_at_once(
+        self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    ) -> bool:
         """Return whether the arguments are described before the call runs.
 
         An adapter hands on a list in place of the tuple where an argument is not read.
@@ -189,6 +193,7 @@ class WatchRecording(Recording):
             self.watch is None
             or type(args) is not tuple
             or (not call.is_module and writes_arguments(call.forward_name.rsplit(".", 2)[0]))
+            or bool(not call.is_module and kwargs and kwargs.get(_IN_PLACE))
             or (self._saves and call.is_module and not self._sees_writes)
             or self._check.wants(call.forward_name)
         )

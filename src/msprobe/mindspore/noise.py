@@ -9,7 +9,6 @@ computes in a compiled part (of ``nn.LayerNorm``, of most optimizers) stay as th
 from __future__ import annotations
 
 import atexit
-import logging
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Final
@@ -20,14 +19,12 @@ from numpy.typing import NDArray
 
 from mindspore import Tensor
 from mindspore import _c_expression as core
+from msprobe.capture.noise_floor import declare, step_seed
 from msprobe.capture.session import Session
-from msprobe.log import warn_once
 from msprobe.mindspore.adapter import on_host
 from msprobe.mindspore.guard import quietly
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.lookup import operator_of
-
-logger = logging.getLogger(__name__)
 
 # Type of the bits, and the mask of the fraction.
 _BITS: Final[dict[str, tuple[Any, int]]] = {
@@ -36,11 +33,6 @@ _BITS: Final[dict[str, tuple[Any, int]]] = {
     "float16": (np.int16, (1 << 10) - 1),
     "bfloat16": (np.int16, (1 << 7) - 1),
 }
-_STRIDE: Final = 0x9E3779B97F4A7C15  # consecutive seeds and steps have nothing in common
-_WORDS: Final = (
-    "task noise_floor changes the training: results of operators are moved at random by at most "
-    "half a unit in their last place (seed %d)"
-)
 _GRADIENT: Final = "Grad"
 _IN_PLACE: Final = "Inplace"
 _modes: Final[Any] = core._DispatchGuardStack
@@ -68,11 +60,10 @@ class NoiseMode(MsDispatchMode):  # type: ignore[misc]  # MindSpore has no types
     def install(self) -> None:
         """Begin to move results; the session's undo stack gets the way back."""
         session = self._session
-        warn_once(logger, self._seed, _WORDS, self._seed)
-        session.account.note(_WORDS % self._seed)
+        declare(session, self._seed)
         if self._step != session.step_number:
             self._step = session.step_number
-            self._random = np.random.default_rng((self._seed + self._step * _STRIDE) % (1 << 63))
+            self._random = np.random.default_rng(step_seed(self._seed, self._step))
         self.resume()
         session.undo.callback(self.suspend)
 

@@ -9,7 +9,6 @@ hand on numbers (`Operator.rounds`) are not either, unless their type became a c
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +19,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from msprobe.capture.noise_floor import declare, step_seed
 from msprobe.capture.session import Session
-from msprobe.log import warn_once
 from msprobe.operators.lookup import operator_of
 from msprobe.pytorch.apis.api_rules import written_arguments
 from msprobe.pytorch.interception import dispatch_stack
@@ -31,17 +30,10 @@ from msprobe.pytorch.interception.left_modes import LeftMode
 from msprobe.pytorch.values.adapter import TENSOR_TYPES
 from msprobe.pytorch.values.stochastic_rounding import Mover
 
-logger = logging.getLogger(__name__)
-
 _DisableTorchFunction: Final = torch._C.DisableTorchFunction
 _is_alias: Final = torch._C._is_alias_of  # type: ignore[attr-defined]  # undeclared
 _graph_task: Final = torch._C._current_graph_task_id
 _SILENT: Final = PLUMBING | UNFINISHED
-_STRIDE: Final = 0x9E3779B97F4A7C15  # consecutive seeds and steps have nothing in common
-_WORDS: Final = (
-    "task noise_floor changes the training: each operator's result is moved at random by at most "
-    "half a unit in its last place (seed %d)"
-)
 # Of the arguments that a factory takes to say what memory it makes.
 _MEMORY: Final = "pin_memory"
 # A copy of a tensor takes them, too, and has one more.
@@ -88,11 +80,10 @@ class NoiseMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def install(self) -> None:
         """Begin to move results; the session's undo stack gets the way back."""
         session = self._session
-        warn_once(logger, self._seed, _WORDS, self._seed)
-        session.account.note(_WORDS % self._seed)
+        declare(session, self._seed)
         if self._step != session.step_number:
             self._step = session.step_number
-            self._mover.seed((self._seed + self._step * _STRIDE) % (1 << 63))
+            self._mover.seed(step_seed(self._seed, self._step))
         # The engine restores the mode stack after each node: inside it nothing may change.
         if _graph_task() == -1:
             self._left.keep()

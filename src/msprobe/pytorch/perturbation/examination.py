@@ -101,10 +101,12 @@ def judged(
         probe = again or (lambda noise: _disturbed(call, trial_of(call, mode), noise))
         yield from _held_against(call, mode, result, changed, probe, is_gradient=again is not None)
     else:
-        for change in float_changes(result, changed):
-            unit = max(trial.unit, unit_of(change.dtype))
+        for found in float_changes(result, changed):
+            unit = max(trial.unit, unit_of(found.dtype))
+            is_noise = not found.cancels and _is_noise(call, found, unit)
+            change = replace(found, cancels=True) if is_noise else found
             yield judged_change(
-                replace(change, cancels=change.cancels or _is_noise(call, change, unit)),
+                change,
                 input_change=trial.input_change,
                 unit=unit,
                 learned=learned(change.dtype),

@@ -94,7 +94,7 @@ static const struct msprobe_native_api *native;
     X(sink) X(dump) X(stack) X(around) X(close_lost) X(write_unfinished) X(write_place)           \
     X(put_call) X(put_record) X(index) X(traits) X(owner) X(number) X(next_order)                 \
     X(forward_name) X(backward_name) X(backward_parent) X(lines) X(extra_info) X(record) X(flush) X(last_record) X(records) X(new_draft) X(parts) X(draft) \
-    X(adopt)
+    X(adopt) X(inplace)
 static struct {
 #define FIELD(name) PyObject *name;
     NAMES(FIELD)

@@ -86,6 +86,8 @@ static int may_take(const CallRecorder *self, PyObject *base, PyObject *values, 
     if (is_watching(self)) {
         int is_left = parameters ? 1 : take_truth(PyObject_CallOneArg(self->writes_arguments, base));
         if (is_left) return is_left < 0 ? -1 : 0;
+        PyObject *flag = PyDict_GetItemWithError(keywords, names.inplace);
+        if ((flag && flag != Py_False) || PyErr_Occurred()) return PyErr_Occurred() ? -1 : 0;
     }
     int is_alone = is_attribute(self->calls, names.sink, self->recording);
     if (is_alone <= 0) return is_alone;
