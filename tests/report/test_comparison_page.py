@@ -23,6 +23,7 @@ from comparison_samples import (
     transformer,
     unread_run,
 )
+from page_texts import english_of
 
 import msprobe
 from msprobe.report.comparison_answer import TIMES
@@ -731,22 +732,22 @@ def test_nothing_to_compare(open_page):
     assert "nothing to compare" in page.locator("h1").inner_text()
 
 
-LABELS = """() => {
-  const parts = "h3, th, dt, option, summary, .chip, .pill, .tab, #legend span, .link, #found";
-  return [...document.querySelectorAll(parts)]
-    .filter(each => each.checkVisibility() && !each.closest(".mono, .headline"))
-    .map(each => each.innerText.trim());
-}"""
-
-
-def test_every_label_is_in_the_readers_language(open_page):
+def test_every_label_is_in_the_readers_language(open_file, tmp_path):
     """What is left in English are names of the data, and short terms of the field."""
-    page = open_page(transformer(6).frame, fragment="lang=zh")
+    frame = transformer(6).frame
+    weight = frame.filter(pl.col("slot") == "parameters.weight", pl.col("origin") == "introduced")
+    picture = {**PICTURE, "id": f"0/0/{weight['order'][0]}"}
+    path = tmp_path / "report.html"
+    more = {"pictures": [picture], "lanes": [lane(0, "AdamW step")]}
+    write_comparison_page(path, summary_of(frame), frame, more=more)
+    page = open_file(path, fragment="lang=zh")
     page.wait_for_selector("#detail h3")
-    labels = page.evaluate(LABELS)
-    page.click("#list .row >> nth=0")
-    page.wait_for_selector("#detail table")
-    labels += page.evaluate(LABELS)
-    english = {text for text in labels if re.search(r"\b[a-z]{3,} [a-z]{2,}", text)}
-    assert english == set()
-    assert any("相对误差" in text for text in labels)
+    left = english_of(page)
+    page.evaluate("at => { location.hash += `&at=${at}`; }", picture["id"])
+    page.wait_for_selector("#detail .error-map")
+    left |= english_of(page)
+    page.locator(".lane-mark.apart").first.click()
+    page.wait_for_selector("#detail td:has-text('betas')")
+    left |= english_of(page)
+    made_up = re.compile("onerror|its result does not|softmax is|the weight itself|^3 NaN where")
+    assert {text for text in left if not made_up.search(text)} == set()

@@ -76,7 +76,7 @@ function whereFacts(operation, value) {
   if (operation.match === "unmatched") pairing = say("no partner");
   return facts([
     ["module", module || say("outside of modules")],
-    ["source", operation.source && span("mono", operation.source)],
+    ["source", operation.source && span("mono", say(operation.source))],
     ["kind", say(value.kind.replace("_", " "))],
     ["run", severalRuns ? placeName(operation.step, operation.rank) : ""],
     ["order", say("{} in the execution", grouped(operation.order))],
