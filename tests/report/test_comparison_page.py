@@ -8,8 +8,10 @@ import math
 import re
 import shutil
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from browser_waits import wait_until
@@ -158,6 +160,36 @@ def test_colours_can_be_read(tmp_path, theme):
         for ground in ("panel", "raised"):
             bright, dark = sorted((luminance(colours[name]), luminance(colours[ground])))[::-1]
             assert (bright + 0.05) / (dark + 0.05) >= 4.5, (name, ground)
+
+
+# Full lack of one kind of cones, on linear RGB (Machado, Oliveira, Fernandes 2009, severity 1.0).
+VISIONS = {
+    "usual": np.eye(3),
+    "protan": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+    "deutan": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+    "tritan": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
+}
+XYZ = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+
+
+def seen(colour: str, vision: str) -> np.ndarray:
+    """Return ``#rrggbb`` as CIE L*a*b* (D65), as a reader of that vision sees it."""
+    parts = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    light = XYZ @ np.clip(VISIONS[vision] @ linear, 0, 1) / np.array([0.9505, 1.0, 1.089])
+    x, y, z = np.where(light > 0.008856, np.cbrt(light), 7.787 * light + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+@pytest.mark.parametrize("theme", [0, 1])
+def test_statuses_are_told_apart_by_readers_of_any_colour_vision(tmp_path, theme, vision):
+    text = write(tmp_path, equal_run().frame).read_text()
+    block = re.findall(r":root[^{]*\{(.*?)\}", text, re.DOTALL)[theme]
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", block))
+    # introduced, amplified, inherited, agrees, unmatched
+    shown = [seen(colours[name], vision) for name in ("orange", "amber", "grey", "green", "steel")]
+    assert min(np.linalg.norm(one - other) for one, other in combinations(shown, 2)) > 15
 
 
 VERDICT = {

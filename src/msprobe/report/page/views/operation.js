@@ -127,7 +127,7 @@ function valueRow(value, isPicked) {
     event.preventDefault();
     pick();
   };
-  const attributes = { tabindex: "0", "aria-current": String(isPicked), click: pick, keydown: onKey };
+  const attributes = { tabindex: "0", "aria-label": value.slot, "aria-current": String(isPicked), click: pick, keydown: onKey };
   return element("tr", { class: `pick ${isPicked ? "picked" : ""}`, ...attributes },
     element("td", { class: "mono" }, value.slot),
     element("td", { class: "mono dim" }, ...breakable(kindOfValue(value))),
