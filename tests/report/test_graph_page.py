@@ -714,6 +714,16 @@ def test_a_sentence_in_the_language_of_the_page(show, text, expected):
     assert show(graphs, fragment="lang=zh").locator("h1 .headline").inner_text() == expected
 
 
+def test_how_ranks_were_merged_is_said_at_the_value(show):
+    graphs = whole(transformer(1))
+    note = "partial sums, of which the mean alone is known"
+    value = {"slot": "weight", "role": "parameter_grad", "dtype": "float32", "shape": [2, 2]}
+    half = {"half": "parameters_grad", "record": "fc1", "values": [{**value, "note": note}]}
+    graphs["graphs"][0]["details"] = {"3": {"halves": [half], "stack": []}}
+    page = show(graphs, fragment="at=graph/target/3")
+    assert page.locator("#detail .graph-values .note").inner_text() == note
+
+
 def test_to_the_right(show):
     page = show(whole(transformer(2)), fragment="direction=right&depth=2")
     page.keyboard.press("f")
