@@ -502,7 +502,7 @@ def test_the_plot_answers_the_pointer(open_page):
     box = page.locator("#timeline").bounding_box()
     place = page.evaluate(
         """() => { const c = document.getElementById("timeline"), pen = c.getContext("2d");
-        const all = pen.getImageData(0, 0, c.width, c.height).data, want = [191, 67, 0];
+        const all = pen.getImageData(0, 0, c.width, c.height).data, want = [206, 42, 4];
         for (let i = 0; i < all.length; i += 4)
           if (want.every((v, n) => v === all[i + n])) return [i / 4 % c.width, i / 4 / c.width | 0];
         return null; }"""
