@@ -3,7 +3,7 @@
 
     python benchmarks/graph_million.py [FILE]
 
-FILE is written if it is not there: 100 stages of 100 blocks of 7 modules of 13 calls, forward and
+FILE is written if it is not there: 101 stages of 100 blocks of 7 modules of 13 calls, forward and
 backward, with values and edges. Times in ms, in seconds of the processor as well.
 """
 
@@ -44,7 +44,7 @@ class Million:
         self._inputs = [value("input.0", Role.INPUT, number) for number in range(1000)]
         self._outputs = [value("output.0", Role.OUTPUT, number) for number in range(997)]
         model = self.module(0, "model", "GPT")
-        for stage in range(100):
+        for stage in range(101):
             around = self.module(model, f"model.stages.{stage}", "Stage")
             for layer in range(100):
                 block = self.module(around, f"model.stages.{stage}.layers.{layer}", "Block")

@@ -44,13 +44,23 @@ def main() -> None:
     answers["levels"] = [expanded(name) for name in ("root", *sys.argv[3:])]
     answers["reference"] = expanded("root", "Bench")
     answers["node"] = ask("/getNodeInfo", nodeInfo={"nodeName": node, "nodeType": "NPU"})["data"]
+    answers["red"] = ask("/screen", type="precision", values=[[0.6, 1]])["data"]
+    answers["alone"] = ask("/screen", type="precision", values=[-1])["data"]
     both = {"npuNodeName": node, "benchNodeName": node}
     ask("/deleteMatchNodes", **both, isUnMatchChildren=False)
     answers["apart"] = lists()
     ask("/addMatchNodes", **both, isMatchChildren=False)
     answers["together"] = lists()
-    answers["calm"] = ask("/screen", type="precision", values=[[0, 0.3]])["data"]
-    answers["saved"] = ask("/saveMatchedRelations")
+    answers["overflow"] = ask("/screen", type="overflow", values=["medium", "high", "critical"])
+    answers["chosen"] = ask("/updatePrecisionError", filterValue=["Max relative error"])
+    answers["chosen red"] = ask("/screen", type="precision", values=[[0.6, 1]])["data"]
+    colours = {"#FF0000": {"value": [0, 1], "description": "all"}}
+    answers["colours"] = ask("/updateColors", colors=json.dumps(colours))
+    answers["laid out"] = ask("/updateHierarchyData", graphType="NPU")["success"]
+    saved = ask("/saveMatchedRelations")
+    loaded = ask("/addMatchNodesByConfig", configFile=saved["data"])
+    answers["saved"], answers["loaded"] = saved["success"], loaded["success"]
+    answers["rewritten"] = ask("/saveData")["success"]
     sys.stdout.write(json.dumps(answers) + "\n")
 
 

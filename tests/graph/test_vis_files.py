@@ -463,7 +463,14 @@ def test_the_plugin_of_tensorboard_opens_the_file(compared):
         answers["apart"]["npuUnMatchNodes"] == lists["npuUnMatchNodes"] + 2
     )  # its backward call, too
     assert answers["together"] == lists
-    assert answers["saved"]["success"]
+    # The plugin's filter asks for nodes without children, of any file.
+    assert (answers["red"], answers["alone"]) == ([LINEAR], [ADD])
+    assert answers["overflow"] == {"success": True, "data": []}
+    assert (answers["chosen"]["success"], answers["chosen red"]) == (True, [])
+    assert (answers["colours"]["success"], answers["laid out"]) == (True, True)
+    assert (answers["saved"], answers["loaded"]) == (True, True)
+    # Its `saveData` has code for files of JSON alone; databases are saved as they are changed.
+    assert not answers["rewritten"]
 
 
 def test_reading_a_file_needs_no_framework(compared):

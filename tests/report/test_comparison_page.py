@@ -8,8 +8,10 @@ import math
 import re
 import shutil
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from browser_waits import wait_until
@@ -23,6 +25,7 @@ from comparison_samples import (
     transformer,
     unread_run,
 )
+from page_texts import english_of
 
 import msprobe
 from msprobe.report.comparison_answer import TIMES
@@ -157,6 +160,36 @@ def test_colours_can_be_read(tmp_path, theme):
         for ground in ("panel", "raised"):
             bright, dark = sorted((luminance(colours[name]), luminance(colours[ground])))[::-1]
             assert (bright + 0.05) / (dark + 0.05) >= 4.5, (name, ground)
+
+
+# Full lack of one kind of cones, on linear RGB (Machado, Oliveira, Fernandes 2009, severity 1.0).
+VISIONS = {
+    "usual": np.eye(3),
+    "protan": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+    "deutan": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+    "tritan": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
+}
+XYZ = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+
+
+def seen(colour: str, vision: str) -> np.ndarray:
+    """Return ``#rrggbb`` as CIE L*a*b* (D65), as a reader of that vision sees it."""
+    parts = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    light = XYZ @ np.clip(VISIONS[vision] @ linear, 0, 1) / np.array([0.9505, 1.0, 1.089])
+    x, y, z = np.where(light > 0.008856, np.cbrt(light), 7.787 * light + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+@pytest.mark.parametrize("theme", [0, 1])
+def test_statuses_are_told_apart_by_readers_of_any_colour_vision(tmp_path, theme, vision):
+    text = write(tmp_path, equal_run().frame).read_text()
+    block = re.findall(r":root[^{]*\{(.*?)\}", text, re.DOTALL)[theme]
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", block))
+    # introduced, amplified, inherited, agrees, unmatched
+    shown = [seen(colours[name], vision) for name in ("orange", "amber", "grey", "green", "steel")]
+    assert min(np.linalg.norm(one - other) for one, other in combinations(shown, 2)) > 15
 
 
 VERDICT = {
@@ -469,7 +502,7 @@ def test_the_plot_answers_the_pointer(open_page):
     box = page.locator("#timeline").bounding_box()
     place = page.evaluate(
         """() => { const c = document.getElementById("timeline"), pen = c.getContext("2d");
-        const all = pen.getImageData(0, 0, c.width, c.height).data, want = [191, 67, 0];
+        const all = pen.getImageData(0, 0, c.width, c.height).data, want = [206, 42, 4];
         for (let i = 0; i < all.length; i += 4)
           if (want.every((v, n) => v === all[i + n])) return [i / 4 % c.width, i / 4 / c.width | 0];
         return null; }"""
@@ -731,22 +764,22 @@ def test_nothing_to_compare(open_page):
     assert "nothing to compare" in page.locator("h1").inner_text()
 
 
-LABELS = """() => {
-  const parts = "h3, th, dt, option, summary, .chip, .pill, .tab, #legend span, .link, #found";
-  return [...document.querySelectorAll(parts)]
-    .filter(each => each.checkVisibility() && !each.closest(".mono, .headline"))
-    .map(each => each.innerText.trim());
-}"""
-
-
-def test_every_label_is_in_the_readers_language(open_page):
+def test_every_label_is_in_the_readers_language(open_file, tmp_path):
     """What is left in English are names of the data, and short terms of the field."""
-    page = open_page(transformer(6).frame, fragment="lang=zh")
+    frame = transformer(6).frame
+    weight = frame.filter(pl.col("slot") == "parameters.weight", pl.col("origin") == "introduced")
+    picture = {**PICTURE, "id": f"0/0/{weight['order'][0]}"}
+    path = tmp_path / "report.html"
+    more = {"pictures": [picture], "lanes": [lane(0, "AdamW step")]}
+    write_comparison_page(path, summary_of(frame), frame, more=more)
+    page = open_file(path, fragment="lang=zh")
     page.wait_for_selector("#detail h3")
-    labels = page.evaluate(LABELS)
-    page.click("#list .row >> nth=0")
-    page.wait_for_selector("#detail table")
-    labels += page.evaluate(LABELS)
-    english = {text for text in labels if re.search(r"\b[a-z]{3,} [a-z]{2,}", text)}
-    assert english == set()
-    assert any("相对误差" in text for text in labels)
+    left = english_of(page)
+    page.evaluate("at => { location.hash += `&at=${at}`; }", picture["id"])
+    page.wait_for_selector("#detail .error-map")
+    left |= english_of(page)
+    page.locator(".lane-mark.apart").first.click()
+    page.wait_for_selector("#detail td:has-text('betas')")
+    left |= english_of(page)
+    made_up = re.compile("onerror|its result does not|softmax is|the weight itself|^3 NaN where")
+    assert {text for text in left if not made_up.search(text)} == set()

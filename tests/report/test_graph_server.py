@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: RUF001 (Chinese has signs of its own)
 """The local server of graphs: what it refuses, and the page that fetches from it."""
 
 from __future__ import annotations
@@ -169,3 +170,34 @@ def test_the_page_fetches_what_is_opened(browser, server):
     assert all(url.startswith((server.url, "data:")) for url in asked)
     assert said == []
     context.close()
+
+
+@pytest.mark.parametrize(
+    ("language", "changed", "gone"),
+    [
+        ("en", "the files have changed: reload the page", "the server does not answer"),
+        ("zh", "文件已改变：请重新加载页面", "服务器没有响应"),
+    ],
+)
+def test_the_page_tells_of_a_server_that_does_not_answer(
+    browser, server, files, language, changed, gone
+):
+    page = browser.new_page()
+    page.goto(f"{server.url}#lang={language}")
+    wait_until_drawn(page)
+    notice = page.get_by_role("alert")
+    files.now = 1
+    page.fill("#graph-search", "gelu")
+    wait_until(page, "document.querySelector('#notice').innerText")
+    assert changed in notice.inner_text()
+    notice.get_by_role("button").last.click()
+    assert notice.inner_text() == ""
+    page.route("**/find?*", lambda route: route.abort())
+    page.fill("#graph-search", "norm")
+    wait_until(page, "document.querySelector('#notice').innerText")
+    assert gone in notice.inner_text()
+    page.unroute("**/find?*")
+    notice.get_by_role("button").first.click()  # reload
+    wait_until_drawn(page)
+    assert page.locator("#notice").inner_text() == ""
+    page.close()

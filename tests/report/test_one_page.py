@@ -7,6 +7,7 @@ import json
 
 import pytest
 from browser_waits import wait_until_drawn
+from page_texts import english_of
 
 from builders.dumps import write_rank
 from builders.records import backward, forward, tensor
@@ -156,3 +157,24 @@ def test_pairs_chosen_in_the_page_are_taken_by_the_next_comparison(open_file, tm
     assert main(["compare", target, reference, "--json", "-o", str(tmp_path / "without")]) == 0
     without = json.loads(capsys.readouterr().out.partition("\n}")[0] + "}")
     assert without["unmatched"]["target"] - summary["unmatched"]["target"] == 1
+
+
+def test_a_page_in_chinese_has_no_english_text_in_any_view(open_file, tmp_path):
+    """Texts of damaged files are among them: one rank's tree and another one's facts are cut."""
+    sides = record(tmp_path / "new", ranks=2, wrong="up"), record(tmp_path / "old", ranks=2)
+    (tmp_path / "new/step0/rank0/construct.json").write_text('{"a": "b')
+    (tmp_path / "old/step0/rank1/facts.json").write_text('{"version": 1')
+    (tmp_path / "out").mkdir()
+    page = page_of(open_file, "graph", *sides, tmp_path / "out", fragment="lang=zh")
+    assert page.evaluate("document.documentElement.lang") == "zh-CN"
+    left, shown = set(), ""
+    for tab in page.locator("#tabs button:visible").all():
+        tab.click()
+        for key in ("Escape", "n", "n", "?"):
+            page.keyboard.press(key)
+            wait_until_drawn(page)
+            left |= english_of(page)
+            shown += page.locator("#detail").inner_text()
+        page.keyboard.press("Escape")
+    assert left == set()
+    assert "JSON 被截断" in shown

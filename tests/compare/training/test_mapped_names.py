@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,17 @@ def test_parameters_are_known_by_a_layer_mapping(tmp_path: Path, changed: bool) 
     else:
         assert verdict["class"] == "equal"
         assert "only" not in verdict["sentence"]
+
+
+def test_settings_of_modules_are_known_by_a_layer_mapping(tmp_path: Path) -> None:
+    ours, theirs = Net("block", "head"), Net("layer", "out")
+    theirs.get_submodule("layer.0").eps = 0.5
+    ours.get_submodule("block.0").eps = 0.25
+    mapping = tmp_path / "names.yaml"
+    mapping.write_text("TopLayer:\n  block: layer\n  head: out\n")
+    target, reference = record(tmp_path / "a", ours), record(tmp_path / "b", theirs)
+
+    verdict = compare_dumps(target, reference, layer_mapping=mapping).summary["verdict"]
+
+    named = re.findall(r"module\..* in the reference", " ".join(verdict["evidence"]))
+    assert named == ["module.layer.0.eps is 0.25 in the target, 0.5 in the reference"]

@@ -8,7 +8,7 @@ are part of the names that a run records.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -16,6 +16,7 @@ from msprobe.compare.matching.module_paths import shared_paths
 from msprobe.dump.facts import Event, Facts, OptimizerStep
 
 _Known = TypeVar("_Known")
+_OF_MODULE: Final = "module."  # settings of modules begin so
 
 
 def with_shared_names(
@@ -66,7 +67,16 @@ def _renamed(facts: Facts, names: Mapping[str, str]) -> Facts:
             same_as=[None if n is None else names.get(n, n) for n in parameters.same_as],
         )
     events = [_renamed_event(event, names) for event in facts.events]
-    return replace(facts, modes=modes, parameters=parameters, events=events)
+    settings = _renamed_settings(facts.settings, names)
+    return replace(facts, modes=modes, parameters=parameters, events=events, settings=settings)
+
+
+def _renamed_settings(settings: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """Rename settings of modules, ``module.{path}`` and ``module.{path}.{attribute}``."""
+    own = {key: key.removeprefix(_OF_MODULE) for key in settings if key.startswith(_OF_MODULE)}
+    reached = _reaching(names, own.values())
+    renamed = {key: f"{_OF_MODULE}{reached[path]}" for key, path in own.items()}
+    return {renamed.get(key, key): value for key, value in settings.items()}
 
 
 def _renamed_event(event: Event, names: Mapping[str, str]) -> Event:

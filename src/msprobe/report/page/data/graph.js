@@ -2,6 +2,7 @@
 // The graphs of a page: one for each side of each rank and step. Nodes are numbered parents first, so the numbers of
 // all that is in a node follow its own. What the page does not hold is fetched from the server it came from.
 
+import { tell } from "../shared/dom.js";
 import { number, sections } from "../shared/sections.js";
 import { change, state } from "../shared/store.js";
 import { operations, otherNames } from "./comparison.js";
@@ -190,7 +191,7 @@ export class Graph {
         this.#addEdges(answer.edges);
         this.#addRolls(answer.rolls);
         this.#children.set(id, answer.ids);
-      });
+      }).finally(() => this.#fetched.delete(id));
       this.#fetched.set(id, waiting);
     }
     return waiting;
@@ -220,9 +221,11 @@ export const isServed = window.location.protocol.startsWith("http");
 export async function ask(what, options) {
   const version = whole.version_served ?? 0;
   const query = new URLSearchParams(Object.entries({ ...options, version }).map(([name, value]) => [name, String(value)]));
-  const answer = await fetch(`${what}?${query}`);
-  if (!answer.ok) throw new Error(`${what}: ${answer.status} ${await answer.text()}`);
-  return answer.json();
+  const answer = await fetch(`${what}?${query}`).catch(() => null);
+  if (answer?.ok) return answer.json();
+  const problem = answer ? await answer.text() : "the server does not answer: is it still running?";
+  tell(problem);
+  throw new Error(`${what}: ${problem}`);
 }
 
 /** @type {Graph[]} */

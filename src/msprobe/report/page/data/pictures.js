@@ -3,7 +3,8 @@
 // The other side of this is compare/tensors/pictures.py.
 
 import { element, span, title } from "../shared/dom.js";
-import { digits, grouped, plural } from "../shared/format.js";
+import { digits, grouped } from "../shared/format.js";
+import { say } from "../shared/language.js";
 import { number, sections } from "../shared/sections.js";
 import { shape } from "../shared/svg.js";
 
@@ -26,13 +27,13 @@ function histogram({ low, high, target, reference }) {
   const tall = (/** @type {number} */ count) => (floor - 4) * Math.sqrt(count / most);
   const svg = shape("svg", {
     class: "values-plot", viewBox: `0 0 ${size.width} ${size.height}`, role: "img",
-    "aria-label": "How often each value occurs in the target and in the reference",
+    "aria-label": say("How often each value occurs in the target and in the reference"),
   });
   const line = reference.map((count, bin) => `${bin * wide},${floor - tall(count)} ${(bin + 1) * wide},${floor - tall(count)}`);
   target.forEach((count, bin) => {
     const bar = shape("rect", { x: bin * wide, y: floor - tall(count), width: wide - 0.5, height: tall(count), class: "target" });
     const [from, to] = [bin, bin + 1].map((edge) => digits(low + (high - low) * edge / target.length));
-    bar.append(shape("title", {}, `${from} to ${to}: ${grouped(count)}, reference ${grouped(reference[bin])}`));
+    bar.append(shape("title", {}, say("{} to {}: {}, reference {}", from, to, grouped(count), grouped(reference[bin]))));
     svg.append(bar);
   });
   svg.append(shape("polyline", { points: line.join(" "), class: "reference" }),
@@ -40,7 +41,7 @@ function histogram({ low, high, target, reference }) {
     shape("text", { x: size.width, y: size.height - 3, "text-anchor": "end" }, digits(high)));
   return [
     title("Values of both sides (square root scale)"), svg,
-    element("p", { class: "key dim" }, element("i", { class: "band target" }), " target ", element("i", { class: "band reference" }), " reference"),
+    element("p", { class: "key dim" }, element("i", { class: "band target" }), ` ${say("target")} `, element("i", { class: "band reference" }), ` ${say("reference")}`),
   ];
 }
 
@@ -53,22 +54,22 @@ function errorMap({ rows, columns, down, right, largest, shades: lines }) {
   }));
   const grid = element("div", {
     class: "error-map", role: "img", style: `grid-template-columns:repeat(${right.length},1fr)`,
-    "aria-label": `Where the errors are; the largest is ${digits(top)}`,
+    "aria-label": say("Where the errors are; the largest is {}", digits(top)),
   }, ...cells);
   return [
     title("Where the errors are"), grid,
-    element("p", { class: "key dim" }, `largest absolute error of each block of ${plural(rows, "row")} and ${plural(columns, "column")} `,
-      span("scale", element("i", { class: "cell" }), " equal ",
+    element("p", { class: "key dim" }, say("largest absolute error of each block of {} rows and {} columns ", grouped(rows), grouped(columns)),
+      span("scale", element("i", { class: "cell" }), ` ${say("equal")} `,
         element("i", { class: "cell error", style: cellStyle(shades[0]) }), ` ${digits(top * 10 ** -(shades.length / 4))} `,
         element("i", { class: "cell error", style: cellStyle(shades[shades.length - 1]) }), ` ${digits(top)}`,
-        lines.some((/** @type {string} */ line) => line.includes("!")) ? span("", " ", element("i", { class: "cell apart" }), " NaN or Inf apart") : null)),
+        lines.some((/** @type {string} */ line) => line.includes("!")) ? span("", " ", element("i", { class: "cell apart" }), ` ${say("NaN or Inf apart")}`) : null)),
   ];
 }
 
 /** @param {string} noun @param {number[]} begins @param {number} place @param {number} end */
 function range(noun, begins, place, end) {
   const first = begins[place], last = (begins[place + 1] ?? end) - 1;
-  return first === last ? `${noun} ${grouped(first)}` : `${noun}s ${grouped(first)} to ${grouped(last)}`;
+  return first === last ? say(`${noun} {}`, grouped(first)) : say(`${noun}s {} to {}`, grouped(first), grouped(last));
 }
 
 /** @param {string} shade */
@@ -82,7 +83,7 @@ function cellStyle(shade) {
 
 /** @param {string} shade @param {number} largest */
 function meaning(shade, largest) {
-  if (shade === ".") return "equal";
-  if (shade === "!") return "NaN or Inf on one side";
-  return `error up to ${digits(largest * 10 ** ((shades.indexOf(shade) + 1 - shades.length) / 4))}`;
+  if (shade === ".") return say("equal");
+  if (shade === "!") return say("NaN or Inf on one side");
+  return say("error up to {}", digits(largest * 10 ** ((shades.indexOf(shade) + 1 - shades.length) / 4)));
 }

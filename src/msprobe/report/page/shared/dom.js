@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elements of the document. Nothing from the data is ever read as markup. Labels are in the reader's language.
 
-import { say } from "./language.js";
+import { language, say } from "./language.js";
 
 /** @typedef {Node | string | null | undefined} Child */
+
+/** Attributes that are read out or shown. */
+const labels = new Set(["title", "aria-label", "placeholder"]);
 
 /** @type {(id: string) => any} */
 export const byId = (id) => document.getElementById(id);
@@ -22,7 +25,7 @@ export function element(tag, attributes, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (typeof value === "function") made.addEventListener(name, value);
-    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
+    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : labels.has(name) ? say(value) : value);
   }
   made.append(...present(children));
   return made;
@@ -116,4 +119,17 @@ async function copy(text, button) {
   }
   button.textContent = say("copied");
   setTimeout(() => { button.textContent = say("copy"); }, 1200);
+}
+
+/** Says the labels that the document has from the start. */
+export function sayLabels() {
+  document.documentElement.lang = language === "zh" ? "zh-CN" : "en";
+  document.title = say(document.title);
+  for (const name of labels) for (const each of document.querySelectorAll(`[${name}]`)) each.setAttribute(name, say(each.getAttribute(name) ?? ""));
+}
+
+/** Tells the reader of something that went wrong. @param {string} text */
+export function tell(text) {
+  const reload = link("reload", () => window.location.reload()), notice = byId("notice");
+  replace(notice, element("span", {}, say(text)), reload, link("dismiss", () => replace(notice)));
 }

@@ -6,7 +6,7 @@ import { language, say } from "./language.js";
 /** Returns a value in four digits. @param {number | boolean | null | undefined} value */
 export function digits(value) {
   if (value === null || value === undefined) return "–";
-  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value === "boolean") return say(value ? "yes" : "no");
   if (Number.isNaN(value)) return "NaN";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   if (value === 0) return "0";

@@ -17,7 +17,14 @@ export const language = asked.startsWith("zh") ? "zh" : "en";
 // The sentences that have values: classes of causes first, then those with the most words.
 const patterns = language === "zh" ? Object.entries(sentences).filter(([text]) => text.includes("{}"))
   .sort(([left], [right]) => weight(right) - weight(left))
-  .map(([text, other]) => /** @type {const} */ ([pattern(text), other])) : [];
+  .map(([text, other]) => /** @type {const} */ ([text.split("{}"), pattern(text), other])) : [];
+
+// Asked first: an expression with several values takes long to find that it does not fit a long text.
+/** @param {string[]} parts @param {string} text */
+function hasInOrder(parts, text) {
+  let place = 0;
+  return parts.every((part) => { const found = text.indexOf(part, place); place = found + part.length; return found >= 0; });
+}
 
 // A value reaches over no semicolon and no colon, but for the last one behind a colon.
 /** @param {string} text */
@@ -52,13 +59,14 @@ export function say(text, ...values) {
 /** @param {string} text @returns {string} */
 function sentence(text) {
   if (sentences[text] !== undefined || !text.includes(" ")) return sentences[text] ?? text;
-  for (const [pattern, other] of patterns) {
-    const found = pattern.exec(text);
+  for (const [parts, pattern, other] of patterns) {
+    const found = hasInOrder(parts, text) && pattern.exec(text);
     if (found) return fill(other, found.slice(1).map(sentence));
   }
   for (const [sign, other] of [["; ", "；"], [": ", "："], [", ", "，"]]) {
-    const parts = text.split(sign), told = parts.length > 1 ? parts.map(sentence) : parts;
-    if (told.some((part, place) => part !== parts[place])) return told.join(other);
+    const place = text.indexOf(sign), parts = [text.slice(0, place), text.slice(place + sign.length)];
+    const told = place < 0 ? parts : parts.map(sentence);
+    if (told.some((part, index) => part !== parts[index])) return told.join(other);
   }
   return text;
 }

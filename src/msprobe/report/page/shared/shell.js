@@ -2,7 +2,7 @@
 // Puts a page together of views: their places, tabs and keys; who draws when.
 
 import { detailView, close } from "./detail.js";
-import { byId, element, isNarrow } from "./dom.js";
+import { byId, element, isNarrow, sayLabels } from "./dom.js";
 import { folds, showFolds } from "./folds.js";
 import { showHelp, startKeyboard } from "./keyboard.js";
 import { startPaper } from "./paper.js";
@@ -104,6 +104,7 @@ export function start(all) {
   declare({ view: mainView(), pane: details.length ? "detail" : "main", split: "", lang: "", ...folds });
   [...present, ...views].forEach((view) => declare(view.state ?? {}));
   startTheme();
+  sayLabels();
   makeTabs();
   views.forEach((view) => view.start(makePane(view)));
   showPanes();

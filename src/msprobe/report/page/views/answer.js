@@ -62,7 +62,7 @@ function firstDifference() {
   const first = summary.first_difference;
   if (!first) return [];
   const group = first.origin ?? groupOf(first.status);
-  const where = joined(say(first.status), say(first.origin ?? ""), first.module || say("outside of modules"), first.source,
+  const where = joined(say(first.status), say(first.origin ?? ""), first.module || say("outside of modules"), say(first.source ?? ""),
     severalRuns ? placeName(first.step, String(first.rank)) : "");
   return [
     title("First difference in the order of execution"),
@@ -94,7 +94,7 @@ function culpritCard(group) {
   const several = say("in {} of {} steps and ranks", group.places, summary.comparisons.length);
   const seen = group.places > 1 ? several : placeName(group.step, group.rank);
   const where = joined(say(group.kind.replace("_", " ")), say(group.status), group.module || say("outside of modules"),
-    group.source, severalRuns ? seen : "");
+    say(group.source ?? ""), severalRuns ? seen : "");
   return card(group, "introduced", group.error, where, group);
 }
 
@@ -217,7 +217,7 @@ function replicas() {
   const shown = found.slice(0, 50).map((/** @type {any} */ each) => {
     const error = each.error === undefined || each.error === null ? each.status : digits(number(each.error));
     const name = span("mono", ...breakable(String(each.row ?? each.name ?? "")));
-    return span("", name, " ", span("dim", joined(error, each.reason, each.source)));
+    return span("", name, " ", span("dim", joined(error, say(each.reason ?? ""), say(each.source ?? ""))));
   });
   const more = found.length > shown.length ? say(", the first {}", shown.length) : "";
   return [title(say("Ranks that should agree differ: {}{}", plural(found.length, "value"), more)), items(shown)];
@@ -229,7 +229,7 @@ function notes() {
 
 function about() {
   const size = say("{} in {}", plural(summary.rows, "value"), plural(summary.operations, "operation"));
-  const read = summary.bytes_read ? `, ${bytes(summary.bytes_read)} read` : "";
+  const read = summary.bytes_read ? say(", {} read", bytes(summary.bytes_read)) : "";
   /** @type {[Child, Child][]} */
   const origins = Object.entries(words.origins).map(([word, meaning]) => [span(word, mark(word), ` ${say(word)}`), say(meaning)]);
   /** @type {[Child, Child][]} */

@@ -45,7 +45,7 @@ function overview() {
     const culprit = whole.culprits.find((/** @type {any} */ each) => nodeId(each.side, each.node) === id);
     if (!found?.graph.isSeen(found.node)) return element("li", {}, link(culprit?.reason ?? id, () => change({ at: id })));
     const row = found.graph.node(found.node);
-    return element("li", {}, link(fullName(row) || title(row), () => change({ at: id }), { class: "link mono" }), " ", span("dim", joined(row.class, culprit?.half, row.source)),
+    return element("li", {}, link(fullName(row) || title(row), () => change({ at: id }), { class: "link mono" }), " ", span("dim", joined(row.class, say(culprit?.half ?? ""), say(row.source))),
       culprit?.reason ? element("div", { class: "dim" }, say(culprit.reason)) : null);
   });
   const notes = (graphOf("target")?.notes ?? []).concat(graphOf("reference")?.notes ?? []);
@@ -82,7 +82,7 @@ function top(row, side) {
     ...head(fullName(row) || title(row), ...crumbs,
       sections.operations ? link(say("in the list"), () => change({ view: "list", pane: isNarrow() ? "detail" : "main" })) : null,
       pair >= 0 ? link(`${say("partner")} →`, () => change({ at: nodeId(otherSide(side), pair), part: "" })) : null),
-    element("p", { class: "dim" }, joined(row.class, hasReference ? say(side) : "", row.source, row.micro ? say("micro step {}", row.micro) : "")),
+    element("p", { class: "dim" }, joined(row.class, hasReference ? say(side) : "", say(row.source), row.micro ? say("micro step {}", row.micro) : "")),
     element("div", {}, ...pills, row.overflow ? pill(overflows[row.overflow], say("overflow level")) : null),
   ];
 }
@@ -136,8 +136,9 @@ function valueRows(value) {
   const isBad = value.status && value.status !== "equal" && value.status !== "close";
   const shown = joined(value.dtype?.replace(/^(torch|mindspore)\./, "")) || value.type || "";
   const text = value.value === undefined || value.value === null ? "" : JSON.stringify(value.value);
-  const error = hasReference ? element("td", { class: "right", title: say(value.reason ?? "") }, value.error === null || value.error === undefined ? value.status ?? "" : digits(number(value.error))) : null;
-  const first = element("tr", { class: isBad ? "apart" : "", title: say(value.reason ?? "") }, element("td", { class: "mono" }, value.slot),
+  const error = hasReference ? element("td", { class: "right", title: say(value.reason ?? "") }, value.error === null || value.error === undefined ? say(value.status ?? "") : digits(number(value.error))) : null;
+  const note = value.note ? element("div", { class: "note" }, say(value.note)) : null;
+  const first = element("tr", { class: isBad ? "apart" : "", title: say(value.reason ?? "") }, element("td", {}, span("mono", value.slot), note),
     element("td", { class: `mark ${value.origin || value.status || ""}` }, isBad ? "◆" : value.status ? "○" : ""), element("td", {}, shown),
     element("td", {}, text || shapeText(value.shape)), ...cells(value), error);
   if (!value.reference) return [first];

@@ -82,7 +82,7 @@ function toggleDifferences() { change({ differences: state.differences === "only
 /** @param {Operation} operation */
 function drawRow(operation) {
   const where = joined(operation.kind === "parameter" ? say("parameter") : "",
-    operation.module || say("outside of modules"), operation.source,
+    operation.module || say("outside of modules"), say(operation.source ?? ""),
     severalRuns ? placeName(operation.step, operation.rank) : "");
   const came = operation.match === "unmatched" ? "" : operation.unmeasuredIn ?? digits(operation.errorIn);
   const verdict = operation.origin ?? (agrees(operation.status) ? "" : operation.status);

@@ -76,7 +76,7 @@ function whereFacts(operation, value) {
   if (operation.match === "unmatched") pairing = say("no partner");
   return facts([
     ["module", module || say("outside of modules")],
-    ["source", operation.source && span("mono", operation.source)],
+    ["source", operation.source && span("mono", say(operation.source))],
     ["kind", say(value.kind.replace("_", " "))],
     ["run", severalRuns ? placeName(operation.step, operation.rank) : ""],
     ["order", say("{} in the execution", grouped(operation.order))],
@@ -127,7 +127,7 @@ function valueRow(value, isPicked) {
     event.preventDefault();
     pick();
   };
-  const attributes = { tabindex: "0", "aria-current": String(isPicked), click: pick, keydown: onKey };
+  const attributes = { tabindex: "0", "aria-label": value.slot, "aria-current": String(isPicked), click: pick, keydown: onKey };
   return element("tr", { class: `pick ${isPicked ? "picked" : ""}`, ...attributes },
     element("td", { class: "mono" }, value.slot),
     element("td", { class: "mono dim" }, ...breakable(kindOfValue(value))),
