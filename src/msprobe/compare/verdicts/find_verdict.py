@@ -99,7 +99,11 @@ class _Search:
             case VerdictClass.SETTINGS:
                 return False
             case VerdictClass.RANDOM:
-                is_drawn = culprit is not None and may_be_random(culprit)
+                is_drawn = culprit is not None and (
+                    may_be_random(culprit)
+                    # Which calls are made, too, may hang on what the program draws by itself.
+                    or (fact.is_drawn_by_host and not culprit.row.pair.is_matched)
+                )
                 return is_drawn or any(each.random_input for each in self._findings.steps)
             case VerdictClass.MODE:
                 return culprit is not None and is_ruled_by_mode(culprit, fact.modules)
