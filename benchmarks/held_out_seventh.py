@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: C408, C901, E501, S311 - programs as their authors write them; a cause is a line of a table
+# ruff: noqa: C408, E501 - programs as their authors write them; a cause is a line of a table
 """The seventh set of `held_out_verdicts.py`: cells by hand, two towers, PPO, a graph, ALBERT, DPO, segments, stages."""
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ class Cell(nn.Module):
         else:
             wx = torch.stack([x @ w for w in self.w]) + self.b[:, None]
         z = (wx[0] + h @ self.u[0]).sigmoid()
-        r = (wx[1] + h @ self.u[1]).sigmoid() if self.o.gate == "sigmoid" else F.hardsigmoid(wx[1] + h @ self.u[1])
+        r = (
+            (wx[1] + h @ self.u[1]).sigmoid()
+            if self.o.gate == "sigmoid"
+            else F.hardsigmoid(wx[1] + h @ self.u[1])
+        )
         n = torch.tanh(wx[2] + r * (h @ self.u[2]))
         h = (1 - z) * n + z * h if not self.o.flipped else z * n + (1 - z) * h
         return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.o.eps) * self.gain
@@ -88,7 +92,9 @@ def train_cell(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
                 h = torch.zeros(len(part), 10)
                 for at in range(0, 8, o.cut):
                     found, h = model(part[:, at : at + o.cut], h)
-                    loss = F.cross_entropy(found.flatten(0, 1), part[:, at + 1 : at + o.cut + 1].flatten())
+                    loss = F.cross_entropy(
+                        found.flatten(0, 1), part[:, at + 1 : at + o.cut + 1].flatten()
+                    )
                     (loss * (o.cut / 8) / (o.micro if o.divide else 1)).backward()
                     h = h.detach()
             if o.clip:
@@ -126,7 +132,14 @@ class Text(nn.Module):
 class Picture(nn.Module):
     def __init__(self, o: Options) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.GroupNorm(o.groups, 6), nn.SiLU(), nn.Dropout2d(o.dropout), nn.Conv2d(6, 8, 3, 2, 1), nn.PReLU())
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 6, 3, 2, 1),
+            nn.GroupNorm(o.groups, 6),
+            nn.SiLU(),
+            nn.Dropout2d(o.dropout),
+            nn.Conv2d(6, 8, 3, 2, 1),
+            nn.PReLU(),
+        )
         self.out = nn.Linear(8, 8, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -164,11 +177,25 @@ def train_towers(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None
     run = torch.compile(model, backend="aot_eager") if o.compiled else model
     flat = [p for p in model.parameters() if p.ndim < 2 and p.requires_grad]
     wide = [p for p in model.parameters() if p.ndim > 1]
-    groups = [{"params": wide, "lr": o.lrs[0], "weight_decay": o.decay}, {"params": flat, "lr": o.lrs[1], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups[::-1] if o.swap else groups, betas=o.betas, amsgrad=o.amsgrad)
-    schedule = torch.optim.lr_scheduler.CyclicLR(optimizer, [1e-3, 1e-3], [g["lr"] for g in optimizer.param_groups], step_size_up=2, cycle_momentum=False)
+    groups = [
+        {"params": wide, "lr": o.lrs[0], "weight_decay": o.decay},
+        {"params": flat, "lr": o.lrs[1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(
+        groups[::-1] if o.swap else groups, betas=o.betas, amsgrad=o.amsgrad
+    )
+    schedule = torch.optim.lr_scheduler.CyclicLR(
+        optimizer,
+        [1e-3, 1e-3],
+        [g["lr"] for g in optimizer.param_groups],
+        step_size_up=2,
+        cycle_momentum=False,
+    )
     made = torch.Generator().manual_seed(6)
-    ids, pictures = torch.randint(0, 23, (18, 5), generator=made), torch.rand(18, 3, 8, 8, generator=made)
+    ids, pictures = (
+        torch.randint(0, 23, (18, 5), generator=made),
+        torch.rand(18, 3, 8, 8, generator=made),
+    )
     flips = np.random.default_rng(o.flips)
     torch.manual_seed(o.seed)
     for step in range(o.steps):
@@ -188,7 +215,9 @@ def train_towers(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None
                     keys = F.normalize(slow(ids[6 * step : 6 * step + 6]), dim=-1)
                 near = b @ torch.cat([a, model.bank]).T * model.logit_scale.exp()
                 if o.mask_own:
-                    near = near.masked_fill(torch.eye(6, near.shape[1], dtype=torch.bool).roll(1, 0), -1e4)
+                    near = near.masked_fill(
+                        torch.eye(6, near.shape[1], dtype=torch.bool).roll(1, 0), -1e4
+                    )
             aims = torch.arange(6)
             loss = F.cross_entropy(near.float(), aims, label_smoothing=o.smooth)
             if o.symmetric:
@@ -244,7 +273,9 @@ def train_ppo(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
                     logits, v = model(s)
                     choice = torch.distributions.Categorical(logits=logits)
                     a = choice.sample()
-                    for kept, each in zip((states, acts, values, logs), (s, a, v, choice.log_prob(a)), strict=True):
+                    for kept, each in zip(
+                        (states, acts, values, logs), (s, a, v, choice.log_prob(a)), strict=True
+                    ):
                         kept.append(each)
                     s = 0.9 * s + 0.3 * push[a]
                     rewards.append(-s.square().mean(-1))
@@ -254,7 +285,12 @@ def train_ppo(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
                     after = values[n + 1] if n < 4 else last
                     gain = rewards[n] + o.gamma * after - values[n] + o.gamma * o.lam * gain
                     gains.insert(0, gain)
-            s_all, a_all, old, gains = torch.cat(states), torch.cat(acts), torch.cat(logs), torch.cat(gains)
+            s_all, a_all, old, gains = (
+                torch.cat(states),
+                torch.cat(acts),
+                torch.cat(logs),
+                torch.cat(gains),
+            )
             returns = gains + torch.cat(values)
             if o.normalize:
                 gains = (gains - gains.mean()) / (gains.std() + 1e-8)
@@ -268,7 +304,9 @@ def train_ppo(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
                     found = torch.distributions.Categorical(logits=logits)
                     log, entropy = found.log_prob(a_all), found.entropy().mean()
                 ratio = (log - old).exp()
-                gain = torch.minimum(ratio * gains, ratio.clamp(1 - o.epsilon, 1 + o.epsilon) * gains).mean()
+                gain = torch.minimum(
+                    ratio * gains, ratio.clamp(1 - o.epsilon, 1 + o.epsilon) * gains
+                ).mean()
                 miss = F.huber_loss(v, returns) if o.huber else F.mse_loss(v, returns)
                 loss = -gain + o.value * miss - o.bonus * entropy
                 optimizer.zero_grad()
@@ -294,7 +332,9 @@ class Hop(nn.Module):
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
         y = self.lin(F.dropout(x, self.o.drop, self.training))
         source, target = edges
-        score = F.leaky_relu((y * self.at[0]).sum(-1)[source] + (y * self.at[1]).sum(-1)[target], self.o.slope)
+        score = F.leaky_relu(
+            (y * self.at[0]).sum(-1)[source] + (y * self.at[1]).sum(-1)[target], self.o.slope
+        )
         score = (score - score.max()).exp()
         total = torch.zeros(len(x)).index_add(0, target, score)
         share = score / total[target]
@@ -304,7 +344,9 @@ class Hop(nn.Module):
         if self.o.sparse:
             out = torch.sparse_coo_tensor(edges.flip(0), share, (len(x), len(x))) @ y
         else:
-            out = torch.zeros_like(y).scatter_add(0, target[:, None].expand(-1, y.shape[1]), share[:, None] * y[source])
+            out = torch.zeros_like(y).scatter_add(
+                0, target[:, None].expand(-1, y.shape[1]), share[:, None] * y[source]
+            )
         return out + self.bias
 
 
@@ -326,7 +368,9 @@ def train_graph(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
     torch.manual_seed(101)
     model = Graph(o)
     more = {"lambd": o.lambd, "alpha": o.alpha, "t0": o.t0} if o.kind == "ASGD" else {}
-    optimizer = getattr(torch.optim, o.kind)(model.parameters(), lr=o.lr, weight_decay=o.weight, maximize=o.maximize, **more)
+    optimizer = getattr(torch.optim, o.kind)(
+        model.parameters(), lr=o.lr, weight_decay=o.weight, maximize=o.maximize, **more
+    )
     made = torch.Generator().manual_seed(o.edges)
     edges = torch.randint(0, 20, (2, 60), generator=made)
     x, y = torch.randn(20, 7, generator=torch.Generator().manual_seed(3)), torch.arange(20) % 4
@@ -377,7 +421,11 @@ def train_albert(debugger: PrecisionDebugger, folder: Path, o: Options) -> None:
         mask = torch.ones_like(batch)
         if o.pad:
             mask[::2, -2:] = 0
-        return {"input_ids": batch.masked_fill(hidden, 3), "attention_mask": mask, "labels": batch.masked_fill(~hidden, -100)}
+        return {
+            "input_ids": batch.masked_fill(hidden, 3),
+            "attention_mask": mask,
+            "labels": batch.masked_fill(~hidden, -100),
+        }
 
     keys = dict(
         output_dir=str(folder / "out"), per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=3, learning_rate=3e-3, use_cpu=True, report_to=[],
@@ -385,7 +433,11 @@ def train_albert(debugger: PrecisionDebugger, folder: Path, o: Options) -> None:
     )  # fmt: skip
     arguments = transformers.TrainingArguments(**(keys | o.arguments))
     transformers.Trainer(
-        model=model, args=arguments, train_dataset=list(ids), data_collator=collate, callbacks=[TrainerRecord(debugger)]
+        model=model,
+        args=arguments,
+        train_dataset=list(ids),
+        data_collator=collate,
+        callbacks=[TrainerRecord(debugger)],
     ).train()
 
 
@@ -398,7 +450,9 @@ DPO: dict[str, Any] = dict(steps=2, beta=0.1, smooth=0.0, averaged=False, swap=F
 def train_dpo(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
-    tool = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=o.accumulate, mixed_precision=o.precision)
+    tool = accelerate.Accelerator(
+        cpu=True, gradient_accumulation_steps=o.accumulate, mixed_precision=o.precision
+    )
     torch.manual_seed(111)
     model: Any = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
@@ -415,13 +469,18 @@ def train_dpo(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
         model.train()
     optimizer: Any = torch.optim.AdamW(model.parameters(), o.lr, fused=o.fused)
     made = torch.Generator().manual_seed(9)
-    good, bad = torch.randint(2, 32, (16, 8), generator=made), torch.randint(2, 32, (16, 8), generator=made)
+    good, bad = (
+        torch.randint(2, 32, (16, 8), generator=made),
+        torch.randint(2, 32, (16, 8), generator=made),
+    )
     bad[:, :3] = good[:, :3]
     if o.swap:
         good, bad = bad, good
     if o.bad is not None:
         bad[o.bad, 5] = 1
-    loader: Any = DataLoader(TensorDataset(good, bad), 2, shuffle=True, generator=torch.Generator().manual_seed(10))
+    loader: Any = DataLoader(
+        TensorDataset(good, bad), 2, shuffle=True, generator=torch.Generator().manual_seed(10)
+    )
     model, optimizer, loader = tool.prepare(model, optimizer, loader)
 
     def chance(which: Any, ids: Tensor) -> Tensor:
@@ -445,7 +504,10 @@ def train_dpo(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
                     if o.kind == "ipo":
                         loss = (margin - 1 / (2 * o.beta)).square().mean()
                     else:
-                        loss = -(F.logsigmoid(o.beta * margin) * (1 - o.smooth) + F.logsigmoid(-o.beta * margin) * o.smooth).mean()
+                        loss = -(
+                            F.logsigmoid(o.beta * margin) * (1 - o.smooth)
+                            + F.logsigmoid(-o.beta * margin) * o.smooth
+                        ).mean()
                     tool.backward(loss)
                     if tool.sync_gradients:
                         tool.clip_grad_norm_(model.parameters(), o.clip)
@@ -464,13 +526,25 @@ def train_segments(debugger: PrecisionDebugger, folder: Path, o: Options) -> Non
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(121)
-            self.down = nn.Sequential(nn.Conv1d(2, 8, 5, 2, 2), nn.BatchNorm1d(8, momentum=o.momentum), nn.Hardswish(), nn.Dropout(o.drop))
-            self.deep = nn.Sequential(nn.Conv1d(8, 8, 3, 1, 2, dilation=2), nn.GroupNorm(o.groups, 8), nn.Softplus())
+            self.down = nn.Sequential(
+                nn.Conv1d(2, 8, 5, 2, 2),
+                nn.BatchNorm1d(8, momentum=o.momentum),
+                nn.Hardswish(),
+                nn.Dropout(o.drop),
+            )
+            self.deep = nn.Sequential(
+                nn.Conv1d(8, 8, 3, 1, 2, dilation=2), nn.GroupNorm(o.groups, 8), nn.Softplus()
+            )
             self.head = nn.Conv1d(8 + 2 * o.skip, 1, 1)
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.deep(self.down(x))
-            y = F.interpolate(y, size=x.shape[-1], mode=o.up, **({"align_corners": o.align} if o.up == "linear" else {}))
+            y = F.interpolate(
+                y,
+                size=x.shape[-1],
+                mode=o.up,
+                **({"align_corners": o.align} if o.up == "linear" else {}),
+            )
             return self.head(torch.cat([y, x], 1) if o.skip else y)[:, 0]
 
         def training_step(self, batch: Any, _: int) -> Tensor:
@@ -481,13 +555,24 @@ def train_segments(debugger: PrecisionDebugger, folder: Path, o: Options) -> Non
             near = found.sigmoid()
             dice = 1 - (2 * (near * y).sum() + o.smooth) / (near.sum() + y.sum() + o.smooth)
             if o.focal is not None:
-                return dice + ((1 - torch.where(y > 0, near, 1 - near)) ** o.focal * F.binary_cross_entropy_with_logits(found, y, reduction="none")).mean()
-            return dice * o.weight + F.binary_cross_entropy_with_logits(found, y, pos_weight=torch.tensor(o.pos))
+                return (
+                    dice
+                    + (
+                        (1 - torch.where(y > 0, near, 1 - near)) ** o.focal
+                        * F.binary_cross_entropy_with_logits(found, y, reduction="none")
+                    ).mean()
+                )
+            return dice * o.weight + F.binary_cross_entropy_with_logits(
+                found, y, pos_weight=torch.tensor(o.pos)
+            )
 
         def configure_optimizers(self) -> Any:
             optimizer = getattr(torch.optim, o.kind)(self.parameters(), o.lr)
             schedule = torch.optim.lr_scheduler.PolynomialLR(optimizer, 5, o.power)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step", "frequency": o.period}}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": schedule, "interval": "step", "frequency": o.period},
+            }
 
     made = torch.Generator().manual_seed(12)
     x = torch.randn(24, 2, 16, generator=made)
@@ -501,7 +586,16 @@ def train_segments(debugger: PrecisionDebugger, folder: Path, o: Options) -> Non
         with torch.no_grad():
             model.deep[0].bias.add_(o.noise)
     torch.manual_seed(o.seed)
-    trainer.fit(model, DataLoader(data, 4, shuffle=True, generator=torch.Generator().manual_seed(o.shuffle), num_workers=o.workers))
+    trainer.fit(
+        model,
+        DataLoader(
+            data,
+            4,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(o.shuffle),
+            num_workers=o.workers,
+        ),
+    )
 
 
 # --- ranks: two stages of a pipeline, micro batches, a tied sum at the end -------------------------
@@ -512,14 +606,20 @@ STAGES = dict(world=2, steps=2, micro=2, scale=1.0, dtype=None, act=True, lr=(0.
 def run_stages(debugger: PrecisionDebugger, o: Options) -> None:
     rank = dist.get_rank()
     torch.manual_seed(131)
-    stages = [nn.Sequential(nn.Linear(6, 8), nn.GELU() if o.act else nn.ReLU()), nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 3))]
+    stages = [
+        nn.Sequential(nn.Linear(6, 8), nn.GELU() if o.act else nn.ReLU()),
+        nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 3)),
+    ]
     if o.extra:
         with torch.no_grad():
             stages[1][1].weight.mul_(1 + o.extra)
     model = stages[rank]
     optimizer = torch.optim.SGD(model.parameters(), o.lr[rank], o.momentum)
     made = torch.Generator().manual_seed(14 + o.seed)
-    x, y = torch.randn(o.steps, 8, 6, generator=made), torch.randint(0, 3, (o.steps, 8), generator=made)
+    x, y = (
+        torch.randn(o.steps, 8, 6, generator=made),
+        torch.randint(0, 3, (o.steps, 8), generator=made),
+    )
     size = 8 // o.micro
     for step in range(o.steps):
         with recorded(debugger, model):
