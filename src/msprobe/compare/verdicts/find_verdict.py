@@ -320,8 +320,10 @@ class _Search:
         if meaning:
             words += f": the factor is {meaning}"
         if found.calls is not None:
-            words = "the target calls {}, the reference {}, ".format(*found.calls) + (
-                f"with the same result here, and {words}"
+            target, reference = found.calls
+            words = (
+                f"the target calls {target}, the reference {reference}, with the same result here, "
+                f"and {words}"
             )
         is_proved = found.factor.is_proved and found.calls is None
         return self._findings.conclude(
