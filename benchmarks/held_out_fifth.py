@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 import transformers
 from held_out_cases import L0, SETTING, Cause
 from held_out_programs import Options, recorded
+from held_out_trainers import LightningRecord, TrainerRecord
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -175,14 +176,6 @@ DISTIL: dict[str, Any] = dict(arguments={}, dropout=0.1, attention="sdpa", act="
 
 
 def train_distil(debugger: PrecisionDebugger, folder: Path, o: Options) -> None:
-    class Record(transformers.TrainerCallback):
-        def on_step_begin(self, *_: Any, model: Any, **__: Any) -> None:
-            debugger.start(model)
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            debugger.stop()
-            debugger.step()
-
     torch.manual_seed(42)
     model = transformers.DistilBertForSequenceClassification(
         transformers.DistilBertConfig(
@@ -212,7 +205,7 @@ def train_distil(debugger: PrecisionDebugger, folder: Path, o: Options) -> None:
     )  # fmt: skip
     arguments = transformers.TrainingArguments(**(keys | o.arguments))
     transformers.Trainer(
-        model=model, args=arguments, train_dataset=data, callbacks=[Record()]
+        model=model, args=arguments, train_dataset=data, callbacks=[TrainerRecord(debugger)]
     ).train()
 
 
@@ -270,19 +263,11 @@ def train_lit(debugger: PrecisionDebugger, folder: Path, o: Options) -> None:
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, o.step_size, o.gamma)
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
-    class Record(lightning.Callback):
-        def on_train_batch_start(self, _trainer: Any, module: Any, *_: Any) -> None:
-            debugger.start(module)
-
-        def on_train_batch_end(self, *_: Any) -> None:
-            debugger.stop()
-            debugger.step()
-
     made = torch.Generator().manual_seed(5)
     data = TensorDataset(torch.randn(12, 6, generator=made), torch.randn(12, 2, generator=made))
     trainer = lightning.Trainer(
         max_steps=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        gradient_clip_val=o.clip, callbacks=[Record()], default_root_dir=str(folder),
+        gradient_clip_val=o.clip, callbacks=[LightningRecord(debugger)], default_root_dir=str(folder),
     )  # fmt: skip
     model = Fit()
     torch.manual_seed(o.seed)

@@ -18,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 import transformers
 from held_out_cases import L0, SETTING, Cause
 from held_out_programs import Options, recorded
+from held_out_trainers import TrainerRecord
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -288,14 +289,6 @@ GPT = dict(
 def train_gpt(debugger: PrecisionDebugger, folder: Path, o: Options) -> None:
     """GPT-2 by HF Trainer, with its default schedule; may resume without a file of the checkpoint."""
 
-    class Record(transformers.TrainerCallback):
-        def on_step_begin(self, _a: Any, _s: Any, _c: Any, **kwargs: Any) -> None:
-            debugger.start(kwargs["model"])
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            debugger.stop()
-            debugger.step()
-
     def trainer(callbacks: list[Any]) -> Any:
         torch.manual_seed(41)
         config = transformers.GPT2Config(
@@ -319,13 +312,13 @@ def train_gpt(debugger: PrecisionDebugger, folder: Path, o: Options) -> None:
         )
 
     if o.resume is None:
-        trainer([Record()]).train()
+        trainer([TrainerRecord(debugger)]).train()
         return
     trainer([]).train()
     checkpoint = folder / "out" / "checkpoint-1"
     if o.resume:
         (checkpoint / o.resume).unlink()
-    trainer([Record()]).train(resume_from_checkpoint=str(checkpoint))
+    trainer([TrainerRecord(debugger)]).train(resume_from_checkpoint=str(checkpoint))
 
 
 ACC = dict(

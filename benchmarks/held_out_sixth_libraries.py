@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 import transformers
 from held_out_programs import Options, recorded
+from held_out_trainers import LightningRecord, TrainerRecord
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -90,18 +91,6 @@ def train_vae(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
 T5: dict[str, Any] = dict(arguments={}, dropout=0.0, gated="relu", buckets=8, eps=1e-6, labels=-100, bad=None, start=0, tied=True, scale=1.0, source=0)  # fmt: skip
 
 
-class Record(transformers.TrainerCallback):
-    def __init__(self, debugger: PrecisionDebugger) -> None:
-        self.debugger = debugger
-
-    def on_step_begin(self, *_: Any, model: Any, **__: Any) -> None:
-        self.debugger.start(model)
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.debugger.stop()
-        self.debugger.step()
-
-
 def train_t5(debugger: PrecisionDebugger, folder: Path, o: Options) -> None:
     torch.manual_seed(20)
     model = transformers.T5ForConditionalGeneration(
@@ -128,7 +117,7 @@ def train_t5(debugger: PrecisionDebugger, folder: Path, o: Options) -> None:
     )  # fmt: skip
     arguments = transformers.TrainingArguments(**(keys | o.arguments))
     transformers.Trainer(
-        model=model, args=arguments, train_dataset=data, callbacks=[Record(debugger)]
+        model=model, args=arguments, train_dataset=data, callbacks=[TrainerRecord(debugger)]
     ).train()
 
 
@@ -236,18 +225,10 @@ def train_wgan(debugger: PrecisionDebugger, folder: Path, o: Options) -> None:
                 self.critic.parameters(), o.lr, betas=o.betas
             )
 
-    class Follow(lightning.Callback):
-        def on_train_batch_start(self, _trainer: Any, module: Any, *_: Any) -> None:
-            debugger.start(module)
-
-        def on_train_batch_end(self, *_: Any) -> None:
-            debugger.stop()
-            debugger.step()
-
     data = TensorDataset(torch.randn(12, 2, generator=torch.Generator().manual_seed(5)))
     trainer = lightning.Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[Follow()], default_root_dir=str(folder),
+        callbacks=[LightningRecord(debugger)], default_root_dir=str(folder),
     )  # fmt: skip
     model = Both()
     torch.manual_seed(o.seed)

@@ -26,6 +26,36 @@ from torch.utils.data import DataLoader, Dataset
 from msprobe.pytorch import PrecisionDebugger
 
 
+class TrainerRecord(transformers.TrainerCallback):
+    """Records each step of the HF Trainer."""
+
+    def __init__(self, debugger: PrecisionDebugger) -> None:
+        self._debugger = debugger
+
+    def on_step_begin(self, *_: Any, model: Any, **__: Any) -> None:
+        self._debugger.start(model)
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._debugger.stop()
+        self._debugger.step()
+
+
+class LightningRecord(lightning.Callback):
+    """Records each step of a Lightning Trainer that accumulates so many batches."""
+
+    def __init__(self, debugger: PrecisionDebugger, accumulate: int = 1) -> None:
+        self._debugger, self._accumulate = debugger, accumulate
+
+    def on_train_batch_start(self, _t: Any, module: Any, _b: Any, place: int) -> None:
+        if place % self._accumulate == 0:
+            self._debugger.start(module)
+
+    def on_train_batch_end(self, _t: Any, _m: Any, _o: Any, _b: Any, place: int) -> None:
+        if (place + 1) % self._accumulate == 0:
+            self._debugger.stop()
+            self._debugger.step()
+
+
 class Sentences(Dataset[dict[str, Tensor]]):
     def __init__(self, o: Options) -> None:
         made = torch.Generator().manual_seed(6)
@@ -66,14 +96,6 @@ HF = dict(bad=None, dropout=0.1, attention="sdpa", frozen=None, arguments={}, re
 def train_hf(debugger: PrecisionDebugger, folder: Path, o: Options) -> None:
     """Fine-tune BERT; `resume` names a file of the checkpoint that is lost before resuming."""
 
-    class Record(transformers.TrainerCallback):
-        def on_step_begin(self, _args: Any, _state: Any, _control: Any, **kwargs: Any) -> None:
-            debugger.start(kwargs["model"])
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            debugger.stop()
-            debugger.step()
-
     def trainer(steps: int, callbacks: list[Any]) -> Any:
         keys = dict(
             output_dir=str(folder / "out"), per_device_train_batch_size=2, max_steps=steps,
@@ -87,13 +109,13 @@ def train_hf(debugger: PrecisionDebugger, folder: Path, o: Options) -> None:
         )
 
     if o.resume is None:
-        trainer(4, [Record()]).train()
+        trainer(4, [TrainerRecord(debugger)]).train()
         return
     trainer(4, []).train()
     checkpoint = folder / "out" / "checkpoint-2"
     if o.resume:
         (checkpoint / o.resume).unlink()
-    trainer(4, [Record()]).train(resume_from_checkpoint=str(checkpoint))
+    trainer(4, [TrainerRecord(debugger)]).train(resume_from_checkpoint=str(checkpoint))
     shutil.rmtree(folder / "out")
 
 

@@ -23,6 +23,8 @@ from typing import Any, Final
 import held_out_fifth as fifth
 import held_out_fourth as fourth
 import held_out_programs as loops
+import held_out_seventh as seventh
+import held_out_seventh_causes as seventh_causes
 import held_out_sixth as sixth
 import held_out_sixth_causes as sixth_causes
 import held_out_trainers as trainers
@@ -45,8 +47,9 @@ PROGRAMS: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
     **fourth.PROGRAMS,
     **fifth.PROGRAMS,
     **sixth.PROGRAMS,
+    **seventh.PROGRAMS,
 }
-OF_RANKS: Final = {"ranks", *fourth.OF_RANKS, *fifth.OF_RANKS, *sixth.OF_RANKS}
+OF_RANKS: Final = {"ranks", *fourth.OF_RANKS, *fifth.OF_RANKS, *sixth.OF_RANKS, *seventh.OF_RANKS}
 
 
 Pair = tuple[str, dict[str, Any], dict[str, Any]]
@@ -264,6 +267,7 @@ SETS: Final = {
     "fourth": (fourth.CAUSES, fourth.PAIRS),
     "fifth": (fifth.CAUSES, fifth.PAIRS),
     "sixth": (sixth_causes.CAUSES, sixth_causes.PAIRS),
+    "seventh": (seventh_causes.CAUSES, seventh_causes.PAIRS),
 }
 
 

@@ -101,3 +101,72 @@ def test_a_generator_that_nothing_draws_from_is_no_cause(tmp_path: Path) -> None
 
     assert verdict["class"] != "random"
     assert "Module.Doubled" in verdict["sentence"]
+
+
+def branching(debugger: PrecisionDebugger, seed: int) -> None:
+    """Teacher forcing: a draw of Python's generator says which calls are made."""
+    random.seed(seed)
+    model = nn.Linear(3, 3)
+    for _ in range(2):
+        debugger.start(model)
+        x = torch.ones(2, 3)
+        for _ in range(6):
+            x = model(x) if random.random() < 0.5 else model(x).tanh()
+        x.sum().backward()
+        debugger.stop()
+        debugger.step()
+
+
+def test_calls_that_hang_on_drawn_numbers_are_randoms(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, branching, 3, 4, "L1")
+
+    assert verdict["class"] == "random"
+    assert "generator python" in verdict["sentence"]
+
+
+def preferred(debugger: PrecisionDebugger, name: str) -> None:
+    """A margin to a frozen copy of itself, which is zero at first."""
+    model = nn.Linear(3, 4)
+    frozen = nn.Linear(3, 4).requires_grad_(False)
+    frozen.load_state_dict(model.state_dict())
+    x = torch.arange(12.0).view(4, 3)
+    debugger.start(model)
+    for part in x.split(2):
+        margin = getattr(model(part), name)() - getattr(frozen(part), name)()
+        (margin.sigmoid() / 2).backward()
+    debugger.stop()
+    debugger.step()
+
+
+def test_a_factor_behind_an_equal_loss_is_no_count_of_micro_batches(tmp_path: Path) -> None:
+    module = verdict_on(tmp_path / "L0", preferred, "mean", "sum", "L0")
+    calls = verdict_on(tmp_path / "L1", preferred, "mean", "sum", "L1")
+
+    assert "the factor is" not in module["sentence"]
+    assert "mean" in calls["sentence"]
+
+
+def clipped(debugger: PrecisionDebugger, by_hand: bool) -> None:
+    model = nn.Linear(3, 2)
+    weights = list(model.parameters())
+    optimizer = torch.optim.SGD(weights, 0.1)
+    for _ in range(2):
+        debugger.start(model)
+        model(torch.ones(4, 3)).sum().backward()
+        if by_hand:
+            norm = torch.stack([p.grad.norm() for p in weights if p.grad is not None]).norm()
+            for p in weights:
+                if p.grad is not None:
+                    p.grad.mul_(0.2 / (norm + 1e-6))
+        else:
+            nn.utils.clip_grad_norm_(weights, 0.2)
+        optimizer.step()
+        optimizer.zero_grad()
+        debugger.stop()
+        debugger.step()
+
+
+def test_clipping_by_other_code_is_no_cause(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, clipped, False, True, "L0")
+
+    assert verdict["class"] in ("equal", "rounding")

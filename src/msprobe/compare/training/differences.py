@@ -86,6 +86,8 @@ class FactDifference:
         setting: the optimizer's number and the name of its setting, where it is one.
         next: what to do about it.
         is_partial: of several batches of its step, others agree.
+        is_drawn_by_host: the program draws from Python's or NumPy's generator, which differs: code
+            may branch by it.
     """
 
     verdict: VerdictClass
@@ -100,6 +102,7 @@ class FactDifference:
     setting: tuple[int, str] | None = None
     next: tuple[str, ...] = ()
     is_partial: bool = False
+    is_drawn_by_host: bool = False
 
 
 def some_of(names: Sequence[str], total: int, what: str = "parameters") -> str:

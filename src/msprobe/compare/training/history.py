@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final
@@ -17,6 +17,7 @@ from msprobe.compare.training.differences import Effect, FactDifference, Moment,
 from msprobe.compare.training.gradient_factors import Factor, Meanings
 from msprobe.compare.training.gradients import (
     GradientHistory,
+    gradients_of,
     has_same_gradients,
     has_same_training,
     meanings_of,
@@ -187,6 +188,10 @@ class TrainingHistory:
         yield from ended_differences(pair)
         yield from collective_differences(pair)
         clips = list(clip_differences(pair))
+        is_known = any(gradients_of(each.target) for each in steps)
+        if is_known and all(map(has_same_gradients, steps)):
+            # The other side clips by its own code, or the limit is not reached.
+            clips = [replace(each, effect=Effect.NONE) for each in clips]
         yield from total_norm_differences(pair, meanings)
         yield from clips
         gradients = list(history.gradients.differences(steps, meanings))

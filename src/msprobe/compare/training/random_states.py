@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown_names
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
+
+_OF_HOST: Final = frozenset({"python", "numpy"})
 
 
 class RandomHistory:
@@ -51,11 +54,15 @@ class RandomHistory:
         """
         names = self._names.get(fact.step, [])
         drawn = [name for name in names if name in self._drawn]
-        if self._steps == 1 or len(drawn) == len(names):
+        if self._steps == 1:
             return fact
         if not drawn:
             return replace(fact, effect=Effect.NONE)
-        return replace(fact, words=_words(fact.step, drawn))
+        return replace(
+            fact,
+            words=_words(fact.step, drawn),
+            is_drawn_by_host=not _OF_HOST.isdisjoint(drawn),
+        )
 
 
 def _words(step: int, names: list[str]) -> str:

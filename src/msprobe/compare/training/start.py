@@ -222,8 +222,8 @@ def parameter_differences(
         return
     places = _places(target), _places(reference)
     yield from _tied(pair, target, reference)
-    if unchanged is None:
-        yield from _present(pair, places)
+    present = list(_present(pair, places)) if unchanged is None else []
+    yield from present
     changes = {
         name: change_of(of_parameter(target, here), of_parameter(reference, places[1][name]))
         for name, here in places[0].items()
@@ -232,7 +232,9 @@ def parameter_differences(
         and (unchanged is None or unchanged.get(name, False))
     }
     yield from _types(pair, places)
-    yield from _moved(pair, target, changes, is_first=unchanged is None)
+    # A model of other parameters draws other numbers for those that follow.
+    alone = "".join(f"; {each.words}" for each in present)
+    yield from _moved(pair, target, changes, alone, is_first=unchanged is None)
 
 
 def _places(columns: Parameters) -> dict[str, int]:
@@ -240,7 +242,12 @@ def _places(columns: Parameters) -> dict[str, int]:
 
 
 def _moved(
-    pair: FactsPair, target: Parameters, changes: Mapping[str, Change], *, is_first: bool
+    pair: FactsPair,
+    target: Parameters,
+    changes: Mapping[str, Change],
+    alone: str,
+    *,
+    is_first: bool,
 ) -> Iterator[FactDifference]:
     places = _places(target)
     for kind, plural in (("parameter", "parameters"), ("buffer", "buffers")):
@@ -255,7 +262,7 @@ def _moved(
             f" by up to {changes[worst].relative:.2g} of the norm" if _size(changes, worst) else ""
         )
         agreed = "it" if len(far) == 1 else "they"
-        since = "" if is_first else f", though {agreed} agreed after the step before"
+        since = alone if is_first else f", though {agreed} agreed after the step before"
         verdict = VerdictClass.PARAMETERS
         if kind == "buffer" and not is_first:  # no fact tells buffers after a step
             since = ", though every value recorded before it agrees"

@@ -99,7 +99,11 @@ class _Search:
             case VerdictClass.SETTINGS:
                 return False
             case VerdictClass.RANDOM:
-                is_drawn = culprit is not None and may_be_random(culprit)
+                is_drawn = culprit is not None and (
+                    may_be_random(culprit)
+                    # Which calls are made, too, may hang on what the program draws by itself.
+                    or (fact.is_drawn_by_host and not culprit.row.pair.is_matched)
+                )
                 return is_drawn or any(each.random_input for each in self._findings.steps)
             case VerdictClass.MODE:
                 return culprit is not None and is_ruled_by_mode(culprit, fact.modules)
@@ -306,16 +310,30 @@ class _Search:
     def _of_factor(self, observed: StepObservations, found: GradientFactor) -> Verdict:
         value = found.factor.value
         meanings = self._findings.meanings.get((observed.step, observed.rank), Meanings())
-        meaning = meanings.of(value)
+        # The numbers that it may come from scale the loss, or what is reduced later.
+        is_behind_loss = found.has_same_loss and not found.is_reduced
+        meaning = "" if is_behind_loss else meanings.of(value)
         words = (
             f"the gradients are {value:.6g} times the reference's from {found.record} on "
             f"(step {observed.step}, {found.total} gradient{'s' * (found.total > 1)})"
         )
+        if meaning:
+            words += f": the factor is {meaning}"
+        if found.calls is not None:
+            target, reference = found.calls
+            words = (
+                f"the target calls {target}, the reference {reference}, with the same result here, "
+                f"and {words}"
+            )
+        is_proved = found.factor.is_proved and found.calls is None
         return self._findings.conclude(
-            VerdictClass.GRADIENT,
-            words + (f": the factor is {meaning}" if meaning else ""),
-            Confidence.PROVED if found.factor.is_proved else Confidence.LIKELY,
-            evidence=["the forward pass agrees"],
+            VerdictClass.GRADIENT if found.calls is None else VerdictClass.CALL,
+            words,
+            Confidence.PROVED if is_proved else Confidence.LIKELY,
+            evidence=[
+                "the results of the forward pass agree",
+                *(["the loss is the same, and was not scaled"] if is_behind_loss else []),
+            ],
             where=Where(
                 step=observed.step,
                 rank=observed.rank,

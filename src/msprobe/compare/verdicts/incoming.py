@@ -217,6 +217,10 @@ class Incoming:
             mark(row, Origin.INHERITED, state.cause_if_unlikely(row, UNRECORDED_GROWTH))
             return
         if parent is None or not (is_late or state.calls.has_modules):
+            if state.may_have_grown(row, UNRECORDED_GROWTH):
+                # A view of a value that differs: no call is recorded for `.T`.
+                mark(row, Origin.INHERITED, Cause.LIKELY)
+                return
             mark(row, Origin.INPUT, Cause.OUTSIDE)
             return
         if state.has_difference or state.may_have_grown(row, UNRECORDED_GROWTH):

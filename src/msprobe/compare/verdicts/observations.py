@@ -19,7 +19,7 @@ from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
 from msprobe.compare.verdicts.cleared_gradients import cleared_gradients
 from msprobe.compare.verdicts.proof import Proof
-from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
+from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, forward_name
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 
@@ -36,6 +36,9 @@ class GradientFactor(NamedTuple):
         source: line of the user's code.
         total: how many gradients differ.
         is_reduced: the gradients are those after a reduction over ranks.
+        calls: the first call of target and reference between this one and the next that both make:
+            they came to the same result.
+        has_same_loss: the losses were recorded, and are equal: none was scaled.
     """
 
     factor: Factor
@@ -44,6 +47,8 @@ class GradientFactor(NamedTuple):
     source: str | None
     total: int
     is_reduced: bool = False
+    calls: tuple[str, str] | None = None
+    has_same_loss: bool = False
 
     @property
     def moment(self) -> Moment:
@@ -275,4 +280,27 @@ def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor |
         side.source_line(record),
         len(factors),
         side.parsed(record).kind is RecordKind.PARAMETERS_GRAD_REDUCED,
+        _other_calls_after(comparison, forward_name(side.parsed(record))),
+        _has_same_loss(comparison),
     )
+
+
+def _has_same_loss(comparison: RankComparison) -> bool:
+    sides = [
+        [] if facts is None else [loss.value for loss in facts.loss]
+        for facts in (comparison.target.view.facts, comparison.reference.view.facts)
+    ]
+    return bool(sides[0]) and None not in sides[0] and sides[0] == sides[1]
+
+
+def _other_calls_after(comparison: RankComparison, record: str | None) -> tuple[str, str] | None:
+    """Return the calls of both sides that take the place of each other right after a call."""
+    found: dict[bool, str] = {}
+    is_after = False
+    for pair in comparison.pairs:
+        if is_after and pair.is_matched:
+            break
+        if is_after:
+            found.setdefault(pair.target is not None, pair.name)
+        is_after = is_after or (record is not None and pair.is_matched and pair.name == record)
+    return (found[True], found[False]) if len(found) == len((True, False)) else None
