@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.checks.budgets import RESULT_ROUNDINGS, Budget, largest_of, layout_of
+from msprobe.dump.formats.dtypes import FloatFormat
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.numerics.number_types import Kind, kind_of
 
@@ -190,6 +191,12 @@ class _Tally:
         self._found, self._expected = found, expected
         self._slack = slack
         self._factor, self._floor = budget.known_factor, budget.floor
+        layout = layout_of(budget.dtype)
+        assert layout is not None
+        self._layout = layout
+        # Allowed error of any element, in its power of two, rounded down.
+        least = min(self._factor, self._floor / _smallest_normal(layout))
+        self._least = least * (1 - 2.0**-40)
         self._ulps = self._error = self._scale = 0.0
         self._histogram = np.zeros(18, np.int64)
         self._explained = _Held()
@@ -261,30 +268,46 @@ class _Tally:
             highest = float(error.max())
         self._error = max(self._error, highest)
         self._scale = max(self._scale, float(size.max()))
-        allowed = size * self._factor
-        allowed += self._floor
-        ratios = error / allowed
+        steps = error / _binade(size, self._layout)  # units in the last place over the epsilon
+        largest = float(steps.max())
+        self._ulps = max(self._ulps, largest / self._layout.epsilon)
         if odd is not None:
-            ratios[odd] = np.inf
-        worst = int(np.argmax(ratios))
+            steps[odd] = np.inf
+        # No other element can be worse than the worst so far, or need explaining.
+        near = np.flatnonzero(steps > self._explained.ratio * self._least)
         places = _NONE
-        if not float(ratios[worst]) <= SUSPICIOUS:
-            places = np.flatnonzero(ratios > SUSPICIOUS)
-            ratios[places] = -1.0
+        if near.size:
+            allowed = size[near] * self._factor + self._floor
+            ratios = error[near] / allowed
+            unexplained = ~(ratios <= SUSPICIOUS)
+            if odd is not None:
+                unexplained |= odd[near]
+            places = near[unexplained]
+            ratios[unexplained] = -1.0
             worst = int(np.argmax(ratios))
-        if float(ratios[worst]) > self._explained.ratio:
-            self._explained = _Held(float(ratios[worst]), start + worst, float(allowed[worst]))
-        ulps = np.divide(error, _ulp(size, self._budget), out=error)
-        self._ulps = max(self._ulps, float(ulps.max()))
-        rough = ulps[ulps > 0.5] if self._ulps > 0.5 else ulps[:0]
-        self._histogram[0] += size.size - rough.size
-        if rough.size:  # up to 1, 2, 4 … units
-            classes = (rough.view(np.int64) - 1) >> 52
-            classes -= 1021
-            self._histogram += np.bincount(np.minimum(classes, 17, out=classes), minlength=18)
+            if float(ratios[worst]) > self._explained.ratio:
+                self._explained = _Held(
+                    float(ratios[worst]), start + int(near[worst]), float(allowed[worst])
+                )
         if odd is not None:
-            self._histogram[0] -= np.count_nonzero(odd)
+            steps = steps[~odd]
+        self._count(steps)
         return places + start
+
+    def _count(self, steps: Array) -> None:
+        """Add elements to the histogram: up to half a unit, 1, 2, 4 …"""
+        left, edge = steps.size, self._layout.epsilon / 2
+        for place in range(self._histogram.size - 1):
+            beyond = steps > edge
+            count = np.count_nonzero(beyond)
+            self._histogram[place] += left - count
+            left = count
+            if not left:
+                return
+            if 8 * left < steps.size:  # few are picked faster than all are compared again
+                steps = steps[beyond]
+            edge *= 2
+        self._histogram[-1] += left
 
     def _held(self, changed: Sequence[Array]) -> _Held:
         """Return what is left, in parts of all that may be allowed."""
@@ -343,14 +366,14 @@ def _change(expected: Array, changed: Sequence[Array]) -> Array:
     return found
 
 
-def _ulp(size: Array, budget: Budget) -> Array:
-    """Return the unit in the last place of the recorded type at each size."""
-    layout = layout_of(budget.dtype)
-    assert layout is not None
+def _binade(size: Array, layout: FloatFormat) -> Array:
+    """Return the power of two below each size; that of the smallest normal number at least."""
     power = (np.ascontiguousarray(size).view(np.int64) & 0x7FF0_0000_0000_0000).view(np.float64)
-    np.maximum(power, math.ldexp(1.0, max(layout.min_exponent, -1022)), out=power)
-    power *= layout.epsilon
-    return power
+    return np.maximum(power, _smallest_normal(layout), out=power)
+
+
+def _smallest_normal(layout: FloatFormat) -> float:
+    return math.ldexp(1.0, max(layout.min_exponent, -1022))
 
 
 def _wide(values: Array) -> Array:
