@@ -19,7 +19,7 @@ from msprobe.dump.tensor_files import StoredTensor
 from msprobe.numerics.number_types import Kind, kind_of
 
 # Elements judged at once: they stay in the processor's cache.
-_BLOCK: Final = 8_192
+_BLOCK: Final = 16_384
 SUSPICIOUS: Final = 1.0
 """Ratio of own to allowed error beyond which a result is suspicious."""
 WRONG: Final = 4.0
@@ -258,7 +258,8 @@ class _Tally:
         """Add a block; return the places of elements that their own sizes do not explain."""
         block = slice(start, start + _BLOCK)
         a, b = _wide(self._found[block]), _wide(self._expected[block])
-        error, size = np.abs(a - b), np.abs(b)
+        error, size = a - b, np.abs(b)
+        error = np.abs(error, out=error if error.dtype == size.dtype else None)
         highest = float(error.max())
         odd = None
         if not math.isfinite(highest):  # NaN and infinities that agree count as no error
@@ -268,13 +269,13 @@ class _Tally:
             highest = float(error.max())
         self._error = max(self._error, highest)
         self._scale = max(self._scale, float(size.max()))
-        steps = error / _binade(size, self._layout)  # units in the last place over the epsilon
-        largest = float(steps.max())
-        self._ulps = max(self._ulps, largest / self._layout.epsilon)
+        steps = _binade(size, self._layout)
+        np.divide(error, steps, out=steps)  # units in the last place, times the epsilon
+        self._ulps = max(self._ulps, float(steps.max()) / self._layout.epsilon)
         if odd is not None:
             steps[odd] = np.inf
         # No other element can be worse than the worst so far, or need explaining.
-        near = np.flatnonzero(steps > self._explained.ratio * self._least)
+        (near,) = (steps > self._explained.ratio * self._least).nonzero()
         places = _NONE
         if near.size:
             allowed = size[near] * self._factor + self._floor
@@ -284,7 +285,7 @@ class _Tally:
                 unexplained |= odd[near]
             places = near[unexplained]
             ratios[unexplained] = -1.0
-            worst = int(np.argmax(ratios))
+            worst = int(ratios.argmax())
             if float(ratios[worst]) > self._explained.ratio:
                 self._explained = _Held(
                     float(ratios[worst]), start + int(near[worst]), float(allowed[worst])
