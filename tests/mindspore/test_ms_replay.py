@@ -118,6 +118,19 @@ def test_a_recording_is_judged_checked_and_shown(tmp_path: Path, capsys) -> None
     assert (code, text.startswith("output: right")) == (0, True)
 
 
+def test_a_recording_of_another_machine_shrinks_to_the_rows_that_show_the_fault(tmp_path) -> None:
+    dump = record(tmp_path, "tensor")
+    damage(dump, "Mint.matmul.0.forward.output.0")
+    path = tmp_path / "small.py"
+
+    code, text = run_script(dump, "Mint.matmul.0", path, "--shrink", "20")
+
+    assert code == 1
+    assert "output: wrong, element 0 is" in text
+    assert path.read_text().count(".reshape((1, 1))") == 2  # recorded and expected
+    assert not path.with_suffix(".npz").exists()  # of 4 x 8 and 8 x 6 elements, 8 and 8 are left
+
+
 def test_statistics_are_checked_by_a_new_run(tmp_path: Path) -> None:
     dump = record(tmp_path, "statistics")
 

@@ -300,7 +300,7 @@ class _Tally:
         left, edge = steps.size, self._layout.epsilon / 2
         for place in range(self._histogram.size - 1):
             beyond = steps > edge
-            count = np.count_nonzero(beyond)
+            count = int(np.count_nonzero(beyond))
             self._histogram[place] += left - count
             left = count
             if not left:

@@ -4,13 +4,34 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from msprobe.dump.formats.dtypes import FLOATS, item_size, normal_dtype
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.replay.generated import generate, narrow
+
+ROWS: Final = "rows"
+"""Key of a form: by axis, the rows of the recorded tensor that are left of it."""
+
+
+def _two_digits(values: NDArray[Any]) -> NDArray[Any]:
+    texts = [float(f"{one:.2g}") for one in values.reshape(-1).tolist()]
+    return np.asarray(texts, np.float64).reshape(values.shape)
+
+
+SIMPLER: Final[Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]] = {
+    "zeros": np.zeros_like,
+    "ones": np.ones_like,
+    "rounded": np.round,
+    "two digits": _two_digits,
+}
+"""By the value of a form's key ``simpler``: what is made of the elements."""
 
 
 class CallTensors(Protocol):
@@ -69,11 +90,11 @@ class TensorSource:
         """
         name = tree.get("data_name")
         if isinstance(name, str):
-            return _in_recorded_type(self._view.tensor(name), tree)
+            return _simplified(_rows(_in_recorded_type(self._view.tensor(name), tree), tree), tree)
         self.generated |= not _is_empty(tree)
         number = tree.get("value_id")  # of all appearances of one value in the step
         which = f"{self._call}:{place}" if number is None else str(number)
-        return generate(tree, zlib.crc32(f"{self._seed}:{which}".encode()))
+        return _simplified(generate(tree, zlib.crc32(f"{self._seed}:{which}".encode())), tree)
 
     def has_values(self, tree: Mapping[str, Any]) -> bool:
         """Return whether the dump has the elements of a tensor, or there are none."""
@@ -90,3 +111,21 @@ def _in_recorded_type(stored: StoredTensor, tree: Mapping[str, Any]) -> StoredTe
     if stored.dtype != "float32" or dtype not in FLOATS or item_size(dtype) >= 4:
         return stored
     return StoredTensor(array=narrow(stored.array, dtype), dtype=dtype)
+
+
+def _rows(stored: StoredTensor, tree: Mapping[str, Any]) -> StoredTensor:
+    """Return the rows that are left of a tensor."""
+    array = stored.array
+    for axis, rows in (tree.get(ROWS) or {}).items():
+        array = np.take(array, rows, axis)
+    return stored if array is stored.array else replace(stored, array=array)
+
+
+def _simplified(stored: StoredTensor, tree: Mapping[str, Any]) -> StoredTensor:
+    """Return floating-point elements made simpler, if the form says so."""
+    simpler = SIMPLER.get(str(tree.get("simpler")))
+    values = stored.values()
+    if simpler is None or values.dtype.kind != "f":
+        return stored
+    changed = np.asarray(simpler(values), values.dtype)
+    return StoredTensor(array=narrow(changed, stored.dtype), dtype=stored.dtype)

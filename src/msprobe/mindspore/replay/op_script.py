@@ -21,6 +21,7 @@ from msprobe.checks.op_scripts import (
     allowed_error,
     docstring_text,
 )
+from msprobe.checks.shrinking import shrunk
 from msprobe.checks.verify_call import CallReport, ResultRow, VerifyOptions, verify_call
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.rank_view import RankView
@@ -84,8 +85,6 @@ def write_op_script(view: RankView, name: str, path: Path, options: ScriptOption
         RecordNotFoundError: there is no such call.
     """
     call = recorded_call(view, name)
-    if options.shrink_s is not None:
-        raise ScriptError(name, "calls of MindSpore are not shrunk")
     if options.backward and not call.passes:
         raise ScriptError(name, "no backward pass of it was recorded")
     try:
@@ -111,20 +110,24 @@ class _Script:
 
     def __init__(self, view: RankView, call: RecordedCall, options: ScriptOptions) -> None:
         self.beside: dict[str, Any] = {}
-        self._call = call
         self._options = options
         self._line = user_line(tuple(view.frames(call.name)))
         seed = options.seed
         tensors = TensorSource(view) if seed is None else _Unrecorded(view, seed=seed)
+        runner, judging = runner_for("mindspore"), VerifyOptions(device=options.device)
+        if options.shrink_s is not None:
+            record = call.passes[0].name if options.backward else call.name
+            call, judging = shrunk(
+                call, runner, tensors, judging, record=record, seconds=options.shrink_s
+            )
+        self._call = call
         self._inputs: dict[str, StoredTensor] = {}
         self._places: dict[PartPath, str] = {}
         self._source = self._call_source(tensors)
         self._incoming = self._arrived(tensors) if options.backward else {}
         self._found = _Judged()
-        runner = runner_for("mindspore")
-        self._report: CallReport = verify_call(
-            call, runner, tensors, VerifyOptions(device=options.device), self._add
-        )
+        self._report: CallReport = verify_call(call, runner, tensors, judging, self._add)
+        self._runs = self._report.generated or judging.rerun
         if not self._found.allowed:
             raise ScriptError(call.name, f"{self._report.reason}: {self._report.detail}")
 
@@ -217,7 +220,7 @@ class _Script:
         worst = max(rows, key=lambda row: row.judgement.ratio if row.judgement else 0.0)
         assert worst.judgement is not None
         found = worst.judgement
-        default = "that of the CPU" if self._report.generated else "the recorded one"
+        default = "that of the CPU" if self._runs else "the recorded one"
         return (
             f"{worst.slot} of {worst.record} ({worst.dtype}) was {found.verdict}: error "
             f"{found.error:.3g}, {found.ulps:.3g} ulp, {found.ratio:.3g} times what its type "
@@ -229,7 +232,7 @@ class _Script:
         yield from self._table("inputs", self._inputs)
         if self._incoming:
             yield from self._table("incoming", self._incoming)
-        if not self._report.generated:
+        if not self._runs:
             yield from self._table("recorded", self._found.targets, typed=False)
         yield f"# By {self._report.by}."
         yield from self._table("expected", self._found.exact, typed=False)
@@ -286,7 +289,7 @@ class _Script:
 
     def _judging(self) -> Iterator[str]:
         yield ""
-        if self._report.generated:
+        if self._runs:
             yield 'found = results(sys.argv[1] if len(sys.argv) > 1 else "CPU")'
         else:
             yield "found = results(sys.argv[1]) if len(sys.argv) > 1 else recorded"

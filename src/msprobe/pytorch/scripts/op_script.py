@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from msprobe.checks.op_scripts import Allowed, ScriptError, ScriptOptions, docstring_text
+from msprobe.checks.shrinking import shrunk
 from msprobe.checks.verify_call import CallReport, ResultRow, VerifyOptions, verify_call
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.stack_frames import user_line
@@ -23,7 +24,6 @@ from msprobe.pytorch.replay.runner import RUNNER
 from msprobe.pytorch.scripts.call_source import CallSource, call_source, output_text
 from msprobe.pytorch.scripts.seeded_tensors import SeededTensors
 from msprobe.pytorch.scripts.shown_call import ShownCall, shown_call
-from msprobe.pytorch.scripts.shrinking import shrunk
 from msprobe.pytorch.scripts.tensor_source import TensorTexts, number_text
 from msprobe.replay.recorded_calls import RecordedCall, recorded_call
 from msprobe.replay.runner import CannotReplayError
@@ -146,26 +146,29 @@ def write_op_script(view: RankView, name: str, path: Path, options: ScriptOption
 
 def _parts(view: RankView, call: RecordedCall, options: ScriptOptions) -> _Parts:
     tensors = SeededTensors(view, inline=options.inline, seed=options.seed)
-    report = verify_call(call, RUNNER, tensors, VerifyOptions(device=options.device))
+    judging = VerifyOptions(device=options.device)
+    if options.shrink_s is not None:
+        record = call.passes[0].name if options.backward else call.name
+        call, judging = shrunk(
+            call, RUNNER, tensors, judging, record=record, seconds=options.shrink_s
+        )
+    report = verify_call(call, RUNNER, tensors, judging)
     if not report.is_judged:
         raise ScriptError(call.name, f"{report.reason}: {report.detail}")
     tensors.begin(call.name)
     prepared = RUNNER.prepare(call, tensors)
-    shown = shown_call(
-        call, prepared, report, tensors, backward=options.backward, device=options.device
-    )
+    shown = shown_call(call, prepared, report, tensors, backward=options.backward, options=judging)
     if not shown.allowed:
         raise ScriptError(call.name, "nothing of it was judged")
-    small = shown if options.shrink_s is None else shrunk(shown, seconds=options.shrink_s)
-    named, is_plain = _named_function(small)
-    source = call_source(call, small.args, small.kwargs, named)
+    named, is_plain = _named_function(shown)
+    source = call_source(call, shown.args, shown.kwargs, named)
     return _Parts(
-        shown=small,
+        shown=shown,
         report=report,
         source=source,
-        results=list(_results(small, source)),
-        incoming={output_text(call.outputs, at): one for at, one in small.incoming.items()},
-        recipes=_recipes(shown, source, tensors.recipes) if small is shown else {},
+        results=list(_results(shown, source)),
+        incoming={output_text(call.outputs, at): one for at, one in shown.incoming.items()},
+        recipes=_recipes(shown, source, tensors.recipes),
         reference_name=None if is_plain else report.by,
         line=user_line(tuple(view.frames(call.name))),
         metrics=options.metrics,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from msprobe.checks.op_scripts import Allowed, allowed_error
-from msprobe.checks.verify_call import CallReport
+from msprobe.checks.verify_call import CallReport, VerifyOptions
 from msprobe.dump.values import PartPath
 from msprobe.pytorch.replay.rebuilding import from_torch, to_torch
 from msprobe.pytorch.replay.runner import TorchCall
@@ -20,15 +20,6 @@ from msprobe.replay.runner import REFERENCE, Replay, Setting
 from msprobe.replay.tensors import TensorSource
 
 Results = Mapping[PartPath, torch.Tensor]
-
-
-def ratio_of(allowed: Allowed, target: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Return the error of each element in parts of the allowed one."""
-    same = (target == reference.to(target.dtype)) | (target.isnan() & reference.isnan())
-    kind = torch.complex128 if reference.is_complex() else torch.float64
-    error = (target.to(kind) - reference.to(kind)).abs()
-    budget = allowed.relative * reference.to(kind).abs() + allowed.absolute + 1e-300
-    return (error / budget).nan_to_num(float("inf")).masked_fill(same, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +62,6 @@ class ShownCall:
         one = TorchCall(self.call, (self.function,), list(self.args), dict(self.kwargs), gradients)
         return results_of(self.call, one.run(setting, backward=self.backward), self.backward)
 
-    def ratio(self) -> float:
-        """Return the largest error in parts of the allowed one."""
-        ratios = [
-            float(ratio_of(self.allowed[place], self.targets[place], reference).max())
-            for place, reference in self.references.items()
-            if reference.numel()
-        ]
-        return max(ratios, default=0.0)
-
 
 def results_of(call: RecordedCall, replay: Replay, backward: bool) -> Results:
     """Return the results of a run, or the gradients of its first backward pass."""
@@ -94,7 +76,7 @@ def shown_call(
     tensors: TensorSource,
     *,
     backward: bool,
-    device: str,
+    options: VerifyOptions,
 ) -> ShownCall:
     """Return the call with all that was judged of it.
 
@@ -104,14 +86,14 @@ def shown_call(
         report: its judgements.
         tensors: of the dump.
         backward: whether its gradients are in question.
-        device: where it is run again if its results were not recorded.
+        options: how it was judged: on which device, and by a new run or by what was recorded.
 
     Raises:
         CannotReplayError: it fails.
     """
     references = results_of(call, prepared.run(REFERENCE), backward)
     forms = dict(_forms(call, backward))
-    is_recorded = not report.generated and all(
+    is_recorded = not (report.generated or options.rerun) and all(
         isinstance(form.get("data_name"), str) for form in forms.values() if "shape" in form
     )
     if is_recorded:
@@ -121,7 +103,7 @@ def shown_call(
             if "shape" in form
         }
     else:
-        again = prepared.run(Setting(device=device, dtype=None), backward=backward)
+        again = prepared.run(Setting(device=options.device, dtype=None), backward=backward)
         targets = {place: one.cpu() for place, one in results_of(call, again, backward).items()}
     record = call.passes[0].name if backward else call.name
     allowed = {}
@@ -147,7 +129,7 @@ def shown_call(
         allowed=allowed,
         is_recorded=is_recorded,
         backward=backward,
-        device=device,
+        device=options.device,
     )
 
 
