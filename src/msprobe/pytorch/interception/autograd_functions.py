@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record calls of custom ``torch.autograd.Function`` classes as ``Autograd.{Class}``.
 
-``apply`` reaches neither a function mode nor a module hook. So the code of ``Function.apply`` is
-diverted while capturing (see `code_swap`): the method itself stays the same object, and
-scripts that keep ``my_function = MyFunction.apply`` are seen, too.
+``apply`` reaches neither a function mode nor a module hook. Before PyTorch 2.14 it is written in
+Python, and its code is diverted while capturing (see `code_swap`): the method itself stays the same
+object, and scripts that keep ``my_function = MyFunction.apply`` are seen, too. Since then it is
+written in C, and the attribute is exchanged instead: what a script kept before is not seen.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from msprobe.pytorch.interception.code_swap import divert
+from msprobe.pytorch.interception.code_swap import Handler, divert
 from msprobe.pytorch.interception.function_mode import ApiObserver
 from msprobe.pytorch.interception.hidden_calls import record_call
 
@@ -36,7 +37,31 @@ def watch_autograd_functions(apis: ApiObserver) -> Callable[[], None]:
         run = partial(original, function)
         return record_call(apis, name, run, args[1:], kwargs, hides_inner=False)
 
-    return divert(vars(torch.autograd.Function)["apply"].__func__, handle)
+    apply = vars(torch.autograd.Function)["apply"]
+    if isinstance(apply, classmethod):
+        return divert(apply.__func__, handle)
+    return _exchange(apply, handle)
+
+
+def _exchange(apply: Any, handler: Handler) -> Callable[[], None]:
+    """Let ``Function.apply`` run ``handler(original, args, kwargs)`` until the undo is called."""
+
+    def original(function: type, *args: Any, **kwargs: Any) -> Any:
+        return apply.__get__(None, function)(*args, **kwargs)
+
+    def diverted(function: type, *args: Any, **kwargs: Any) -> Any:
+        return handler(original, (function, *args), kwargs)
+
+    diverted.__name__, diverted.__qualname__ = "apply", "Function.apply"
+    installed: Any = classmethod(diverted)
+    owner: Any = torch.autograd.Function
+    owner.apply = installed
+
+    def undo() -> None:
+        if vars(owner).get("apply") is installed:  # else other code has exchanged it since
+            owner.apply = apply
+
+    return undo
 
 
 def _is_torchs_own(function: Any) -> bool:

@@ -14,6 +14,7 @@ from msprobe.capture.session import Session
 
 _FILE: Final = _checkpoint.__file__
 _graph_task: Final = torch._C._current_graph_task_id
+_ENTRIES: Final = frozenset({"checkpoint", "_checkpoint_impl"})  # the second since PyTorch 2.14
 # torch makes an object for each execution of a region.
 _ONCE: Final = 0
 
@@ -37,7 +38,7 @@ def _regions_around(frame: FrameType | None) -> Surroundings:
                 return Surroundings(entered, (frame.f_locals["ctx"], _ONCE), is_reentrant=True)
             elif name == "forward" and "ctx" in frame.f_locals:
                 entered.append((frame.f_locals["ctx"], _ONCE))
-            elif name == "checkpoint":
+            elif name in _ENTRIES:
                 owner = _frame_of(frame.f_locals.get("gen"))
                 if owner is not None:
                     entered.append((owner, _ONCE))
