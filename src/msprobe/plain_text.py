@@ -20,6 +20,7 @@ _CONTROLS: Final = dict.fromkeys(
 )
 _REASONS: Final = {
     errno.ENOENT: "there is no such file or folder; check the path",
+    errno.EEXIST: "a file of this name is in the way; choose another path",
     errno.EISDIR: "it is a folder; name a file",
     errno.ENOTDIR: "a part of the path is a file and no folder; check the path",
     errno.EACCES: "there is no permission; choose another place, or change its rights",

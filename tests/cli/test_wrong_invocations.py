@@ -247,6 +247,76 @@ verify new --list nothing: --list
 bisect new old --again nothing: signature
 noise new: two
 run --step-function other train.py: other
+determinism: script
+determinism nothing.py: nothing.py
+determinism --level L9 train.py: 'L9'; L0, L1 or mix
+determinism --step x train.py: 'x'
+determinism --stpe 0 train.py: --step
+determinism torchrun train.py: torchrun
+determinism --timeout x train.py: 'x'
+determinism -o text.txt train.py: text.txt; choose another path
+perturb: DUMP
+perturb nothing: nothing
+perturb empty: empty
+perturb new --rank 7: no call is selected; ranks 0
+perturb new --step 5: no call is selected; steps 0
+perturb new --lmit 3: --lmit
+op-script: DUMP, CALL
+op-script new: CALL
+op-script nothing Functional.linear.0.forward: nothing
+op-script new Functional.linaer.0.forward: Functional.linear.0.forward
+op-script empty Functional.linear.0.forward: empty
+op-script new Functional.linear.0.forward -o text.txt/a.py: text.txt; choose another path
+acc-check: DUMP
+acc-check nothing: nothing
+acc-check -api_info nothing.json: nothing.json
+acc-check empty: empty
+acc-check new --dtype float99: float32
+acc-check new --device abacus: 'abacus'; cpu, cuda
+acc-check new --limti 2: --limti
+multi-acc-check: DUMP
+multi-acc-check nothing: nothing
+multi-acc-check new -n many: 'many'
+multi-acc-check new -n 999: from 0 to 64
+online-keys: DIR
+online-keys text.txt: text.txt; choose another path
+online-keys text.txt/keys: text.txt
+run-overflow-check: DUMP
+run-overflow-check nothing: nothing
+run-overflow-check empty: empty
+run-overflow-check half.json: half.json
+api-precision-compare -npu nothing.csv -gpu nothing.csv: nothing.csv
+api-precision-compare -npu text.txt -gpu text.txt: 'API Name'
+api-precision-compare -npu bytes.bin -gpu bytes.bin: bytes.bin
+monitor: name a command
+monitor shwo new: monitor show
+monitor compare new: REFERENCE
+monitor compare new old: TrainerMon
+monitor view: TARGET
+monitor view nothing: TrainerMon
+monitor view empty --port x: 'x'
+grad-compare new: --output
+grad-compare nothing nothing -o out: nothing
+grad-compare empty empty -o out: empty
+data2db: --data
+data2db --data nothing --db out: TrainerMon
+data2db --data empty --db out --to xls: trend_db, csv
+op-generate: --config-input
+op-generate -i nothing.json -o out: nothing.json
+op-generate -i half.json -o out: half.json
+op-generate -i latin.json -o out: latin.json
+graph-visualize: --target-path
+graph-visualize -tp nothing -gp nothing -o out: nothing
+graph: a dump
+graph nothing: nothing
+graph new old more: one dump
+graph new --export pfd: html, json
+verify: DUMP
+verify nothing: nothing
+verify new --device abacus: 'abacus'; cpu, cuda
+verify new --lsit a: --list
+noise nothing nothing: nothing
+noise new old --limit x: 'x'
 """.strip().splitlines()
 
 

@@ -84,9 +84,10 @@ def perturb_dump(
 
     Raises:
         UnsupportedError: calls of this framework cannot be perturbed here.
+        UsageError: nothing is selected.
         DumpFormatError: the file of records is damaged.
     """
-    places = list(selected_calls(dump, selection or Selection(), []))
+    places = selected_calls(dump, selection or Selection(), [])
     for _, _, view, _ in places:
         _perturber_of(view.head.framework)
     tasks = [task for *_, own in places for task in own]

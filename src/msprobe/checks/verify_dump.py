@@ -174,13 +174,8 @@ def verify_dump(
     wanted = selection or Selection()
     found: list[VerifiedCall] = []
     notes: list[str] = []
-    places = list(selected_calls(dump, wanted, notes))
-    tasks = [task for _, _, _, tasks in places for task in tasks]
-    if not tasks and wanted != Selection():
-        raise UsageError(
-            f"{dump.path}: no call is selected; it has {_extent(dump)}; choose others with "
-            "--list, --scope, --step or --rank"
-        )
+    places = selected_calls(dump, wanted, notes)
+    tasks = [task for *_, own in places for task in own]
     if device != "cpu" and places:
         device = runner_for(places[0][2].head.framework).device(device)
     start = partial(CallVerifier, device, tuple(map(_absolute, imports)))
@@ -227,8 +222,29 @@ def _extent(dump: Dump) -> str:
 
 def selected_calls(
     dump: Dump, selection: Selection, notes: list[str]
+) -> list[tuple[int, RankKey, RankView, list[CallTask]]]:
+    """Return the ranks of each step with their calls.
+
+    Args:
+        dump: an open dump.
+        selection: which calls.
+        notes: gets what is said of ranks.
+
+    Raises:
+        UsageError: nothing is selected.
+    """
+    places = list(_places(dump, selection, notes))
+    if selection != Selection() and not any(own for *_, own in places):
+        raise UsageError(
+            f"{dump.path}: no call is selected; it has {_extent(dump)}; choose others with "
+            "--list, --scope, --step or --rank"
+        )
+    return places
+
+
+def _places(
+    dump: Dump, selection: Selection, notes: list[str]
 ) -> Iterator[tuple[int, RankKey, RankView, list[CallTask]]]:
-    """Yield the ranks of each step with their calls."""
     for number, step in dump.steps.items():
         if selection.steps and number not in selection.steps:
             continue

@@ -83,7 +83,7 @@ def named_recording(options: argparse.Namespace) -> Recording:
 
     path = options.api_info_file or options.dump
     if path is None or (options.api_info_file and options.dump):
-        raise UsageError("name one recording: msprobe acc-check DUMP (or -api_info dump.json)")
+        raise UsageError("name one recording, as DUMP or as -api_info dump.json")
     return find_recording(path, step=options.step, rank=options.rank)
 
 
@@ -190,6 +190,7 @@ def run(options: argparse.Namespace) -> int:
     """Check the calls of a recording and print those that do not pass."""
     from msprobe.checks.accuracy_check import CheckSettings, read_settings, wanted_calls
     from msprobe.checks.standards.standard import Standards
+    from msprobe.replay.runner import runner_for
 
     if len(options.device) > 1 and options.dump is None and Path(options.device[-1]).exists():
         options.dump = options.device.pop()  # in "-d cpu DUMP" argparse takes both for devices
@@ -210,6 +211,8 @@ def run(options: argparse.Namespace) -> int:
         tensor_methods=standards.tensor_methods,
     )
     devices = _devices(options.device)
+    for word in options.device:
+        runner_for(view.head.framework).device(word)  # here, where it is refused in one line
     files = _files(options, settings, recording)
     plan = _plan(options, settings, recording, files)
     try:
@@ -436,7 +439,7 @@ def _devices(words: list[str]) -> list[str]:
 
 
 def _workers(text: str) -> int:
-    number = int(text)
-    if not 0 <= number <= _MOST_WORKERS:
+    number = whole_number(text)
+    if number > _MOST_WORKERS:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to {_MOST_WORKERS}")
     return number
