@@ -93,10 +93,8 @@ class HuggingFace:
         )
         checkpoint = str(situation.folder / "out" / f"checkpoint-{SAVED_AFTER}")
         trainer.train(checkpoint if situation.resumes else None)
-        told = [
-            each[key] for each in trainer.state.log_history for key in ("loss", "eval_loss", "grad_norm")
-            if key in each
-        ]  # fmt: skip
+        keys = ("loss", "eval_loss", "grad_norm")
+        told = [each[key] for each in trainer.state.log_history for key in keys if key in each]
         weights = [each.detach().clone() for each in trainer.model.parameters()]
         return [*weights, torch.tensor(told), torch.get_rng_state()]
 

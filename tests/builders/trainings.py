@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ def samples(count: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(count, 4, generator=generator), torch.arange(count) % 3
 
 
-class Loop(ABC):
+class Loop:
     """A loop of the user's own around a library's model and optimizer.
 
     Attributes:
@@ -264,7 +263,9 @@ class Fsdp1(Loop):
     def __init__(self) -> None:
         from torch.distributed.fsdp import FullyShardedDataParallel
 
-        self.model = FullyShardedDataParallel(layers(), use_orig_params=True, device_id=torch.device("cpu"))
+        self.model = FullyShardedDataParallel(
+            layers(), use_orig_params=True, device_id=torch.device("cpu")
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
 
     def micro_batch(self, number: int) -> None:

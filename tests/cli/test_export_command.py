@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import struct
 
 import polars as pl
 import pytest
@@ -46,6 +48,18 @@ def test_a_query_chooses_rows_and_columns(tmp_path, dump):
     assert pl.read_parquet(tmp_path / "some.parquet").height == found.height
 
 
+def test_data_sets_and_duckdb_read_the_file(tmp_path, dump):
+    datasets = pytest.importorskip("datasets")
+    path = tmp_path / "values.parquet"
+    assert main(["export", str(dump), str(path)]) == 0
+    frame = open_dump(dump).frame()
+    read = datasets.load_dataset("parquet", data_files=str(path), cache_dir=str(tmp_path / "c"))
+    assert read["train"]["norm"][:] == frame["norm"].to_list()
+    duckdb = pytest.importorskip("duckdb")
+    ((count,),) = duckdb.sql(f"select count(norm) from '{path}'").fetchall()
+    assert count == frame["norm"].count()
+
+
 def test_a_wrong_query_names_the_columns(dump):
     with pytest.raises(UsageError, match="the table is records, with the columns step, rank"):
         open_dump(dump).sql("select nrom from records")
@@ -84,7 +98,15 @@ def test_scalars_of_a_comparison_and_of_a_dump_in_mlflow(capsys, tmp_path, dump,
     assert main(words) == 0
     assert "scalars to MLflow experiment ports" in capsys.readouterr().out
     runs = mlflow.search_runs(experiment_names=["ports"], output_format="list")
-    assert any(name.endswith("/error") for run in runs for name in run.data.metrics)
+    frame = compare_dumps(dump, other).frame
+    expected = {
+        f"{name}/{slot}/error": error
+        for name, slot, error in frame.select("name", "slot", "error").iter_rows()
+        if error is not None
+    }
+    found = {name: value for run in runs for name, value in run.data.metrics.items()}
+    assert expected
+    assert {name: found[name] for name in found if name.endswith("/error")} == expected
 
 
 def test_a_place_that_mlflow_refuses_is_named(capsys, dump, monkeypatch):
@@ -100,7 +122,38 @@ def test_scalars_of_a_dump_in_wandb(tmp_path, dump, monkeypatch):
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
     assert main(["export", str(dump), "--wandb", "ports"]) == 0
-    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    (written,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    expected = {
+        (step, f"{record}/{slot}/norm"): norm
+        for step, record, slot, norm in open_dump(dump)
+        .frame()
+        .select("step", "record", "slot", "norm")
+        .iter_rows()
+        if norm is not None
+    }
+    found = {key: value for key, value in _history(written).items() if key[1].endswith("/norm")}
+    assert found == expected
+
+
+def _history(path):
+    """Return what the file of an offline run of W&B holds: step, name and value."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, parts, found = path.read_bytes(), 7, b"", {}
+    while at + 7 <= len(data):  # a log of LevelDB behind seven bytes: blocks of 32 kB
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or its last part
+            record, parts = Record.FromString(parts), b""
+            for item in record.history.item:
+                name = item.key or "/".join(item.nested_key)
+                found[record.history.step.num, name] = json.loads(item.value_json)
+    return found
 
 
 def test_scalars_of_tables_are_in_order_of_steps(dump):

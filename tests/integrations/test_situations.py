@@ -6,18 +6,19 @@
 | loops around PEFT, timm, diffusers, FSDP1, FSDP2, DeepSpeed ZeRO 0-3, Megatron-core | here |
 | `transformers.Trainer`, TRL, Lightning (automatic, manual) | here |
 | `MsprobeAccelerator` | test_accelerate.py |
-| MindSpore's `Model.train` | tests/mindspore/test_model_situations.py |
-| two devices or ranks | test_unedited_scripts.py, test_launchers.py |
+| MindSpore's `Model.train` | tests/mindspore: test_lifecycle.py, test_static_graph.py |
+| two ranks | test_unedited_scripts.py |
 
-Each training has two micro batches a step and evaluates and saves in between, so that the first
-test holds bit identity, gradient accumulation, evaluation loops and the saving of checkpoints.
+MSPROBE_TEST_ALL_TRAINERS=1 tries those that CI leaves out as well. Each training has two micro
+batches a step and evaluates and saves in between, so that the first test holds bit identity,
+gradient accumulation, evaluation loops and the saving of checkpoints.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from builders.trainers import TRAINERS  # noqa: E402
 from builders.trainings import (  # noqa: E402
     GROUPED,
     LOOPS,
@@ -36,16 +38,18 @@ from builders.trainings import (  # noqa: E402
     one_process_group,
     train,
 )
-from builders.trainers import TRAINERS  # noqa: E402
 from msprobe import open_dump  # noqa: E402
 from msprobe.dump.facts import Ending  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-Train = Callable[[Situation], list[torch.Tensor]]
+CHOSEN = [*LOOPS, *TRAINERS]
+if not os.environ.get("MSPROBE_TEST_ALL_TRAINERS"):
+    alike = {"plain", "timm", "diffusers", "fsdp1", "deepspeed0", "deepspeed1"}
+    CHOSEN = [name for name in CHOSEN if name not in alike]
 
 
-@pytest.fixture(params=[*LOOPS, *TRAINERS])
+@pytest.fixture(params=CHOSEN)
 def trainer(request):
     """Return what trains, and its class."""
     is_loop = request.param in LOOPS

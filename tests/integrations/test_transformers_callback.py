@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from builders.tiny_language_model import write_data, write_model
 from msprobe import open_dump
 from msprobe.dump.facts import Ending
 
@@ -92,23 +91,6 @@ def test_a_step_has_all_its_micro_batches_and_no_evaluation(tmp_path):
     assert set(endings(tmp_path).values()) == {Ending.WHOLE}
 
 
-def test_a_resumed_training_keeps_its_numbers(tmp_path):
-    trainer(tmp_path, Net(), save_strategy="steps", save_steps=2, max_steps=2).train()
-    probe = MsprobeCallback(dump_path=tmp_path / "dump", step=["0-9"])
-    trainer(tmp_path, Net(), probe=probe).train(str(tmp_path / "out" / "checkpoint-2"))
-    assert calls(tmp_path) == {2: 1, 3: 1}
-
-
-def test_an_early_stop_ends_the_last_step(tmp_path):
-    class Stop(transformers.TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_training_stop = state.global_step == 2
-
-    probe = MsprobeCallback(dump_path=tmp_path / "dump", step=["0-9"])
-    trainer(tmp_path, Net(), Stop(), probe=probe).train()
-    assert endings(tmp_path) == {0: Ending.WHOLE, 1: Ending.WHOLE}
-
-
 def test_an_exception_leaves_the_trainer_and_a_further_training_is_counted_on(tmp_path):
     probe = MsprobeCallback(dump_path=tmp_path / "dump", step=["0-9"])
     trained = trainer(tmp_path, Net(breaks_at=2), probe=probe, max_steps=3)
@@ -145,51 +127,3 @@ def test_the_step_with_a_bad_sample_is_replayed(tmp_path):
     assert all("__truediv__" in name for name in replay["differ"])
     assert any("__truediv__" in call for call in replay["calls"])
     assert replay["records"] >= 2
-
-
-def test_a_trainer_of_trl_takes_the_same_callback(tmp_path):
-    trl = pytest.importorskip("trl")
-    from datasets import load_dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    write_model(tmp_path / "model")
-    write_data(tmp_path / "data", "sft")
-    samples = load_dataset(
-        "json", data_files=str(tmp_path / "data" / "train.jsonl"), cache_dir=str(tmp_path / "cache")
-    )["train"]
-
-    def trained(*callbacks):
-        transformers.set_seed(1)
-        model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-        arguments = trl.SFTConfig(
-            output_dir=str(tmp_path / "out"),
-            max_steps=3,
-            per_device_train_batch_size=2,
-            gradient_accumulation_steps=2,
-            max_length=32,
-            save_strategy="no",
-            report_to=[],
-            use_cpu=True,
-            bf16=False,
-            disable_tqdm=True,
-        )
-        trl.SFTTrainer(
-            model,
-            arguments,
-            train_dataset=samples,
-            processing_class=AutoTokenizer.from_pretrained(tmp_path / "model"),
-            callbacks=list(callbacks),
-        ).train()
-        return torch.cat([each.detach().flatten() for each in model.parameters()])
-
-    plain = trained()
-    assert torch.equal(trained(MsprobeCallback(dump_path=tmp_path / "dump", step=["0-9"])), plain)
-    forwards = {
-        number: sum(
-            name.startswith("Module.model.norm.LlamaRMSNorm.forward") for name in view.records
-        )
-        for number, step in open_dump(tmp_path / "dump").steps.items()
-        for view in step.ranks.values()
-    }
-    assert forwards == {0: 2, 1: 2, 2: 2}
-    assert set(endings(tmp_path).values()) == {Ending.WHOLE}

@@ -83,7 +83,7 @@ SCRIPTS = {
     "fsdp2": Script("torch", "torchtitan_trainer.py"),
     "fsdp1": Script("torch", "torchtitan_trainer.py", environment=(("FSDP", "1"),)),
 }
-# A trainer of TRL is recorded in test_transformers_callback.py.
+# A trainer of TRL is recorded in test_situations.py.
 CHOSEN = ("accelerate_sync", "torchtune", "deepspeed", "megatron")
 CASES = [(name, ranks) for name in SCRIPTS for ranks in (1, 2)]
 if not os.environ.get("MSPROBE_TEST_ALL_SCRIPTS"):

@@ -23,7 +23,7 @@ model = UNet2DModel(
 )
 noise_scheduler = DDPMScheduler(num_train_timesteps=20)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-images = [{"images": torch.rand(3, 8, 8)} for _ in range(16)]
+images = [{"images": torch.rand(3, 8, 8)} for _ in range(24)]
 train_dataloader = DataLoader(images, batch_size=2, shuffle=True)
 lr_scheduler = get_cosine_schedule_with_warmup(optimizer, 2, len(train_dataloader))
 
