@@ -191,7 +191,10 @@ class Launch:
         if self._follower is not None:
             self._follower.finish()
         elif "torch" not in sys.modules:
-            logger.warning("nothing was recorded: the program never imported torch")
+            logger.warning(
+                "nothing was recorded: the program never imported torch; in a script of MindSpore "
+                "construct msprobe.mindspore.PrecisionDebugger"
+            )
 
 
 def _refuse_other_commands(name: str) -> None:
