@@ -337,9 +337,11 @@ class DeepSpeed(Loop):
         self.model.load_checkpoint(folder / "deepspeed", tag="last")
 
     def weights(self) -> list[torch.Tensor]:
-        from deepspeed.zero import GatheredParameters
+        import deepspeed
 
-        with GatheredParameters(list(self.model.parameters()), enabled=self.stage == 3):
+        with deepspeed.zero.GatheredParameters(
+            list(self.model.parameters()), enabled=self.stage == 3
+        ):
             return super().weights()
 
 
