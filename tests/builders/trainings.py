@@ -248,7 +248,7 @@ class Peft(Loop):
 @contextlib.contextmanager
 def one_process_group() -> Iterator[None]:
     """Make a group of this process alone; no port is taken."""
-    names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu"}
+    names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     with patch.dict(os.environ, names):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         try:
@@ -302,59 +302,6 @@ class Fsdp2(Loop):
         state = {"model": self.model.state_dict()}
         checkpoint.load(state, checkpoint_id=folder / "dcp", no_dist=True)
         self.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=False))
-
-
-class DeepSpeed(Loop):
-    stage = 0
-    layer = "Module.module.0.Linear.forward"
-
-    def __init__(self) -> None:
-        import deepspeed
-
-        deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-        settings = {
-            "train_micro_batch_size_per_gpu": 6,
-            "gradient_accumulation_steps": MICRO_BATCHES,
-            "gradient_clipping": 1.0,
-            "zero_optimization": {"stage": self.stage, "reduce_bucket_size": 1000},
-            "zero_force_ds_cpu_optimizer": False,
-        }
-        net = layers()
-        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-        self.model, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=settings)
-
-    def micro_batch(self, number: int) -> None:
-        self.model.backward(self.loss())
-        self.model.step()
-
-    def update(self) -> None:
-        assert self.model.micro_steps % MICRO_BATCHES == 0  # the engine has made the step
-
-    def save(self, folder: Path) -> None:
-        self.model.save_checkpoint(folder / "deepspeed", tag="last")
-
-    def load(self, folder: Path) -> None:
-        self.model.load_checkpoint(folder / "deepspeed", tag="last")
-
-    def weights(self) -> list[torch.Tensor]:
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters(
-            list(self.model.parameters()), enabled=self.stage == 3
-        ):
-            return super().weights()
-
-
-class Zero1(DeepSpeed):
-    stage = 1
-
-
-class Zero2(DeepSpeed):
-    stage = 2
-
-
-class Zero3(DeepSpeed):
-    stage = 3
 
 
 class OnCpu(TorchFunctionMode):
@@ -460,13 +407,9 @@ LOOPS: dict[str, tuple[str, type[Loop]]] = {
     "diffusers": ("diffusers", Diffusers),
     "fsdp1": ("torch", Fsdp1),
     "fsdp2": ("torch", Fsdp2),
-    "deepspeed0": ("deepspeed", DeepSpeed),
-    "deepspeed1": ("deepspeed", Zero1),
-    "deepspeed2": ("deepspeed", Zero2),
-    "deepspeed3": ("deepspeed", Zero3),
     "megatron": ("megatron", Megatron),
 }
 """The package that a loop needs, and the loop."""
 
-GROUPED = (Fsdp1, Fsdp2, DeepSpeed, Megatron)
+GROUPED = (Fsdp1, Fsdp2, Megatron)
 """Loops that need a process group."""

@@ -3,7 +3,8 @@
 
 | trainer | tests |
 |---|---|
-| loops around PEFT, timm, diffusers, FSDP1, FSDP2, DeepSpeed ZeRO 0-3, Megatron-core | here |
+| loops around PEFT, timm, diffusers, FSDP1, FSDP2, Megatron-core | here |
+| DeepSpeed (identity, accumulation, checkpoint) | test_pages.py, test_unedited_scripts.py |
 | `transformers.Trainer`, TRL, Lightning (automatic, manual) | here |
 | `MsprobeAccelerator` | test_accelerate.py |
 | MindSpore's `Model.train` | tests/mindspore: test_lifecycle.py, test_static_graph.py |
@@ -45,7 +46,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 CHOSEN = [*LOOPS, *TRAINERS]
 if not os.environ.get("MSPROBE_TEST_ALL_TRAINERS"):
-    alike = {"plain", "timm", "diffusers", "fsdp1", "deepspeed0", "deepspeed1"}
+    alike = {"plain", "timm", "diffusers", "fsdp1"}
     CHOSEN = [name for name in CHOSEN if name not in alike]
 
 
