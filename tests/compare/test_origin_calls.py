@@ -87,6 +87,25 @@ def test_a_call_that_is_fed_with_another_result_is_the_culprit(tmp_path: Path) -
     )
 
 
+def test_another_result_of_one_call_is_named_by_its_place(tmp_path: Path) -> None:
+    def write(side: str, used: int) -> Path:
+        dump = DumpBuilder(tmp_path / side, "tensor")
+        halves = [np.sin(X), np.cos(X)]
+        parts = [value(half, 1 + at) for at, half in enumerate(halves)]
+        dump.call("Tensor.unbind.0.forward", [value(X)], parts, parent=MODEL)
+        exp = value(np.exp(halves[used]), 3)
+        dump.call("Torch.exp.0.forward", [parts[used]], [exp], parent=MODEL)
+        dump.call(MODEL, [value(X)], [exp])
+        return dump.write()
+
+    found = compare(write("t", used=1), write("r", used=0))
+
+    assert (
+        "the result of Tensor.unbind.0.forward.output.1 instead of "
+        "the result of Tensor.unbind.0.forward.output.0"
+    ) in found.reason("Torch.exp.0.forward.input.0")
+
+
 def test_data_flow_is_followed_without_value_ids_too(tmp_path: Path) -> None:
     def write(side: str, wrong: bool) -> Path:
         dump = DumpBuilder(tmp_path / side, "tensor")

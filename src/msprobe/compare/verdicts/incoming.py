@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from msprobe.compare.causes import Cause
@@ -148,7 +147,7 @@ class Incoming:
         self._blame_feeding(
             row,
             Cause.UNRECORDED_VALUE if one_sided else Cause.OTHER_VALUE,
-            f"{self._made_by(makers.target)} instead of {self._made_by(makers.reference)}",
+            self._made_by(makers),
         )
 
     def _is_same_call_of_tensors(self, call: Call, row: Row) -> bool:
@@ -156,10 +155,15 @@ class Incoming:
         are_tensors = all(value.is_tensor for value in row.values)
         return are_tensors and not self._state.calls.makes_other_call(call.pair)
 
-    def _made_by(self, makers: Sequence[int]) -> str:
-        if not makers:
-            return _NO_CALL
-        return f"the result of {name_of(self._state, makers[0])}"
+    def _made_by(self, makers: Makers) -> str:
+        """Return what made a value on the target's side and what on the reference's."""
+        state = self._state
+        sides = [next(iter(side), None) for side in (makers.target, makers.reference)]
+        names = [None if index is None else name_of(state, index) for index in sides]
+        if names[0] == names[1]:  # another result of the same call
+            names = [None if index is None else state.rows[index].name for index in sides]
+        found, expected = (_NO_CALL if name is None else f"the result of {name}" for name in names)
+        return f"{found} instead of {expected}"
 
     def _blame_code_around(self, call: Call, parent: str, row: Row) -> None:
         """Blame the module whose own code made a value between its parts, for a part's input.
