@@ -130,7 +130,6 @@ PAIRS: Final[list[tuple[str, dict[str, Any], dict[str, Any]]]] = [
     ("graph", {"maximize": True}, {}),
     ("albert", {"attention": "eager"}, {}),
     ("albert", {"arguments": {"optim": "adamw_torch"}}, {"arguments": {"optim": "adamw_torch_fused"}}),
-    ("albert", {"arguments": {"gradient_checkpointing": True}}, {}),
     ("albert", {"arguments": {"logging_strategy": "steps", "logging_steps": 1}}, {}),
     ("albert", {"arguments": {"save_strategy": "steps", "save_steps": 1}}, {}),
     ("dpo", {"joined": True}, {}),
