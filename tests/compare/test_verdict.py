@@ -398,3 +398,27 @@ def test_precision_names_the_first_value_of_another_type(tmp_path: Path) -> None
     assert verdict["class"] == "precision"
     assert "first in Functional.linear.1.forward (test_verdict.py:" in verdict["sentence"]
     assert verdict["where"]["module"] == "second"
+
+
+def test_a_model_under_autocast_beside_a_teacher_that_is_not_is_no_single_call(
+    tmp_path: Path,
+) -> None:
+    def distil(folder: Path, *, is_lower: bool) -> Path:
+        torch.manual_seed(3)
+        student = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 4))
+        teacher = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 4))
+        x = torch.randn(8, 6)
+        with recording(folder, "L1") as debugged, debugged.step_of(student):
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_lower):
+                found = student(x)
+            found = found.float() if is_lower else found
+            with torch.no_grad():
+                aim = teacher(x)
+            nn.functional.mse_loss(found, aim).backward()
+        return folder
+
+    target = distil(tmp_path / "target", is_lower=True)
+    summary = summary_of(target, distil(tmp_path / "reference", is_lower=False))
+
+    assert summary["introduced"] == []
+    assert summary["verdict"]["class"] == "precision"
