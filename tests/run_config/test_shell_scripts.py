@@ -120,6 +120,12 @@ def test_what_only_a_shell_can_compute_stays_as_written_and_is_said() -> None:
     assert found.unresolved["x"] == "${UNKNOWN} is not set in the script (line 2)"
 
 
+def test_numbers_of_arithmetic_are_those_of_a_shell() -> None:
+    found = parse_shell_script("python t.py --a $((0x10 + 1)) --b $((010 + 1)) --c $((-7 / 2))")
+    assert found.arguments["a"] == "17"
+    assert set(found.unresolved) == {"b", "c"}  # octal; a sign of its own
+
+
 def test_a_script_that_starts_nothing_says_so() -> None:
     found = parse_shell_script("ls -l; echo train.py")
     assert found.arguments == {}

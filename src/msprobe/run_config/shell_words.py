@@ -161,11 +161,11 @@ def _unknown(node: Node) -> _Piece:
 def _number(node: Node, variables: Variables) -> int:
     match node.type:
         case "number" | "word":
-            found = int(text_of(node))
+            found = int(text_of(node), 0)  # 010 is octal in a shell: it stays open
         case "variable_name":
-            found = int(_known(_words_in(text_of(node), variables)))
+            found = int(_known(_words_in(text_of(node), variables)), 0)
         case "simple_expansion" | "expansion":
-            found = int(_known((value_of(node, variables),)))
+            found = int(_known((value_of(node, variables),)), 0)
         case "parenthesized_expression":
             found = _number(node.named_children[0], variables)
         case "binary_expression":
