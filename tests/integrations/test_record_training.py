@@ -51,6 +51,41 @@ def test_bodies_are_counted_on_and_nothing_else_is_recorded(tmp_path):
     ]
 
 
+def test_the_evaluation_of_a_wrapped_model_makes_no_step(tmp_path):
+    class Engine(torch.nn.Module):
+        """Hands `train` and `eval` to its module and keeps its own flag, as DeepSpeed's does."""
+
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, inputs):
+            return self.module(inputs)
+
+        def train(self, mode=True):
+            self.module.train(mode)
+
+        def eval(self):
+            self.module.eval()
+
+    net, optimizer = parts()
+    engine = Engine(net)
+    with record_training(dump_path=tmp_path, step=["0-9"]):
+        for _ in range(3):
+            train(engine, optimizer, micro_batches=2)
+            engine.eval()
+            with torch.no_grad():
+                engine(torch.randn(2, 3))
+            engine.train()
+        with torch.no_grad():  # in training mode it is no evaluation
+            engine(torch.randn(2, 3))
+    found = {
+        number: sum("0.Linear.forward" in name for name in view.records)
+        for number, (_, view) in steps(tmp_path).items()
+    }
+    assert found == {0: 2, 1: 2, 2: 2, 3: 1}
+
+
 def test_training_is_bit_identical(tmp_path):
     def weights(*, records):
         net, optimizer = parts()

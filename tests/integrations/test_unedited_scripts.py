@@ -47,6 +47,7 @@ class Script:
         options: further arguments.
         recorded: the smallest number of recorded steps that is right.
         environment: further variables.
+        layer: a layer that each step calls twice.
     """
 
     library: str
@@ -55,6 +56,7 @@ class Script:
     options: tuple[str, ...] = ()
     recorded: int = 3
     environment: tuple[tuple[str, str], ...] = ()
+    layer: str = ""
 
     def found(self) -> Path:
         if "/" not in self.path:
@@ -77,7 +79,9 @@ SCRIPTS = {
     "lightning": Script("lightning", "lightning_autoencoder.py"),
     "diffusers": Script("diffusers", "diffusers_unconditional.py"),
     "timm": Script("timm", "timm_train.py"),
-    "deepspeed": Script("deepspeed", "deepspeed_engine.py"),
+    "deepspeed": Script(
+        "deepspeed", "deepspeed_engine.py", layer="Module.module.0.Linear.forward."
+    ),
     "megatron": Script("megatron.core", "megatron_schedule.py"),
     "torchtune": Script("torch", "torchtune_recipe.py"),
     "fsdp2": Script("torch", "torchtitan_trainer.py"),
@@ -184,3 +188,5 @@ def test_a_script_trains_and_prints_the_same_and_is_recorded(
         assert len(step.ranks) == ranks
         for view in step.ranks.values():
             assert any(record.startswith("Module.") for record, _ in view.records.items())
+            if script.layer:
+                assert sum(record.startswith(script.layer) for record in view.records) == 2

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's getting started: `initialize`, then the engine's forward, backward and step."""
+"""DeepSpeed's getting started: `initialize`, then the engine's forward, backward and step.
+
+An evaluation follows each step.
+"""
 
 import os
 
@@ -32,12 +35,17 @@ data = TensorDataset(torch.randn(32, 8, dtype=torch.bfloat16), torch.randint(0, 
 model_engine, optimizer, trainloader, schedule = deepspeed.initialize(
     model=model, model_parameters=model.parameters(), training_data=data, config=config
 )
-for inputs, labels in trainloader:
+for number, (inputs, labels) in enumerate(trainloader):
     outputs = model_engine(inputs.to(model_engine.device))
     loss = nn.functional.cross_entropy(outputs.float(), labels.to(model_engine.device))
     model_engine.backward(loss)
     model_engine.step()
     print("loss", loss.item(), "lr", schedule.get_last_lr() if model_engine.global_steps else None)
+    if number % 2:
+        model_engine.eval()
+        with torch.no_grad():
+            print("evaluation", model_engine(inputs).float().sum().item())
+        model_engine.train()
 model_engine.save_checkpoint("checkpoint", tag="last")
 print("weights", sum(p.double().abs().sum().item() for p in model_engine.module.parameters()))
 torch.distributed.destroy_process_group()
