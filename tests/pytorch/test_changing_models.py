@@ -139,3 +139,30 @@ def test_a_parameter_that_refuses_hooks_stands_in_the_account(tmp_path: Path) ->
         assert list(run.records()["Module.0.Linear.parameters_grad"]) == ["bias"]
     assert account["complete"] is False
     assert account["errors"] == {"watching a parameter: TypeError": 1}
+
+
+def test_a_gradient_that_an_earlier_hook_uses_up_is_recorded(tmp_path: Path) -> None:
+    def updated(model: nn.Module) -> list[float]:
+        """Let each parameter be updated in the backward pass; return the norms of gradients."""
+        norms: list[float] = []
+
+        def update(parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
+            norms.append(parameter.grad.norm().item())
+            parameter.data.sub_(parameter.grad)
+            parameter.grad = None
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(update)
+        return norms
+
+    model = nn.Sequential(nn.Linear(4, 2))
+    norms = updated(model)
+    with recording(tmp_path, "L0") as run:
+        with run.step_of(model):
+            model(BATCH).sum().backward()
+        recorded = run.records()["Module.0.Linear.parameters_grad"]
+        assert run.account()["errors"] == {}
+    assert sorted(one["Norm"] for (one,) in recorded.values()) == pytest.approx(sorted(norms))
+    model(BATCH).sum().backward()  # the program's hooks are in their places
+    assert len(norms) == 4

@@ -242,6 +242,29 @@ def test_calls_micro_steps_evaluation_and_recomputation(tmp_path: Path) -> None:
     assert sorted(gradients.select("micro_step", "call").rows()) == expected
 
 
+def test_unreduced_gradients_are_read_before_earlier_hooks_use_them_up(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    norms: list[float] = []
+
+    def use_up(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        norms.append(parameter.grad.norm().item())
+        parameter.grad = None
+
+    model.weight.register_post_accumulate_grad_hook(use_up)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keys = {"ur_distribution": True, "wg_distribution": True, "ops": ["norm"]}
+    with TrainerMon(config(tmp_path, **keys)) as monitor:
+        monitor.set_monitor(model, optimizer)
+        path = monitor.path
+        for _ in range(2):
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+    with msprobe.open_monitor(path) as run:
+        found = run.series("grad_unreduced", "weight", "norm")["value"]
+    assert found.to_list() == pytest.approx(norms)
+
+
 def test_include_exclude_interval_and_ops_of_a_stream(tmp_path: Path) -> None:
     streams = {
         "actv": {"include": ["layers.*"], "exclude": ["re:.*\\.1$"], "ops": ["max"]},

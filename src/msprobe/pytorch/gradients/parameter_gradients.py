@@ -86,9 +86,14 @@ def _take_accumulated(owner: ParameterOwner, parameter: Tensor) -> None:
 
 
 def make_first(parameter: Tensor, hook_id: int) -> None:
-    """Let a hook on the accumulated gradient run before the others of its parameter."""
-    hooks: Any = parameter._post_accumulate_grad_hooks  # an OrderedDict
-    hooks.move_to_end(hook_id, last=False)
+    """Let a hook on the accumulated gradient run before the others of its parameter.
+
+    Torch calls them in the order in which a plain `dict` has them, which `move_to_end` of an
+    `OrderedDict` leaves as it is: the others are put in anew, behind this one.
+    """
+    hooks: Any = parameter._post_accumulate_grad_hooks
+    for other in [one for one in hooks if one != hook_id]:
+        hooks[other] = hooks.pop(other)
 
 
 def _may_reduce() -> bool:

@@ -84,6 +84,16 @@ def gradient_of(parameter: Tensor, *, reads_main_grad: bool) -> Tensor | None:
     return parameter.grad
 
 
+def added_up(parameter: Tensor, *, reads_main_grad: bool) -> Tensor | None:
+    """Return where gradients are added up if that is not in `grad`.
+
+    In `main_grad` if that is wanted; of DeepSpeed in `grad_accum` (ZeRO 1) or `_hp_grad` (bfloat16).
+    """
+    names = [*(("main_grad",) if reads_main_grad else ()), "grad_accum", "_hp_grad"]
+    found = (getattr(parameter, name, None) for name in names)
+    return next((one for one in found if one is not None), None)
+
+
 def view_of(optimizer: Any, *, reads_main_grad: bool) -> OptimizerView:
     """Return how the values of an optimizer are read, by the names of its classes."""
     from msprobe.pytorch.monitoring import partitions

@@ -17,7 +17,7 @@ from msprobe.monitor.rows import Stream
 from msprobe.monitor.settings import StreamSettings
 from msprobe.pytorch.gradients.parameter_gradients import make_first
 from msprobe.pytorch.interception.guard import quietly
-from msprobe.pytorch.monitoring.optimizers import OptimizerView, gradient_of
+from msprobe.pytorch.monitoring.optimizers import OptimizerView, added_up
 from msprobe.pytorch.monitoring.unsharded import flat_parameters, watch_flat, watch_wholes
 from msprobe.pytorch.values.measures import Known
 from msprobe.pytorch.values.readable import readable
@@ -149,13 +149,14 @@ class Parameters:
     ) -> None:
         gradient = whole
         if gradient is None:
-            gradient = gradient_of(parameter, reads_main_grad=self._reads_main_grad)
-            own = parameter.grad
+            gradient = parameter.grad
+            earlier = added_up(parameter, reads_main_grad=self._reads_main_grad)
+            if earlier is not None:
+                # Other hooks, which run after this one, add the gradient to it.
+                is_in = gradient is None or _is_added(parameter)
+                gradient = earlier if is_in else earlier.view_as(gradient) + gradient
             if gradient is None:
                 return
-            if own is not None and own is not gradient and not _is_added(parameter):
-                # Megatron-core adds it in a hook of the node, which runs after the parameter's.
-                gradient = gradient + own
         number = micro_step if self._every_micro_step else 0
         batch = self._unreduced.get(number)
         if batch is None:

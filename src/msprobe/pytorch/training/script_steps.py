@@ -280,8 +280,8 @@ def _has_parameters(module: nn.Module) -> bool:
 def _is_training(module: nn.Module) -> bool:
     """Return whether a module, and any part of it with parameters, is in training mode.
 
-    What is wrapped around a model may keep the flag with which it was made: DeepSpeed's engine hands
-    `eval()` on, and `DDP` may be made around a model in evaluation mode.
+    A wrapper may keep the flag with which it was made: DeepSpeed's engine hands `eval()` on, and
+    `DDP` may be made around a model in evaluation mode.
     """
     return module.training and any(part.training for part in module.modules() if part._parameters)
 
