@@ -87,7 +87,7 @@ def gradient_of(parameter: Tensor, *, reads_main_grad: bool) -> Tensor | None:
 def added_up(parameter: Tensor, *, reads_main_grad: bool) -> Tensor | None:
     """Return where gradients are added up if that is not in `grad`.
 
-    In `main_grad` if that is wanted; of DeepSpeed in `grad_accum` (ZeRO 1) or `_hp_grad` (bfloat16).
+    In `main_grad` if that is wanted; of DeepSpeed in `grad_accum` or, in bfloat16, `_hp_grad`.
     """
     names = [*(("main_grad",) if reads_main_grad else ()), "grad_accum", "_hp_grad"]
     found = (getattr(parameter, name, None) for name in names)

@@ -153,8 +153,10 @@ class Parameters:
             earlier = added_up(parameter, reads_main_grad=self._reads_main_grad)
             if earlier is not None:
                 # Other hooks, which run after this one, add the gradient to it.
-                is_in = gradient is None or _is_added(parameter)
-                gradient = earlier if is_in else earlier.view_as(gradient) + gradient
+                if gradient is None or _is_added(parameter):
+                    gradient = earlier
+                else:
+                    gradient = earlier.view_as(gradient) + gradient
             if gradient is None:
                 return
         number = micro_step if self._every_micro_step else 0
