@@ -10,8 +10,6 @@ autocast is no such exception, even beside others that do not, such as a teacher
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from functools import cached_property
 from typing import Final
 
 from msprobe.compare.causes import Cause
@@ -45,13 +43,14 @@ def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> 
         for row in matched
         if _is_float_output(row) and (kind := _kind(comparison, row)) in lowered
     )
-    models = _Models(comparison)
+    kinds = [(row, _kind(comparison, row)) for row in odd if _differs_by_finer(row, tolerances)]
+    few = [
+        (row, kind) for row, kind in kinds if kind and lowered[kind] <= _EXCEPTION * totals[kind]
+    ]
+    together = _lowered_together(comparison) if few else set()
     lone = set()
-    for row in odd:
-        kind = _kind(comparison, row)
-        if not kind or lowered[kind] > _EXCEPTION * totals[kind]:
-            continue
-        if _differs_by_finer(row, tolerances) and not models.lowers_all_around(row.pair.position):
+    for row, kind in few:
+        if row.pair.position not in together:
             others = totals[kind] - lowered[kind]
             row.status, row.cause = Status.DIFFERS, Cause.LONE_PRECISION
             row.finding = (
@@ -65,76 +64,54 @@ def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> 
                 row.status = Status.DIFFERS
 
 
-class _Models:
-    """Sums of products that depend on each other, and which of them are in lower precision."""
-
-    def __init__(self, comparison: RankComparison) -> None:
-        self._comparison = comparison
-
-    def lowers_one(self) -> bool:
-        """Return whether a model is in lower precision as a whole, or most sums are."""
-        lowered, others = self._sums
-        return len(lowered) > _EXCEPTION * (len(lowered) + len(others)) or any(
-            map(self.lowers_all_around, lowered)
-        )
-
-    def lowers_all_around(self, position: int) -> bool:
-        """Return whether all sums that depend on a call's result, or it on theirs, are lowered."""
-        lowered, others = self._sums
-        if position not in lowered:
-            return False
-        users, makers = self._edges
-        after = _reached(position, users)
-        around = after | _reached(position, makers)
-        return not lowered.isdisjoint(after) and others.isdisjoint(around)
-
-    @cached_property
-    def _sums(self) -> tuple[set[int], set[int]]:
-        """The sums of products that have two precisions, and those that have one."""
-        found: tuple[set[int], set[int]] = set(), set()
-        for row in self._comparison.rows:
-            if isinstance(row, Matched) and _is_float_output(row) and _sums(self._comparison, row):
-                found[0 if _has_two_precisions(row) else 1].add(row.pair.position)
-        return found
-
-    @cached_property
-    def _edges(self) -> tuple[Mapping[int, set[int]], Mapping[int, set[int]]]:
-        """The calls that use a call's results, and those whose results it uses."""
-        rows = self._comparison.rows
-        flow = DataFlow(rows).target
-        users: defaultdict[int, set[int]] = defaultdict(set)
-        makers: defaultdict[int, set[int]] = defaultdict(set)
-        for row in rows:
-            if row.target is not None and row.value.role is Role.INPUT:
-                for index in flow.makers(row)[:1]:
-                    users[rows[index].pair.position].add(row.pair.position)
-                    makers[row.pair.position].add(rows[index].pair.position)
-        return users, makers
-
-
-def _reached(start: int, edges: Mapping[int, set[int]]) -> set[int]:
-    """Return the calls that a call leads to."""
-    found: set[int] = set()
-    waiting = [start]
-    while waiting:
-        for each in edges.get(waiting.pop(), ()):
-            if each not in found:
-                found.add(each)
-                waiting.append(each)
-    return found
-
-
 def is_in_other_precision(comparison: RankComparison) -> bool:
     """Return whether the sums of products of a step have another precision on the two sides.
 
     Most of them, or all of a model among others: those that depend on each other.
     """
-    return _Models(comparison).lowers_one()
+    lowered, others = _sums_by_precision(comparison)
+    is_most = len(lowered) > _EXCEPTION * (len(lowered) + len(others))
+    return is_most or bool(_lowered_together(comparison))
 
 
-def _sums(comparison: RankComparison, row: Matched) -> bool:
-    """Return whether a row belongs to a call of the forward pass that sums products."""
-    return _kind(comparison, row) in (_CALL_OF_SUMS, _MODULE_OF_SUMS)
+def _lowered_together(comparison: RankComparison) -> set[int]:
+    """Return lowered sums of products whose whole model is lowered, by the places of their calls.
+
+    They lead to another such sum, and no sum that is not lowered leads to them or depends on them.
+    """
+    lowered, others = _sums_by_precision(comparison)
+    rows = comparison.rows
+    flow = DataFlow(rows).target
+    makers: defaultdict[int, set[int]] = defaultdict(set)
+    for row in rows:
+        if row.target is not None and row.value.role is Role.INPUT:
+            makers[row.pair.position].update(rows[at].pair.position for at in flow.makers(row)[:1])
+    after_others: set[int] = set()
+    before_others: set[int] = set()
+    before_lowered: set[int] = set()
+    in_order = sorted(makers)  # a value is made before it is used
+    for position in in_order:
+        if any(one in others or one in after_others for one in makers[position]):
+            after_others.add(position)
+    for position in reversed(in_order):
+        if position in others or position in before_others:
+            before_others |= makers[position]
+        if position in lowered or position in before_lowered:
+            before_lowered |= makers[position]
+    return (lowered & before_lowered) - after_others - before_others
+
+
+def _sums_by_precision(comparison: RankComparison) -> tuple[set[int], set[int]]:
+    """Return the places of forward sums of products with two precisions, and of those with one."""
+    found: tuple[set[int], set[int]] = set(), set()
+    for row in comparison.rows:
+        if (
+            isinstance(row, Matched)
+            and _is_float_output(row)
+            and _kind(comparison, row) in (_CALL_OF_SUMS, _MODULE_OF_SUMS)
+        ):
+            found[0 if _has_two_precisions(row) else 1].add(row.pair.position)
+    return found
 
 
 def _is_output(row: Matched) -> bool:
