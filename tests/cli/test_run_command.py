@@ -230,6 +230,17 @@ def test_a_module_runs_as_with_python_m(tmp_path: Path) -> None:
     assert modules_of(tmp_path) == ["Module.Linear.forward.0"]
 
 
+@pytest.mark.parametrize("word", ["--local_rank=1", "--local-rank=0"])
+def test_the_local_rank_of_a_launcher_is_the_scripts(tmp_path: Path, word: str) -> None:
+    # as `deepspeed --module msprobe run train.py --epochs 1` starts it
+    write(tmp_path, "import sys\nprint(sys.argv)")
+    ended = start(tmp_path, "-m", "msprobe", word, "run", "train.py", "--epochs", "1")
+    assert (ended.returncode, ended.stdout) == (0, f"['train.py', '{word}', '--epochs', '1']\n")
+    refused = start(tmp_path, "-m", "msprobe", word, "show", "dump")
+    assert refused.returncode == 2
+    assert f"there is no option {word} in front of the command" in refused.stderr
+
+
 def test_two_models_keep_their_names_from_step_to_step(tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from msprobe.near_misses import did_you_mean
 from msprobe.plain_text import reason
 
 EXIT_INTERRUPTED: Final = 130
+_LOCAL_RANK: Final = re.compile(r"--local[-_]rank=\d+")
 _CONTROLS: Final = dict.fromkeys((*range(32), *range(0x7F, 0xA0)), " ")
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ def _run(words: list[str]) -> int | Callable[[], int]:
     from msprobe.log import ensure_handler
 
     framework, words = _take_framework(words)
+    launched, words = _take_local_rank(words)
     if words[:1] == ["--version"]:
         import msprobe
 
@@ -75,6 +78,7 @@ def _run(words: list[str]) -> int | Callable[[], int]:
     command, rest = _choose(words)
     options = parse_command(command, rest)
     options.framework = framework
+    options.launched = launched
     ensure_handler()
     return command.load().run(options)
 
@@ -127,6 +131,18 @@ def _take_framework(words: list[str]) -> tuple[str | None, list[str]]:
         found = f"is {words[1]!r}" if words[1:] else "is missing"
         overview().error(f"the framework behind {words[0]} {found}; use {' or '.join(FRAMEWORKS)}")
     return None, words
+
+
+def _take_local_rank(words: list[str]) -> tuple[list[str], list[str]]:
+    """Take out ``--local_rank=0`` in front of a command that runs a script, whose word it is.
+
+    `deepspeed --module` and `torch.distributed.launch` put it behind the module's name.
+    """
+    if len(words) > 1 and _LOCAL_RANK.fullmatch(words[0]):
+        command = names_of_commands().get(words[1])
+        if command is not None and command.takes_program:
+            return words[:1], words[1:]
+    return [], words
 
 
 def _words_of(error: OSError) -> str:

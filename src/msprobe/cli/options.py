@@ -144,7 +144,7 @@ def script_words(options: argparse.Namespace, command: str) -> tuple[list[str], 
         words = words[1:]
     if not words:
         raise UsageError(f"name the script to run, as in msprobe {command} train.py")
-    return words, is_module
+    return [words[0], *options.launched, *words[1:]], is_module
 
 
 def add_json(options: _Options, text: str = "print JSON for programs") -> None:
