@@ -30,7 +30,7 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its options."""
     parser.description = (
-        "Run a PyTorch script and record its first steps. The models are what it\n"
+        "Run a script of PyTorch or MindSpore and record its first steps. Models are what it\n"
         "calls outermost; a step ends with optimizer.step(). Output, exit code and results\n"
         "of the script stay as they are."
     )
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="record only the steps that msprobe attach or SIGUSR1 ask for",
     )
-    add("--seed", type=whole_number, metavar="N", help="seed Python, NumPy and PyTorch first")
+    add("--seed", type=whole_number, metavar="N", help="seed Python, NumPy and the framework first")
     add("--deterministic", action="store_true", help="prefer deterministic kernels")
     add("--random-log", metavar="DIR", type=Path, help="write down each draw of random numbers")
     add_script(parser)

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from msprobe.config import load_config
 from msprobe.dump.reuse import refuse_kept
-from msprobe.errors import UsageError
+from msprobe.errors import UnsupportedError, UsageError
 from msprobe.launch.imports import after_import
 from msprobe.launch.program import hide_own_frames, module, run_program, script
 from msprobe.launch.step_functions import DECORATOR, StepFunction
@@ -131,7 +131,7 @@ class Launch:
         refuse_kept(self._config.dump_path, overwrite=self._config.overwrite)
         self._program = module(name) if is_module else script(Path(name))
         self._steps = None if step_function is None else StepFunction.parse(step_function)
-        self._follower: Follower | None = None
+        self._followers: list[Follower] = []
         self._undo = ExitStack()
         if self._steps is not None and not self._steps.module:
             self._steps.check(self._program)
@@ -143,7 +143,8 @@ class Launch:
         """
         end: SystemExit | None = None
         try:
-            after_import("torch", self._observe)
+            after_import("torch", self._observe_torch)
+            after_import("mindspore", self._observe_mindspore)
             self._run_program()
         except SystemExit as error:
             end = error
@@ -166,7 +167,7 @@ class Launch:
             names = {DECORATOR: self._step}
             run_program(self._program, self._arguments, change=steps.decorate, names=names)
 
-    def _observe(self, _: ModuleType) -> None:
+    def _observe_torch(self, _: ModuleType) -> None:
         from msprobe.pytorch.debugger import follow_script
         from msprobe.pytorch.training.seed import fix_chance
 
@@ -175,26 +176,39 @@ class Launch:
             from msprobe.pytorch.reproducibility import record_random
 
             self._undo.enter_context(record_random(self._settings.random_log))
-        self._follower = follow_script(self._config, has_step_function=self._steps is not None)
+        has_function = self._steps is not None
+        self._followers.append(follow_script(self._config, has_step_function=has_function))
+
+    def _observe_mindspore(self, _: ModuleType) -> None:
+        from msprobe.mindspore.debugger import follow_script
+        from msprobe.mindspore.seed import fix_chance
+
+        fix_chance(self._settings.seed, deterministic=self._settings.deterministic)
+        if self._settings.random_log is not None:
+            logger.warning("--random-log: draws of MindSpore's random numbers are not written")
+        has_function = self._steps is not None
+        try:
+            self._followers.append(follow_script(self._config, has_step_function=has_function))
+        except UnsupportedError as error:
+            logger.warning("nothing is recorded: %s", error)
 
     def _step(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def step(*args: Any, **kwargs: Any) -> Any:
-            if self._follower is None:  # torch was not imported yet
-                return function(*args, **kwargs)
-            return self._follower.step_function(function)(*args, **kwargs)
+            # None as long as no framework was imported.
+            inner = function
+            for follower in self._followers:
+                inner = follower.step_function(inner)
+            return inner(*args, **kwargs)
 
         return step
 
     def _finish(self) -> None:
         self._undo.close()
-        if self._follower is not None:
-            self._follower.finish()
-        elif "torch" not in sys.modules:
-            logger.warning(
-                "nothing was recorded: the program never imported torch; in a script of MindSpore "
-                "construct msprobe.mindspore.PrecisionDebugger"
-            )
+        for follower in self._followers:
+            follower.finish()
+        if not sys.modules.keys() & {"torch", "mindspore"}:
+            logger.warning("nothing was recorded: the program imported neither torch nor mindspore")
 
 
 def _refuse_other_commands(name: str) -> None:

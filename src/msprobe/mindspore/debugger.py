@@ -13,16 +13,20 @@ for batch in loader:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mindspore import nn
 from msprobe.capture.front import DebuggerFront, Place, lock
+from msprobe.capture.session import use_session
 from msprobe.config import Config, GradProbeSection, Level
+from msprobe.errors import UnsupportedError
 from msprobe.mindspore.compiled.cells import refuse_static_graph
 from msprobe.mindspore.jit_calls import is_compiling
 from msprobe.mindspore.kernel_dump import KernelRun
 from msprobe.mindspore.run import Run, as_models
 from msprobe.mindspore.saved_values import save
+from msprobe.mindspore.script_steps import ScriptFollower
 
 
 class PrecisionDebugger(DebuggerFront):
@@ -100,6 +104,39 @@ class PrecisionDebugger(DebuggerFront):
         """
         with lock:
             cls._running().end_forward_backward()
+
+
+def follow_script(config: Config, *, has_step_function: bool = False) -> ScriptFollower:
+    """Construct the debugger for a program that calls none of its methods.
+
+    Args:
+        config: the settings.
+        has_step_function: see `ScriptFollower`.
+
+    Raises:
+        UnsupportedError: kernels are to be recorded.
+    """
+    if config.level in (Level.L2, Level.DEBUG):
+        raise UnsupportedError(
+            f"level {config.level}: a script of MindSpore that nobody edited is recorded at L0, "
+            "L1 or mix; construct msprobe.mindspore.PrecisionDebugger in it"
+        )
+
+    def at_level(level: Level) -> Run:
+        place = PrecisionDebugger._place
+        run = Run(replace(config, level=level))
+        run.session.is_off = place.run.session.is_off
+        run.loop = place.run.loop
+        place.run = run
+        use_session(run.session)
+        return run
+
+    with lock:
+        debugger = PrecisionDebugger.__new__(PrecisionDebugger)
+        debugger._construct(Run, None, config=config)
+        run: Run = PrecisionDebugger._running()
+        run.loop = ScriptFollower(run, at_level, has_step_function=has_step_function)
+        return run.loop
 
 
 def _make_run(config: Config) -> Run | KernelRun:

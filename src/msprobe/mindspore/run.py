@@ -42,6 +42,7 @@ from msprobe.mindspore.jit_calls import JitCalls, compilations, name_of
 from msprobe.mindspore.observer import Observer
 from msprobe.mindspore.optimizer_steps import OptimizerSteps
 from msprobe.mindspore.perturbation import MindSporePerturbation
+from msprobe.mindspore.script_steps import ScriptFollower
 from msprobe.mindspore.stack_traits import is_of_user_or_layer
 from msprobe.mindspore.start_state import StartState
 from msprobe.monitor.alerts.spikes import Spikes
@@ -59,6 +60,7 @@ class Run:
         session: the state of the run.
         observer: watches cells and APIs in the dynamic graph.
         custom_apis: the functions that the user registered.
+        loop: starts and ends steps by what the program does; None where the program calls `start`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -86,6 +88,7 @@ class Run:
             perturbation = MindSporePerturbation(self.session, section)
             self.observer.apis.rerunner = perturbation
             self.session.checks.files = perturbation.task
+        self.loop: ScriptFollower | None = None
         self._models: tuple[weakref.ref[nn.Cell], ...] = ()
         self._static_graph: GraphObserver | None = None
         # Of cells in compiled parts of the dynamic graph.
@@ -106,7 +109,7 @@ class Run:
     @property
     def finds_steps(self) -> bool:
         """Whether steps are found without calls of `start` and `step`."""
-        return self.config.enable_dataloader
+        return self.config.enable_dataloader or self.loop is not None
 
     @property
     def _records_cells(self) -> bool:
@@ -122,6 +125,15 @@ class Run:
             UnsupportedError: graph mode at another level than L0, or a MindSpore before 2.10 in
                 the dynamic graph.
         """
+        if self.loop is not None:
+            self.loop.skipped("start()")
+        else:
+            self.begin(models, token_range, rank)
+
+    def begin(
+        self, models: Sequence[nn.Cell], token_range: tuple[int, int] | None, rank: int | None
+    ) -> None:
+        """Begin to observe, if the step is wanted: `start`, or the program that is followed."""
         if models:
             self._models = tuple(map(weakref.ref, models))
         if not self.models and self._records_cells:
@@ -285,18 +297,31 @@ class Run:
 
     def stop(self) -> None:
         """End observing."""
+        if self.loop is not None:
+            self.loop.skipped("stop()")
+            return
         if self.gradient_probe is not None:
             self.gradient_probe.pause()
-        self._end()
+        self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End observing: `stop`, or the program that is followed."""
         self.session.stop()  # first: it waits for graphs, which may begin the other session
         if self._parts_session is not None:
+            if self.session.current.ending.is_stopped:
+                self._parts_session.current.ending.stopped()
             self._parts_session.stop()
 
     def step(self) -> None:
         """End the step."""
-        self._end()
+        if self.loop is not None:
+            self.loop.skipped("step()")
+        else:
+            self.end_step()
+
+    def end_step(self) -> None:
+        """End the step: `step`, or the program that is followed."""
+        self.end()
         if self._parts_session is not None:
             self._parts_session.step()
         self.session.step()

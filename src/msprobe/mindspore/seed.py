@@ -42,14 +42,36 @@ def seed_all(
     check_arguments(seed, mode=mode, rm_dropout=rm_dropout)
     seed_python_and_numpy(seed)
     mindspore.set_seed(seed)
-    os.environ["HCCL_DETERMINISTIC"] = "true" if mode else "false"
-    if mindspore.get_context("device_target") != "CPU":
-        mindspore.set_context(deterministic="ON" if mode else "OFF")
+    _choose_kernels(deterministic=mode)
     if not rm_dropout:
         return None
     ensure_handler()
     logger.info("seed_all(): dropout passes its input through; rm_dropout=False keeps it")
     return remove_dropout()
+
+
+def fix_chance(seed: int | None, *, deterministic: bool) -> None:
+    """Seed Python, NumPy and MindSpore, and ask for deterministic kernels; either only if asked.
+
+    Args:
+        seed: 0 to 2**32 - 1; None seeds nothing.
+        deterministic: allow deterministic kernels only (accelerators).
+
+    Raises:
+        ConfigError: the seed is out of range.
+    """
+    if seed is not None:
+        check_arguments(seed)
+        seed_python_and_numpy(seed)
+        mindspore.set_seed(seed)
+    if deterministic:
+        _choose_kernels(deterministic=True)
+
+
+def _choose_kernels(*, deterministic: bool) -> None:
+    os.environ["HCCL_DETERMINISTIC"] = "true" if deterministic else "false"
+    if mindspore.get_context("device_target") != "CPU":
+        mindspore.set_context(deterministic="ON" if deterministic else "OFF")
 
 
 def remove_dropout() -> Callable[[], None]:

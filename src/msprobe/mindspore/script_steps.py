@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps and models of a program that calls no method of the debugger (`msprobe run`).
+
+A model is what the program calls outermost, if it has parameters: inside wrappers of MindSpore that
+hold a model with its loss and optimizer, the model. Compiled code, which calls its cells unseen, is
+searched for them. A step begins with such a call. It ends for the observers when an optimizer was
+called, or when the compiled call that holds one returns, and altogether when the next one begins.
+Where nothing is optimized, each call of a model is a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from types import CodeType, FunctionType, MethodType
+from typing import Any, Final, Protocol
+
+from mindspore.common import api
+from mindspore.ops.composite.base import GradOperation, _Grad
+
+from mindspore import nn
+from msprobe.capture.session import Session
+from msprobe.config import Level
+from msprobe.log import warn_once
+from msprobe.mindspore.compiled.cells import is_static_graph, living_cells
+from msprobe.mindspore.compiled.optimizers import is_optimizer
+from msprobe.mindspore.jit_calls import executor_class
+
+logger = logging.getLogger(__name__)
+
+_WHERE: Final = "following the program"
+_DEEPEST: Final = 8
+_GRADIENTS: Final = (GradOperation, _Grad)
+_WRAPPERS: Final = (nn.WithLossCell, nn.WithEvalCell, nn.ForwardValueAndGrad)
+
+
+class Steps(Protocol):
+    """The part of a debugger's run that a program controls."""
+
+    @property
+    def session(self) -> Session:
+        """Return the state of the run."""
+
+    def begin(
+        self, models: Sequence[nn.Cell], token_range: tuple[int, int] | None, rank: int | None
+    ) -> None:
+        """Begin to observe these models, if the step is wanted."""
+
+    def end(self) -> None:
+        """End observing."""
+
+    def end_step(self) -> None:
+        """End the step."""
+
+
+class ScriptFollower:
+    """Begins and ends the steps of a run by the calls of cells, compiled code and optimizers.
+
+    Only the thread that calls a model first is followed.
+    """
+
+    def __init__(
+        self, run: Steps, at_level: Callable[[Level], Steps], *, has_step_function: bool = False
+    ) -> None:
+        """Follow the program until the session of `run` is closed.
+
+        Args:
+            run: is controlled.
+            at_level: returns another one in its place, which records at that level.
+            has_step_function: whether steps are the calls of a function, see `step_function`.
+        """
+        self._run = run
+        self._at_level = at_level
+        self._has_step_function = has_step_function
+        self._thread: int | None = None
+        self._models: list[weakref.ref[nn.Cell]] = []
+        # Whether a step has begun and not ended; whether it is observed now.
+        self._is_open = self._is_observed = False
+        # Whether a call of the step function is running.
+        self._is_in_function = False
+        # Whether a call of a model, or of what holds one, is running.
+        self._is_running = False
+        self._optimizers = 0
+        self._evaluations = 0
+        self._has_optimizers = False
+        for kind in (nn.Cell, executor_class()):
+            if kind is not None:
+                self._follow(kind)
+
+    def _follow(self, kind: Any) -> None:
+        original = kind.__call__
+
+        @wraps(original)
+        def call(called: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._run.session.finished or self._run.session.is_off:
+                return original(called, *args, **kwargs)
+            return self._around(original, called, args, kwargs)
+
+        def undo() -> None:
+            if vars(kind).get("__call__") is call:
+                kind.__call__ = original
+
+        kind.__call__ = call
+        self._run.session.run_undo.callback(undo)
+
+    # -- what the program calls ----------------------------------------------------------------
+
+    def _around(self, original: Callable[..., Any], called: Any, args: Any, kwargs: Any) -> Any:
+        if not self._is_own_thread():
+            return original(called, *args, **kwargs)
+        if is_optimizer(called):
+            self._has_optimizers = True
+            self._optimizers += 1
+            try:
+                return original(called, *args, **kwargs)
+            finally:
+                self._optimizers -= 1
+                if not self._optimizers:  # one may wrap another
+                    self._run.session.attempt(_WHERE, self._optimized)
+        if self._is_running or self._optimizers:
+            return original(called, *args, **kwargs)
+        session = self._run.session
+        holds_optimizer = session.attempt(_WHERE, self._called, called)
+        if holds_optimizer is None:
+            return original(called, *args, **kwargs)
+        self._is_running = True
+        try:
+            # What has begun to observe may have taken the place of `original`.
+            return type(called).__call__(called, *args, **kwargs)
+        finally:
+            self._is_running = False
+            if holds_optimizer:
+                session.attempt(_WHERE, self._optimized)
+
+    def _called(self, called: Any) -> bool | None:
+        """Begin a step if this call makes one; return whether it holds an optimizer.
+
+        None if it is of no model.
+        """
+        used = [called] if isinstance(called, nn.Cell) else list(_used_by(called.fn))
+        models = list(_models_in(used))
+        if not models:
+            return None
+        holds_optimizer = any(_holds_optimizer(one) for one in used)
+        if self._is_observed:
+            if self._has_step_function or holds_optimizer or self._optimizers_exist():
+                # Another part of the batch.
+                if not all(map(self._is_known, models)):
+                    self._run.end()
+                    self._discover(models)
+                    self._run.begin(self._living(), None, None)
+                return holds_optimizer
+            self._stop()
+        elif self._has_step_function:
+            if not self._is_in_function:
+                return None
+        elif not (holds_optimizer or self._trains(used, models)):
+            return None
+        self._end_step()
+        self._discover(models)
+        self._begin()
+        return holds_optimizer
+
+    def _trains(self, used: Sequence[Any], models: Sequence[nn.Cell]) -> bool:
+        """Return whether a call does not only evaluate what is trained elsewhere in the program."""
+        if api._pynative_executor.requires_grad() or any(one.training for one in models):
+            return True
+        return any(isinstance(one, _GRADIENTS) for one in used) or not self._optimizers_exist()
+
+    def _optimizers_exist(self) -> bool:
+        """Return whether the program has an optimizer now.
+
+        All objects are looked through, which takes a while: in the first calls, and then less and
+        less often.
+        """
+        self._evaluations += 1
+        if not self._has_optimizers and self._evaluations & (self._evaluations - 1) == 0:
+            self._has_optimizers = any(map(is_optimizer, living_cells()))
+        return self._has_optimizers
+
+    def _optimized(self) -> None:
+        if self._is_observed and not self._has_step_function:
+            self._stop()
+
+    # -- models --------------------------------------------------------------------------------
+
+    def _living(self) -> list[nn.Cell]:
+        return [one for reference in self._models if (one := reference()) is not None]
+
+    def _is_known(self, model: nn.Cell) -> bool:
+        return any(part is model for known in self._living() for _, part in known.cells_and_names())
+
+    def _discover(self, models: Sequence[nn.Cell]) -> None:
+        """Add models. One whose parts were called before takes their place."""
+        for model in models:
+            if self._is_known(model):
+                continue
+            parts = {id(part) for _, part in model.cells_and_names()}
+            kept = [one for one in self._living() if id(one) not in parts]
+            if kept or len(kept) < len(self._models):
+                logger.info(
+                    "%s is a further model: names change from step %d on",
+                    type(model).__name__,
+                    self._run.session.step_number,
+                )
+            self._models = [weakref.ref(one) for one in [*kept, model]]
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def skipped(self, call: str) -> None:
+        """Warn once that calls of the program's have no effect."""
+        key = "steps are found"
+        warn_once(logger, key, f"msprobe finds the steps of this program itself: {call} is skipped")
+
+    def step_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function`; each call of it that calls a model becomes a step."""
+
+        @wraps(function)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if self._is_in_function or not self._is_own_thread():
+                return function(*args, **kwargs)
+            self._is_in_function = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._is_in_function = False
+                self._run.session.attempt(_WHERE, self._end_step)
+
+        return step
+
+    def finish(self) -> None:
+        """End the open step: the program came to its end."""
+        self._run.session.attempt(_WHERE, self._end_step)
+
+    def _begin(self) -> None:
+        self._thread = threading.get_ident()
+        self._is_open = self._is_observed = True
+        if is_static_graph() and self._run.session.config.level is Level.MIX:
+            logger.info("MindSpore is in graph mode: level mix records cells, as L0 does")
+            self._run = self._at_level(Level.L0)
+        self._run.begin(self._living(), None, None)
+
+    def _stop(self) -> None:
+        self._is_observed = False
+        self._run.session.current.ending.stopped()
+        self._run.end()
+
+    def _end_step(self) -> None:
+        if not self._is_open:
+            return
+        if self._is_observed:
+            self._stop()
+        self._is_open = False
+        self._run.end_step()
+
+    def _is_own_thread(self) -> bool:
+        return self._thread in (None, threading.get_ident())
+
+
+def _holds_optimizer(value: Any) -> bool:
+    return isinstance(value, nn.Cell) and any(
+        is_optimizer(part) for _, part in value.cells_and_names()
+    )
+
+
+def _models_in(values: Sequence[Any]) -> Iterator[nn.Cell]:
+    """Yield the models among cells, and inside wrappers that hold one with loss or optimizer."""
+    for value in values:
+        if not isinstance(value, nn.Cell) or is_optimizer(value):
+            continue
+        if next(iter(value.get_parameters()), None) is None:
+            continue
+        if isinstance(value, _WRAPPERS) or _holds_optimizer(value):
+            yield from _models_in(list(value.cells()))
+        else:
+            yield value
+
+
+def _used_by(function: Any) -> Iterator[Any]:
+    """Yield the cells and gradient operations that a function refers to, and functions in it."""
+    seen: set[int] = set()
+    waiting = [(function, 0)]
+    while waiting:
+        value, depth = waiting.pop(0)
+        if id(value) in seen or depth > _DEEPEST:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (nn.Cell, *_GRADIENTS)):
+            yield value
+        elif isinstance(value, MethodType):
+            waiting += [(value.__self__, depth + 1), (value.__func__, depth + 1)]
+        elif isinstance(value, FunctionType):
+            waiting += [(one, depth + 1) for one in _named_in(value)]
+
+
+def _named_in(function: FunctionType) -> Iterator[Any]:
+    """Yield what the names in a function refer to: variables around it and global ones."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+        for name in code.co_names:
+            if name in function.__globals__:
+                yield function.__globals__[name]
