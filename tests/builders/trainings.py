@@ -400,6 +400,48 @@ class Megatron(Loop):
         return sum(each["loss"].item() for each in found)
 
 
+class DeepSpeed(Loop):
+    """An engine of ZeRO 2, which divides losses and steps after the last micro batch by itself."""
+
+    layer = "Module.module.0.Linear.forward"
+
+    def __init__(self) -> None:
+        import deepspeed
+        from deepspeed.utils import groups
+
+        groups._release_process_group_references(group=None)  # of an earlier training
+        # Its collectives in shared memory are compiled at first use, which takes a minute.
+        with patch("deepspeed.comm.torch.build_shm_op", lambda: None):
+            deepspeed.init_distributed("gloo", dist_init_required=False)
+        inner = layers()
+        optimizer = torch.optim.AdamW(inner.parameters(), lr=0.01)
+        settings = {
+            "train_micro_batch_size_per_gpu": 6,
+            "gradient_accumulation_steps": MICRO_BATCHES,
+            "gradient_clipping": 1.0,
+            "bf16": {"enabled": True},
+            "zero_optimization": {"stage": 2},
+        }
+        self.model, *_ = deepspeed.initialize(model=inner, optimizer=optimizer, config=settings)
+
+    def loss(self) -> torch.Tensor:
+        inputs, labels = samples(6)
+        return cross_entropy(self.model(inputs.bfloat16()).float(), labels)
+
+    def micro_batch(self, number: int) -> None:
+        self.model.backward(self.loss())
+        self.model.step()
+
+    def update(self) -> None:
+        """Do nothing: the engine has stepped."""
+
+    def save(self, folder: Path) -> None:
+        self.model.save_checkpoint(str(folder), tag="last")
+
+    def load(self, folder: Path) -> None:
+        self.model.load_checkpoint(str(folder), tag="last")
+
+
 LOOPS: dict[str, tuple[str, type[Loop]]] = {
     "plain": ("torch", Plain),
     "peft": ("peft", Peft),
@@ -408,8 +450,9 @@ LOOPS: dict[str, tuple[str, type[Loop]]] = {
     "fsdp1": ("torch", Fsdp1),
     "fsdp2": ("torch", Fsdp2),
     "megatron": ("megatron", Megatron),
+    "deepspeed": ("deepspeed", DeepSpeed),
 }
 """The package that a loop needs, and the loop."""
 
-GROUPED = (Fsdp1, Fsdp2, Megatron)
+GROUPED = (Fsdp1, Fsdp2, Megatron, DeepSpeed)
 """Loops that need a process group."""

@@ -3,8 +3,7 @@
 
 | trainer | tests |
 |---|---|
-| loops around PEFT, timm, diffusers, FSDP1, FSDP2, Megatron-core | here |
-| DeepSpeed (identity, accumulation, checkpoint) | test_pages.py, test_unedited_scripts.py |
+| loops around PEFT, timm, diffusers, FSDP1, FSDP2, Megatron-core, DeepSpeed | here |
 | `transformers.Trainer`, TRL, Lightning (automatic, manual) | here |
 | `MsprobeAccelerator` | test_accelerate.py |
 | MindSpore's `Model.train` | tests/mindspore: test_lifecycle.py, test_static_graph.py |
