@@ -11,7 +11,6 @@ Where nothing is optimized, each call of a model is a step.
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
@@ -22,48 +21,37 @@ from mindspore.common import api
 from mindspore.ops.composite.base import GradOperation, _Grad
 
 from mindspore import nn
-from msprobe.capture.session import Session
+from msprobe.capture.followed_steps import FOLLOWING, FollowedSteps, Steps
 from msprobe.config import Level
-from msprobe.log import warn_once
 from msprobe.mindspore.compiled.cells import is_static_graph, living_cells
 from msprobe.mindspore.compiled.optimizers import is_optimizer
 from msprobe.mindspore.jit_calls import executor_class
 
 logger = logging.getLogger(__name__)
 
-_WHERE: Final = "following the program"
 _DEEPEST: Final = 8
 _GRADIENTS: Final = (GradOperation, _Grad)
 _WRAPPERS: Final = (nn.WithLossCell, nn.WithEvalCell, nn.ForwardValueAndGrad)
 
 
-class Steps(Protocol):
-    """The part of a debugger's run that a program controls."""
-
-    @property
-    def session(self) -> Session:
-        """Return the state of the run."""
+class CellSteps(Steps, Protocol):
+    """The part of MindSpore's run that a program controls."""
 
     def begin(
         self, models: Sequence[nn.Cell], token_range: tuple[int, int] | None, rank: int | None
     ) -> None:
         """Begin to observe these models, if the step is wanted."""
 
-    def end(self) -> None:
-        """End observing."""
 
-    def end_step(self) -> None:
-        """End the step."""
-
-
-class ScriptFollower:
-    """Begins and ends the steps of a run by the calls of cells, compiled code and optimizers.
-
-    Only the thread that calls a model first is followed.
-    """
+class ScriptFollower(FollowedSteps[CellSteps]):
+    """Begins and ends the steps of a run by the calls of cells, compiled code and optimizers."""
 
     def __init__(
-        self, run: Steps, at_level: Callable[[Level], Steps], *, has_step_function: bool = False
+        self,
+        run: CellSteps,
+        at_level: Callable[[Level], CellSteps],
+        *,
+        has_step_function: bool = False,
     ) -> None:
         """Follow the program until the session of `run` is closed.
 
@@ -72,13 +60,10 @@ class ScriptFollower:
             at_level: returns another one in its place, which records at that level.
             has_step_function: whether steps are the calls of a function, see `step_function`.
         """
-        self._run = run
+        super().__init__(run)
         self._at_level = at_level
         self._has_step_function = has_step_function
-        self._thread: int | None = None
         self._models: list[weakref.ref[nn.Cell]] = []
-        # Whether a step has begun and not ended; whether it is observed now.
-        self._is_open = self._is_observed = False
         # Whether a call of the step function is running.
         self._is_in_function = False
         # Whether a call of a model, or of what holds one, is running.
@@ -119,11 +104,11 @@ class ScriptFollower:
             finally:
                 self._optimizers -= 1
                 if not self._optimizers:  # one may wrap another
-                    self._run.session.attempt(_WHERE, self._optimized)
+                    self._run.session.attempt(FOLLOWING, self._optimized)
         if self._is_running or self._optimizers:
             return original(called, *args, **kwargs)
         session = self._run.session
-        holds_optimizer = session.attempt(_WHERE, self._called, called)
+        holds_optimizer = session.attempt(FOLLOWING, self._called, called)
         if holds_optimizer is None:
             return original(called, *args, **kwargs)
         self._is_running = True
@@ -133,7 +118,7 @@ class ScriptFollower:
         finally:
             self._is_running = False
             if holds_optimizer:
-                session.attempt(_WHERE, self._optimized)
+                session.attempt(FOLLOWING, self._optimized)
 
     def _called(self, called: Any) -> bool | None:
         """Begin a step if this call makes one; return whether it holds an optimizer.
@@ -210,11 +195,6 @@ class ScriptFollower:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def skipped(self, call: str) -> None:
-        """Warn once that calls of the program's have no effect."""
-        key = "steps are found"
-        warn_once(logger, key, f"msprobe finds the steps of this program itself: {call} is skipped")
-
     def step_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function`; each call of it that calls a model becomes a step."""
 
@@ -227,37 +207,16 @@ class ScriptFollower:
                 return function(*args, **kwargs)
             finally:
                 self._is_in_function = False
-                self._run.session.attempt(_WHERE, self._end_step)
+                self._run.session.attempt(FOLLOWING, self._end_step)
 
         return step
 
-    def finish(self) -> None:
-        """End the open step: the program came to its end."""
-        self._run.session.attempt(_WHERE, self._end_step)
-
     def _begin(self) -> None:
-        self._thread = threading.get_ident()
-        self._is_open = self._is_observed = True
+        self._open()
         if is_static_graph() and self._run.session.config.level is Level.MIX:
             logger.info("MindSpore is in graph mode: level mix records cells, as L0 does")
             self._run = self._at_level(Level.L0)
         self._run.begin(self._living(), None, None)
-
-    def _stop(self) -> None:
-        self._is_observed = False
-        self._run.session.current.ending.stopped()
-        self._run.end()
-
-    def _end_step(self) -> None:
-        if not self._is_open:
-            return
-        if self._is_observed:
-            self._stop()
-        self._is_open = False
-        self._run.end_step()
-
-    def _is_own_thread(self) -> bool:
-        return self._thread in (None, threading.get_ident())
 
 
 def _holds_optimizer(value: Any) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -25,8 +24,7 @@ from torch.nn.modules import module as module_code
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from msprobe.capture.session import Session
-from msprobe.log import warn_once
+from msprobe.capture.followed_steps import FOLLOWING, FollowedSteps, Steps
 from msprobe.pytorch.interception.code_swap import divert
 from msprobe.pytorch.interception.tracing import is_tracing
 
@@ -36,12 +34,8 @@ _CALL_CODE: Final = nn.Module._call_impl.__code__
 _graph_task: Final = torch._C._current_graph_task_id
 
 
-class Steps(Protocol):
-    """The part of a debugger's run that a program controls."""
-
-    @property
-    def session(self) -> Session:
-        """Return the state of the run."""
+class ModuleSteps(Steps, Protocol):
+    """The part of PyTorch's run that a program controls."""
 
     @property
     def models(self) -> Sequence[nn.Module]:
@@ -59,37 +53,26 @@ class Steps(Protocol):
     def enter(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
         """Note that a module call begins whose hooks torch had collected before `begin`."""
 
-    def end(self) -> None:
-        """End observing."""
 
-    def end_step(self) -> None:
-        """End the step."""
-
-
-class ScriptFollower:
+class ScriptFollower(FollowedSteps[ModuleSteps]):
     """Begins and ends the steps of a run by the calls of models and optimizers.
-
-    Only the thread that calls a model first is followed.
 
     Attributes:
         is_paused: whether nothing is recorded until it is false again.
     """
 
-    def __init__(self, run: Steps, *, has_step_function: bool = False) -> None:
+    def __init__(self, run: ModuleSteps, *, has_step_function: bool = False) -> None:
         """Follow the program until the session of `run` is closed.
 
         Args:
             run: is controlled.
             has_step_function: whether steps are the calls of a function, see `step_function`.
         """
-        self._run = run
+        super().__init__(run)
         self._has_step_function = has_step_function
-        self._thread: int | None = None
         # The models known, and all modules in them, by identity.
         self._roots: frozenset[int] = frozenset()
         self._known: dict[int, weakref.ref[nn.Module]] = {}
-        # Whether a step has begun and not ended; whether it is observed now.
-        self._is_open = self._is_observed = False
         # Behind the last wanted step: whether a module was called in it, and steps since.
         self._is_called = False
         self._unrecorded = 0
@@ -125,7 +108,7 @@ class ScriptFollower:
         if self._is_observed and id(module) not in self._roots and self._is_known(module):
             return
         if _graph_task() == -1 and self._is_own_thread():
-            session.attempt("following the program", self._called, module, args, sys._getframe(1))
+            session.attempt(FOLLOWING, self._called, module, args, sys._getframe(1))
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
         if _is_inner(module, frame) or not _has_parameters(module):
@@ -156,7 +139,7 @@ class ScriptFollower:
     def _optimized(self, *_: Any) -> None:
         self._optimizers.are_known = True
         if self._is_observed and self._is_own_thread():
-            self._run.session.attempt("following the program", self._stop)
+            self._run.session.attempt(FOLLOWING, self._stop)
         elif self._is_called and self._run.session.finished:
             self._unrecorded += 1
         self._is_called = False
@@ -192,11 +175,6 @@ class ScriptFollower:
         """Take a start of the program's, which has no effect."""
         self.skipped("start()")
 
-    def skipped(self, call: str) -> None:
-        """Warn once that calls of the program's have no effect."""
-        key = "steps are found"
-        warn_once(logger, key, f"msprobe finds the steps of this program itself: {call} is skipped")
-
     def step_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function`, each call of which becomes a step."""
 
@@ -205,17 +183,13 @@ class ScriptFollower:
             session = self._run.session
             if self._is_open or not self._is_own_thread():
                 return function(*args, **kwargs)
-            session.attempt("following the program", self._begin)
+            session.attempt(FOLLOWING, self._begin)
             try:
                 return function(*args, **kwargs)
             finally:
-                session.attempt("following the program", self._end_step)
+                session.attempt(FOLLOWING, self._end_step)
 
         return step
-
-    def finish(self) -> None:
-        """End the open step: the program came to its end."""
-        self._run.session.attempt("following the program", self._end_step)
 
     def pause(self) -> None:
         """End the open step, and begin none until `is_paused` is false again."""
@@ -223,30 +197,16 @@ class ScriptFollower:
         self.is_paused = True
 
     def _begin(self) -> None:
-        self._thread = threading.get_ident()
-        self._is_open = self._is_observed = True
+        self._open()
         self._run.begin(None, None)
         if not self._has_step_function:
             # Behind the hooks that `begin` has registered: they take the optimizer's step first.
             self._after_step = register_optimizer_step_post_hook(self._optimized)
 
-    def _stop(self) -> None:
-        self._is_observed = False
-        self._run.session.current.ending.stopped()
-        self._run.end()
-
     def _end_step(self) -> None:
-        if not self._is_open:
-            return
-        if self._is_observed:
-            self._stop()
-        if self._after_step is not None:
+        if self._is_open and self._after_step is not None:
             self._after_step.remove()
-        self._is_open = False
-        self._run.end_step()
-
-    def _is_own_thread(self) -> bool:
-        return self._thread in (None, threading.get_ident())
+        super()._end_step()
 
 
 class _Optimizers:
