@@ -49,7 +49,6 @@ INTERIORS_IN_TESTS: Final = frozenset(
         "compare.matching.data_mapping",
         "compare.matching.layer_mapping",
         "compare.matching.merge_order",
-        "compare.matching.module_paths",
         "compare.matching.sequences",
         "compare.matching.signatures",
         "compare.noise.spread",

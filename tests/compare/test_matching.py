@@ -12,7 +12,6 @@ from pairing import both, names_of, write_side
 
 from builders.records import backward, forward, tensor
 from msprobe.compare.matching import pair_operations
-from msprobe.compare.matching.module_paths import shared_paths
 from msprobe.compare.model import Match, OperationPair
 from msprobe.compare.options import CompareOptions
 
@@ -141,17 +140,18 @@ def test_wrapped_models_pair_with_bare_ones(tmp_path: Path, wrapper: str) -> Non
         assert {p.match for p in pairs} <= {Match.ALIAS, Match.UNMATCHED}
 
 
-def test_paths_that_only_look_like_wrappers_stay_apart() -> None:
-    paths = {"a.module.b", "a.b", "a"}
-    mine, theirs = shared_paths(paths, {"a.b", "a"})
-    assert theirs == {"a.b": "a.b", "a": "a"}
-    assert len(set(mine.values())) == 3
-    assert mine["a"] == "a"
+def test_paths_that_only_look_like_wrappers_stay_apart(tmp_path: Path) -> None:
+    inner, bare, outer = (f"Module.{path}.forward.0" for path in ("a.module.b.N", "a.b.N", "a.A"))
+    pairs = pairs_of(tmp_path, [inner, bare, outer], [bare, outer])
+    # Both are "a.b" without wrappers, which lie outside of what they wrap: the inner one is it.
+    assert names_of(pairs) == [(inner, bare), (bare, None), (outer, outer)]
 
 
-def test_equal_paths_need_no_rules() -> None:
-    paths = {"module.a", "_orig_mod"}
-    assert shared_paths(paths, paths) == ({p: p for p in paths}, {p: p for p in paths})
+def test_equal_paths_need_no_rules(tmp_path: Path) -> None:
+    names = ["Module.module.a.Linear.forward.0", "Module._orig_mod.Linear.forward.0"]
+    pairs = pairs_of(tmp_path, names, names)
+    assert names_of(pairs) == list(zip(names, names, strict=True))
+    assert {pair.match for pair in pairs} == {Match.EXACT}
 
 
 def test_same_path_with_another_class_is_the_same_module(tmp_path: Path) -> None:

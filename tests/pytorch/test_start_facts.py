@@ -17,9 +17,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import msprobe
 from msprobe.capture.session import reset_session
+from msprobe.capture.statistics import native_module
 from msprobe.pytorch import PrecisionDebugger
 
 LEVELS = ["L0", "L1", "mix"]
+native = native_module()
 
 
 class Net(nn.Module):
@@ -117,6 +119,34 @@ def test_parameters_are_those_at_the_start_of_each_step(level, make, model, tmp_
         assert {name: first for name, first in tied.items() if first} == {
             "head.weight": "embed.weight"
         }
+
+
+@pytest.mark.parametrize("isa", native.use_isa(None) if native else ["none"])
+def test_checksums_are_those_of_zlib_for_every_size(isa, make, tmp_path):
+    """Steps of 256 bytes, blocks of 16,128, what remains, and a NaN, which is read twice."""
+    types = {torch.float32: 1, torch.bfloat16: 2, torch.int64: 3, torch.uint8: 4, torch.float64: 5}
+    sizes = [1, 5, 63, 64, 65, 129, 255, 256, 257, 4032, 4033, 8064, 20_000]
+    model = nn.Module()
+    for size in sizes:
+        for dtype, seed in types.items():
+            values = torch.arange(size) * (seed + 2) % 251
+            model.register_buffer(f"{str(dtype)[6:]}_{size}", values.to(dtype))
+    model.float32_20000[17] = float("nan")
+    if native:
+        native.use_isa(isa)
+    try:
+        debugger = make("L0")
+        debugger.start(model)
+        debugger.stop()
+        debugger.step()
+    finally:
+        if native:
+            native.use_isa(None)
+    found = facts(tmp_path).parameters
+    bytes_of = {name: value.view(torch.uint8).numpy() for name, value in model.named_buffers()}
+    assert dict(zip(found.name, found.checksum, strict=True)) == {
+        name: crc(array) for name, array in bytes_of.items()
+    }
 
 
 @pytest.mark.parametrize(

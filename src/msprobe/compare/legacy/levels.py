@@ -187,10 +187,11 @@ def _raise_to_status(row: Row, verdict: Verdict, mode: Mode) -> None:
 
 
 def _is_nonfinite(side: SideCells) -> bool:
-    return any(
-        cell == NAN or (isinstance(cell, float) and cell - cell != 0)
-        for cell in (side.max, side.min)
-    )
+    return _is_odd(side.max) or _is_odd(side.min)
+
+
+def _is_odd(cell: Cell) -> bool:
+    return cell - cell != 0 if type(cell) is float else cell == NAN
 
 
 def _judge_norms(rows: Sequence[JudgedRow], output: Verdict) -> None:

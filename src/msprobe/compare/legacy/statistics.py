@@ -33,10 +33,14 @@ def statistic_cells(
         return _EIGHT_TIMES_NOTHING if target[0] == NOTHING else _EQUAL
     else:
         pairs = [_pair(*pair) for pair in zip(target, reference, strict=True)]
-    return [*(pair[0] for pair in pairs), *(pair[1] for pair in pairs)]
+    return [cell for cells in zip(*pairs, strict=True) for cell in cells]
 
 
 def _pair(target: Cell, reference: Cell) -> tuple[Cell, Cell]:
+    if type(target) is type(reference) is float and reference:
+        difference = target - reference
+        if difference - difference == 0:  # the usual case by itself: nothing is infinite
+            return (difference, f"{abs(difference / reference) * 100}%") if difference else (0, 0)
     if target == NOTHING or reference == NOTHING:
         return NOTHING, NOTHING
     if target == reference:
