@@ -17,6 +17,7 @@ from msprobe.run_config.environment import classify_variable
 from msprobe.run_config.launches import SHELLS, InnerScript, Launch, find_launch
 from msprobe.run_config.levels import Level
 from msprobe.run_config.secrets import hide_secrets
+from msprobe.run_config.shell_conditions import branches_of, holds
 from msprobe.run_config.shell_words import (
     Variables,
     Word,
@@ -36,16 +37,6 @@ _MAX_DEPTH: Final = 100
 _MAX_ROUNDS: Final = 64
 _MAX_FILE_BYTES: Final = 1 << 20
 _TOO_LONG: Final = "the script is too long or too deeply nested to be followed"
-_NUMBERS: Final[Mapping[str, Callable[[int, int], bool]]] = {
-    "-eq": lambda one, other: one == other,
-    "-ne": lambda one, other: one != other,
-    "-lt": lambda one, other: one < other,
-    "-le": lambda one, other: one <= other,
-    "-gt": lambda one, other: one > other,
-    "-ge": lambda one, other: one >= other,
-}
-
-
 _ENDLESS: Final = ("true", ":", "[ 1 ]")
 _EXPORT_ALL: Final = re.compile(r"[-+][a-z]*a[a-z]*|allexport")
 _ENTRY: Final = re.compile(r"\[(\w+)\]=(.*)", re.DOTALL)
@@ -188,7 +179,7 @@ class Way:
 
     def _in_brackets(self, node: Node) -> bool | None:
         inner = node.named_children
-        return self._test(inner[0]) if len(inner) == 1 else None
+        return holds(inner[0], self._variables) if len(inner) == 1 else None
 
     def _while(self, node: Node) -> bool | None:
         condition = [one for one in node.children_by_field_name("condition") if one.is_named]
@@ -474,7 +465,7 @@ class Way:
         return self._run(right) if status is wants else status
 
     def _if(self, node: Node) -> bool | None:
-        for condition, body in _branches(node):
+        for condition, body in branches_of(node):
             if self._holds(condition):
                 for one in body:
                     self._run(one)
@@ -536,42 +527,6 @@ class Way:
                     self._run(one)
         return True
 
-    def _test(self, node: Node) -> bool | None:
-        """Return whether a condition in brackets holds; None if only the shell knows."""
-        operator = node.child_by_field_name("operator")
-        sign = "" if operator is None else text_of(operator)
-        if node.type == "binary_expression":
-            left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-            return None if left is None or right is None else self._binary(left, sign, right)
-        operands = [one for one in node.named_children if one != operator]
-        if node.type == "parenthesized_expression" and len(operands) == 1:
-            return self._test(operands[0])
-        if node.type != "unary_expression" or len(operands) != 1:
-            return None
-        if sign == "!":
-            inner = self._test(operands[0])
-            return None if inner is None else not inner
-        word = value_of(operands[0], self._variables)
-        if sign not in ("-z", "-n") or word.doubts:
-            return None
-        return (not word.text) is (sign == "-z")
-
-    def _binary(self, left: Node, sign: str, right: Node) -> bool | None:
-        if sign in ("&&", "||"):
-            both = self._test(left), self._test(right)
-            decisive = sign == "||"
-            if decisive in both:
-                return decisive
-            return None if None in both else not decisive
-        one, other = value_of(left, self._variables), value_of(right, self._variables)
-        if one.doubts or other.doubts:
-            return None
-        if sign in ("=", "==", "!="):
-            return fnmatchcase(one.text, other.text) is (sign != "!=")
-        if sign in _NUMBERS and one.text.isdigit() and other.text.isdigit():
-            return _NUMBERS[sign](int(one.text), int(other.text))
-        return None
-
 
 _STATEMENTS: Final[Mapping[str, Callable[[Way, Node], bool | None]]] = {
     "command": Way._command,
@@ -604,27 +559,6 @@ _BUILTINS: Final[Mapping[str, Callable[[Way, list[Word], int], None]]] = {
     "shift": Way._shift,
     **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Way._read),
 }
-
-
-def _branches(node: Node) -> Iterator[tuple[list[Node], list[Node]]]:
-    """Yield condition and body of each branch of an ``if``; the last has none."""
-    condition: list[Node] = []
-    body: list[Node] = []
-    into = condition
-    later: list[Node] = []
-    for child in node.children:
-        if child.type == "then":
-            into = body
-        elif child.type in ("elif_clause", "else_clause"):
-            later.append(child)
-        elif child.is_named and child.type != "comment":
-            into.append(child)
-    yield condition, body
-    for one in later:
-        if one.type == "elif_clause":
-            yield from _branches(one)
-        else:
-            yield [], [each for each in one.named_children if each.type != "comment"]
 
 
 def _are_apart(command: Node, assignments: Sequence[Node], name: Node) -> bool:

@@ -184,9 +184,9 @@ def _assigns(node: Node) -> bool:
 
 
 def _number(node: Node, variables: Variables) -> int:
-    inner = [child for child in node.named_children if child.type != "comment"]
+    inner, text = [child for child in node.named_children if child.type != "comment"], text_of(node)
     match node.type:
-        case "number" | "word" | "variable_name" if (text := text_of(node)).isidentifier():
+        case "number" | "word" | "variable_name" if text.isidentifier():
             found = int(_known(_words_in(text, variables)), 0)
         case "number" | "word":
             found = int(text, 0)  # 010 is octal in a shell: it stays open
@@ -204,9 +204,9 @@ def _number(node: Node, variables: Variables) -> int:
         case "binary_expression":
             sign = text_of(node.children[1])
             if sign in ("&&", "||"):  # what is behind may not be evaluated
-                left = bool(_number(inner[0], variables))
-                is_known = left is (sign == "||")
-                found = int(left if is_known else bool(_number(inner[1], variables)))
+                is_true = bool(_number(inner[0], variables))
+                is_known = is_true is (sign == "||")
+                found = int(is_true if is_known else bool(_number(inner[1], variables)))
             elif _assigns(node):
                 right = _number(inner[1], variables)
                 change = _OPERATIONS.get(sign.removesuffix("="))
