@@ -128,7 +128,8 @@ def _of_dataclass(owner: Any) -> Mapping[str, Any]:
 
 def _of_tree(owner: Any) -> Mapping[str, Any]:
     """Return a tree of OmegaConf as it is written; Hydra's own and inner ones are left out."""
-    if owner._get_parent() is not None or "hydra" in owner:
+    # While it composes, Hydra makes trees of its own settings; some of them are left.
+    if owner._get_parent() is not None or {"hydra", "hydra_logging"} & set(owner.keys()):
         return {}
     container = sys.modules["omegaconf"].OmegaConf.to_container(owner, resolve=False)
     return container if isinstance(container, dict) else {}
