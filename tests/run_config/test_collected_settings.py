@@ -98,6 +98,28 @@ def test_a_changed_setting_is_found(tmp_path: Path, changed, item, name, values)
     assert (name, *values) in [(each.name, each.bench, each.cmp) for each in found]
 
 
+def test_lists_of_lists_among_the_arguments(tmp_path: Path) -> None:
+    given = argparse.Namespace(stages=[[1, 2], [3]], places=["x"])
+    bench = run(tmp_path / "a.zip")
+    given.stages = [[1, 2], [4]]
+    found = compare_packs(bench, run(tmp_path / "b.zip"))
+    assert found.conclusion.difference is not None, found.conclusion.sentence
+    assert "stages" in found.conclusion.difference.name
+    assert found.items["optimizer"].compared
+
+
+def test_flags_of_absl_in_an_object_of_their_own(tmp_path: Path) -> None:
+    flags = pytest.importorskip("absl.flags")
+    own = flags.FlagValues()
+    flags.DEFINE_float("own_decay", 0.1, "", flag_values=own)
+    own(["train.py"])
+    bench = run(tmp_path / "a.zip")
+    own.own_decay = 0.2
+    found = compare_packs(bench, run(tmp_path / "b.zip")).conclusion
+    assert found.difference is not None, found.sentence
+    assert found.difference.name == "own_decay"
+
+
 def test_equal_settings_pass(tmp_path: Path) -> None:
     found = compare_packs(run(tmp_path / "a.zip"), run(tmp_path / "b.zip"))
     assert found.level is Level.PASS, found.differences()

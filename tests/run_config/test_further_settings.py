@@ -74,11 +74,12 @@ def train(path: Path, settings: Settings) -> Path:
         data = TensorDataset(torch.arange(48).reshape(12, 4) % 12)
         sampler = settings.get("sampler", lambda data: None)(data)
         loader = DataLoader(data, 4, sampler=sampler, **settings.get("loader", {}))
+        criterion = nn.CrossEntropyLoss(**settings.get("loss", {}))
         checker = ConfigChecker(net, settings.get("files"), path, max_steps=2)
         del checker
         for (tokens,) in loader:
             with torch.autocast("cpu", **settings.get("autocast", {"enabled": False})):
-                loss = nn.functional.cross_entropy(net(tokens), tokens[:, 0])
+                loss = criterion(net(tokens), tokens[:, 0])
             scaler.scale(loss).backward()
             torch.nn.utils.clip_grad_norm_(
                 net.parameters(), **settings.get("clip", {"max_norm": 1})
@@ -115,6 +116,16 @@ def file(name: str, content: str) -> Iterator[None]:
 def schedule(name: str, *arguments: Any, **options: Any) -> Settings:
     kind = getattr(torch.optim.lr_scheduler, name)
     return {"schedule": lambda optimizer: kind(optimizer, *arguments, **options)}
+
+
+def in_turn(milestone: int) -> Settings:
+    kinds = torch.optim.lr_scheduler
+
+    def make(optimizer: torch.optim.Optimizer) -> Any:
+        parts = [kinds.LinearLR(optimizer, 0.1), kinds.CosineAnnealingLR(optimizer, 20)]
+        return kinds.SequentialLR(optimizer, parts, [milestone])
+
+    return {"schedule": make}
 
 
 def weighted(last: float) -> Settings:
@@ -198,6 +209,11 @@ PLANTS = (
     Plant("MKL-DNN", Kind.SYSTEM, "mkldnn", around=lambda: switched(
         lambda: BACKENDS.mkldnn.enabled, lambda on: setattr(BACKENDS.mkldnn, "enabled", on),
         False)),
+    Plant("schedules in turn", Kind.SCHEDULE, "milestones", in_turn(9), in_turn(8)),
+    Plant("smoothed labels", Kind.MODEL, "loss.0.label_smoothing",
+          {"loss": {"label_smoothing": 0.1}}),
+    Plant("weights of classes", Kind.MODEL, "loss.0.weight",
+          {"loss": {"weight": torch.arange(12.0)}}, {"loss": {"weight": torch.ones(12)}}),
 )  # fmt: skip
 
 EQUAL = (

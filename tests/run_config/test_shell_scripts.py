@@ -90,6 +90,14 @@ def test_a_megatron_script() -> None:
         ("set -- 4 5\npython t.py --x $2", {"script": "t.py", "x": "5"}),
         ("cd code && python t.py --x 1 || exit 1", {"script": "t.py", "x": "1"}),
         (': "${X:=7}"\npython t.py --x $X', {"script": "t.py", "x": "7"}),
+        ("set -ea; NCCL_ALGO=Ring; set +a; NCCL_PROTO=LL\npython t.py",
+         {"script": "t.py", "env.NCCL_ALGO": "Ring"}),
+        ("ray job submit --working-dir=. -- python t.py --x 1",
+         {"ray.working-dir": ".", "script": "t.py", "x": "1"}),
+        ("fabric run --devices 2 t.py --x 1",
+         {"positional": ["run"], "devices": "2", "script": "t.py", "x": "1"}),
+        ("srun --prolog=/a/b.sh env BASH_ENV=c.sh python t.py --x 1",
+         {"srun.prolog": "/a/b.sh", "srun.BASH_ENV": "c.sh", "script": "t.py", "x": "1"}),
         ("accelerate config; python -c 'print(1)'; python --version", {}),
         ("echo train.py --lr 1", {}),
         ("", {}),
@@ -184,6 +192,7 @@ def test_functions_loops_and_sourced_files(tmp_path: Path) -> None:
     run() { local seed=$1; shift; python t.py --seed "$seed" "${COMMON[@]}" "$@"; }
     for seed in 1 2; do run $seed --lr 3; done
     bash inner.sh 5
+    srun ./inner.sh 6
     . missing.sh
     """
     found = parse_shell_script(text, tmp_path)
@@ -193,6 +202,7 @@ def test_functions_loops_and_sourced_files(tmp_path: Path) -> None:
     assert found.arguments["t.py:hidden"] == "64"
     assert found.arguments["t.py:lr"] == "3"
     assert found.arguments["deep.py:depth"] == "5"
+    assert found.arguments["deep.py#2:depth"] == "6"
     assert list(found.unresolved) == ["file missing.sh"]
 
 
@@ -246,3 +256,59 @@ def test_the_words_are_those_that_bash_makes(tmp_path: Path) -> None:
         if name != "seed" and value is not True:
             rebuilt += value if isinstance(value, list) else [value]
     assert sorted(rebuilt) == sorted(words)
+
+
+# Each training has one value that bash has to agree with.
+VALUES = r"""
+S=lr_7.b.c
+python t.py --x ${S#lr_}
+python t.py --x ${S#*.}
+python t.py --x ${S##*.}
+python t.py --x ${S%.*}
+python t.py --x ${S%%.*}
+python t.py --x ${S%nothing}
+python t.py --x ${S/lr/LR}
+python t.py --x ${S//./-}
+python t.py --x ${S^^}
+read -r A B C <<< "1 $S"
+python t.py --x "$A$B$C."
+N=5
+if (( N > 8 )); then X=a; elif (( $N > 4 && N < 9 )); then X=b; else X=c; fi
+python t.py --x $X
+if (( N == 4 || N % 2 == 0 )); then X=a; else X=b; fi
+python t.py --x $X
+(( N += 2 ))
+python t.py --x $((N > 3 ? N / 2 : 2))
+python t.py --x $((N++ * 2))
+python t.py --x $((-N))
+for ((i = 0; i < 3; i++)); do python t.py --x $i; done
+while [ $N -gt 1 ]; do
+  N=$((N - 2))
+  if [ $N -eq 4 ]; then continue; fi
+  python t.py --x $N
+done
+until (( N >= 9 )); do (( N++ )); [ $N -eq 5 ] && break; python t.py --x $N; done
+for i in 1 2 3; do if (( i == 2 )); then break; fi; python t.py --x $i; done
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is the oracle")
+def test_values_loops_and_conditions_are_those_of_bash(tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text(f'#!/bin/bash\necho "$3" >> {tmp_path / "values"}\n')
+    fake.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(["bash", "-c", VALUES], env=path, cwd=tmp_path, check=True)
+    found = parse_shell_script(VALUES)
+    values = [value for name, value in found.arguments.items() if name.endswith(":x")]
+    assert values == (tmp_path / "values").read_text().splitlines()
+    assert found.unresolved == {}
+
+
+def test_a_loop_whose_rounds_are_not_known_is_said() -> None:
+    assert "loop in line 1" in parse_shell_script("while check; do python t.py; done").unresolved
+    assert parse_shell_script("while true; do python t.py; done").unresolved == {}
+    many = "for ((i = 0; i < 99; i++)); do python t.py --x $i; done"
+    assert "loop in line 1" in parse_shell_script(many).unresolved
+    unknown = parse_shell_script("((i += $(date)))\npython t.py --x $i").unresolved
+    assert "x" in unknown

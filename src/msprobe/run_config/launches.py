@@ -14,7 +14,12 @@ from msprobe.run_config.shell_words import Word, as_mapping
 
 SHELLS: Final = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
 _PYTHON: Final = re.compile(r"(python|pypy)[\d.]*")
-_LAUNCHERS: Final = frozenset(("torchrun", "msrun", "deepspeed", "accelerate", "colossalai"))
+_LAUNCHERS: Final = frozenset(
+    (
+        *("torchrun", "msrun", "deepspeed", "accelerate", "colossalai"),
+        *("composer", "fabric", "lightning"),
+    )
+)
 # Modules that start the script that follows them.
 _LAUNCH_MODULES: Final = frozenset(
     (
@@ -30,6 +35,7 @@ _WRAPPERS: Final = frozenset(
         *("srun", "mpirun", "mpiexec", "jsrun", "aprun", "horovodrun", "uv", "poetry", "pipenv"),
         *("conda", "mamba", "micromamba", "pixi", "hatch", "rye", "singularity", "apptainer"),
         *("docker", "podman", "nerdctl", "enroot", "nsys", "ncu", "perf", "py-spy", "viztracer"),
+        *("ray", "sbatch", "salloc", "pdm", "flock", "dotenv"),
     )
 )
 # Programs that give a text to a shell.
@@ -83,6 +89,8 @@ def find_launch(words: Sequence[Word], line: int) -> Launch | InnerScript | None
     if program in SHELLS:
         inner = _inner(rest)
         return None if inner is None else replace(inner, wrapper=_of_wrapper(words[:start]))
+    if program.endswith(".sh"):
+        return InnerScript(None, words[start].text, tuple(rest), _of_wrapper(words[:start]))
     if program == "accelerate":
         if not rest or rest[0].text != "launch":
             return None
@@ -96,7 +104,9 @@ def _start(words: Sequence[Word]) -> int | None:
     """Return the place of the program that starts a script, behind those that wrap it."""
     for place, word in enumerate(words):
         name = PurePath(word.text).name
-        if name in _LAUNCHERS or name in SHELLS or _PYTHON.fullmatch(name):
+        is_script = name.endswith(".sh") and not word.text.startswith("-") and "=" not in word.text
+        is_program = name in _LAUNCHERS or name in SHELLS or is_script
+        if is_program or _PYTHON.fullmatch(name):
             return place
         is_wrapper = name in _WRAPPERS or _ASSIGNMENT.fullmatch(word.text)
         if place == 0 and not is_wrapper:

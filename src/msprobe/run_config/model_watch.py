@@ -96,7 +96,7 @@ class RunSettings:
     def write(self, writer: PackWriter, rank: int) -> None:
         """Write them into a pack."""
         # Where the pack lies is no setting.
-        places = {str(writer.path), str(writer.path.absolute())}
+        places = [str(writer.path), str(writer.path.absolute())]  # a value may not be hashable
         arguments = {
             name: [each for each in one if each not in places] if isinstance(one, list) else one
             for name, one in self.arguments.items()

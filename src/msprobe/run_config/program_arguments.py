@@ -54,6 +54,7 @@ class _Source(StrEnum):
     LIGHTNING = "lightning"
     ACCELERATE = "accelerate"
     DEEPSPEED = "deepspeed"
+    ABSL = "absl"
 
 
 _CLASSES: Final = {
@@ -63,6 +64,7 @@ _CLASSES: Final = {
     "pytorch_lightning.trainer.trainer.Trainer": _Source.LIGHTNING,
     "accelerate.accelerator.Accelerator": _Source.ACCELERATE,
     "deepspeed.runtime.engine.DeepSpeedEngine": _Source.DEEPSPEED,
+    "absl.flags._flagvalues.FlagValues": _Source.ABSL,
     "transformers.training_args.TrainingArguments": _Source.DATACLASS,
 }
 
@@ -94,9 +96,8 @@ def program_arguments(objects: Kinds) -> dict[str, JsonTree]:
         for owner in owners:
             with suppress(Exception):  # objects of other libraries, some half made
                 _add(found, flat_arguments(read(owner)))
-    for read_all in (_absl_flags, _megatron_arguments):
-        with suppress(Exception):
-            _add(found, flat_arguments(read_all()))
+    with suppress(Exception):
+        _add(found, flat_arguments(_megatron_arguments()))
     known = {normal_name(name) for name in found}
     options = flat_arguments(options_of(sys.argv[1:]).arguments)
     _add(found, {key: value for key, value in options.items() if normal_name(key) not in known})
@@ -127,7 +128,8 @@ def _of_dataclass(owner: Any) -> Mapping[str, Any]:
 
 def _of_tree(owner: Any) -> Mapping[str, Any]:
     """Return a tree of OmegaConf as it is written; Hydra's own and inner ones are left out."""
-    if owner._get_parent() is not None or "hydra" in owner:
+    # While it composes, Hydra makes trees of its own settings; some of them are left.
+    if owner._get_parent() is not None or {"hydra", "hydra_logging"} & set(owner.keys()):
         return {}
     container = sys.modules["omegaconf"].OmegaConf.to_container(owner, resolve=False)
     return container if isinstance(container, dict) else {}
@@ -162,15 +164,8 @@ _READERS: Final[Mapping[str, Callable[[Any], Mapping[str, Any]]]] = {
     _Source.LIGHTNING: _attributes(_LIGHTNING, "Trainer"),
     _Source.ACCELERATE: _attributes(_ACCELERATE, "Accelerator"),
     _Source.DEEPSPEED: _of_deepspeed,
+    _Source.ABSL: lambda flags: flags.flag_values_dict() if flags.is_parsed() else {},
 }
-
-
-def _absl_flags() -> Mapping[str, Any]:
-    flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
-    if flags is None or not flags.is_parsed():
-        return {}
-    values: Mapping[str, Any] = flags.flag_values_dict()
-    return values
 
 
 def _megatron_arguments() -> Mapping[str, Any]:

@@ -17,9 +17,11 @@ from msprobe.run_config.environment import classify_variable
 from msprobe.run_config.launches import SHELLS, InnerScript, Launch, find_launch
 from msprobe.run_config.levels import Level
 from msprobe.run_config.secrets import hide_secrets
+from msprobe.run_config.shell_conditions import branches_of, holds
 from msprobe.run_config.shell_words import (
     Variables,
     Word,
+    number_of,
     shell_parser,
     text_of,
     value_of,
@@ -35,21 +37,17 @@ _MAX_DEPTH: Final = 100
 _MAX_ROUNDS: Final = 64
 _MAX_FILE_BYTES: Final = 1 << 20
 _TOO_LONG: Final = "the script is too long or too deeply nested to be followed"
-_NUMBERS: Final[Mapping[str, Callable[[int, int], bool]]] = {
-    "-eq": lambda one, other: one == other,
-    "-ne": lambda one, other: one != other,
-    "-lt": lambda one, other: one < other,
-    "-le": lambda one, other: one <= other,
-    "-gt": lambda one, other: one > other,
-    "-ge": lambda one, other: one >= other,
-}
-
-
+_ENDLESS: Final = ("true", ":", "[ 1 ]")
+_EXPORT_ALL: Final = re.compile(r"[-+][a-z]*a[a-z]*|allexport")
 _ENTRY: Final = re.compile(r"\[(\w+)\]=(.*)", re.DOTALL)
 
 
 class _Ended(Exception):  # noqa: N818 - not an error
     """The script, or a function, ends here."""
+
+
+class _LeftRound(Exception):  # noqa: N818 - not an error
+    """A round of a loop ends here; with ``break`` as its argument the loop does."""
 
 
 def ways_through(text: str, folder: Path) -> Iterator[Way]:
@@ -106,6 +104,8 @@ class Way:
         self._functions: dict[str, Node] = {}
         self._exported: dict[str, None] = {}
         self._own: list[str] = []  # variables set in front of the present command
+        self._exports_all = False
+        self._given: Word | None = None  # what the present command reads from ``<<<``
         self._steps = 0
         self._depth = 0
 
@@ -113,7 +113,7 @@ class Way:
         """Follow a whole script."""
         try:
             self._run_text(text)
-        except _Ended:
+        except (_Ended, _LeftRound):
             return
         except RecursionError:
             self.problems["size"] = _TOO_LONG
@@ -144,6 +144,12 @@ class Way:
         handler = _STATEMENTS.get(node.type)
         return True if handler is None else handler(self, node)
 
+    def _compound(self, node: Node) -> bool | None:
+        if node.children[0].type == "((":
+            found = number_of(node, self._variables)
+            return None if found is None else found != 0
+        return self._each_inside(node)
+
     def _each_inside(self, node: Node) -> bool | None:
         self._run_all(node)
         return True
@@ -173,12 +179,72 @@ class Way:
 
     def _in_brackets(self, node: Node) -> bool | None:
         inner = node.named_children
-        return self._test(inner[0]) if len(inner) == 1 else None
+        return holds(inner[0], self._variables) if len(inner) == 1 else None
 
-    def _once(self, node: Node) -> bool | None:
-        """Follow the body of a loop whose rounds only the shell knows once."""
-        body = node.child_by_field_name("body")
-        return True if body is None else self._run(body)
+    def _while(self, node: Node) -> bool | None:
+        condition = [one for one in node.children_by_field_name("condition") if one.is_named]
+        ends = node.children[0].type == "until"
+        self._loop(node, lambda: self._status(condition), ends=ends)
+        return True
+
+    def _count(self, node: Node) -> bool | None:
+        """Follow ``for ((…; …; …))``."""
+        start, condition, step = (
+            node.child_by_field_name(name) for name in ("initializer", "condition", "update")
+        )
+        if start is not None:
+            number_of(start, self._variables)
+
+        def status() -> bool | None:
+            found = None if condition is None else number_of(condition, self._variables)
+            return None if found is None else found != 0
+
+        def advance() -> None:
+            if step is not None:
+                number_of(step, self._variables)
+
+        self._loop(node, status, ends=False, advance=advance)
+        return True
+
+    def _loop(
+        self,
+        node: Node,
+        status: Callable[[], bool | None],
+        *,
+        ends: bool,
+        advance: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Follow a loop round by round; one whose rounds only the shell knows, once.
+
+        Args:
+            node: the loop.
+            status: whether its condition holds; None if only the shell knows.
+            ends: what of these ends it.
+            advance: called after each round.
+        """
+        body, line = node.child_by_field_name("body"), node.start_point[0] + 1
+        for _ in range(_MAX_ROUNDS):
+            known, found = len(self.launches), status()
+            if found is ends or body is None:
+                return
+            goes_on = self._round(body)
+            if found is None:
+                is_endless = text_of(node.named_children[0]) in _ENDLESS
+                if len(self.launches) > known and not is_endless:
+                    self.problems[f"loop in line {line}"] = "only the shell knows its rounds"
+                return
+            if not goes_on:
+                return
+            advance()
+        self.problems[f"loop in line {line}"] = f"only its first {_MAX_ROUNDS} rounds are followed"
+
+    def _round(self, body: Node) -> bool:
+        """Follow a round of a loop; return whether there may be another one."""
+        try:
+            self._run(body)
+        except _LeftRound as left:
+            return left.args != ("break",)
+        return True
 
     def _define(self, node: Node) -> bool | None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
@@ -190,6 +256,10 @@ class Way:
 
     def _command(self, node: Node) -> bool | None:
         name = node.child_by_field_name("name")
+        texts = (one for one in node.named_children if one.type == "herestring_redirect")
+        self._given = next(
+            (value_of(one.named_children[0], self._variables) for one in texts), None
+        )
         assignments = [one for one in node.named_children if one.type == "variable_assignment"]
         before = self._variables.copy() if assignments else self._variables
         is_apart = name is None or not assignments or _are_apart(node, assignments, name)
@@ -213,6 +283,8 @@ class Way:
         first, rest = words[0].text, words[1:]
         if first in ("exit", "return"):
             raise _Ended
+        if first in ("break", "continue"):
+            raise _LeftRound(first)
         if first == "test":
             return None
         if first in self._functions:
@@ -224,8 +296,12 @@ class Way:
         return True
 
     def _set(self, words: list[Word], _line: int) -> None:
-        if words and words[0].text == "--":
-            self._variables.arguments = tuple(words[1:])
+        for place, word in enumerate(words):
+            if word.text == "--":
+                self._variables.arguments = tuple(words[place + 1 :])
+                return
+            if _EXPORT_ALL.fullmatch(word.text):
+                self._exports_all = word.text[0] != "+"
 
     def _shift(self, words: list[Word], _line: int) -> None:
         arguments = self._variables.arguments
@@ -243,9 +319,14 @@ class Way:
 
     def _read(self, words: list[Word], line: int) -> None:
         doubt = (f"is read when the script runs (line {line})",)
-        for word in words:
-            if not word.text.startswith("-"):
-                self._variables.values[word.text] = (Word(f"${word.text}", doubt),)
+        names = [word.text for word in words if not word.text.startswith("-")]
+        given = self._given if {word.text for word in words} <= {"-r", *names} else None
+        parts = given.text.split(maxsplit=len(names) - 1) if given is not None and names else ()
+        for place, name in enumerate(names):
+            found = Word(f"${name}", doubt)
+            if given is not None:
+                found = Word(parts[place] if place < len(parts) else "", given.doubts)
+            self._variables.values[name] = (found,)
 
     def _eval(self, words: list[Word], _line: int) -> None:
         self._run_inner(" ".join(word.text for word in words))
@@ -353,6 +434,8 @@ class Way:
         if name is None:
             return True
         appends = any(child.type == "+=" for child in node.children)
+        if self._exports_all:
+            self._exported[text_of(name)] = None
         values, key = self._variables.values, text_of(name)
         if value is not None and value.type == "array":
             parts = [one for one in value.named_children if one.type != "comment"]
@@ -382,19 +465,23 @@ class Way:
         return self._run(right) if status is wants else status
 
     def _if(self, node: Node) -> bool | None:
-        for condition, body in _branches(node):
+        for condition, body in branches_of(node):
             if self._holds(condition):
                 for one in body:
                     self._run(one)
                 break
         return True
 
-    def _holds(self, condition: Sequence[Node]) -> bool:
+    def _status(self, condition: Sequence[Node]) -> bool | None:
         status: bool | None = True
         for one in condition:
             is_plain = one.type == "command"
             status = self._run(one)
             status = None if is_plain else status
+        return status
+
+    def _holds(self, condition: Sequence[Node]) -> bool:
+        status = self._status(condition)
         if status is None:
             return self._decide(condition[-1], 2) == 0
         return status
@@ -414,7 +501,8 @@ class Way:
         words = [word for one in parts for word in words_of(one, self._variables)]
         for word in words[:_MAX_ROUNDS]:
             self._variables.values[text_of(name)] = (word,)
-            self._run(body)
+            if not self._round(body):
+                break
         return True
 
     def _case(self, node: Node) -> bool | None:
@@ -439,42 +527,6 @@ class Way:
                     self._run(one)
         return True
 
-    def _test(self, node: Node) -> bool | None:
-        """Return whether a condition in brackets holds; None if only the shell knows."""
-        operator = node.child_by_field_name("operator")
-        sign = "" if operator is None else text_of(operator)
-        if node.type == "binary_expression":
-            left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-            return None if left is None or right is None else self._binary(left, sign, right)
-        operands = [one for one in node.named_children if one != operator]
-        if node.type == "parenthesized_expression" and len(operands) == 1:
-            return self._test(operands[0])
-        if node.type != "unary_expression" or len(operands) != 1:
-            return None
-        if sign == "!":
-            inner = self._test(operands[0])
-            return None if inner is None else not inner
-        word = value_of(operands[0], self._variables)
-        if sign not in ("-z", "-n") or word.doubts:
-            return None
-        return (not word.text) is (sign == "-z")
-
-    def _binary(self, left: Node, sign: str, right: Node) -> bool | None:
-        if sign in ("&&", "||"):
-            both = self._test(left), self._test(right)
-            decisive = sign == "||"
-            if decisive in both:
-                return decisive
-            return None if None in both else not decisive
-        one, other = value_of(left, self._variables), value_of(right, self._variables)
-        if one.doubts or other.doubts:
-            return None
-        if sign in ("=", "==", "!="):
-            return fnmatchcase(one.text, other.text) is (sign != "!=")
-        if sign in _NUMBERS and one.text.isdigit() and other.text.isdigit():
-            return _NUMBERS[sign](int(one.text), int(other.text))
-        return None
-
 
 _STATEMENTS: Final[Mapping[str, Callable[[Way, Node], bool | None]]] = {
     "command": Way._command,
@@ -486,15 +538,15 @@ _STATEMENTS: Final[Mapping[str, Callable[[Way, Node], bool | None]]] = {
     "test_command": Way._in_brackets,
     "if_statement": Way._if,
     "for_statement": Way._for,
-    "while_statement": Way._once,
-    "c_style_for_statement": Way._once,
+    "while_statement": Way._while,
+    "c_style_for_statement": Way._count,
     "case_statement": Way._case,
     "function_definition": Way._define,
     **dict.fromkeys(
-        ("variable_assignments", "compound_statement", "do_group"),
+        ("variable_assignments", "do_group", "pipeline", "else_clause", "ERROR"),
         Way._each_inside,
     ),
-    **dict.fromkeys(("pipeline", "else_clause", "ERROR"), Way._each_inside),
+    "compound_statement": Way._compound,
     "declaration_command": Way._declare,
     "unset_command": Way._unset,
 }
@@ -507,27 +559,6 @@ _BUILTINS: Final[Mapping[str, Callable[[Way, list[Word], int], None]]] = {
     "shift": Way._shift,
     **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Way._read),
 }
-
-
-def _branches(node: Node) -> Iterator[tuple[list[Node], list[Node]]]:
-    """Yield condition and body of each branch of an ``if``; the last has none."""
-    condition: list[Node] = []
-    body: list[Node] = []
-    into = condition
-    later: list[Node] = []
-    for child in node.children:
-        if child.type == "then":
-            into = body
-        elif child.type in ("elif_clause", "else_clause"):
-            later.append(child)
-        elif child.is_named and child.type != "comment":
-            into.append(child)
-    yield condition, body
-    for one in later:
-        if one.type == "elif_clause":
-            yield from _branches(one)
-        else:
-            yield [], [each for each in one.named_children if each.type != "comment"]
 
 
 def _are_apart(command: Node, assignments: Sequence[Node], name: Node) -> bool:

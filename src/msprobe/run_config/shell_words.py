@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import translate
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -147,37 +149,95 @@ def _pieces(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piec
 
 def _arithmetic(node: Node, variables: Variables) -> _Piece:
     """Return the value of ``$((…))`` of whole numbers, if all its variables are known."""
-    inner = [child for child in node.named_children if child.type != "comment"]
-    try:
-        return _Piece(str(_number(inner[0], variables))) if len(inner) == 1 else _unknown(node)
-    except (KeyError, ValueError, ZeroDivisionError, IndexError):
-        return _unknown(node)
+    found = number_of(node, variables)
+    return _unknown(node) if found is None else _Piece(str(found))
 
 
 def _unknown(node: Node) -> _Piece:
     return _Piece(text_of(node), (_doubt(node, "is only known when it runs"),))
 
 
+def number_of(node: Node, variables: Variables) -> int | None:
+    """Return the value of an arithmetic expression, and set the variables that it assigns.
+
+    Returns:
+        None where a part of it is not known; then the variables that it assigns are not, either.
+    """
+    try:
+        return _number(node, variables)
+    except (KeyError, ValueError, ZeroDivisionError, OverflowError, IndexError):
+        waiting = [node]
+        while waiting:
+            part = waiting.pop()
+            waiting += part.named_children
+            if part.type in ("postfix_expression", "variable_assignment") or (
+                part.type in ("binary_expression", "unary_expression") and _assigns(part)
+            ):
+                name = text_of(part.named_children[0])
+                variables.values[name] = (Word(f"${name}", _unknown(part).doubts),)
+        return None
+
+
+def _assigns(node: Node) -> bool:
+    signs = [text_of(child) for child in node.children if not child.is_named]
+    return any(sign in _ASSIGN for sign in signs)
+
+
 def _number(node: Node, variables: Variables) -> int:
+    inner, text = [child for child in node.named_children if child.type != "comment"], text_of(node)
     match node.type:
+        case "number" | "word" | "variable_name" if text.isidentifier():
+            found = int(_known(_words_in(text, variables)), 0)
         case "number" | "word":
-            found = int(text_of(node), 0)  # 010 is octal in a shell: it stays open
-        case "variable_name":
-            found = int(_known(_words_in(text_of(node), variables)), 0)
+            found = int(text, 0)  # 010 is octal in a shell: it stays open
         case "simple_expansion" | "expansion":
             found = int(_known((value_of(node, variables),)), 0)
-        case "parenthesized_expression":
-            found = _number(node.named_children[0], variables)
+        case "parenthesized_expression" | "arithmetic_expansion" | "compound_statement":
+            found = _only([_number(each, variables) for each in inner])
+        case "variable_assignment":
+            found = _number(inner[1], variables)
+            variables.values[text_of(inner[0])] = (Word(str(found)),)
+        case "postfix_expression" | "unary_expression":
+            found = _of_one(node, inner[0], variables)
+        case "ternary_expression":
+            found = _number(inner[1 if _number(inner[0], variables) else 2], variables)
         case "binary_expression":
-            left, right = (
-                _number(each, variables) for each in (node.children[0], node.children[2])
-            )
-            found = _OPERATIONS[text_of(node.children[1])](left, right)
+            sign = text_of(node.children[1])
+            if sign in ("&&", "||"):  # what is behind may not be evaluated
+                is_true = bool(_number(inner[0], variables))
+                is_known = is_true is (sign == "||")
+                found = int(is_true if is_known else bool(_number(inner[1], variables)))
+            elif _assigns(node):
+                right = _number(inner[1], variables)
+                change = _OPERATIONS.get(sign.removesuffix("="))
+                found = right if change is None else change(_number(inner[0], variables), right)
+                variables.values[text_of(inner[0])] = (Word(str(found)),)
+            else:
+                left, right = (_number(each, variables) for each in inner)
+                found = int(_OPERATIONS[sign](left, right))
         case _:
             raise ValueError(node.type)
     if abs(found) > _MOST:
         raise ValueError("beyond the numbers of a shell")
     return found
+
+
+def _of_one(node: Node, inner: Node, variables: Variables) -> int:
+    sign = next(text_of(child) for child in node.children if child != inner)
+    if inner.type == "binary_expression":
+        raise ValueError("the grammar lets a sign bind weaker than a shell does")
+    before = _number(inner, variables)
+    if sign in ("++", "--"):
+        after = before + (1 if sign == "++" else -1)
+        variables.values[text_of(inner)] = (Word(str(after)),)
+        return before if node.type == "postfix_expression" else after
+    return {"-": -before, "+": before, "!": int(not before)}[sign]
+
+
+def _only(numbers: Sequence[int]) -> int:
+    if len(numbers) != 1:
+        raise ValueError("several expressions")
+    return numbers[0]
 
 
 def _known(words: Sequence[Word] | None) -> str:
@@ -196,7 +256,14 @@ _OPERATIONS: Final[Mapping[str, Callable[[int, int], int]]] = {
     "*": lambda one, other: one * other,
     "/": _quotient,
     "%": lambda one, other: one - other * _quotient(one, other),
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
 }
+_ASSIGN: Final = ("=", "+=", "-=", "*=", "/=", "%=", "++", "--")
 
 
 def _in_quotes(node: Node, variables: Variables) -> Iterator[_Piece]:
@@ -234,24 +301,49 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
     """Yield what ``${…}`` makes: a variable, an array, a default."""
     named = [child for child in node.named_children if child.type != "comment"]
     operators = [text_of(child) for child in node.children if not child.is_named]
-    operator = next((each for each in operators if each not in ("${", "}")), "")
+    sign = next((each for each in operators if each not in ("${", "}")), "")
     if not named or named[0].type not in ("variable_name", "subscript", "special_variable_name"):
-        yield _Piece(text_of(node), (_doubt(node, "is only known when it runs"),))
+        yield _unknown(node)
         return
     name, index = _name_and_index(named[0])
     known = _words_in(name, variables)
-    if not operator and index is not None and index not in _ALL:
+    if not sign and index is not None and index not in _ALL:
         index = value_of(named[0].child_by_field_name("index"), variables).text
         one = variables.values.get(f"{name}[{index}]")
         if one is None and known and index.isdigit():
             one = known[int(index) : int(index) + 1]
         yield from _plain(node, one, quoted=quoted)
-    elif not operator:
+    elif not sign:
         yield from _variable(node, name, variables, quoted=quoted, as_words=index is not None)
-    elif operator in _DEFAULTS:
-        yield from _with_default(node, name, named[1:], operator, variables, quoted=quoted)
+    elif sign in _DEFAULTS:
+        yield from _with_default(node, name, named[1:], sign, variables, quoted=quoted)
+    elif index is None and known and not known[0].doubts and node.children[1] == named[0]:
+        found = _changed(known[0].text, sign, [text_of(each) for each in named[1:]])
+        yield _unknown(node) if found is None else _Piece(found, splits=not quoted)
     else:
-        yield _Piece(text_of(node), (_doubt(node, "is only known when it runs"),))
+        yield _unknown(node)
+
+
+def _changed(text: str, sign: str, given: Sequence[str]) -> str | None:
+    """Return what ``${name#pattern}``, ``${name/pattern/text}``, ``${name,,}`` … make of a text."""
+    if any(character in one for one in given for character in "$`\\\"'"):
+        return None
+    match sign, given:
+        case ",,", []:
+            return text.lower()
+        case "^^", []:
+            return text.upper()
+        case "#" | "##" | "%" | "%%", [pattern]:
+            fits = re.compile(translate(pattern)).match
+            cuts = range(len(text) + 1) if sign in ("#", "%%") else range(len(text), -1, -1)
+            if sign[0] == "#":
+                return next((text[cut:] for cut in cuts if fits(text[:cut])), text)
+            return next((text[:cut] for cut in cuts if fits(text[cut:])), text)
+        case "/" | "//", [pattern, *rest] if pattern.isprintable() and pattern[0] not in "#%":
+            if any(character in pattern for character in "*?["):
+                return None
+            return text.replace(pattern, "".join(rest), -1 if sign == "//" else 1)
+    return None
 
 
 def _with_default(

@@ -30,6 +30,7 @@ _KINDS: Final[Mapping[str, type]] = {
     "schedule": LRScheduler,
     "scaler": GradScaler,
     "loader": DataLoader,
+    "loss": nn.modules.loss._Loss,
 }
 # Attributes under which models keep their settings as an object of its own.
 _HOLDERS: Final = ("config", "cfg", "hparams", "args")
@@ -77,9 +78,11 @@ def training_settings(models: Sequence[nn.Module], objects: Kinds) -> dict[str, 
         for one in objects.get("schedule", ())
         if id(_groups_of(getattr(one, "optimizer", None))) in groups
     ]
+    inside = {id(one) for model in models for one in _modules_of(model)}
+    losses = [one for one in objects.get("loss", ()) if id(one) not in inside]
     scalers = [one for one in objects.get("scaler", ()) if one.is_enabled()]
     return {
-        "modules": module_settings(models),
+        "modules": module_settings(models) | _numbered("loss", _of_loss, losses, once=True),
         "optimizer": _numbered("optimizer", _of_optimizer, optimizers),
         "schedule": _numbered("schedule", _of_schedule, schedules),
         "scaler": _numbered("scaler", _of_scaler, scalers),
@@ -141,6 +144,8 @@ def _holds_settings(value: Any) -> bool:
 def _held(owner: Any) -> Iterator[tuple[str, str]]:
     tree = owner if isinstance(owner, Mapping) else getattr(owner, "__dict__", {})
     public = {key: one for key, one in tree.items() if not str(key).startswith("_")}
+    attention = getattr(owner, "_attn_implementation", None)  # of configurations of transformers
+    public |= {"attn_implementation": attention} if isinstance(attention, str) else {}
     for name, value in flat_arguments(public).items():
         if value is not None:
             yield name, str(value)
@@ -176,6 +181,13 @@ def _parameters_of(model: nn.Module) -> list[nn.Parameter]:
         return []
 
 
+def _modules_of(model: nn.Module) -> list[nn.Module]:
+    try:
+        return list(model.modules())
+    except Exception:  # noqa: BLE001 - a model may refuse to be looked through
+        return []
+
+
 def _groups_of(optimizer: Any) -> list[dict[str, Any]]:
     """Return the groups of an optimizer; none of one that is half made."""
     try:
@@ -185,8 +197,17 @@ def _groups_of(optimizer: Any) -> list[dict[str, Any]]:
     return groups
 
 
-def _numbered(kind: str, read: Callable[[Any], Settings], owners: Iterable[Any]) -> Settings:
-    """Return the settings of several objects in one; the order of objects has no meaning."""
+def _numbered(
+    kind: str, read: Callable[[Any], Settings], owners: Iterable[Any], *, once: bool = False
+) -> Settings:
+    """Return the settings of several objects in one; the order of objects has no meaning.
+
+    Args:
+        kind: the first part of the names.
+        read: returns the settings of an object.
+        owners: the objects.
+        once: whether objects with the same settings count once.
+    """
     settings: list[Settings] = []
     for owner in owners:
         try:
@@ -194,6 +215,8 @@ def _numbered(kind: str, read: Callable[[Any], Settings], owners: Iterable[Any])
         except Exception as exc:  # noqa: BLE001 - other libraries' objects, some half made
             settings.append(_class_of(owner) | {"unreadable": type(exc).__name__})
     ordered = sorted(settings, key=lambda one: list(one.items()))
+    if once:
+        ordered = [one for place, one in enumerate(ordered) if one not in ordered[:place]]
     return {
         f"{kind}.{number}.{name}": text
         for number, one in enumerate(ordered)
@@ -215,7 +238,17 @@ def _of_optimizer(optimizer: Optimizer) -> Settings:
 
 
 def _of_schedule(schedule: LRScheduler) -> Settings:
-    return dict(plain_settings(schedule, without=frozenset(("optimizer", "verbose"))))
+    found = dict(plain_settings(schedule, without=frozenset(("optimizer", "verbose"))))
+    milestones = setting_text(getattr(schedule, "_milestones", None))  # of SequentialLR
+    return found if milestones is None else found | {"milestones": milestones}
+
+
+def _of_loss(loss: nn.Module) -> Settings:
+    found = dict(plain_settings(loss, without=_COUNTERS))
+    for name, buffer in loss.named_buffers():
+        if buffer.device.type == "cpu":  # weights of classes
+            found[name] = setting_text(buffer.flatten().tolist()) or ""
+    return found
 
 
 def _of_scaler(scaler: GradScaler) -> Settings:

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conditions of a shell script: its branches, and whether what stands in brackets holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+from msprobe.run_config.shell_words import Variables, text_of, value_of
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_NUMBERS: Final[Mapping[str, Callable[[int, int], bool]]] = {
+    "-eq": lambda one, other: one == other,
+    "-ne": lambda one, other: one != other,
+    "-lt": lambda one, other: one < other,
+    "-le": lambda one, other: one <= other,
+    "-gt": lambda one, other: one > other,
+    "-ge": lambda one, other: one >= other,
+}
+
+
+def branches_of(node: Node) -> Iterator[tuple[list[Node], list[Node]]]:
+    """Yield condition and body of each branch of an ``if``; the last has none."""
+    condition: list[Node] = []
+    body: list[Node] = []
+    into = condition
+    later: list[Node] = []
+    for child in node.children:
+        if child.type == "then":
+            into = body
+        elif child.type in ("elif_clause", "else_clause"):
+            later.append(child)
+        elif child.is_named and child.type != "comment":
+            into.append(child)
+    yield condition, body
+    for one in later:
+        if one.type == "elif_clause":
+            yield from branches_of(one)
+        else:
+            yield [], [each for each in one.named_children if each.type != "comment"]
+
+
+def holds(node: Node, variables: Variables) -> bool | None:
+    """Return whether a condition in brackets holds; None if only the shell knows."""
+    operator = node.child_by_field_name("operator")
+    sign = "" if operator is None else text_of(operator)
+    if node.type == "binary_expression":
+        left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+        return None if left is None or right is None else _binary(left, sign, right, variables)
+    operands = [one for one in node.named_children if one != operator]
+    if node.type == "parenthesized_expression" and len(operands) == 1:
+        return holds(operands[0], variables)
+    if node.type != "unary_expression" or len(operands) != 1:
+        return None
+    if sign == "!":
+        inner = holds(operands[0], variables)
+        return None if inner is None else not inner
+    word = value_of(operands[0], variables)
+    if sign not in ("-z", "-n") or word.doubts:
+        return None
+    return (not word.text) is (sign == "-z")
+
+
+def _binary(left: Node, sign: str, right: Node, variables: Variables) -> bool | None:
+    if sign in ("&&", "||"):
+        both = holds(left, variables), holds(right, variables)
+        decisive = sign == "||"
+        if decisive in both:
+            return decisive
+        return None if None in both else not decisive
+    one, other = value_of(left, variables), value_of(right, variables)
+    if one.doubts or other.doubts:
+        return None
+    if sign in ("=", "==", "!="):
+        return fnmatchcase(one.text, other.text) is (sign != "!=")
+    if sign in _NUMBERS and one.text.isdigit() and other.text.isdigit():
+        return _NUMBERS[sign](int(one.text), int(other.text))
+    return None
