@@ -282,22 +282,33 @@ class _Tally:
         np.bitwise_and(size.view(np.int64), _EXPONENT, out=steps.view(np.int64))
         np.maximum(steps, _smallest_normal(self._layout), out=steps)
         np.divide(error, steps, out=steps)
-        highest = float(steps.max())
-        self._ulps = max(self._ulps, highest / self._layout.epsilon)
+        top = int(steps.argmax())
+        self._ulps = max(self._ulps, float(steps[top]) / self._layout.epsilon)
+        # No other element can be worse than the worst so far, or need explaining.
+        bar = self._explained.ratio
+        ratio = float(error[top] / (size[top] * self._factor + self._floor))
+        if ratio <= SUSPICIOUS:
+            bar = max(bar, ratio)
+        if odd is not None:
+            steps[odd] = np.inf
+        (near,) = (steps > bar * self._least).nonzero()
         places = _NONE
-        # Elsewhere no element can be worse than the worst so far, or need explaining.
-        if odd is not None or highest > self._explained.ratio * self._least:
-            size *= self._factor
-            size += self._floor
-            error /= size
-            unexplained = ~(error <= SUSPICIOUS) if odd is None else odd | (error > SUSPICIOUS)
-            (places,) = unexplained.nonzero()
-            error[places] = -1.0
-            worst = int(error.argmax())
-            if float(error[worst]) > self._explained.ratio:
-                held = _Held(float(error[worst]), start + worst, float(size[worst]))
-                self._explained = held
-        self._count(steps if odd is None else steps[~odd])
+        if near.size:
+            allowed = size[near] * self._factor + self._floor
+            ratios = error[near] / allowed
+            unexplained = ~(ratios <= SUSPICIOUS)
+            if odd is not None:
+                unexplained |= odd[near]
+            places = near[unexplained]
+            ratios[unexplained] = -1.0
+            worst = int(ratios.argmax())
+            if float(ratios[worst]) > self._explained.ratio:
+                self._explained = _Held(
+                    float(ratios[worst]), start + int(near[worst]), float(allowed[worst])
+                )
+        if odd is not None:
+            steps = steps[~odd]
+        self._count(steps)
         return places + start
 
     def _count(self, steps: Array) -> None:
