@@ -49,12 +49,17 @@ def plain_step_s(model: torch.nn.Module, ids: torch.Tensor) -> float:
     return sorted(spent[1:])[2]
 
 
-def record(folder: Path, model: torch.nn.Module, ids: torch.Tensor, steps: int) -> None:
-    """Record training steps at L1 with tensors."""
+def recorder(folder: Path) -> PrecisionDebugger:
+    """Return a debugger that records at L1 with tensors."""
     config = {"task": "tensor", "level": "L1", "dump_path": str(folder), "step": [], "rank": []}
     path = folder / "config.json"
     path.write_text(json.dumps(config | {"tensor": {}}))
-    debugger = PrecisionDebugger(config_path=str(path))
+    return PrecisionDebugger(config_path=str(path))
+
+
+def record(folder: Path, model: torch.nn.Module, ids: torch.Tensor, steps: int) -> None:
+    """Record training steps at L1 with tensors."""
+    debugger = recorder(folder)
     debugger.start(model)
     for _ in range(steps):
         F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
@@ -101,17 +106,21 @@ def gpt(folder: Path) -> None:
 
 
 def judging(_: Path) -> None:
-    """Print how fast one tensor is held against its reference."""
-    exact = np.random.default_rng(0).normal(size=8_000_000)
-    recorded = StoredTensor(array=exact.astype(np.float32), dtype="float32")
+    """Print how fast one tensor is held against its reference, whose errors it explains."""
+    draws = np.random.default_rng(0)
+    exact = draws.normal(size=8_000_000)
     reference = StoredTensor(array=exact, dtype="float64")
     budget = budget_of(
         operator_of("Torch", "mul"), "float32", unit=2.0**-24, shape=exact.shape, operands=[]
     )
-    begun = time.process_time()
-    judge(recorded, reference, budget, lambda _: ())
-    elapsed = time.process_time() - begun
-    print(f"judging: {(recorded.array.nbytes + exact.nbytes) / elapsed / 1e9:.2f} GB/s")
+    for ulps in (0, 3, 8):
+        found = exact * (1 + ulps * 2.0**-24 * draws.uniform(-1, 1, exact.shape))
+        recorded = StoredTensor(array=found.astype(np.float32), dtype="float32")
+        begun = time.process_time()
+        judgement = judge(recorded, reference, budget, lambda _: ())
+        elapsed = time.process_time() - begun
+        rate = (recorded.array.nbytes + exact.nbytes) / elapsed / 1e9
+        print(f"judging, errors up to {judgement.ulps:.1f} ulp: {rate:.2f} GB/s")
 
 
 def smallest(folder: Path) -> None:
@@ -128,10 +137,7 @@ def smallest(folder: Path) -> None:
         "linear, 512 terms": F.linear,
         "attention": lambda x, w: F.scaled_dot_product_attention(x[None], w[None], w[None]),
     }
-    path = folder / "config.json"
-    config = {"task": "tensor", "level": "L1", "dump_path": str(folder / "dump")}
-    path.write_text(json.dumps(config | {"tensor": {}, "step": [], "rank": []}))
-    debugger = PrecisionDebugger(config_path=str(path))
+    debugger = recorder(folder)
     types = (torch.float32, torch.float16, torch.bfloat16)
     cases = [(dtype, name) for dtype in types for name in calls]
     for step, (dtype, name) in enumerate(cases):
@@ -139,14 +145,14 @@ def smallest(folder: Path) -> None:
         calls[name](x.to(dtype), w.to(dtype))
         debugger.stop()
         debugger.step()
-        data = folder / "dump" / f"step{step}" / "rank" / "dump_tensor_data"
+        data = folder / f"step{step}" / "rank" / "dump_tensor_data"
         last = max(data.glob("*.output.0.pt"), key=lambda one: one.stat().st_mtime_ns)
         values = torch.load(last)
         # The allowed error is known in full only of an element that needs explaining.
         values.reshape(-1)[int(values.abs().argmax())] *= 2
         last.unlink()
         torch.save(values, last)
-    found = verify_dump(open_dump(folder / "dump"), workers=0)
+    found = verify_dump(open_dump(folder), workers=0)
     for step, (dtype, name) in enumerate(cases):
         (fault,) = [one.worst.judgement for one in found.calls if one.step == step and one.is_fault]
         unit = torch.finfo(dtype).eps / 2

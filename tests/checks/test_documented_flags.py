@@ -86,13 +86,14 @@ def test_lists_of_a_configuration(command, flag, dump, tmp_path) -> None:
 
 @pytest.mark.parametrize("command", CHECKS)
 @pytest.mark.parametrize("flag", ["-csv_path", "--result_csv_path"])
-def test_a_result_file_is_continued(command, flag, dump, tmp_path) -> None:
+def test_a_result_file_is_continued(command, flag, dump, tmp_path, caplog) -> None:
     check(command, dump, tmp_path)
     (path,) = tmp_path.glob("accuracy_checking_result_*.csv")
     lines = path.read_text(encoding="utf-8-sig").splitlines(keepends=True)
     path.write_text("".join(lines[:-1]), encoding="utf-8-sig")
     assert checked(tmp_path) < CALLS
     assert check(command, dump, tmp_path, flag, path) == CALLS
+    assert "is replaced" not in caplog.text  # of files that it wrote itself
 
 
 @pytest.mark.parametrize("command", CHECKS)

@@ -102,3 +102,73 @@ def test_recorded_results_of_mindspore_are_judged(tmp_path: Path, capsys) -> Non
     words = ["acc_check", *words[:-1], str(tmp_path / "listed"), "--standards", str(tmp_path)]
     assert main(words) == 1
     assert "2 calls: " in capsys.readouterr().out  # without Tensor.sum
+
+
+CHECKS = ("acc_check", "-f mindspore run_ut", "multi_acc_check", "-f mindspore multi_run_ut")
+CALLS = {"Mint.exp.0", "Mint.neg.0"}
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dump.json of two calls, of which the second has a wrong result."""
+    made = Recording(tmp_path_factory.mktemp("dump"))
+    x = np.array([0.5, 1.5], np.float32)
+    for name, result in (("exp", np.exp(x)), ("neg", x)):
+        made.add(
+            f"Mint.{name}.0.forward",
+            input_args=[made.tensor("x", x)],
+            input_kwargs={},
+            output=[made.tensor(name, result)],
+        )
+    return made.write()
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    (path,) = folder.glob("accuracy_checking_result_*.csv")
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return {row[0]: row[1] for row in list(csv.reader(file))[1:]}
+
+
+def check(command: str, *words: object) -> int:
+    return main([*command.split(), *map(str, words), "-n", "0"])
+
+
+@pytest.mark.parametrize("command", CHECKS)
+@pytest.mark.parametrize(
+    ("dump_flag", "out_flag"), [("-api_info", "-o"), ("--api_info_file", "--out_path")]
+)
+def test_the_recording_and_the_folder(command, dump_flag, out_flag, dump, tmp_path) -> None:
+    folder = tmp_path / "made" / "here"
+    assert check(command, dump_flag, dump, out_flag, folder) == 1
+    assert statuses(folder) == {"Mint.exp.0": "pass", "Mint.neg.0": "error"}
+
+
+@pytest.mark.parametrize("command", CHECKS)
+@pytest.mark.parametrize("flag", ["-csv_path", "--result_csv_path"])
+def test_a_result_file_is_continued(command, flag, dump, tmp_path) -> None:
+    check(command, "-api_info", dump, "-o", tmp_path)
+    (path,) = tmp_path.glob("accuracy_checking_result_*.csv")
+    lines = path.read_text(encoding="utf-8-sig").splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]), encoding="utf-8-sig")
+    assert statuses(tmp_path).keys() < CALLS
+    assert check(command, "-api_info", dump, flag, path) == 1
+    assert statuses(tmp_path).keys() == CALLS
+
+
+@pytest.mark.parametrize("command", CHECKS)
+@pytest.mark.parametrize("flag", ["-save_error_data", "--save_error_data"])
+def test_tensors_of_failing_calls_are_saved(command, flag, dump, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert check(command, "-api_info", dump, "-o", tmp_path / "out", flag) == 1
+    saved = {one.name.partition(".forward")[0] for one in tmp_path.rglob("ut_error_data*/*.pt")}
+    assert saved == {"Mint.neg.0"}
+
+
+@pytest.mark.parametrize("command", CHECKS)
+@pytest.mark.parametrize("flag", ["-d", "--device"])
+def test_devices(command, flag, dump, tmp_path, capsys) -> None:
+    assert check(command, "-api_info", dump, "-o", tmp_path / "cpu", flag, "cpu") == 1
+    assert statuses(tmp_path / "cpu").keys() == CALLS
+    assert check(command, "-api_info", dump, "-o", tmp_path / "twice", flag, 1, 1) == 2
+    assert "1" in capsys.readouterr().err
+    assert not (tmp_path / "twice").exists()

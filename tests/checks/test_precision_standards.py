@@ -62,6 +62,11 @@ def test_benchmark_metrics_of_four_elements() -> None:
     assert found.binary_error is None
 
 
+def test_relative_errors_of_bfloat16_have_its_epsilon_whatever_the_reference_is() -> None:
+    found = measured([1.5], [1.0], dtype="bfloat16")
+    assert found.max_rel_error == 0.5 / (1 + 2.0**-8)
+
+
 def test_absolute_threshold_metrics_count_each_kind_of_element() -> None:
     found = measured(
         [1.0, 1.1, 1e-7, 2e-7, math.nan, math.inf, math.nan],

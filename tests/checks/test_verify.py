@@ -208,6 +208,11 @@ def test_calls_that_cannot_be_replayed_are_listed_with_their_reason(tmp_path: Pa
     assert relu.report.reason is Reason.MISSING
 
 
+def test_a_call_that_returns_nothing_has_nothing_to_judge(tmp_path: Path) -> None:
+    found = verified(recorded(tmp_path, lambda: torch._assert(True, "")))
+    assert call_of(found, "Torch._assert.0.forward").report.reason is Reason.NO_OUTPUT
+
+
 def test_the_command_names_the_first_wrong_call(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -253,7 +253,7 @@ class CheckFiles:
         """
         style = self._style
         if self._source:
-            write_report(_source_file(self.result), self._source)
+            write_report(_source_file(self.result), self._source, warns=False)
         _write_csv(self.details, style.titles(style.columns), map(style.detail_cells, details))
         _write_csv(self.result, style.titles(RESULT_COLUMNS), (row.cells() for row in rows))
 

@@ -35,6 +35,7 @@ Probes = Callable[[int], Sequence[StoredTensor]]
 """Returns so many references with random errors in each step."""
 Array = NDArray[Any]
 _NONE: Final = np.empty(0, np.int64)
+_EXPONENT: Final = 0x7FF0_0000_0000_0000
 Spread = Callable[[Array], Array | None]
 
 
@@ -200,6 +201,8 @@ class _Tally:
         self._ulps = self._error = self._scale = 0.0
         self._histogram = np.zeros(18, np.int64)
         self._explained = _Held()
+        # New arrays for each block would be new pages, which cost more than the arithmetic.
+        self._scratch = np.empty((3, min(found.size, _BLOCK)))
         starts = range(0, found.size, _BLOCK)
         with np.errstate(all="ignore"):
             self._places = np.concatenate([self._add(start) for start in starts])
@@ -257,9 +260,15 @@ class _Tally:
     def _add(self, start: int) -> Array:
         """Add a block; return the places of elements that their own sizes do not explain."""
         block = slice(start, start + _BLOCK)
-        a, b = _wide(self._found[block]), _wide(self._expected[block])
-        error, size = a - b, np.abs(b)
-        error = np.abs(error, out=error if error.dtype == size.dtype else None)
+        a, b = self._found[block], self._expected[block]
+        error, size, steps = self._scratch[:, : a.size]
+        if a.dtype.kind == "c" or b.dtype.kind == "c":
+            np.abs(_wide(a) - b, out=error)
+        else:
+            np.copyto(error, a)
+            error -= b
+            np.abs(error, out=error)
+        np.abs(b, out=size)
         highest = float(error.max())
         odd = None
         if not math.isfinite(highest):  # NaN and infinities that agree count as no error
@@ -269,13 +278,20 @@ class _Tally:
             highest = float(error.max())
         self._error = max(self._error, highest)
         self._scale = max(self._scale, float(size.max()))
-        steps = _binade(size, self._layout)
-        np.divide(error, steps, out=steps)  # units in the last place, times the epsilon
-        self._ulps = max(self._ulps, float(steps.max()) / self._layout.epsilon)
+        # Units in the last place, times the epsilon: in parts of the power of two below each size.
+        np.bitwise_and(size.view(np.int64), _EXPONENT, out=steps.view(np.int64))
+        np.maximum(steps, _smallest_normal(self._layout), out=steps)
+        np.divide(error, steps, out=steps)
+        top = int(steps.argmax())
+        self._ulps = max(self._ulps, float(steps[top]) / self._layout.epsilon)
+        # No other element can be worse than the worst so far, or need explaining.
+        bar = self._explained.ratio
+        ratio = float(error[top] / (size[top] * self._factor + self._floor))
+        if ratio <= SUSPICIOUS:
+            bar = max(bar, ratio)
         if odd is not None:
             steps[odd] = np.inf
-        # No other element can be worse than the worst so far, or need explaining.
-        (near,) = (steps > self._explained.ratio * self._least).nonzero()
+        (near,) = (steps > bar * self._least).nonzero()
         places = _NONE
         if near.size:
             allowed = size[near] * self._factor + self._floor
@@ -296,18 +312,19 @@ class _Tally:
         return places + start
 
     def _count(self, steps: Array) -> None:
-        """Add elements to the histogram: up to half a unit, 1, 2, 4 …"""
-        left, edge = steps.size, self._layout.epsilon / 2
+        """Add elements to the histogram: up to half a unit, 1, 2, 4 …; `steps` is overwritten."""
+        # One less, the exponent of a power of two is that of the class below.
+        bits = steps.view(np.int64)
+        bits -= 1
+        bits >>= 52
+        exponents = bits.astype(np.int16)
+        left, edge = steps.size, math.frexp(self._layout.epsilon)[1] + 1021
         for place in range(self._histogram.size - 1):
-            beyond = steps > edge
-            count = int(np.count_nonzero(beyond))
+            count = int(np.count_nonzero(exponents >= edge + place))
             self._histogram[place] += left - count
             left = count
             if not left:
                 return
-            if 8 * left < steps.size:  # few are picked faster than all are compared again
-                steps = steps[beyond]
-            edge *= 2
         self._histogram[-1] += left
 
     def _held(self, changed: Sequence[Array]) -> _Held:
@@ -365,12 +382,6 @@ def _change(expected: Array, changed: Sequence[Array]) -> Array:
         np.fmax(found, change, out=found)
     found[np.isnan(found)] = np.inf
     return found
-
-
-def _binade(size: Array, layout: FloatFormat) -> Array:
-    """Return the power of two below each size; that of the smallest normal number at least."""
-    power = (np.ascontiguousarray(size).view(np.int64) & 0x7FF0_0000_0000_0000).view(np.float64)
-    return np.maximum(power, _smallest_normal(layout), out=power)
 
 
 def _smallest_normal(layout: FloatFormat) -> float:

@@ -28,7 +28,7 @@ from msprobe.dump.tensor_files import StoredTensor
 from msprobe.replay.forms import tensor_forms
 from msprobe.replay.recorded_calls import RecordedCall
 from msprobe.replay.runner import Runner
-from msprobe.replay.tensors import ROWS, SIMPLER, TensorSource
+from msprobe.replay.tensors import ROWS, SIMPLER, SIMPLER_VALUES, TensorSource
 
 # Cut results that agree this well are the same: sums of other parts have other roundings.
 _SAME: Final = 1e-9
@@ -179,7 +179,7 @@ class _Search:
     def _simplify(self) -> None:
         """Give tensors simpler values."""
         for chosen in range(len(_tensors(self.best))):
-            for name in SIMPLER:
+            for name in SIMPLER_VALUES:
                 self._accept(_with_simpler(self.best, _tensors(self.best)[chosen], name))
 
 
@@ -235,7 +235,7 @@ def _with_simpler(call: RecordedCall, wanted: Mapping[str, Any], name: str) -> R
 
     def simpler(form: Mapping[str, Any]) -> Mapping[str, Any]:
         is_it = form is wanted or form.get("value_id") == number
-        return {**form, "simpler": name} if is_it else form
+        return {**form, SIMPLER: name} if is_it else form
 
     return _mapped(call, simpler)
 

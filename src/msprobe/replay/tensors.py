@@ -25,13 +25,15 @@ def _two_digits(values: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(texts, np.float64).reshape(values.shape)
 
 
-SIMPLER: Final[Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]] = {
+SIMPLER: Final = "simpler"
+"""Key of a form: how its elements are made simpler, a name among `SIMPLER_VALUES`."""
+SIMPLER_VALUES: Final[Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]] = {
     "zeros": np.zeros_like,
     "ones": np.ones_like,
     "rounded": np.round,
     "two digits": _two_digits,
 }
-"""By the value of a form's key ``simpler``: what is made of the elements."""
+"""Functions of the elements, by name."""
 
 
 class CallTensors(Protocol):
@@ -123,7 +125,7 @@ def _rows(stored: StoredTensor, tree: Mapping[str, Any]) -> StoredTensor:
 
 def _simplified(stored: StoredTensor, tree: Mapping[str, Any]) -> StoredTensor:
     """Return floating-point elements made simpler, if the form says so."""
-    simpler = SIMPLER.get(str(tree.get("simpler")))
+    simpler = SIMPLER_VALUES.get(str(tree.get(SIMPLER)))
     values = stored.values()
     if simpler is None or values.dtype.kind != "f":
         return stored

@@ -27,6 +27,8 @@ Mask = NDArray[np.bool_]
 # So that the mean over no element is 0; of the documented formula.
 _RMSE_SHIFT: Final = 1e-4
 _SHARES: Final = (0.01, 0.001, 0.0001)
+# Added to the references of bfloat16 results, whatever type these are in; of the documents.
+_BFLOAT16_EPS: Final = 2.0**-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,7 @@ def measure(
         return Metrics(binary_error=binary_error(target, reference))
     a, b = as_floats(target), as_floats(reference)
     eps = epsilon_of(COMPLEX_PARTS.get(reference_dtype, reference_dtype))
+    eps = _BFLOAT16_EPS if dtype == "bfloat16" else eps
     with np.errstate(all="ignore"):
         if a.size == 0:
             return Metrics()

@@ -428,6 +428,8 @@ def _functions(call: RecordedCall) -> Sequence[Function]:
     functions = functions_named(call.prefix, call.api)
     if not functions and call.operator.draws_random:
         raise CannotReplayError(Reason.RANDOM, call.function)
+    if not functions and not any(tensor_forms(call.outputs, ())):
+        raise CannotReplayError(Reason.NO_OUTPUT, call.function)
     if not functions:
         detail = f"{call.function}; --import names the module that defines it"
         raise CannotReplayError(Reason.UNKNOWN, detail)
