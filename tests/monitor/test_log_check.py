@@ -121,9 +121,9 @@ def gradients(run: Path, kind: str, clip: float = 1.0) -> Path:
     for step in range(STEPS):
         own = [[noise.normal(size=size) for size in SIZES] for _ in range(RANKS)]
         means = [sum(one) / RANKS for one in zip(*own, strict=True)]
-        total = np.sqrt(sum(float(one @ one) for one in means))
+        total = np.sqrt(sum(float(one @ one) for one in means)) * (RANKS if kind == "sum" else 1)
         for rank, writer in enumerate(writers):
-            reduced = [clip * one for one in means]
+            reduced = [(1 if kind == "clipped later" else clip) * one for one in means]
             if kind == "sum":
                 reduced = [RANKS * one for one in reduced]
             elif kind == "shards":
@@ -143,7 +143,8 @@ def gradients(run: Path, kind: str, clip: float = 1.0) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "way"), [("average", "average"), ("sum", "sum"), ("shards", "average")]
+    ("kind", "way"),
+    [("average", "average"), ("sum", "sum"), ("shards", "average"), ("clipped later", "average")],
 )
 @pytest.mark.parametrize("clip", [1.0, 0.3])
 def test_reduced_gradients_are_those_of_the_ranks(

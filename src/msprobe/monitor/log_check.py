@@ -16,7 +16,7 @@ import numpy as np
 from msprobe.errors import UsageError
 from msprobe.monitor.collecting.run_numbers import GRAD_NORM
 from msprobe.monitor.reader import MonitorRun
-from msprobe.monitor.reduction import Gradients, clipping, data_parallel
+from msprobe.monitor.reduction import NORM, Gradients, clipping, data_parallel, total_norms
 from msprobe.monitor.rows import VALUE, Stream, Values
 from msprobe.plain_text import reason
 
@@ -49,7 +49,8 @@ _OF_GRADIENTS: Final = "of grad_reduced, all parameters and ranks together"
 # elements cancel out, their rounding in bfloat16 moves the mean by this share of norm / elements.
 _MEAN_RTOL: Final = 0.01
 _ROUNDING_SHARE: Final = 2.0**-6
-_NORM, _MEAN = "norm", "mean"
+_MOST_APART: Final = 0.5
+_MEAN: Final = "mean"
 
 
 class Logged(NamedTuple):
@@ -129,7 +130,7 @@ def check_log(run: MonitorRun, log: Path, *, first: int | None = None) -> list[A
     """
     logged = _read(log)
     recorded = _recorded(run)
-    norms = _total_norms(run)
+    norms = _norms_before_clipping(run)
     steps = run.steps()
     begin = steps[0] if steps else 0
     shifts = [0, 1] if first is None else [first - begin]
@@ -189,24 +190,11 @@ def _recorded(run: MonitorRun) -> dict[str, dict[str, dict[int, float]]]:
     return found
 
 
-def _total_norms(run: MonitorRun) -> dict[int, float]:
-    """Return by step the norm of all reduced gradients, before clipping.
-
-    Gradients of one shape and norm on several ranks are copies and count once: those of ranks that
-    average theirs, of parameters that tensor-parallel ranks share, of tied embeddings.
-    """
-    import polars as pl
-
-    if _NORM not in run.ops(Stream.GRAD_REDUCED) or not _has_all_ranks(run):
-        return {}
+def _norms_before_clipping(run: MonitorRun) -> dict[int, float]:
     factors = clipping(run)
-    table = run.table(Stream.GRAD_REDUCED)
-    copies = table.group_by("step", "rank", "shape", _NORM).len()
-    once = copies.group_by("step", "shape", _NORM).agg(pl.col("len").max())
-    squares = once.group_by("step").agg((pl.col(_NORM).pow(2) * pl.col("len")).sum())
     return {
-        step: math.sqrt(square) * (1.0 if math.isnan(factor := factors.get(step, 1.0)) else factor)
-        for step, square in squares.iter_rows()
+        step: norm * (1.0 if math.isnan(factor := factors.get(step, 1.0)) else factor)
+        for step, norm in total_norms(run).items()
     }
 
 
@@ -218,24 +206,29 @@ def check_reduction(run: MonitorRun) -> list[Agreement]:
     not tell it (loss scales, norms that the optimizer clips) the one of most parameters.
 
     Returns:
-        One entry for each group; none without the operation ``mean`` in both streams.
+        One entry for each group; none without the operation ``mean`` in both streams. None for
+        parts of gradients of which most differ: ZeRO 2 and FSDP reduce each micro batch, and those
+        before reduction are of the last one.
     """
     if any(_MEAN not in run.ops(one) for one in (Stream.GRAD_UNREDUCED, Stream.GRAD_REDUCED)):
         return []
-    alone = [tuple(run.ranks)] if len(run.ranks) == 1 and _has_all_ranks(run) else []
     found = []
-    for members in data_parallel(run) or alone:
+    for members in data_parallel(run):
         means = Gradients(run, members, _MEAN)
         if means.names and means.steps:
-            found.append(_reduction(run, members, means))
+            agreement, share = _reduction(run, members, means)
+            if share < _MOST_APART or not means.are_parts:
+                found.append(agreement)
     return found
 
 
-def _reduction(run: MonitorRun, members: Sequence[int], means: Gradients) -> Agreement:
+def _reduction(
+    run: MonitorRun, members: Sequence[int], means: Gradients
+) -> tuple[Agreement, float]:
     before, after = means.averages(means.names), means.reduced_means()
     slack: Values | float = 0.0
-    if _NORM in run.ops(Stream.GRAD_UNREDUCED):
-        norms = Gradients(run, members, _NORM)
+    if NORM in run.ops(Stream.GRAD_UNREDUCED):
+        norms = Gradients(run, members, NORM)
         sizes = np.array([norms.before[0].sizes[name] for name in means.names])
         slack = _ROUNDING_SHARE * norms.averages(means.names) / sizes
     told = clipping(run)
@@ -255,7 +248,7 @@ def _reduction(run: MonitorRun, members: Sequence[int], means: Gradients) -> Agr
     way = min(masks, key=lambda one: masks[one][0].sum())
     mask, expected = masks[way]
     ranks = ", ".join(map(str, members))
-    return Agreement(
+    agreement = Agreement(
         name=Stream.GRAD_REDUCED,
         way=f"{way} of grad_unreduced over ranks {ranks}",
         steps=len(means.steps),
@@ -269,11 +262,7 @@ def _reduction(run: MonitorRun, members: Sequence[int], means: Gradients) -> Agr
             for row, column in np.argwhere(mask).tolist()
         ),
     )
-
-
-def _has_all_ranks(run: MonitorRun) -> bool:
-    sizes = (run.heads(rank)[-1].get("world_size", 1) for rank in run.ranks)
-    return len(run.ranks) >= max(sizes, default=1)
+    return agreement, float(mask.mean())
 
 
 def _agreements(

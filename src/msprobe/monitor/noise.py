@@ -15,18 +15,16 @@ step, doubling them nearly doubles what a step achieves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from msprobe.monitor.reduction import Gradients, clipping, data_parallel
+from msprobe.monitor.reduction import NORM, Gradients, clipping, data_parallel
 
 if TYPE_CHECKING:
     import polars as pl
 
     from msprobe.monitor.reader import MonitorRun
-
-NORM: Final = "norm"
 
 
 def gradient_noise(run: MonitorRun, *, window: int = 10) -> pl.DataFrame:

@@ -16,6 +16,7 @@ from msprobe.monitor.rows import VALUE, Stream, Values, is_missing
 if TYPE_CHECKING:
     from msprobe.monitor.reader import MonitorRun
 
+NORM: Final = "norm"
 _SIZES: Final = re.compile(r"\d+")
 
 
@@ -26,6 +27,7 @@ class Gradients:
         names: of those that all ranks have in one size before, and that are whole or in parts
             afterwards.
         before: of each rank.
+        are_parts: whether any is in parts afterwards.
         after: ranks to read afterwards, with the names: one copy of each gradient, or all parts.
         steps: that all have.
     """
@@ -41,7 +43,8 @@ class Gradients:
         self.before = [Side(run, Stream.GRAD_UNREDUCED, rank, op) for rank in members]
         sides = [Side(run, Stream.GRAD_REDUCED, rank, op) for rank in members]
         read: list[list[str]] = [[] for _ in sides]
-        self.names = []
+        self.names: list[str] = []
+        self.are_parts = False
         for name, size in self.before[0].sizes.items():
             if not all(one.sizes.get(name) == size for one in self.before):
                 continue
@@ -50,6 +53,7 @@ class Gradients:
             if not whole and sum(sides[place].sizes[name] for place in held) != size:
                 continue  # neither copies nor one part on each rank
             self.names.append(name)
+            self.are_parts = self.are_parts or not whole
             for place in whole[:1] or held:
                 read[place].append(name)
         self.after = [(side, found) for side, found in zip(sides, read, strict=True) if found]
@@ -110,8 +114,29 @@ def data_parallel(run: MonitorRun) -> list[tuple[int, ...]]:
     return [one for one in found if len(one) > 1 and set(one) <= set(run.ranks)]
 
 
+def total_norms(run: MonitorRun) -> dict[int, float]:
+    """Return by step the norm of all reduced gradients together; nothing where ranks are missing.
+
+    Gradients of one shape and norm on several ranks are copies and count once: those of ranks that
+    average theirs, of parameters that tensor-parallel ranks share, of tied embeddings.
+    """
+    import polars as pl
+
+    sizes = (run.heads(rank)[-1].get("world_size", 1) for rank in run.ranks)
+    if NORM not in run.ops(Stream.GRAD_REDUCED) or len(run.ranks) < max(sizes, default=1):
+        return {}
+    table = run.table(Stream.GRAD_REDUCED)
+    copies = table.group_by("step", "rank", "shape", NORM).len()
+    once = copies.group_by("step", "shape", NORM).agg(pl.col("len").max())
+    squares = once.group_by("step").agg((pl.col(NORM).pow(2) * pl.col("len")).sum().sqrt())
+    return dict(squares.iter_rows())
+
+
 def clipping(run: MonitorRun) -> dict[int, float]:
-    """Return by step the factor that takes clipping back from gradients; NaN where unknown."""
+    """Return by step the factor that takes clipping back from gradients; NaN where unknown.
+
+    It is 1 where the gradients are those before clipping: some optimizers clip in their step.
+    """
     rank = run.ranks[0]
     if Stream.RUN not in run.streams:
         return {}
@@ -119,9 +144,14 @@ def clipping(run: MonitorRun) -> dict[int, float]:
     columns = dict(zip(matrix.names, matrix.values.T, strict=True))
     factors: Values = np.ones(len(matrix.steps))
     before, after = columns.get(GRAD_NORM), columns.get(GRAD_NORM_CLIPPED)
-    if before is not None:
+    if before is not None and after is None:
+        factors = factors * np.nan
+    elif before is not None and not np.array_equal(before, after, equal_nan=True):
+        norms = total_norms(run)
+        found = np.array([norms.get(step, np.nan) for step in matrix.steps.tolist()])
         with np.errstate(divide="ignore", invalid="ignore"):
-            factors = factors * np.nan if after is None else before / after
+            is_before = np.abs(found - before) < np.abs(found - after)
+            factors = np.where(is_before, 1.0, before / after)
     if LOSS_SCALE in columns:
         factors = np.where(columns[LOSS_SCALE] == 1, factors, np.nan)
     return dict(zip(matrix.steps.tolist(), factors.tolist(), strict=True))
