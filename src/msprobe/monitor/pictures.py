@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 from msprobe.errors import UsageError
 from msprobe.json_text import strict
-from msprobe.monitor.alerts.incidents import WORDS
-from msprobe.monitor.comparing import compare_runs
+from msprobe.monitor.findings import Findings
 from msprobe.monitor.overview import (
     NOISE_SCALE,
     default_op,
     default_stream,
-    incidents_of,
     noise_of,
 )
 from msprobe.monitor.reader import Matrix, MonitorRun
@@ -43,6 +41,8 @@ class Pictures:
 
     Attributes:
         runs: the run under test, and the one that it is compared with, if any.
+        findings: finds the incidents of the first, and where the two part, which takes a while.
+        found: what they are, for an overview that does not wait for them; None to wait.
     """
 
     def __init__(self, runs: Sequence[MonitorRun]) -> None:
@@ -50,6 +50,8 @@ class Pictures:
         self._matrices: dict[tuple[int, str, str, int], Matrix] = {}
         self._firsts: dict[tuple[int, str, str, int], Matrix] = {}
         self._overview: dict[str, Any] | None = None
+        self.findings = Findings(runs)
+        self.found: dict[str, Any] | None = None
 
     def refresh(self) -> bool:
         """Take what has been added to the runs; return whether there was anything."""
@@ -86,7 +88,8 @@ class Pictures:
         """Return runs, streams, scalars, incidents, and where two runs part."""
         if self._overview is None:
             self._overview = strict(self._make_overview())
-        return self._overview
+        found = self.findings.find() if self.found is None else self.found
+        return {**self._overview, **strict(found)}
 
     def _make_overview(self) -> dict[str, Any]:
         first = self.runs[0]
@@ -110,8 +113,6 @@ class Pictures:
             ],
             "stream": stream,
             "scalars": self._scalars(),
-            "incidents": [{**one, "words": WORDS[one["cause"]]} for one in incidents_of(first)],
-            "parting": self._parting(),
         }
 
     def _scalars(self) -> list[dict[str, Any]]:
@@ -123,20 +124,6 @@ class Pictures:
         found = [self.series(Stream.RUN, name, VALUE) for name in names]
         found.append(self.series(Stream.RUN, NOISE_SCALE, VALUE))
         return [one for one in found if one["lines"]]
-
-    def _parting(self) -> dict[str, Any] | None:
-        if len(self.runs) < 2:
-            return None
-        found = compare_runs(self.runs[0], self.runs[1])
-        different, apart = found.first_different, found.first_apart
-        return {
-            "equal": found.is_equal,
-            "first_different": None if different is None else different.as_json(),
-            "first_apart": None if apart is None else apart.as_json(),
-            "series": [
-                one.as_json() for one in found.series[:50] if one.first_different is not None
-            ],
-        }
 
     def series(
         self, stream: str, name: str, op: str, first: str = "", last: str = ""

@@ -59,7 +59,7 @@ export function followGrowth() {
   if (!isLive) return;
   setInterval(async () => {
     const found = await ask("growth", {}).catch(() => null);
-    if (!found?.grown) return;
+    if (!found || found.version === current.version) return;
     current = await ask("overview", {}) ?? current;
     listeners.forEach((listener) => listener());
   }, every_ms);
