@@ -2,7 +2,7 @@
 """Score of the monitor's default alert rules: false incidents, and planted troubles found.
 
     python benchmarks/monitor_alerts.py                 # all
-    python benchmarks/monitor_alerts.py --part healthy  # or tuning, unseen, third, fourth, fifth
+    python benchmarks/monitor_alerts.py --part healthy  # or tuning, unseen, third … sixth
 
 Healthy runs differ in model, optimizer, schedule, ranks and seed. A trouble counts as caught within
 five steps; its place is right if the series that leads is of the planted layer and stream. The

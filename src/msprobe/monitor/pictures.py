@@ -171,6 +171,10 @@ class Pictures:
         if axis not in AXES:
             raise UsageError(f"no axis {axis}; use one of {', '.join(AXES)}")
         pair = (0, 1) if run == "ratio" else (int(run),)
+        if axis == "rank":
+            at = at or self._first_rows(pair[0], stream, op, "").names[0]
+        elif axis == "layers of ranks":
+            at = at or str(self.runs[pair[0]].steps()[-1])
         if axis == "layer" and len(pair) == 1:
             # Of a hundred thousand series no more is read than is shown.
             matrix = self._first_rows(pair[0], stream, op, rank)
@@ -186,6 +190,7 @@ class Pictures:
             "stream": stream,
             "op": op,
             "axis": axis,
+            "at": at if axis != "layer" else "",
             "rows": rows[:ROWS],
             "of_rows": total,
             "columns": [columns[place] for place in places],
@@ -203,12 +208,11 @@ class Pictures:
             return matrix.names, matrix.steps.tolist(), matrix.values.T
         matrices = [self._matrix(run, stream, op, one) for one in ranks]
         if axis == "rank":
-            name = at or matrices[0].names[0]
-            parts = [_column(matrix, name) for matrix in matrices]
+            parts = [_column(matrix, at) for matrix in matrices]
             steps = sorted({step for part in parts for step in part})
             values = [[part.get(step, MISSING) for step in steps] for part in parts]
             return [f"rank {one}" for one in ranks], steps, np.array(values, np.float64)
-        step = int(at or self.runs[run].steps()[-1])
+        step = int(at)
         names = list(dict.fromkeys(name for matrix in matrices for name in matrix.names))
         rows = [_row(matrix, step) for matrix in matrices]
         values = [[row.get(name, MISSING) for row in rows] for name in names]

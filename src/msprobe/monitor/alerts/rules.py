@@ -48,6 +48,8 @@ _LOSS_WEAK_Z: Final = 8.0
 _LOSS_WEAK_DECADES: Final = 0.15
 _LOSS_STRONG_Z: Final = 10.0
 _LOSS_STRONG_DECADES: Final = 0.2
+# … and with less where it stays up: labels that are wrong from some step on.
+_LOSS_HELD_Z: Final = 3.5
 _DEAD_SHARE: Final = 0.99
 # A rate alarms that is so far above the highest until some steps before: it may rise in a few.
 _RATE_JUMP: Final = 2.5
@@ -226,7 +228,8 @@ class Rules:
         rises[is_loss] = self._losses.rises(series[is_loss], values[is_loss], expected[is_loss])
         weak &= rises | ~is_loss
         high = rises & self.levels.is_warm(series)
-        held = is_loss.copy()  # labels that are wrong from some step on: it stays up
+        high &= self.levels.from_level(series, x) > _LOSS_HELD_Z
+        held = is_loss.copy()
         held[is_loss] = self._high.take(series[is_loss], high[is_loss])
         begun = weak | high | ((np.abs(z) > _ONSET_Z) & (np.abs(decades) > _ONSET_DECADES))
         self._onset[series[~begun]] = -1
