@@ -296,7 +296,11 @@ def troubles() -> list[Trouble]:
         Trouble("clipping lost", waves, ("clipped", ""), ("run", *UPDATES), once(_clip_lost)),
         Trouble("gradients undivided", waves_adam, ("",), ("run", *GRADIENTS), once(_undivided)),
         Trouble("weight decay x100", flow, ("weight_decay",), ("run",), once(_heavier)),
-        Trouble("labels off by one", patches, ("loss", "head"), ("run", *GRADIENTS), once(_labels_off)),
-        Trouble("detached layer", space, ("gates.1",), (*GRADIENTS, *UPDATES, *states), once(_detached)),
+        Trouble(
+            "labels off by one", patches, ("loss", "head"), ("run", *GRADIENTS), once(_labels_off)
+        ),
+        Trouble(
+            "detached layer", space, ("gates.1",), (*GRADIENTS, *UPDATES, *states), once(_detached)
+        ),
         Trouble("weights in bfloat16", flow_sgd, ("",), UPDATES, _rounded),
     ]

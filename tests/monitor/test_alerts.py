@@ -19,7 +19,7 @@ from builders.monitor_runs import LAYERS, Step, incidents, run_of
 from msprobe.errors import ConfigError
 from msprobe.monitor.alerts.actions import listeners_of, read_incidents
 from msprobe.monitor.alerts.incidents import IncidentCause, Severity
-from msprobe.monitor.findings import Judging
+from msprobe.monitor.pictures import Pictures
 from msprobe.monitor.reader import open_monitor
 from msprobe.monitor.rows import Layout, Rows
 from msprobe.monitor.store import RunWriter
@@ -293,26 +293,24 @@ def test_stored_run_is_judged_as_a_live_one_also_while_it_grows(tmp_path: Path, 
             values["param_origin"]["norm"][LAYERS[2]] *= 50
 
     def facts(found: list[Any]) -> list[Any]:
-        return [{**one, "state": ""} for one in found]
+        return [{**one, "state": "", "words": ""} for one in found]
 
     blocks = list(run_of(spoil, ranks=ranks))
     found = []
     with ExitStack() as stack:
         writers = [stack.enter_context(RunWriter(tmp_path, rank, {})) for rank in range(ranks)]
         run = stack.enter_context(open_monitor(tmp_path))
-        judging = Judging(run)
+        findings = Pictures([run]).findings
         for place, rows in enumerate(blocks):
             writers[rows.rank].append(rows)
             if place % 97 == 0:  # in the middle of a step
                 writers[rows.rank].flush()
-                run.refresh()
-                found.append(judging.incidents(has_ended=False))
+                found.append(findings.find()["incidents"])
         for writer in writers:
             writer.flush()
-        run.refresh()
-        found.append(judging.incidents(has_ended=True))
+        found += [findings.find()["incidents"] for _ in range(2)]
         assert found[0] == []
-        assert facts(found[-1]) == facts(Judging(run).incidents(has_ended=True))
+        assert found[-1] == Pictures([run]).findings.find()["incidents"]
     live = [one.as_json() for one in incidents(iter(blocks))]
     assert facts(found[-1]) == facts(live)
     assert [len(one) for one in found] == sorted(len(one) for one in found)

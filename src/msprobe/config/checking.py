@@ -120,7 +120,7 @@ def _hint(path: str, found: object, wanted: inspect.Type) -> str:
     return ""
 
 
-def _value_at(raw: Any, steps: list[int | str]) -> object:
+def _value_at(raw: Any, steps: list[int | str]) -> Any:
     for step in steps:
         raw = raw[step]
     return raw

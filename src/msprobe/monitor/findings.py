@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -30,7 +31,11 @@ class Judging:
     def __init__(self, run: MonitorRun) -> None:
         """Begin at the first step."""
         self._run = run
-        self._begin()
+        self._alerts = Alerts()
+        self._taken: Counter[int] = Counter()
+        self._heads: list[int] = []
+        self._judged = -1
+        self._pending: Rows | None = None
 
     def incidents(self, *, has_ended: bool) -> list[dict[str, Any]]:
         """Judge the steps that came since; return all incidents, as JSON.
@@ -43,12 +48,11 @@ class Judging:
             return read_incidents(self._run.path)
         steps = {rank: self._run.steps_of_blocks(rank) for rank in self._run.ranks}
         heads = [len(self._run.heads(rank)) for rank in self._run.ranks]
-        is_late = any(
-            np.any(steps[rank][self._taken.get(rank, 0) :] <= self._judged) for rank in steps
-        )
+        is_late = any(np.any(steps[rank][self._taken[rank] :] <= self._judged) for rank in steps)
         if is_late or heads != self._heads:  # a resumed run has other steps from there on
-            self._begin()
-            self._heads = heads
+            self._alerts = Alerts()
+            self._taken.clear()
+            self._heads, self._judged = heads, -1
         latest = [int(one.max(initial=-1)) for one in steps.values()]
         last = max(latest, default=-1) if has_ended else min(latest, default=0) - 1
         for rows in self._blocks(last):
@@ -59,13 +63,6 @@ class Judging:
         if self._pending is not None:
             self._end_step(self._pending)
         return [one.as_json() for one in self._alerts.incidents]
-
-    def _begin(self) -> None:
-        self._alerts = Alerts()
-        self._taken: dict[int, int] = {}
-        self._heads: list[int] = []
-        self._judged = -1
-        self._pending: Rows | None = None
 
     def _end_step(self, rows: Rows) -> None:
         self._alerts.end_step(rows.step, rows.time)
@@ -78,10 +75,10 @@ class Judging:
         )
 
     def _of_rank(self, rank: int, last: int) -> Iterator[Rows]:
-        for rows in self._run.blocks(rank, begin=self._taken.get(rank, 0)):
+        for rows in self._run.blocks(rank, begin=self._taken[rank]):
             if rows.step > last:
                 return
-            self._taken[rank] = self._taken.get(rank, 0) + 1
+            self._taken[rank] += 1
             yield rows
 
 
@@ -95,16 +92,23 @@ class Findings:
         """Open the runs a second time."""
         self._runs = [run.again() for run in runs]
         self._judging = Judging(self._runs[0])
+        self._found: dict[str, Any] = {}
+        self._is_whole = False
 
     def find(self) -> dict[str, Any]:
-        """Return the incidents, and where two runs part, with all that has been written."""
-        for run in self._runs:
-            run.refresh()
-        found = self._judging.incidents(has_ended=not self._runs[0].refresh())
-        return {
-            "incidents": [{**one, "words": WORDS[one["cause"]]} for one in found],
-            "parting": self._parting() if len(self._runs) > 1 else None,
-        }
+        """Return the incidents, and where two runs part, with all that has been written.
+
+        Of a run that has grown since, the last step waits for the next time: it may grow further.
+        """
+        has_grown = True in [run.refresh() for run in self._runs]
+        if has_grown or not self._is_whole:
+            self._is_whole = not has_grown
+            found = self._judging.incidents(has_ended=self._is_whole)
+            self._found = {
+                "incidents": [{**one, "words": WORDS[one["cause"]]} for one in found],
+                "parting": self._parting() if len(self._runs) > 1 else None,
+            }
+        return self._found
 
     def _parting(self) -> dict[str, Any]:
         found = compare_runs(self._runs[0], self._runs[1])

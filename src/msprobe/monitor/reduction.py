@@ -146,7 +146,7 @@ def clipping(run: MonitorRun) -> dict[int, float]:
     before, after = columns.get(GRAD_NORM), columns.get(GRAD_NORM_CLIPPED)
     if before is not None and after is None:
         factors = factors * np.nan
-    elif before is not None and not np.array_equal(before, after, equal_nan=True):
+    elif before is not None and after is not None and np.any(before != after):
         norms = total_norms(run)
         found = np.array([norms.get(step, np.nan) for step in matrix.steps.tolist()])
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -23,6 +23,8 @@ from msprobe.report.monitor_page import live_page, write_monitor_page
 _MOST_EXPORTED: Final = 300
 # After incidents were looked for, as many times as long nothing is done, so that others get on.
 _PAUSES: Final = 3
+_QUIET_S: Final = 10.0
+"""Then a run that does not grow has its last step judged, too."""
 
 
 class PageServer(LocalServer):
@@ -64,11 +66,12 @@ class PageServer(LocalServer):
                 found = self._pictures.findings.find()
             except MsprobeError as exc:
                 found = {"incidents": [], "parting": None, "failed": str(exc)}
-            with self._lock:
-                self._pictures.found = found
-                self._version += 1
+            if found is not self._pictures.found:
+                with self._lock:
+                    self._pictures.found = found
+                    self._version += 1
             self._closed.wait(_PAUSES * (time.monotonic() - began))
-            self._has_grown.wait()
+            self._has_grown.wait(_QUIET_S)
 
     def answer_question(self, question: str, query: str) -> Answer:
         """Return the page, or a picture."""
