@@ -2,7 +2,7 @@
 """Score of the monitor's default alert rules: false incidents, and planted troubles found.
 
     python benchmarks/monitor_alerts.py                 # all
-    python benchmarks/monitor_alerts.py --part healthy  # or tuning, unseen, third, fourth, fifth
+    python benchmarks/monitor_alerts.py --part healthy  # or tuning, unseen, third … sixth
 
 Healthy runs differ in model, optimizer, schedule, ranks and seed. A trouble counts as caught within
 five steps; its place is right if the series that leads is of the planted layer and stream. The
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 
 import monitor_fifth_set as fifth
 import monitor_fourth_set as fourth
+import monitor_sixth_set as sixth
 import monitor_third_set as third
 import torch
 from monitor_runs import MODELS, OPTIMIZERS, SCHEDULES, STEPS, Recipe, Run
@@ -96,7 +97,7 @@ def score(name: str, troubles: list[Trouble]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parts = ("all", "healthy", "tuning", "unseen", "third", "fourth", "fifth")
+    parts = ("all", "healthy", "tuning", "unseen", "third", "fourth", "fifth", "sixth")
     parser.add_argument("--part", choices=parts, default="all")
     parser.add_argument("--limit", type=int)
     options = parser.parse_args()
@@ -108,7 +109,7 @@ def main() -> None:
         score("tuning", tuning_troubles()[: options.limit])
     if options.part in ("all", "unseen"):
         score("unseen", unseen_troubles()[: options.limit])
-    for name, later in (("third", third), ("fourth", fourth), ("fifth", fifth)):
+    for name, later in (("third", third), ("fourth", fourth), ("fifth", fifth), ("sixth", sixth)):
         if options.part in ("all", name):
             healthy(later.healthy_recipes()[: options.limit])
             score(name, later.troubles()[: options.limit])

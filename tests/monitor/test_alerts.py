@@ -6,9 +6,11 @@ from __future__ import annotations
 import json
 import math
 import threading
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +18,11 @@ import pytest
 from builders.monitor_runs import LAYERS, Step, incidents, run_of
 from msprobe.errors import ConfigError
 from msprobe.monitor.alerts.actions import listeners_of, read_incidents
-from msprobe.monitor.alerts.engine import replay
 from msprobe.monitor.alerts.incidents import IncidentCause, Severity
+from msprobe.monitor.pictures import Pictures
+from msprobe.monitor.reader import open_monitor
 from msprobe.monitor.rows import Layout, Rows
+from msprobe.monitor.store import RunWriter
 
 BAD = 60
 
@@ -138,7 +142,7 @@ def test_one_of_many_series_that_is_as_far_as_others_were_is_healthy() -> None:
     layout = Layout("grad_reduced", ("norm",), names, zeros, zeros, empty, empty)
     noise = np.random.default_rng(1).standard_t(4, size=(150, 1, len(names)))
     blocks = [Rows(layout, 0, step, 0, 0.0, 10 ** (0.1 * one)) for step, one in enumerate(noise)]
-    assert replay(blocks) == []
+    assert incidents(blocks) == []
 
 
 def test_stale_parameter_is_named() -> None:
@@ -282,13 +286,34 @@ def test_a_file_that_cannot_be_written_keeps_no_incident_from_ending_the_trainin
     assert len(reasons) == 1
 
 
-def test_stored_run_is_judged_as_a_live_one() -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_stored_run_is_judged_as_a_live_one_also_while_it_grows(tmp_path: Path, ranks: int) -> None:
     def spoil(values: Step, step: int, rank: int) -> None:
         if step >= BAD:
             values["param_origin"]["norm"][LAYERS[2]] *= 50
 
-    live, stored = incidents(run_of(spoil)), replay(run_of(spoil))
-    assert [one.as_json() for one in live] == [one.as_json() for one in stored]
+    def facts(found: list[Any]) -> list[Any]:
+        return [{**one, "state": "", "words": ""} for one in found]
+
+    blocks = list(run_of(spoil, ranks=ranks))
+    found = []
+    with ExitStack() as stack:
+        writers = [stack.enter_context(RunWriter(tmp_path, rank, {})) for rank in range(ranks)]
+        run = stack.enter_context(open_monitor(tmp_path))
+        findings = Pictures([run]).findings
+        for place, rows in enumerate(blocks):
+            writers[rows.rank].append(rows)
+            if place % 97 == 0:  # in the middle of a step
+                writers[rows.rank].flush()
+                found.append(findings.find()["incidents"])
+        for writer in writers:
+            writer.flush()
+        found += [findings.find()["incidents"] for _ in range(2)]
+        assert found[0] == []
+        assert found[-1] == Pictures([run]).findings.find()["incidents"]
+    live = [one.as_json() for one in incidents(iter(blocks))]
+    assert facts(found[-1]) == facts(live)
+    assert [len(one) for one in found] == sorted(len(one) for one in found)
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,36 @@ def test_calls_micro_steps_evaluation_and_recomputation(tmp_path: Path) -> None:
     assert sorted(gradients.select("micro_step", "call").rows()) == expected
 
 
+def test_an_evaluation_of_a_wrapper_that_hands_its_mode_on_is_no_micro_step(tmp_path: Path) -> None:
+    class Engine(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def train(self, mode: bool = True) -> Engine:
+            self.module.train(mode)
+            return self
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.module(x)
+
+    engine = Engine(Net())
+    optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)
+    with TrainerMon(config(tmp_path, xy_distribution=True, ops=["norm"])) as monitor:
+        monitor.set_monitor(engine, optimizer, grad_acc_steps=2)
+        for _ in range(2):
+            engine(torch.randn(3, 4)).sum().backward()
+            engine.eval()
+            with torch.no_grad():
+                engine(torch.randn(3, 4))
+            engine(torch.randn(3, 4)).sum().backward()  # trained in evaluation mode
+            engine.train()
+        optimizer.step()
+        with monitor.open() as run:
+            table = run.table("actv").filter(pl.col("name") == "module.output")
+    assert table.select("micro_step", "call").rows() == [(step, 0) for step in range(4)]
+
+
 def test_unreduced_gradients_are_read_before_earlier_hooks_use_them_up(tmp_path: Path) -> None:
     model = nn.Linear(4, 1)
     norms: list[float] = []

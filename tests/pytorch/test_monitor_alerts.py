@@ -72,12 +72,25 @@ def test_documented_rules_write_their_file(tmp_path):
     assert {record["step"] for record in records.values()} == {BAD}
 
 
-def test_wrong_alert_settings_are_refused(tmp_path):
-    with (
-        TrainerMon(config(tmp_path, alert={"stopon": "critical"})) as monitor,
-        pytest.raises(ConfigError, match='did you mean "stop_on"'),
-    ):
-        train(monitor, 1)
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"alert": {"stopon": "critical"}}, 'did you mean "stop_on"'),
+        ({"alert": {"stop_on": "criticl"}}, 'm.*"alert.stop_on" is "criticl"; use one of warning'),
+        (
+            {"streams": {"run": {}, "actv": {"ops": ["mx"]}}},
+            r'"streams.actv.ops\[0\]" is "mx"; use',
+        ),
+        (
+            {"streams": {"actv": {"include": ["re:("]}}},
+            '"streams.actv.include" is "\\("; use a reg',
+        ),
+        ({"eps": "small"}, '"eps" is "small"; use a number'),
+    ],
+)
+def test_wrong_settings_are_refused_when_they_are_read(keys, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        TrainerMon(config(tmp_path, **keys))
 
 
 def test_changed_alerts_hold_from_the_next_step(tmp_path):

@@ -14,7 +14,8 @@ from msgspec import inspect
 from msprobe.errors import ConfigError
 
 _PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
-_PATH_STEP: Final = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+_ANY_KEY: Final = "..."
+_PATH_STEP: Final = re.compile(r"\[(\d+)\]|(?<=\[)(\.{3})(?=\])|([^.\[\]]+)")
 
 # Values that other generations or modes allow; keyed by the last part of the key's path.
 _HINTS: Final[dict[tuple[str, str], str]] = {
@@ -76,11 +77,36 @@ def convert(raw: dict[str, Any], keys: type[T], *, prefix: str, source: str | Pa
     except msgspec.ValidationError as error:
         match = _PATH.search(str(error))
         inner = match[1] if match else ""
-        steps = [int(index) if index else name for index, name in _PATH_STEP.findall(inner)]
+        steps: list[int | str] = [
+            int(index) if index else any_key or name
+            for index, any_key, name in _PATH_STEP.findall(inner)
+        ]
+        for place in [at for at, step in enumerate(steps) if step == _ANY_KEY]:
+            steps[place] = _bad_key(raw, keys, steps[:place])
+            inner = inner.replace(f"[{_ANY_KEY}]", f".{steps[place]}", 1)
         path = f"{prefix}.{inner}".strip(".")
         found, wanted = _value_at(raw, steps), _type_at(keys, steps)
         hint = _hint(path, found, wanted)
         raise ConfigError(path, found, describe_type(wanted), source=source, hint=hint) from error
+
+
+def _bad_key(raw: Any, keys: type, steps: list[int | str]) -> str:
+    """Return the key of a dictionary that cannot be used, which msgspec does not name."""
+    for key, value in _value_at(raw, steps).items():
+        try:
+            msgspec.convert(_with_only(raw, steps, {key: value}), keys)
+        except msgspec.ValidationError:
+            return str(key)
+    return _ANY_KEY
+
+
+def _with_only(raw: Any, steps: list[int | str], value: Any) -> Any:
+    """Return `raw` with another value behind the steps, all of which are keys or places."""
+    if not steps:
+        return value
+    changed = raw.copy()
+    changed[steps[0]] = _with_only(raw[steps[0]], steps[1:], value)
+    return changed
 
 
 def _hint(path: str, found: object, wanted: inspect.Type) -> str:
@@ -94,7 +120,7 @@ def _hint(path: str, found: object, wanted: inspect.Type) -> str:
     return ""
 
 
-def _value_at(raw: Any, steps: list[int | str]) -> object:
+def _value_at(raw: Any, steps: list[int | str]) -> Any:
     for step in steps:
         raw = raw[step]
     return raw
@@ -108,6 +134,8 @@ def _type_at(keys: type[msgspec.Struct], steps: list[int | str]) -> inspect.Type
             found = next(field.type for field in found.fields if field.encode_name == step)
         elif isinstance(found, inspect.ListType):
             found = found.item_type
+        elif isinstance(found, inspect.DictType):
+            found = found.value_type
     return found
 
 
@@ -127,6 +155,10 @@ def describe_type(found: inspect.Type) -> str:
             return " or ".join(describe_type(member) for member in found.types)
         case inspect.IntType():
             return "a whole number" if found.ge is None else f"a whole number >= {found.ge}"
+        case inspect.FloatType():
+            return "a number"
+        case inspect.NoneType():
+            return "null"
         case inspect.BoolType():
             return "true or false"
         case inspect.StrType():

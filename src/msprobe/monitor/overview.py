@@ -3,26 +3,21 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.errors import UsageError
-from msprobe.monitor.alerts.actions import read_incidents
-from msprobe.monitor.alerts.engine import replay
 from msprobe.monitor.alerts.series import MAGNITUDES
+from msprobe.monitor.findings import Judging, may_be_judged
 from msprobe.monitor.noise import gradient_noise, no_noise
 from msprobe.monitor.reader import MonitorRun
-from msprobe.monitor.rows import VALUE, Rows, Stream, is_missing
+from msprobe.monitor.rows import VALUE, Stream, is_missing
 
 if TYPE_CHECKING:
     import polars as pl
 
-# Values of a stored run that are judged anew; of a larger one the written incidents are taken.
-_MOST_JUDGED: Final = 20_000_000
 NOISE_SCALE: Final = "gradient noise scale"
 _SHOWN_SCALARS: Final = ("loss", "grad_norm", "lr.0", "loss_scale")
 _PREFERRED: Final = (
@@ -65,7 +60,7 @@ def run_facts(
         raise UsageError(f"{run.path}: {stream} has no {op}; it has {', '.join(run.ops(stream))}")
     rank = run.ranks[0] if rank is None else rank
     steps = run.steps()
-    found = incidents_of(run)
+    found = Judging(run).incidents(has_ended=True)
     return {
         "run": str(run.path),
         "ranks": run.ranks,
@@ -102,7 +97,7 @@ def _noise(run: MonitorRun) -> dict[str, Any]:
 
 def noise_of(run: MonitorRun) -> pl.DataFrame:
     """Return the gradient noise scale, without rows of a run too large to compute it each time."""
-    return gradient_noise(run) if _size(run) <= _MOST_JUDGED else no_noise()
+    return gradient_noise(run) if may_be_judged(run) else no_noise()
 
 
 def _series(
@@ -125,25 +120,3 @@ def _ends(values: NDArray[np.float64]) -> dict[str, Any]:
         "first": known[0] if known else None,
         "last": known[-1] if known else None,
     }
-
-
-def incidents_of(run: MonitorRun) -> list[dict[str, Any]]:
-    """Return the incidents of a run, as JSON.
-
-    All ranks are judged together, which no process could do while it trained. Of a run of more
-    than twenty million values, the incidents that its processes wrote are returned.
-    """
-    if _size(run) > _MOST_JUDGED:
-        return read_incidents(run.path)
-    return [one.as_json() for one in replay(all_blocks(run))]
-
-
-def _size(run: MonitorRun) -> int:
-    """Return about how many values a run has."""
-    series = sum(len(run.names(stream)) * len(run.ops(stream)) for stream in run.streams)
-    return series * len(run.steps()) * len(run.ranks)
-
-
-def all_blocks(run: MonitorRun) -> Iterator[Rows]:
-    """Yield the blocks of all ranks, ordered by step."""
-    return heapq.merge(*(run.blocks(rank) for rank in run.ranks), key=lambda rows: rows.step)

@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 from msprobe.errors import UsageError
 from msprobe.json_text import strict
-from msprobe.monitor.alerts.incidents import WORDS
-from msprobe.monitor.comparing import compare_runs
+from msprobe.monitor.findings import Findings
 from msprobe.monitor.overview import (
     NOISE_SCALE,
     default_op,
     default_stream,
-    incidents_of,
     noise_of,
 )
 from msprobe.monitor.reader import Matrix, MonitorRun
@@ -43,6 +41,8 @@ class Pictures:
 
     Attributes:
         runs: the run under test, and the one that it is compared with, if any.
+        findings: finds the incidents of the first, and where the two part, which takes a while.
+        found: what they are, for an overview that does not wait for them; None to wait.
     """
 
     def __init__(self, runs: Sequence[MonitorRun]) -> None:
@@ -50,6 +50,8 @@ class Pictures:
         self._matrices: dict[tuple[int, str, str, int], Matrix] = {}
         self._firsts: dict[tuple[int, str, str, int], Matrix] = {}
         self._overview: dict[str, Any] | None = None
+        self.findings = Findings(runs)
+        self.found: dict[str, Any] | None = None
 
     def refresh(self) -> bool:
         """Take what has been added to the runs; return whether there was anything."""
@@ -86,7 +88,8 @@ class Pictures:
         """Return runs, streams, scalars, incidents, and where two runs part."""
         if self._overview is None:
             self._overview = strict(self._make_overview())
-        return self._overview
+        found = self.findings.find() if self.found is None else self.found
+        return {**self._overview, **strict(found)}
 
     def _make_overview(self) -> dict[str, Any]:
         first = self.runs[0]
@@ -110,8 +113,6 @@ class Pictures:
             ],
             "stream": stream,
             "scalars": self._scalars(),
-            "incidents": [{**one, "words": WORDS[one["cause"]]} for one in incidents_of(first)],
-            "parting": self._parting(),
         }
 
     def _scalars(self) -> list[dict[str, Any]]:
@@ -123,20 +124,6 @@ class Pictures:
         found = [self.series(Stream.RUN, name, VALUE) for name in names]
         found.append(self.series(Stream.RUN, NOISE_SCALE, VALUE))
         return [one for one in found if one["lines"]]
-
-    def _parting(self) -> dict[str, Any] | None:
-        if len(self.runs) < 2:
-            return None
-        found = compare_runs(self.runs[0], self.runs[1])
-        different, apart = found.first_different, found.first_apart
-        return {
-            "equal": found.is_equal,
-            "first_different": None if different is None else different.as_json(),
-            "first_apart": None if apart is None else apart.as_json(),
-            "series": [
-                one.as_json() for one in found.series[:50] if one.first_different is not None
-            ],
-        }
 
     def series(
         self, stream: str, name: str, op: str, first: str = "", last: str = ""
@@ -184,6 +171,10 @@ class Pictures:
         if axis not in AXES:
             raise UsageError(f"no axis {axis}; use one of {', '.join(AXES)}")
         pair = (0, 1) if run == "ratio" else (int(run),)
+        if axis == "rank":
+            at = at or self._first_rows(pair[0], stream, op, "").names[0]
+        elif axis == "layers of ranks":
+            at = at or str(self.runs[pair[0]].steps()[-1])
         if axis == "layer" and len(pair) == 1:
             # Of a hundred thousand series no more is read than is shown.
             matrix = self._first_rows(pair[0], stream, op, rank)
@@ -199,6 +190,7 @@ class Pictures:
             "stream": stream,
             "op": op,
             "axis": axis,
+            "at": at if axis != "layer" else "",
             "rows": rows[:ROWS],
             "of_rows": total,
             "columns": [columns[place] for place in places],
@@ -216,12 +208,11 @@ class Pictures:
             return matrix.names, matrix.steps.tolist(), matrix.values.T
         matrices = [self._matrix(run, stream, op, one) for one in ranks]
         if axis == "rank":
-            name = at or matrices[0].names[0]
-            parts = [_column(matrix, name) for matrix in matrices]
+            parts = [_column(matrix, at) for matrix in matrices]
             steps = sorted({step for part in parts for step in part})
             values = [[part.get(step, MISSING) for step in steps] for part in parts]
             return [f"rank {one}" for one in ranks], steps, np.array(values, np.float64)
-        step = int(at or self.runs[run].steps()[-1])
+        step = int(at)
         names = list(dict.fromkeys(name for matrix in matrices for name in matrix.names))
         rows = [_row(matrix, step) for matrix in matrices]
         values = [[row.get(name, MISSING) for row in rows] for name in names]

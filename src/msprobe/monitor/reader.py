@@ -162,6 +162,10 @@ class MonitorRun:
         for one in self._ranks.values():
             one.file.close()
 
+    def again(self) -> MonitorRun:
+        """Open the run a second time, for another thread."""
+        return MonitorRun(self.path, {rank: one.file.path for rank, one in self._ranks.items()})
+
     def refresh(self) -> bool:
         """Take what was added to the files since; return whether there was anything."""
         return True in [one.refresh() for one in self._ranks.values()]
@@ -207,11 +211,16 @@ class MonitorRun:
 
     # -- values ----------------------------------------------------------------------------------
 
-    def blocks(self, rank: int) -> Iterator[Rows]:
-        """Yield all rows of a rank, in the order in which they were collected."""
+    def blocks(self, rank: int, *, begin: int = 0) -> Iterator[Rows]:
+        """Yield the rows of a rank in the order in which they were collected, from a block on."""
         one = self._rank(rank)
-        for place in one.places:
+        for place in one.places[begin:]:
             yield one.rows(int(place))
+
+    def steps_of_blocks(self, rank: int) -> NDArray[np.int64]:
+        """Return the step of each block of a rank."""
+        one = self._rank(rank)
+        return one.file.entries["step"][one.places].astype(np.int64)
 
     def table(
         self,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -19,6 +21,10 @@ from msprobe.report.monitor_page import live_page, write_monitor_page
 
 # Series of one stream in an exported page; with more of them it would not open at once.
 _MOST_EXPORTED: Final = 300
+# After incidents were looked for, as many times as long nothing is done, so that others get on.
+_PAUSES: Final = 3
+_QUIET_S: Final = 10.0
+"""Then a run that does not grow has its last step judged, too."""
 
 
 class PageServer(LocalServer):
@@ -35,15 +41,51 @@ class PageServer(LocalServer):
             OSError: the port is taken.
         """
         self._pictures = Pictures(runs)
+        self._pictures.found = {"incidents": [], "parting": None, "finding": True}
+        self._version = 0
+        self._has_grown = threading.Event()
+        self._closed = threading.Event()
         super().__init__(port)
+
+    def run(self) -> None:
+        """Answer requests; incidents are found meanwhile, on a thread of their own."""
+        finder = threading.Thread(target=self._find, name="msprobe-findings", daemon=True)
+        finder.start()
+        try:
+            super().run()
+        finally:
+            self._closed.set()
+            self._has_grown.set()
+            finder.join()
+
+    def _find(self) -> None:
+        while not self._closed.is_set():
+            began = time.monotonic()
+            self._has_grown.clear()
+            try:
+                found = self._pictures.findings.find()
+            except MsprobeError as exc:
+                found = {"incidents": [], "parting": None, "failed": str(exc)}
+            if found is not self._pictures.found:
+                with self._lock:
+                    self._pictures.found = found
+                    self._version += 1
+            self._closed.wait(_PAUSES * (time.monotonic() - began))
+            self._has_grown.wait(_QUIET_S)
 
     def answer_question(self, question: str, query: str) -> Answer:
         """Return the page, or a picture."""
         try:
             if not question:
-                return HTTPStatus.OK, "text/html", live_page(self._pictures.overview())
+                overview = {**self._pictures.overview(), "version": self._version}
+                return HTTPStatus.OK, "text/html", live_page(overview)
             if question == "growth":
-                answer: dict[str, Any] = {"grown": self._pictures.refresh()}
+                if self._pictures.refresh():
+                    self._version += 1
+                    self._has_grown.set()
+                answer: dict[str, Any] = {"version": self._version}
+            elif question == "overview":
+                answer = {**self._pictures.overview(), "version": self._version}
             else:
                 answer = self._pictures.answer(question, dict(parse_qsl(query)))
         except MsprobeError as exc:

@@ -339,9 +339,9 @@ def _streams(keys: MonitorKeys, source: Path | str) -> dict[Stream, StreamSettin
         if own.enabled:
             found[stream] = StreamSettings(
                 ops=tuple(own.ops) or ops,
-                include=tuple(_pattern(text, source) for text in own.include)
+                include=_patterns(own.include, f"streams.{stream}.include", source)
                 or _targets(keys, stream),
-                exclude=tuple(_pattern(text, source) for text in own.exclude),
+                exclude=_patterns(own.exclude, f"streams.{stream}.exclude", source),
                 interval=own.step_interval or keys.step_interval,
                 ranks=frozenset(own.ranks or keys.module_ranks),
             )
@@ -377,9 +377,11 @@ def _targets(keys: MonitorKeys, stream: Stream) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(re.escape(name) + end) for name in names)
 
 
-def _pattern(text: str, source: Path | str) -> re.Pattern[str]:
-    expression = text[3:] if text.startswith("re:") else fnmatch.translate(text)
-    return _compiled("include", expression, source)
+def _patterns(texts: list[str], key: str, source: Path | str) -> tuple[re.Pattern[str], ...]:
+    return tuple(
+        _compiled(key, text[3:] if text.startswith("re:") else fnmatch.translate(text), source)
+        for text in texts
+    )
 
 
 def _compiled(key: str, text: str, source: Path | str) -> re.Pattern[str]:

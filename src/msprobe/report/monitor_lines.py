@@ -48,18 +48,21 @@ def run_lines(facts: Mapping[str, Any], limit: int) -> Iterator[Text]:
 
 
 def agreement_lines(facts: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
-    """Yield a line for each quantity of a log, as `monitor.log_check.Agreement.as_json` has it."""
+    """Yield a line for each `monitor.log_check.Agreement`, as its `as_json` has it."""
     for one in facts:
-        name, steps, apart = one["name"], one["steps"], one["apart"]
+        name, steps, apart, of_log = one["name"], one["steps"], one["apart"], one["first"]
+        counted = "" if of_log is None else f"; the log calls the first step {of_log}"
+        way = f"   ({one['way']}{counted})"
         if not apart:
-            yield Text(f"{name}: equal in all {steps} steps, to the last digit   ({one['way']})")
+            digit = "" if of_log is None else ", to the last digit"
+            yield Text(plain(f"{name}: equal in all {steps} steps{digit}{way}"))
             continue
         first = apart[0]
-        yield Text(
-            f"{name}: apart in {len(apart)} of {steps} steps, first in step {first['step']}: "
-            f"log {first['logged']:g}, run {first['recorded']:.9g}   ({one['way']})",
-            style="bold red",
-        )
+        other = "log" if of_log is not None else f"{first['parameter']}: before reduction"
+        number = len({each["step"] for each in apart})
+        begin = f"{name}: apart in {number} of {steps} steps, first in step {first['step']}: "
+        values = f"{other} {first['expected']:g}, run {first['recorded']:.9g}"
+        yield Text(plain(begin + values + way), style="bold red")
 
 
 def incident_lines(incidents: Sequence[Mapping[str, Any]]) -> Iterator[Text]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from msprobe.config.checking import convert
 from msprobe.errors import ConfigError
 from msprobe.json_text import strict_json
 from msprobe.log import warn_once
@@ -62,10 +63,7 @@ def parse_alert(alert: Any, *, source: str | Path) -> AlertSettings:
             near = difflib.get_close_matches(str(key), _KEYS, 1)
             hint = f'did you mean "{near[0]}"?' if near else "known keys: " + ", ".join(_KEYS)
             raise ConfigError(f"alert.{key}", alert[key], source=source, hint=hint)
-    try:
-        settings = msgspec.convert(alert, AlertSettings)
-    except msgspec.ValidationError as exc:
-        raise ConfigError("alert", alert, str(exc), source=source) from exc
+    settings = convert(dict(alert), AlertSettings, prefix="alert", source=source)
     if settings.webhook and not settings.webhook.startswith(_SCHEMES):
         raise ConfigError("alert.webhook", settings.webhook, "an http(s) address", source=source)
     parse_rules(settings.rules, source=source)

@@ -78,6 +78,11 @@ class Baselines:
         decades[(np.sign(far) != np.sign(near)) | ~self.is_warm(series)] = 0.0
         return decades / np.maximum(self._spread[series], self._least_spread), decades
 
+    def from_level(self, series: Integers, values: Floats) -> Floats:
+        """Return how many deviations values are above their levels, whatever the last few were."""
+        spread = np.maximum(self._spread[series], self._least_spread)
+        return (values - self._level[series]) / spread
+
     def record(self, series: Integers) -> Floats:
         """Return the largest deviation that was normal for each series."""
         return self._record[series]

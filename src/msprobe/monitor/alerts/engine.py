@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,7 +13,6 @@ from msprobe.monitor.alerts.incidents import Incident, Incidents
 from msprobe.monitor.alerts.ranks import RankRules
 from msprobe.monitor.alerts.rules import Rules
 from msprobe.monitor.alerts.series import SeriesTable
-from msprobe.monitor.listeners import tell
 from msprobe.monitor.rows import Layout, Rows, is_missing
 
 Action = Callable[[Incident], None]
@@ -106,10 +105,3 @@ def _largest(blocks: list[tuple[Integers, Floats]], size: int) -> tuple[Integers
     present[series] = True
     chosen = np.flatnonzero(present)
     return chosen, result[chosen]
-
-
-def replay(blocks: Iterable[Rows], actions: Sequence[Action] = ()) -> list[Incident]:
-    """Return the incidents of recorded blocks, ordered by step; of one rank or of all."""
-    alerts = Alerts(actions)
-    tell(blocks, alerts)
-    return alerts.incidents

@@ -48,6 +48,8 @@ _LOSS_WEAK_Z: Final = 8.0
 _LOSS_WEAK_DECADES: Final = 0.15
 _LOSS_STRONG_Z: Final = 10.0
 _LOSS_STRONG_DECADES: Final = 0.2
+# … and with less where it stays up: labels that are wrong from some step on.
+_LOSS_HELD_Z: Final = 3.5
 _DEAD_SHARE: Final = 0.99
 # A rate alarms that is so far above the highest until some steps before: it may rise in a few.
 _RATE_JUMP: Final = 2.5
@@ -97,7 +99,7 @@ class Rules:
         self.logarithms = np.zeros(0)
         self._losses = _Losses()
         self._crowd = _Crowd()
-        self._zero, self._absent, self._stuck, self._dead = (Rarity() for _ in range(4))
+        self._zero, self._absent, self._stuck, self._dead, self._high = (Rarity() for _ in range(5))
         self._last = np.zeros(0)
         self._seen = np.zeros(0, np.int64)
         self._strong = np.zeros((0, 3), np.bool_)
@@ -140,7 +142,7 @@ class Rules:
         return found
 
     def _grow(self, size: int) -> None:
-        for part in (self.levels, self._zero, self._absent, self._stuck, self._dead):
+        for part in (self.levels, self._zero, self._absent, self._stuck, self._dead, self._high):
             part.grow(size)
         more = size - len(self._last)
         if more > 0:
@@ -222,14 +224,20 @@ class Rules:
         weak = _weak(z, decades, is_loss) & (
             np.abs(z) > _BEYOND_RECORD * self.levels.record(series)
         )
-        weak[is_loss] &= self._losses.rises(series[is_loss], values[is_loss], expected[is_loss])
-        begun = weak | ((np.abs(z) > _ONSET_Z) & (np.abs(decades) > _ONSET_DECADES))
+        rises = np.zeros(len(series), np.bool_)
+        rises[is_loss] = self._losses.rises(series[is_loss], values[is_loss], expected[is_loss])
+        weak &= rises | ~is_loss
+        high = rises & self.levels.is_warm(series)
+        high &= self.levels.from_level(series, x) > _LOSS_HELD_Z
+        held = is_loss.copy()
+        held[is_loss] = self._high.take(series[is_loss], high[is_loss])
+        begun = weak | high | ((np.abs(z) > _ONSET_Z) & (np.abs(decades) > _ONSET_DECADES))
         self._onset[series[~begun]] = -1
         self._onset[series[begun & (self._onset[series] < 0)]] = step
         groups = self.table.group[series]
         alone = self._alone(series, z, decades, is_loss, weak)
         alone &= is_loss | self._crowd.is_exceeded(groups, z)
-        alarming = weak & (alone | self._broad(series, z, decades, weak))
+        alarming = held | (weak & (alone | self._broad(series, z, decades, weak)))
         self._crowd.learn(groups, np.where(alarming | is_loss, 0.0, z))
         for place in np.flatnonzero(alarming):
             one = int(series[place])

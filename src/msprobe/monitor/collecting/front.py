@@ -80,6 +80,7 @@ class MonitorFront(ABC):
         self._raw, repeated = read_config_file(path)
         twice = [f'"{key}" is there twice; the last one counts' for key in repeated]
         self._settings = make_settings(self._raw, source=path, warnings=twice)
+        parse_alert(self._raw.get("alert"), source=path)
         _tell_warnings(self._settings)
         self._process_group = process_group
         self._reads_main_grad = params_have_main_grad

@@ -126,6 +126,17 @@ class ModuleNames:
                 yield module, name
 
 
+def only_evaluates(module: nn.Module, *, with_grad: bool) -> bool:
+    """Return whether a call has no gradients, and neither the module nor a part of it trains.
+
+    A wrapper may keep the flag with which it was made: DeepSpeed's engine hands `eval()` on, and
+    `DDP` may be made around a model in evaluation mode. So the parts with parameters count, too.
+    """
+    return not with_grad and not (
+        module.training and any(part.training for part in module.modules() if part._parameters)
+    )
+
+
 class _Open:
     """A module call between its begin and its end."""
 
@@ -162,6 +173,7 @@ class ModuleObserver:
     Attributes:
         names: the modules to record; None to record none and only watch.
         hides: the modules of the models, while one module alone is recorded; else None.
+        with_grad: whether gradients were on when the latest recorded call began.
     """
 
     def __init__(
@@ -192,6 +204,7 @@ class ModuleObserver:
         self._session = session
         self.names = names
         self.hides: ModuleNames | None = None
+        self.with_grad = True
         self._recomputations = recomputations
         self._shared = shared
         self._recorder = recorder
@@ -263,7 +276,7 @@ class ModuleObserver:
             session.calls.hide(self.hides.find(module))
         fused = self._apis is not None and isinstance(module, FAST_PATH_MODULES)
         if base is not None or fused:
-            with_grad = torch.is_grad_enabled()
+            with_grad = self.with_grad = torch.is_grad_enabled()
             quietly(session, "module begin", self._begin, module, base, frame, with_grad, args)
         if self._model_calls.is_outermost(module):
             quietly(session, "data", self._begin_outermost, module, frame, args)

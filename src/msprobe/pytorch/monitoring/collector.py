@@ -35,7 +35,7 @@ from msprobe.pytorch.interception.checkpoint import recomputations
 from msprobe.pytorch.interception.compiled import run_eagerly
 from msprobe.pytorch.interception.compiled_regions import CompiledRegions
 from msprobe.pytorch.interception.guard import quietly
-from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver
+from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver, only_evaluates
 from msprobe.pytorch.monitoring.communication import Communication, may_communicate
 from msprobe.pytorch.monitoring.features import TORCH, is_linear
 from msprobe.pytorch.monitoring.loss_scale import ScaledLosses
@@ -97,6 +97,7 @@ class Collector(StepCollector):
         self._session = Session(config, TorchAdapter(config), TENSOR_TYPES)
         names = ModuleNames.of_models(_prefixed(models), keeps_compiled=True)
         self._names = names
+        self._observer: ModuleObserver | None = None
         super().__init__(
             settings,
             recorder,
@@ -104,7 +105,7 @@ class Collector(StepCollector):
             rank=rank,
             step=step,
             activations=Activations(
-                _modules(models, names, keys.squash_name, streams), tensors_in, _is_training
+                _modules(models, names, keys.squash_name, streams), tensors_in, self._is_training
             ),
             as_number=plain_number,
         )
@@ -183,6 +184,10 @@ class Collector(StepCollector):
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _is_training(self, module: nn.Module) -> bool:
+        with_grad = self._observer is None or self._observer.with_grad
+        return module.training and not only_evaluates(module, with_grad=with_grad)
+
     def _take_features(self, path: str, key: Key, micro_step: int, args: Sequence[Any]) -> None:
         if self._rows is not None and self._features is not None:
             self._features.take(self._rows, path, key, micro_step, args)
@@ -213,7 +218,7 @@ class Collector(StepCollector):
         session = self._session
         headroom = Headroom(session)
         headroom.install(session)
-        modules = ModuleObserver(
+        self._observer = modules = ModuleObserver(
             session,
             self._names,
             recomputations(session),
@@ -268,10 +273,6 @@ def _modules(
             choose_streams(one, streams)
             found[base] = one
     return found
-
-
-def _is_training(module: nn.Module) -> bool:
-    return module.training
 
 
 def _parameters(

@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from msprobe.capture.followed_steps import FOLLOWING, FollowedSteps, Steps
 from msprobe.pytorch.interception.code_swap import divert
+from msprobe.pytorch.interception.module_hooks import only_evaluates
 from msprobe.pytorch.interception.tracing import is_tracing
 
 logger = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ class ScriptFollower(FollowedSteps[ModuleSteps]):
 
     def _is_evaluation(self, module: nn.Module) -> bool:
         """Return whether this call only evaluates what is trained elsewhere in the program."""
-        if torch.is_grad_enabled() or _is_training(module):
+        if not only_evaluates(module, with_grad=torch.is_grad_enabled()):
             return False
         is_trained = any(parameter.requires_grad for parameter in module.parameters())
         return is_trained and self._optimizers.exist()
@@ -235,15 +236,6 @@ class _Optimizers:
 
 def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
-
-
-def _is_training(module: nn.Module) -> bool:
-    """Return whether a module, and any part of it with parameters, is in training mode.
-
-    A wrapper may keep the flag with which it was made: DeepSpeed's engine hands `eval()` on, and
-    `DDP` may be made around a model in evaluation mode.
-    """
-    return module.training and any(part.training for part in module.modules() if part._parameters)
 
 
 def _is_inner(module: nn.Module, frame: FrameType | None) -> bool:

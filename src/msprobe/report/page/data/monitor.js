@@ -8,6 +8,8 @@ import { number, sections } from "../shared/sections.js";
 /** @typedef {{stream: string, name: string, op: string, lines: Line[]}} Series */
 /**
  * @typedef {object} Heat
+ * @property {string} axis
+ * @property {string} at which layer of ranks over steps, which step of layers over ranks
  * @property {string[]} rows
  * @property {number} of_rows
  * @property {number[]} columns
@@ -59,7 +61,7 @@ export function followGrowth() {
   if (!isLive) return;
   setInterval(async () => {
     const found = await ask("growth", {}).catch(() => null);
-    if (!found?.grown) return;
+    if (!found || found.version === current.version) return;
     current = await ask("overview", {}) ?? current;
     listeners.forEach((listener) => listener());
   }, every_ms);

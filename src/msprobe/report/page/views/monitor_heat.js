@@ -116,7 +116,8 @@ function draw() {
   pen.scale(dots, dots);
   pen.font = font;
   gutter = Math.min(widestGutter, Math.ceil(Math.max(...heat.rows.map((name) => pen.measureText(cut(name)).width))) + 14);
-  drawCells(pen, heat, high, width);
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(drawn(heat).picture, gutter, ruler, width - gutter, rows * high);
   drawNames(pen, heat, high, width);
   drawMarks(pen, heat, high, width);
   canvas.setAttribute("aria-label", `Heat map of ${streamNow().name} ${opNow()}: ${rows} rows, ${heat.columns.length} columns.`);
@@ -129,68 +130,89 @@ const cut = (name) => name.length > 36 ? `…${name.slice(-35)}` : name;
 function drawScale() {
   replace(scale);
   if (!heat?.rows.length) return;
-  const { low, span, stops } = range(heat), bar = element("span", { class: "heat-colours" });
+  const { low, span, stops } = drawn(heat), bar = element("span", { class: "heat-colours" });
   bar.style.background = `linear-gradient(to right, ${stops.map((tone) => `rgb(${tone})`).join()})`;
-  const isLog = state.log === "1" || state.run === "ratio";
-  const [from, to] = [low, low + span].map((at) => digits(isLog ? 10 ** at : at));
-  replace(scale, from, bar, `${to} · pink: NaN or Inf · `);
+  const [from, to] = [low, low + span].map((at) => digits(onLogScale() ? 10 ** at : at));
+  replace(scale, from, bar, `${to} · pink: NaN or Inf · ${onLogScale() ? "black: 0 · " : ""}`);
 }
 
 /** @param {Heat} shown */
 function words(shown) {
   const cut = shown.rows.length < shown.of_rows ? `the first ${shown.rows.length} of ${grouped(shown.of_rows)} rows` : "";
   const joinedSteps = shown.columns.length < shown.of_columns ? `${grouped(shown.of_columns)} steps in ${shown.columns.length} columns, the largest of each` : "";
-  return joined(cut, joinedSteps, "arrows move, Enter selects");
+  const place = shown.axis === "rank" ? `of ${shown.at}` : shown.axis === "layers of ranks" ? `at step ${grouped(Number(shown.at))}` : "";
+  return joined(place, cut, joinedSteps, "arrows move, Enter selects");
 }
 
-/** Returns how a value is placed on the scale: its logarithm, or itself. @param {number} value */
-function placed(value) {
+/**
+ * A heat map as it is drawn: places of the values on the scale, and the picture, one dot for a cell.
+ * @typedef {{key: string, shown: Heat, low: number, span: number, stops: number[][], picture: HTMLCanvasElement}} Drawing
+ * @type {Drawing | null}
+ */
+let drawing = null;
+
+/** Returns the drawing of a heat map; a mere move of the cursor makes no new one. @param {Heat} shown @returns {Drawing} */
+function drawn(shown) {
+  const key = `${state.run} ${state.log}`;
+  if (drawing?.shown !== shown || drawing.key !== key) {
+    const places = placesOf(shown), scale = range(places);
+    drawing = { key, shown, ...scale, picture: pictureOf(shown, places, scale) };
+  }
+  return drawing;
+}
+
+const onLogScale = () => state.log === "1" || state.run === "ratio";
+
+/** Returns where values are on the scale: NaN if absent, Infinity for NaN and Inf, -Infinity for the logarithm of zero. @param {Heat} shown */
+function placesOf(shown) {
+  const places = Float64Array.from(shown.values.flat(), (cell) => {
+    const value = read(cell);
+    if (value === null) return NaN;
+    return Number.isFinite(value) ? value : Infinity;
+  });
+  return onLogScale() ? places.map((value) => Math.log10(Math.abs(value))) : places;
+}
+
+/** @param {Float64Array} places */
+function range(places) {
   const isRatio = state.run === "ratio";
-  if (state.log !== "1" && !isRatio) return value;
-  return value === 0 ? null : Math.log10(Math.abs(value));
-}
-
-/** @param {CanvasRenderingContext2D} pen @param {Heat} shown @param {number} high @param {number} width */
-function drawCells(pen, shown, high, width) {
-  const { low, span, stops } = range(shown);
-  const picture = new ImageData(Math.max(shown.columns.length, 1), shown.rows.length);
-  shown.values.forEach((cells, row) => cells.forEach((cell, column) => {
-    const tone = toneOf(read(cell), low, span, stops);
-    if (tone) picture.data.set([...tone, 255], 4 * (row * shown.columns.length + column));
-  }));
-  const small = document.createElement("canvas");
-  small.width = picture.width;
-  small.height = picture.height;
-  small.getContext("2d")?.putImageData(picture, 0, 0);
-  pen.imageSmoothingEnabled = false;
-  pen.drawImage(small, gutter, ruler, width - gutter, shown.rows.length * high);
-}
-
-/** @param {Heat} shown */
-function range(shown) {
-  const found = shown.values.flat().map(read).filter((value) => value !== null && Number.isFinite(value))
-    .map((value) => placed(/** @type {number} */ (value))).filter((value) => value !== null).sort((a, b) => a - b);
-  if (state.run === "ratio") {
-    const size = Math.max(1e-6, ...[found[0] ?? 0, found[found.length - 1] ?? 0].map(Math.abs));
+  const found = places.filter((place) => Number.isFinite(place) && !(isRatio && place === 0));
+  // The outermost values would leave no colours for the others.
+  if (isRatio) {
+    const size = Math.max(1e-6, found.map(Math.abs).sort()[Math.ceil(found.length * 0.995) - 1] ?? 0);
     return { low: -size, span: 2 * size, stops: both };
   }
-  // The outermost values would leave no colours for the others.
+  found.sort();
   const low = found[Math.floor(found.length * 0.005)] ?? 0, top = found[Math.ceil(found.length * 0.995) - 1] ?? 1;
   return { low, span: top - low || 1, stops: ramp };
 }
 
-/**
- * @param {number | null} value @param {number} low @param {number} span @param {number[][]} stops
- * @returns {number[] | null}
- */
-function toneOf(value, low, span, stops) {
-  if (value === null) return null;
-  if (!Number.isFinite(value)) return [230, 20, 120];
-  const at = placed(value);
-  if (at === null) return [0, 0, 0];
-  const share = Math.max(0, Math.min(1, (at - low) / span)) * (stops.length - 1);
-  const from = Math.min(Math.floor(share), stops.length - 2);
-  return stops[from].map((tone, part) => Math.round(tone + (share - from) * (stops[from + 1][part] - tone)));
+/** @param {Heat} shown @param {Float64Array} places @param {{low: number, span: number, stops: number[][]}} scale */
+function pictureOf(shown, places, { low, span, stops }) {
+  const data = new ImageData(Math.max(shown.columns.length, 1), shown.rows.length);
+  const dots = new Uint32Array(data.data.buffer);
+  const tones = Uint32Array.from({ length: 256 }, (_, step) => packed(toneAt(step / 255, stops)));
+  const pink = packed([230, 20, 120]), black = packed([0, 0, 0]);
+  places.forEach((place, at) => {
+    if (Number.isNaN(place)) return;
+    if (place === Infinity) dots[at] = pink;
+    else if (place === -Infinity) dots[at] = black;
+    else dots[at] = tones[Math.round(255 * Math.max(0, Math.min(1, (place - low) / span)))];
+  });
+  const picture = document.createElement("canvas");
+  picture.width = data.width;
+  picture.height = data.height;
+  picture.getContext("2d")?.putImageData(data, 0, 0);
+  return picture;
+}
+
+/** Returns an opaque colour as it lies in memory. @param {number[]} tone */
+const packed = (tone) => new Uint32Array(Uint8Array.from([...tone, 255]).buffer)[0];
+
+/** @param {number} share @param {number[][]} stops */
+function toneAt(share, stops) {
+  const at = share * (stops.length - 1), from = Math.min(Math.floor(at), stops.length - 2);
+  return stops[from].map((tone, part) => Math.round(tone + (at - from) * (stops[from + 1][part] - tone)));
 }
 
 /** @param {CanvasRenderingContext2D} pen @param {Heat} shown @param {number} high @param {number} width */
@@ -198,10 +220,11 @@ function drawNames(pen, shown, high, width) {
   pen.fillStyle = colour("dim");
   pen.textBaseline = "middle";
   const every = Math.max(1, Math.ceil(11 / high));
+  const selected = shown.rows.indexOf(state.at);
   shown.rows.forEach((name, row) => {
-    const isSelected = name === state.at;
-    if (row % every && !isSelected) return;
-    pen.fillStyle = colour(isSelected ? "link" : "dim");
+    const isHidden = selected >= 0 && row !== selected && Math.abs(row - selected) * high < 11;
+    if (row !== selected && (row % every || isHidden)) return;
+    pen.fillStyle = colour(row === selected ? "link" : "dim");
     pen.fillText(cut(name), 4, ruler + (row + 0.5) * high, gutter - 10);
   });
   pen.fillStyle = colour("dim");

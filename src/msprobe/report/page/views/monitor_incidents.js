@@ -18,11 +18,12 @@ export const view = {
     onGrowth(() => { if (!state.at) view.render(); });
   },
   render() {
-    const { runs, incidents, parting } = overview();
+    const { runs, incidents, parting, finding, failed } = overview();
+    const none = failed || (finding ? "Incidents are being looked for …" : "No incident");
     replace(pane,
       ...runs.map(runFacts),
       ...(parting ? [title("Where the runs part"), ...partingParts(parting)] : []),
-      title(incidents.length ? plural(incidents.length, "incident") : "No incident"),
+      title(incidents.length ? plural(incidents.length, "incident") : none),
       ...incidents.map(incidentCard));
   },
 };
