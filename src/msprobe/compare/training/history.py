@@ -281,6 +281,7 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
             + (f": the factor is {meaning}" if meaning else "")
             + made,
             effect=Effect.POSSIBLE,
+            micro=target.micro,
             next=("record the calls between the model's output and backward (level L1 or mix)",),
         )
         return

@@ -13,6 +13,8 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from msprobe.compare.matching.module_paths import shared_paths
+from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.start import FactsPair
 from msprobe.dump.facts import Event, Facts, OptimizerStep
 
 _Known = TypeVar("_Known")
@@ -38,6 +40,16 @@ def with_shared_names(
         return target, reference
     shared = shared_paths(*names)
     return _renamed(target, shared[0]), _renamed(reference, shared[1])
+
+
+def facts_of(comparison: RankComparison) -> FactsPair | None:
+    """Return the facts of a comparison under shared names; None where a side has none."""
+    target, reference = (side.view.facts for side in (comparison.target, comparison.reference))
+    if target is None or reference is None:
+        return None
+    mapped = comparison.target.mapped_modules, comparison.reference.mapped_modules
+    target, reference = with_shared_names(target, reference, mapped)
+    return FactsPair(step=comparison.step, rank=comparison.rank, target=target, reference=reference)
 
 
 def _names(facts: Facts) -> set[str]:
