@@ -72,6 +72,10 @@ def _renamed(facts: Facts, names: Mapping[str, str]) -> Facts:
             training=_with_names(modes.training, _reaching(names, modes.training)),
             requires_grad_false=[names.get(name, name) for name in modes.requires_grad_false],
         )
+    flags = [
+        replace(each, training=_with_names(each.training, _reaching(names, each.training)))
+        for each in facts.flags
+    ]
     if parameters is not None:
         parameters = replace(
             parameters,
@@ -80,7 +84,9 @@ def _renamed(facts: Facts, names: Mapping[str, str]) -> Facts:
         )
     events = [_renamed_event(event, names) for event in facts.events]
     settings = _renamed_settings(facts.settings, names)
-    return replace(facts, modes=modes, parameters=parameters, events=events, settings=settings)
+    return replace(
+        facts, modes=modes, flags=flags, parameters=parameters, events=events, settings=settings
+    )
 
 
 def _renamed_settings(settings: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:

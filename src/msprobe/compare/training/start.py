@@ -117,16 +117,32 @@ def mode_differences(pair: FactsPair) -> Iterator[FactDifference]:
 
 
 def _training_flags(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDifference]:
-    if not target.training or not reference.training:
+    """Yield the flags that differ in the first call of the model that has others."""
+    sides = (target, pair.target.flags), (reference, pair.reference.flags)
+    for micro in sorted({0, *(each.micro for _, flags in sides for each in flags)}):
+        now = [
+            [modes.training, *(each.training for each in flags if each.micro <= micro)][-1]
+            for modes, flags in sides
+        ]
+        since = f", from call {micro} of the model on" if micro else ""
+        found = list(_flags_of_call(pair, *now, since))
+        yield from found
+        if found:
+            return
+
+
+def _flags_of_call(
+    pair: FactsPair, target: Mapping[str, bool], reference: Mapping[str, bool], since: str
+) -> Iterator[FactDifference]:
+    if not target or not reference:
         return
-    names = target.training.keys() | reference.training.keys()
     changed = [
         name
-        for name in sorted(names)
-        if _flag(target.training, name) is not _flag(reference.training, name)
+        for name in sorted(target.keys() | reference.keys())
+        if _flag(target, name) is not _flag(reference, name)
     ]
     # A module is told by the one around it, if that changed in the same way.
-    flags = {name: _flag(target.training, name) for name in changed}
+    flags = {name: _flag(target, name) for name in changed}
     outermost = [
         name
         for name in changed
@@ -142,7 +158,7 @@ def _training_flags(pair: FactsPair, target: Modes, reference: Modes) -> Iterato
         yield _mode(
             pair,
             f"{named} {'are' if several else 'is'} in {kinds[0]} mode in the target, in "
-            f"{kinds[1]} mode in the reference (step {pair.step})",
+            f"{kinds[1]} mode in the reference (step {pair.step}{since})",
             modules=() if "" in modules else tuple(modules),
         )
 

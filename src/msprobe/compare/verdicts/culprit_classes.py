@@ -100,7 +100,8 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     """
     found = class_of(culprit)
     words = culprit_words(culprit)
-    if found not in (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM):
+    is_reshaped = found is VerdictClass.CALL and culprit.row.status is Status.SHAPE
+    if found not in (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM) and not is_reshaped:
         return found, words
     comparison, row = culprit.comparison, culprit.row
     pair = row.pair
@@ -116,7 +117,12 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         words = f"{culprit_place(culprit)}: {options.words}"
         return (VerdictClass.ARGUMENT if options.are_values else found), words
     held = changed_settings(*given)
-    return found, words if held is None else f"{words}; of its settings {held.words}"
+    if held is None:
+        return found, words
+    return (
+        VerdictClass.PRECISION if held.are_types else found,
+        f"{words}; of its settings {held.words}",
+    )
 
 
 def is_without_reason(culprit: Culprit) -> bool:

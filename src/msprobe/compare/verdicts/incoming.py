@@ -144,14 +144,17 @@ class Incoming:
         if one_sided and (state.has_difference or state.may_have_grown(row, UNRECORDED_GROWTH)):
             mark(row, Origin.INHERITED, state.cause_if_unlikely(row, UNRECORDED_GROWTH))
             return
-        if one_sided and not call.is_backward and self._is_same_call_of_tensors(call, row):
+        parent = None if call.is_backward else state.calls.parent(call.pair)
+        own_code = parent is not None and not state.calls.records_apis
+        is_part = own_code and row.status is Status.SHAPE
+        is_same_call = not call.is_backward and self._is_same_call_of_tensors(call, row)
+        if one_sided and is_same_call and not is_part:
             side = "reference" if makers.target else "target"
             first = name_of(state, (*makers.target, *makers.reference)[0])
             where = f"{first} and here, in the {side} alone,"
             self._blame_feeding(row, Cause.CHANGED_BETWEEN, where)
             return
-        parent = None if call.is_backward else state.calls.parent(call.pair)
-        if parent is not None and not state.calls.records_apis:
+        if parent is not None and own_code:
             self._blame_code_around(call, parent, row)
             return
         self._blame_feeding(
