@@ -88,8 +88,11 @@ class Summary:
         self._steps += observed
         self._training.add(pairs, {each.rank: each.is_exact for each in observed})
 
-    def add_world_sizes(self, target: int, reference: int) -> None:
-        """Take in how many ranks the two dumps have."""
+    def add_scope(
+        self, steps_alone: Mapping[str, Sequence[int]], target: int, reference: int
+    ) -> None:
+        """Take in which steps of each side have no partner, and how many ranks the sides have."""
+        self._scope.add_steps_alone(steps_alone)
         self._scope.add_world_sizes(target, reference)
 
     def _facts_of(self, ranks: Sequence[RankComparison]) -> list[FactsPair]:
