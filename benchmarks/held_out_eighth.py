@@ -25,7 +25,7 @@ from msprobe.pytorch import PrecisionDebugger
 DECODER = dict(
     steps=3, side="right", inverted=None, base=1e4, tied=True, resume=None, smoothing=0.0, count="tokens", micro=2, drop=0.0, always_drop=False, seed=3, clip="norm",
     bound=0.5, decay_norms=False, multiplier=1.0, recreate=None, attention="sdpa", packed=True, rms="torch", loss="torch", implementation=None, checkpointing=False,
-    compiled=False, threads=1, to_none=True, einsum=False, warm=2, causal=True, theta_interleaved=False, pad_loss=False, lr=5e-3, cache_positions=True, scale=None,
+    compiled=False, threads=1, to_none=True, einsum=False, warm=2, causal=True, theta_interleaved=False, pad_loss=False, lr=5e-3, evaluating=False, scale=None,
 )  # fmt: skip
 PAD: Final = 0
 
@@ -50,7 +50,8 @@ class Heads(nn.Module):
         if o.packed:
             self.qkv = whole
         else:
-            self.q, self.k, self.v = (nn.Linear(16, 16, bias=False) for _ in range(3))
+            with torch.random.fork_rng():
+                self.q, self.k, self.v = (nn.Linear(16, 16, bias=False) for _ in range(3))
             with torch.no_grad():
                 for part, weight in zip(
                     (self.q, self.k, self.v), whole.weight.split(16), strict=True
@@ -132,7 +133,7 @@ def sentences(o: Options) -> Tensor:
     made = torch.Generator().manual_seed(12)
     rows = []
     for n in range(8 * o.steps):
-        size = 4 + n % 4
+        size = 4 + n % 8 // 2
         words = torch.randint(1, 20, (size,), generator=made)
         padding = torch.full((8 - size,), PAD)
         rows.append(torch.cat([words, padding] if o.side == "right" else [padding, words]))
@@ -163,7 +164,7 @@ def train_decoder(debugger: PrecisionDebugger, _folder: Path, o: Options) -> Non
     run = torch.compile(model, backend="aot_eager") if o.compiled else model
     ids = sentences(o)
     torch.manual_seed(o.seed)
-    if o.always_drop:
+    if o.evaluating:
         model.eval()
     for step in range(o.steps):
         if o.resume == step:
@@ -245,7 +246,8 @@ class Block(nn.Module):
         linear = nn.Linear(8, 8)
         self.mixer: nn.Module = linear
         if o.mixer == "conv":
-            self.mixer = nn.Conv1d(8, 8, 1)
+            with torch.random.fork_rng():
+                self.mixer = nn.Conv1d(8, 8, 1)
             with torch.no_grad():
                 self.mixer.weight.copy_(linear.weight[..., None])
                 self.mixer.bias.copy_(linear.bias)  # type: ignore[union-attr, operator]
@@ -347,7 +349,7 @@ CAUSES: Final = [
     Cause("decoder", {"base": 1e5}, ("argument",), r"100000|1e\+05|pow|layers\.0|cos|own code", MODULE),
     Cause("decoder", {"tied": False}, ("parameters", "optimizer_state", "update"), r"tied|head|lost", base={"resume": 1}),
     Cause("decoder", {"count": "batches"}, ("call", "gradient", "argument"), r"div|sum|loss|gradient", L0),
-    Cause("decoder", {"always_drop": True}, ("mode", "argument"), r"eval|train"),
+    Cause("decoder", {"always_drop": True}, ("argument", "random", "call"), r"training|True|layers\.0|dropout", MODULE, base={"drop": 0.1, "evaluating": True}),
     Cause("decoder", {"drop": 0.1}, ("argument", "call"), r"\bp\b|0\.1|dropout|layers\.0", MODULE),
     Cause("decoder", {"seed": 4}, ("random",), r"generator|draws", base={"drop": 0.1}),
     Cause("decoder", {"recreate": 1}, ("optimizer_state", "schedule"), r"lost|step count|learning rate"),
@@ -364,9 +366,9 @@ CAUSES: Final = [
     Cause("pictures", {"use_ema": 1}, ("parameters", "call", "update"), r"parameters|copy_|step"),
     Cause("pictures", {"use_ema": 1, "ema": 0.5}, ("argument", "parameters", "update", "call"), r"lerp|0\.5|parameters", base={"use_ema": 1}),
     Cause("pictures", {"stale": True}, ("parameters",), r"running_mean"),
-    Cause("pictures", {"growth": 1}, ("gradient", "schedule", "optimizer_setting"), r"scale|512|growth"),
+    Cause("pictures", {"growth": 1}, ("argument", "equal"), r"amp_update_scale|agree"),
     Cause("pictures", {"worker_seed": 6}, ("data", "random"), r"batch|comes in|python"),
-    Cause("pictures", {"drop_last": False}, ("data", "call", "incomplete", "update"), r"step 2|4 samples|steps?", base={"last": True}),
+    Cause("pictures", {"drop_last": False}, ("equal",), r"only the target has step 2", base={"last": True}),
     Cause("pictures", {"shuffle_valid": True}, ("data",), r"order|micro batch"),
     Cause("pictures", {"order": 8}, ("data",), r"batch|order"),
     Cause("pictures", {"bn": 0.2}, ("argument",), r"momentum"),

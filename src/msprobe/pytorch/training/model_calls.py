@@ -35,8 +35,8 @@ class ModelCalls:
     """
 
     __slots__ = (
-        "_batch_index", "_count", "_depth", "_entries", "_look_at_flags", "_models", "_modules",
-        "_session", "opened",
+        "_batch_index", "_count", "_depth", "_entries", "_look_at_flags", "_modules", "_session",
+        "opened",
     )  # fmt: skip
 
     def __init__(
@@ -56,7 +56,6 @@ class ModelCalls:
         self._batch_index = batch_index
         self._look_at_flags = look_at_flags
         self._modules: frozenset[int] = frozenset()
-        self._models: frozenset[int] = frozenset()
         self.opened: nn.Module | None = None
         self._depth = 0
         self._count = 0
@@ -72,8 +71,6 @@ class ModelCalls:
                 found[id(module)] = module
                 waiting += [inner for inner in module._modules.values() if inner is not None]
         self._modules = frozenset(found)
-        compiled = (model._modules.get("_orig_mod") for model in models)
-        self._models = frozenset(map(id, (*models, *compiled)))
 
     def next_step(self) -> None:
         """Begin to count anew."""
@@ -90,23 +87,14 @@ class ModelCalls:
 
         A backward pass makes none: it repeats calls whose activations were not kept.
         """
-        if self._is_left(module):
-            self.close()
         if self.opened is None:
             return id(module) in self._modules and _graph_task() == -1
         if self.opened is module:
+            if not _is_running(module):  # a KeyboardInterrupt left the last one, unknown to hooks
+                self.close()
+                return True
             self._depth += 1
         return False
-
-    def _is_left(self, module: nn.Module) -> bool:
-        """Return whether the open call has ended unknown to hooks, asked when another one begins.
-
-        A KeyboardInterrupt left it, or it was compiled.
-        """
-        if self.opened is module:
-            return not _is_running(module, 2)
-        known = self.opened is not None and id(module) in self._models
-        return known and not _is_running(self.opened, 1)
 
     def begin(
         self,
@@ -180,11 +168,11 @@ def _filled(entry: Callable[..., Data], print_: Fingerprint) -> Data:
     )
 
 
-def _is_running(module: nn.Module | None, wanted: int) -> bool:
-    """Return whether so many calls of `module` are running."""
+def _is_running(module: nn.Module) -> bool:
+    """Return whether the call of `module` that begins now is made inside another call of it."""
     calls, frame = 0, sys._getframe(1)
-    while frame is not None and calls < wanted:
+    while frame is not None and calls < 2:
         if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is module:
             calls += 1
         frame = frame.f_back  # type: ignore[assignment]
-    return calls == wanted
+    return calls == 2

@@ -84,7 +84,7 @@ class StartState:
         if (flags := self._flags_now()) == self._flags:
             return
         self._flags = flags
-        models = [(prefix, model) for prefix, known in self._models if (model := known())]
+        models = [(prefix, m) for prefix, known in self._models if (m := known()) is not None]
         training = ModelContents.of(models).training
         self._session.facts.append("flags", ChangedFlags(micro=micro, training=training))
 
