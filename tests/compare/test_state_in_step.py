@@ -146,3 +146,38 @@ def test_what_is_made_of_a_cancelled_value_is_explained(tmp_path: Path) -> None:
     reference = record(tmp_path / "reference", autocast=False)
     verdict = run_comparison(target, reference, CompareOptions()).summary["verdict"]
     assert verdict["class"] == "precision", verdict["sentence"]
+
+
+class Projections(nn.Module):
+    """Three projections of one value, as one weight or as three."""
+
+    def __init__(self, *, packed: bool) -> None:
+        super().__init__()
+        weight = torch.randn(12, 4, generator=torch.Generator().manual_seed(1)) / 2
+        self.parts = nn.ParameterList([weight] if packed else weight.split(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.parts) == 1:
+            q, k, v = F.linear(x, self.parts[0]).chunk(3, -1)
+        else:
+            q, k, v = (F.linear(x, part) for part in self.parts)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_several_weights_held_as_one_train_alike(tmp_path: Path, level: str) -> None:
+    sides = []
+    for packed in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(Projections(packed=packed), nn.Linear(4, 2))
+        optimizer = torch.optim.AdamW(model.parameters())
+        torch.manual_seed(1)
+        nn.init.normal_(model[1].weight)
+        nn.init.zeros_(model[1].bias)
+        with recording(tmp_path / str(packed), level) as observed, observed.step_of(model):
+            model(torch.randn(2, 6, 4)).square().mean().backward()
+            optimizer.step()
+        sides.append(tmp_path / str(packed))
+    summary = run_comparison(*sides, CompareOptions()).summary
+    assert summary["verdict"]["class"] == "equal", summary["verdict"]["sentence"]
+    assert not summary["introduced"]

@@ -90,9 +90,18 @@ def _scales(facts: Facts) -> Iterator[float]:
 
 
 def has_same_gradients(pair: StepPair) -> bool:
-    """Return whether all gradients that an optimizer gets are the same sums, in another order."""
+    """Return whether all gradients that an optimizer gets are the same sums, in another order.
+
+    One side may hold several weights as one: those of one side alone are the same together.
+    """
     both = _gradients(pair)
-    return both[0].keys() == both[1].keys() and len(_near(*both)) == len(both[0])
+    shared = both[0].keys() & both[1].keys()
+    alone = [[each.norm or 0.0 for n, each in side.items() if n not in shared] for side in both]
+    return (
+        len(_near(*both)) == len(shared)
+        and bool(alone[0]) is bool(alone[1])
+        and math.isclose(math.hypot(*alone[0]), math.hypot(*alone[1]), rel_tol=_SAME_GRADIENT)
+    )
 
 
 def _near(target: Gradients, reference: Gradients) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from msprobe.compare.training.differences import (
@@ -224,12 +224,13 @@ def _mode(pair: FactsPair, words: str, modules: tuple[str, ...] = ()) -> FactDif
 
 
 def parameter_differences(
-    pair: FactsPair, unchanged: Mapping[str, bool] | None
+    pair: FactsPair, unchanged: Mapping[str, bool] | None, *, trains_alike: bool = False
 ) -> Iterator[FactDifference]:
     """Yield differences of parameters and buffers when the step starts.
 
     Args:
         pair: the facts.
+        trains_alike: both sides come to the same gradients: one holds several weights as one.
         unchanged: parameter → whether both sides agreed after the step before; None for the first
             step that was compared. Parameters that it lacks, or that differed, inherit.
     """
@@ -239,7 +240,7 @@ def parameter_differences(
     places = _places(target), _places(reference)
     yield from _tied(pair, target, reference)
     present = list(_present(pair, places)) if unchanged is None else []
-    yield from present
+    yield from (replace(each, effect=Effect.NONE) if trains_alike else each for each in present)
     changes = {
         name: change_of(of_parameter(target, here), of_parameter(reference, places[1][name]))
         for name, here in places[0].items()
