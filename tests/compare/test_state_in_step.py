@@ -154,13 +154,13 @@ class Projections(nn.Module):
     def __init__(self, *, packed: bool) -> None:
         super().__init__()
         weight = torch.randn(12, 4, generator=torch.Generator().manual_seed(1)) / 2
-        self.parts = nn.ParameterList([weight] if packed else weight.split(4))
+        names = ["qkv"] if packed else ["q", "k", "v"]
+        for name, part in zip(names, weight.chunk(len(names)), strict=True):
+            self.register_parameter(name, nn.Parameter(part.clone()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(self.parts) == 1:
-            q, k, v = F.linear(x, self.parts[0]).chunk(3, -1)
-        else:
-            q, k, v = (F.linear(x, part) for part in self.parts)
+        parts = [F.linear(x, weight) for weight in self.parameters()]
+        q, k, v = parts if len(parts) == 3 else parts[0].chunk(3, -1)
         return F.scaled_dot_product_attention(q, k, v)
 
 
