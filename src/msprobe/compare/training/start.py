@@ -254,21 +254,25 @@ def parameter_differences(
     yield from _moved(pair, target, changes, alone, is_first=unchanged is None)
 
 
-def equal_at_start(pair: FactsPair) -> dict[str, bool]:
+def equal_at_start(pair: FactsPair, kind: str | None = None) -> dict[str, bool]:
     """Return parameter or buffer → whether both sides agree to the bit when the step starts.
 
     Those that one side lacks, or whose bytes were not read, are left out.
+
+    Args:
+        pair: the facts.
+        kind: only ``parameter`` or ``buffer``; None for both.
     """
     target, reference = pair.target.parameters, pair.reference.parameters
     if target is None or reference is None:
         return {}
     places = _places(target), _places(reference)
-    changes = {
+    checksums = {
         name: (at(target.checksum, here), at(reference.checksum, places[1][name]))
         for name, here in places[0].items()
-        if name in places[1]
+        if name in places[1] and kind in (None, at(target.kind, here))
     }
-    return {name: both[0] == both[1] for name, both in changes.items() if None not in both}
+    return {name: both[0] == both[1] for name, both in checksums.items() if None not in both}
 
 
 def _places(columns: Parameters) -> dict[str, int]:

@@ -11,7 +11,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.shared_names import facts_of
-from msprobe.compare.training.start import equal_at_start
+from msprobe.compare.training.start import FactsPair, equal_at_start
 from msprobe.compare.verdicts.calls import Calls
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 
@@ -33,18 +33,25 @@ class StartState:
             path: module around it; empty for the model itself, or where no module is known.
             argument: its name in the module.
         """
-        known = self._equal
         name = f"{path}.{argument}" if path else argument
-        if name in known:
-            return known[name]
-        # APIs do not tell which parameter they are given.
-        of_name = [equal for each, equal in known.items() if each.endswith(f".{argument}")]
-        return not path and bool(of_name) and all(of_name)
+        if path or name in self._equal:
+            return self._equal.get(name, False)
+        # APIs do not tell which one they are given. Weights may be those of a model that is not
+        # watched; buffers are written within a step.
+        of_name = [equal for each, equal in self._buffers.items() if each.endswith(f".{argument}")]
+        return bool(of_name) and all(of_name)
+
+    @cached_property
+    def _facts(self) -> FactsPair | None:
+        return facts_of(self._comparison)
 
     @cached_property
     def _equal(self) -> dict[str, bool]:
-        facts = facts_of(self._comparison)
-        return {} if facts is None else equal_at_start(facts)
+        return {} if self._facts is None else equal_at_start(self._facts)
+
+    @cached_property
+    def _buffers(self) -> dict[str, bool]:
+        return {} if self._facts is None else equal_at_start(self._facts, "buffer")
 
 
 @dataclass(slots=True)
