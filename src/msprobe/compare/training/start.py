@@ -125,7 +125,7 @@ def _training_flags(pair: FactsPair, target: Modes, reference: Modes) -> Iterato
             for modes, flags in sides
         ]
         since = f", from call {micro} of the model on" if micro else ""
-        found = list(_flags_of_call(pair, *now, since))
+        found = list(_flags_of_call(pair, now[0], now[1], since))
         yield from found
         if found:
             return
