@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: C408, E501 - programs as their authors write them; a cause is a line of a table
+# ruff: noqa: C408, C901, E501 - programs as their authors write them; a cause is a line of a table
 """The eighth set of `held_out_verdicts.py`: a padded decoder by hand, and a picture classifier."""
 
 from __future__ import annotations
