@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, Final
 
+import held_out_eighth as eighth
 import held_out_fifth as fifth
 import held_out_fourth as fourth
 import held_out_programs as loops
@@ -48,6 +49,7 @@ PROGRAMS: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
     **fifth.PROGRAMS,
     **sixth.PROGRAMS,
     **seventh.PROGRAMS,
+    **eighth.PROGRAMS,
 }
 OF_RANKS: Final = {"ranks", *fourth.OF_RANKS, *fifth.OF_RANKS, *sixth.OF_RANKS, *seventh.OF_RANKS}
 
@@ -267,6 +269,7 @@ SETS: Final = {
     "fourth": (fourth.CAUSES, fourth.PAIRS),
     "fifth": (fifth.CAUSES, fifth.PAIRS),
     "sixth": (sixth_causes.CAUSES, sixth_causes.PAIRS),
+    "eighth": (eighth.CAUSES, eighth.PAIRS),
     "seventh": (seventh_causes.CAUSES, seventh_causes.PAIRS),
 }
 

@@ -9,9 +9,19 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Raw
 
-from msprobe.dump.facts import Communication, Data, Ended, Ending, Event, Loss, Modes, Parameters
+from msprobe.dump.facts import (
+    ChangedFlags,
+    Communication,
+    Data,
+    Ended,
+    Ending,
+    Event,
+    Loss,
+    Modes,
+    Parameters,
+)
 
-Entry = Communication | Data | Loss | Event
+Entry = ChangedFlags | Communication | Data | Loss | Event
 
 
 class FactSink(Protocol):
@@ -63,7 +73,7 @@ class FactCollector:
 
     def append(
         self,
-        part: Literal["data", "loss", "communication", "events"],
+        part: Literal["flags", "data", "loss", "communication", "events"],
         entry: Entry | Callable[[], Entry],
     ) -> None:
         """Add an entry to a part.

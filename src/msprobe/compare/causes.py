@@ -32,6 +32,11 @@ class Cause(StrEnum):
     SEE_PARAMETER = "see_parameter", "a parameter; see {}"
     OTHER_PARAMETER = "other_parameter", "called with {}"
     ARGUMENT = "argument", "the call was given another argument"
+    CHANGED_STATE = (
+        "changed_state",
+        "it agreed when the step began, and was changed since by code that was not recorded",
+    )
+    WRITTEN_STATE = "written_state", "it agreed when the step began; calls since differ"
     TAKEN_FROM_TENSOR = "taken_from_tensor", "taken from a tensor that differs"
 
     NO_EFFECT = "no_effect", "without consequence: the result of the call shows none"

@@ -48,10 +48,12 @@ class Pairing:
     Attributes:
         pairs: in order of step and rank; never empty.
         notes: on ranks left out, and ranks paired although their numbers differ.
+        steps_alone: side → its steps that have no partner.
     """
 
     pairs: Sequence[ViewPair]
     notes: Sequence[str]
+    steps_alone: Mapping[str, Sequence[int]]
 
 
 def pair_views(
@@ -91,7 +93,10 @@ def pair_views(
             for rank, other in _pair_keys("rank", chosen, others, (target, reference), found)
         ]
         notes += [place + note for note in found]
-    return Pairing(pairs=pairs, notes=notes)
+    is_numbered = bool(wanted.keys() & reference_steps.keys())
+    sides = ("target", wanted, reference_steps), ("reference", reference_steps, wanted)
+    alone = {side: [step for step in own if step not in other] for side, own, other in sides}
+    return Pairing(pairs=pairs, notes=notes, steps_alone=alone if is_numbered else {})
 
 
 def _wanted_steps(dump: Dump, steps: Sequence[int] | None) -> Mapping[int, DumpStep]:

@@ -182,7 +182,7 @@ def run_comparison(
         if framework is not None:
             comparer.check_framework(comparisons, framework)
         comparer.check_tensor_options(comparisons)
-        comparer.summary.add_world_sizes(*map(_world_size, dumps))
+        comparer.summary.add_scope(pairing.steps_alone, *map(_world_size, dumps))
         summary = comparer.summary.finish(
             target=str(target),
             reference=str(reference),

@@ -73,6 +73,18 @@ class Modes(msgspec.Struct, frozen=True, kw_only=True):
     requires_grad_false: list[str] = []
 
 
+class ChangedFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """Training flags that the program set after the step started.
+
+    Attributes:
+        micro: number of the micro batch whose call of the model is the first with them.
+        training: as in `Modes`.
+    """
+
+    micro: int
+    training: dict[str, bool]
+
+
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters and buffers when the step starts, by column.
 
@@ -309,6 +321,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         settings: versions, environment and switches of the run.
         random: name of a random generator → checksum of its state when the step starts.
         modes: flags of the model when the step starts.
+        flags: training flags that changed after it.
         parameters: parameters and buffers when the step starts.
         data: tensors that entered the model.
         loss: roots of the backward passes.
@@ -322,6 +335,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}
     random: dict[str, str | None] = {}
     modes: Modes | None = None
+    flags: list[ChangedFlags] = []
     parameters: Parameters | None = None
     data: list[Data] = []
     loss: list[Loss] = []
@@ -333,7 +347,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return [event for event in self.events if isinstance(event, OptimizerStep)]
 
 
-LIST_PARTS: Final = ("data", "loss", "communication", "events")
+LIST_PARTS: Final = ("flags", "data", "loss", "communication", "events")
 """Parts of which every journal line adds an entry; of the others the last line counts."""
 _PARTS: Final = tuple(name for name in Facts.__struct_fields__ if name != "version")
 

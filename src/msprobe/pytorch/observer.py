@@ -65,6 +65,7 @@ class Observer:
         adapter: TorchAdapter,
         table: ApiTable,
         batch_index: Callable[[], int | None],
+        look_at_flags: Callable[[int], None],
         *,
         redispatch: Callable[..., Any] | None = torch_redispatch,
     ) -> None:
@@ -75,6 +76,7 @@ class Observer:
             adapter: reads tensors.
             table: the treatment of each function.
             batch_index: see `ModelCalls`.
+            look_at_flags: see `ModelCalls`.
             redispatch: see `ApiObserver`.
         """
         self._session = session
@@ -85,7 +87,7 @@ class Observer:
         self._backward = BackwardEntry()
         self._shared = SharedEdges(session, self._backward)
         self._recorder = new_call_recorder(session, adapter, self._shared)
-        self._model_calls = ModelCalls(session, batch_index)
+        self._model_calls = ModelCalls(session, batch_index, look_at_flags)
         self._losses = Losses(session)
         level = session.config.level
         self.apis: ApiObserver | None = None

@@ -81,8 +81,14 @@ class Run:
         self.table = ApiTable.from_yaml(
             config.api_list, config.custom_op_namespaces, config.section.black_list
         )
+        self.start_state = StartState(self.session, self.adapter.known)
         self.observer = Observer(
-            self.session, self.adapter, self.table, self._batch_index, redispatch=redispatch
+            self.session,
+            self.adapter,
+            self.table,
+            self._batch_index,
+            self.start_state.look_at_flags,
+            redispatch=redispatch,
         )
         self.signatures: SignatureObserver | None = None
         if isinstance(files := self.session.checks.files, StepSignatures):
@@ -98,7 +104,6 @@ class Run:
         self._replicas: ReplicaWatch | None = None
         self._begun: Path | None = None
         self._models = NamedModels()
-        self.start_state = StartState(self.session, self.adapter.known)
         apis = self.observer.apis
         hidden = HiddenApis(apis) if apis is not None else None
         self.custom_apis = CustomApis(hidden, self.session.run_undo)

@@ -150,9 +150,7 @@ def test_calls_between_ranks_that_differ(target: Calls, reference: Calls, words:
 
 
 def verdict(found: list[FactDifference], *, changed: bool) -> Verdict:
-    step = StepObservations(
-        step=0, rank=0, is_exact=not changed, is_forward_exact=True, is_shared_exact=True
-    )
+    step = StepObservations(step=0, rank=0, is_exact=not changed, is_shared_exact=True)
     return find_verdict(
         Findings(
             counts=dict.fromkeys(Status, 0),

@@ -58,6 +58,20 @@ def gradients_of(step: OptimizerStep) -> dict[str, Fingerprint]:
     return found
 
 
+def _gradients(pair: StepPair) -> tuple[dict[str, Fingerprint], dict[str, Fingerprint]]:
+    """Return the gradients of both sides; where they are opposed, the target's are negated."""
+    target, reference = gradients_of(pair.target), gradients_of(pair.reference)
+    if pair.is_opposed:
+        target = {
+            name: gradient._replace(
+                checksum=None,
+                projections=[each and -each for each in gradient.projections or ()] or None,
+            )
+            for name, gradient in target.items()
+        }
+    return target, reference
+
+
 def meanings_of(pair: FactsPair, world_size: int) -> Meanings:
     """Return the numbers that factors of a step's gradients may come from."""
     sides = pair.target, pair.reference
@@ -76,12 +90,28 @@ def _scales(facts: Facts) -> Iterator[float]:
 
 
 def has_same_gradients(pair: StepPair) -> bool:
-    """Return whether all gradients that an optimizer gets are the same sums, in another order."""
-    target, reference = gradients_of(pair.target), gradients_of(pair.reference)
-    sizes = [gradient.norm or 0.0 for gradient in reference.values()]
-    return target.keys() == reference.keys() and all(
-        _is_near(target[name], reference[name], max(sizes)) for name in target
+    """Return whether all gradients that an optimizer gets are the same sums, in another order.
+
+    One side may hold several weights as one: those of one side alone are the same together.
+    """
+    both = _gradients(pair)
+    shared = both[0].keys() & both[1].keys()
+    alone = [[each.norm or 0.0 for n, each in side.items() if n not in shared] for side in both]
+    return (
+        len(_near(*both)) == len(shared)
+        and bool(alone[0]) is bool(alone[1])
+        and math.isclose(math.hypot(*alone[0]), math.hypot(*alone[1]), rel_tol=_SAME_GRADIENT)
     )
+
+
+def _near(target: Gradients, reference: Gradients) -> set[str]:
+    """Return the gradients that are the same sum on both sides, in another order."""
+    largest = max((gradient.norm or 0.0 for gradient in reference.values()), default=0.0)
+    return {
+        name
+        for name in target.keys() & reference.keys()
+        if _is_near(target[name], reference[name], largest)
+    }
 
 
 def has_same_training(pair: FactsPair, steps: Sequence[StepPair]) -> bool:
@@ -98,6 +128,8 @@ def has_same_training(pair: FactsPair, steps: Sequence[StepPair]) -> bool:
         return False
     if not steps or not all(map(has_same_gradients, steps)):
         return False
+    if all(step.is_opposed for step in steps):
+        totals[0] = -(totals[0] or 0.0)
     is_scaled = not _are_near(*totals)
     if is_scaled and not (_is_power_of_two(*totals) and all(norms[0])):
         return False
@@ -145,7 +177,7 @@ class GradientHistory:
     ) -> Iterator[FactDifference]:
         """Yield how the gradients of a step differ; steps come in their order."""
         for pair in pairs:
-            both = gradients_of(pair.target), gradients_of(pair.reference)
+            both = _gradients(pair)
             yield from self._of(pair, both, meanings)
             self._last[pair.target.number] = both
 
@@ -154,10 +186,11 @@ class GradientHistory:
     ) -> Iterator[FactDifference]:
         yield from _lacking(pair, both)
         changes = pair.changes("gradient")
+        same = _near(*both) if pair.is_opposed else ()
         moved = [
             name
             for name, change in changes.items()
-            if not change.is_equal and name in both[0] and name in both[1]
+            if not change.is_equal and name in both[0] and name in both[1] and name not in same
         ]
         if not moved:
             return

@@ -179,11 +179,12 @@ class TrainingHistory:
         meanings = self.meanings[pair.step, pair.rank] = meanings_of(pair, ranks)
         history.schedules.add(pair, steps)
         yield from settings_differences(pair)
-        yield from parameter_differences(pair, _unchanged(pair, history))
+        trains_alike = has_same_training(pair, steps)
+        yield from parameter_differences(pair, _unchanged(pair, history), trains_alike=trains_alike)
         yield from history.random.differences(pair)
         yield from mode_differences(pair)
         yield from scaler_differences(pair, had_same_scales=history.has_same_scales)
-        if not has_same_training(pair, steps):
+        if not trains_alike:
             yield from _loss_differences(pair)
         yield from ended_differences(pair)
         yield from collective_differences(pair)
@@ -281,6 +282,7 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
             + (f": the factor is {meaning}" if meaning else "")
             + made,
             effect=Effect.POSSIBLE,
+            micro=target.micro,
             next=("record the calls between the model's output and backward (level L1 or mix)",),
         )
         return

@@ -13,6 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.numerics.number_types import epsilon_of
+
 Settings = Mapping[str, str]
 
 _MODULE: Final = re.compile(r"(\w+)\(.*\)", re.DOTALL)
@@ -27,10 +30,12 @@ class ModuleOptions:
     Attributes:
         words: each with its two values.
         are_values: each is set on both sides, to another value.
+        are_types: each is a floating type on one side.
     """
 
     words: str
     are_values: bool
+    are_types: bool = False
 
 
 def changed_options(sides: Sequence[Settings], paths: Sequence[str]) -> ModuleOptions | None:
@@ -82,7 +87,8 @@ def _made(changed: list[tuple[str, str, str]]) -> ModuleOptions | None:
         for name, value, expected in changed[:_SHOWN]
     )
     are_values = all(_UNSET not in values for _, *values in changed)
-    return ModuleOptions(words, are_values) if changed else None
+    are_types = all(any(epsilon_of(normal_dtype(v)) for v in values) for _, *values in changed)
+    return ModuleOptions(words, are_values, are_types) if changed else None
 
 
 def _class(text: str) -> str:

@@ -15,6 +15,7 @@ from msprobe.compare.training.differences import (
     some_of,
 )
 from msprobe.compare.training.fingerprints import at
+from msprobe.compare.training.gradients import has_same_gradients
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.training.step_pairs import StepPair, both_ran_through, options_of, same
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -101,7 +102,8 @@ def setting_differences(pair: StepPair) -> Iterator[FactDifference]:
         ):
             changed.setdefault((key, shown(value), shown(expected)), []).append(name)
     for (key, value, expected), names in changed.items():
-        has_meaning = key not in WITHOUT_MEANING
+        is_undone = key == "maximize" and pair.is_opposed and has_same_gradients(pair)
+        has_meaning = key not in WITHOUT_MEANING and not is_undone
         yield pair.difference(
             VerdictClass.OPTIMIZER_SETTING,
             Moment.OPTIMIZER_SETTING,

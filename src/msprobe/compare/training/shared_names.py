@@ -13,6 +13,8 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from msprobe.compare.matching.module_paths import shared_paths
+from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.start import FactsPair
 from msprobe.dump.facts import Event, Facts, OptimizerStep
 
 _Known = TypeVar("_Known")
@@ -40,6 +42,16 @@ def with_shared_names(
     return _renamed(target, shared[0]), _renamed(reference, shared[1])
 
 
+def facts_of(comparison: RankComparison) -> FactsPair | None:
+    """Return the facts of a comparison under shared names; None where a side has none."""
+    target, reference = (side.view.facts for side in (comparison.target, comparison.reference))
+    if target is None or reference is None:
+        return None
+    mapped = comparison.target.mapped_modules, comparison.reference.mapped_modules
+    target, reference = with_shared_names(target, reference, mapped)
+    return FactsPair(step=comparison.step, rank=comparison.rank, target=target, reference=reference)
+
+
 def _names(facts: Facts) -> set[str]:
     """Return the names of parameters, and the paths of the modules around them."""
     names = set() if facts.parameters is None else set(facts.parameters.name)
@@ -60,6 +72,10 @@ def _renamed(facts: Facts, names: Mapping[str, str]) -> Facts:
             training=_with_names(modes.training, _reaching(names, modes.training)),
             requires_grad_false=[names.get(name, name) for name in modes.requires_grad_false],
         )
+    flags = [
+        replace(each, training=_with_names(each.training, _reaching(names, each.training)))
+        for each in facts.flags
+    ]
     if parameters is not None:
         parameters = replace(
             parameters,
@@ -68,7 +84,9 @@ def _renamed(facts: Facts, names: Mapping[str, str]) -> Facts:
         )
     events = [_renamed_event(event, names) for event in facts.events]
     settings = _renamed_settings(facts.settings, names)
-    return replace(facts, modes=modes, parameters=parameters, events=events, settings=settings)
+    return replace(
+        facts, modes=modes, flags=flags, parameters=parameters, events=events, settings=settings
+    )
 
 
 def _renamed_settings(settings: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from msprobe.compare.training.differences import (
@@ -117,16 +117,32 @@ def mode_differences(pair: FactsPair) -> Iterator[FactDifference]:
 
 
 def _training_flags(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDifference]:
-    if not target.training or not reference.training:
+    """Yield the flags that differ in the first call of the model that has others."""
+    sides = (target, pair.target.flags), (reference, pair.reference.flags)
+    for micro in sorted({0, *(each.micro for _, flags in sides for each in flags)}):
+        now = [
+            [modes.training, *(each.training for each in flags if each.micro <= micro)][-1]
+            for modes, flags in sides
+        ]
+        since = f", from call {micro} of the model on" if micro else ""
+        found = list(_flags_of_call(pair, now[0], now[1], since))
+        yield from found
+        if found:
+            return
+
+
+def _flags_of_call(
+    pair: FactsPair, target: Mapping[str, bool], reference: Mapping[str, bool], since: str
+) -> Iterator[FactDifference]:
+    if not target or not reference:
         return
-    names = target.training.keys() | reference.training.keys()
     changed = [
         name
-        for name in sorted(names)
-        if _flag(target.training, name) is not _flag(reference.training, name)
+        for name in sorted(target.keys() | reference.keys())
+        if _flag(target, name) is not _flag(reference, name)
     ]
     # A module is told by the one around it, if that changed in the same way.
-    flags = {name: _flag(target.training, name) for name in changed}
+    flags = {name: _flag(target, name) for name in changed}
     outermost = [
         name
         for name in changed
@@ -142,7 +158,7 @@ def _training_flags(pair: FactsPair, target: Modes, reference: Modes) -> Iterato
         yield _mode(
             pair,
             f"{named} {'are' if several else 'is'} in {kinds[0]} mode in the target, in "
-            f"{kinds[1]} mode in the reference (step {pair.step})",
+            f"{kinds[1]} mode in the reference (step {pair.step}{since})",
             modules=() if "" in modules else tuple(modules),
         )
 
@@ -208,12 +224,13 @@ def _mode(pair: FactsPair, words: str, modules: tuple[str, ...] = ()) -> FactDif
 
 
 def parameter_differences(
-    pair: FactsPair, unchanged: Mapping[str, bool] | None
+    pair: FactsPair, unchanged: Mapping[str, bool] | None, *, trains_alike: bool = False
 ) -> Iterator[FactDifference]:
     """Yield differences of parameters and buffers when the step starts.
 
     Args:
         pair: the facts.
+        trains_alike: both sides come to the same gradients: one holds several weights as one.
         unchanged: parameter → whether both sides agreed after the step before; None for the first
             step that was compared. Parameters that it lacks, or that differed, inherit.
     """
@@ -223,7 +240,7 @@ def parameter_differences(
     places = _places(target), _places(reference)
     yield from _tied(pair, target, reference)
     present = list(_present(pair, places)) if unchanged is None else []
-    yield from present
+    yield from (replace(each, effect=Effect.NONE) if trains_alike else each for each in present)
     changes = {
         name: change_of(of_parameter(target, here), of_parameter(reference, places[1][name]))
         for name, here in places[0].items()
@@ -235,6 +252,27 @@ def parameter_differences(
     # A model of other parameters draws other numbers for those that follow.
     alone = "".join(f"; {each.words}" for each in present)
     yield from _moved(pair, target, changes, alone, is_first=unchanged is None)
+
+
+def equal_at_start(pair: FactsPair, kind: str | None = None) -> dict[str, bool]:
+    """Return parameter or buffer → whether both sides agree to the bit when the step starts.
+
+    Those that one side lacks, or whose bytes were not read, are left out.
+
+    Args:
+        pair: the facts.
+        kind: only ``parameter`` or ``buffer``; None for both.
+    """
+    target, reference = pair.target.parameters, pair.reference.parameters
+    if target is None or reference is None:
+        return {}
+    places = _places(target), _places(reference)
+    checksums = {
+        name: (at(target.checksum, here), at(reference.checksum, places[1][name]))
+        for name, here in places[0].items()
+        if name in places[1] and kind in (None, at(target.kind, here))
+    }
+    return {name: both[0] == both[1] for name, both in checksums.items() if None not in both}
 
 
 def _places(columns: Parameters) -> dict[str, int]:

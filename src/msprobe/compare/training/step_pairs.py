@@ -85,6 +85,15 @@ class StepPair:
             for name, (here, there) in self.places.items()
         }
 
+    @cached_property
+    def is_opposed(self) -> bool:
+        """Whether one side climbs its loss and the other one descends: ``maximize``."""
+        climbs = [
+            {bool(group.options.get("maximize")) for group in step.groups}
+            for step in (self.target, self.reference)
+        ]
+        return climbs in ([{True}, {False}], [{False}, {True}])
+
     @property
     def short_name(self) -> str:
         """Name of the target's class without its module."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Final
 
-from msprobe.collectives.calls import is_communication
+from msprobe.collectives.calls import communication_calls, is_communication
+from msprobe.collectives.matching import connect
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Origin, Row
+from msprobe.compare.model import OperationPair, Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.gradients import has_same_training
 from msprobe.compare.training.history import TrainingHistory
@@ -37,7 +39,7 @@ _OUTSIDE: Final = (
     Cause.MODEL_INPUT,
 )
 # Causes of values that no call of the step made: without modules parameters are among them.
-_FROM_OUTSIDE: Final = (Cause.UNRECORDED_VALUE, Cause.PARAMETER)
+_FROM_OUTSIDE: Final = (Cause.UNRECORDED_VALUE, Cause.PARAMETER, Cause.CHANGED_STATE)
 
 
 class Across:
@@ -83,6 +85,8 @@ class Across:
 def _revise(comparison: RankComparison, row: Row, history: History) -> None:
     """Let a value that came from outside inherit from the step before."""
     role = row.value.role
+    if row.cause is Cause.CHANGED_STATE:
+        return  # in this step
     if role is Role.PARAMETER:
         key = parameter_of(comparison, row)
         if history.explains(key):
@@ -196,23 +200,55 @@ def _clear_same_training(comparison: RankComparison, facts: Sequence[FactsPair])
 
 def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:
     blamed = []
+    linked = _Linked(comparisons)
     for comparison in comparisons:
         rows = [row for row in comparison.rows if row.origin is Origin.INTRODUCED]
-        inside = _communications_inside(comparison) if rows else {}
+        inside = _communications_inside(comparison, linked) if rows else {}
         for row in rows:
-            key = _handed_out(comparison, row)
+            key = _handed_out(comparison, row, linked)
             if key is None and row.value.role is Role.OUTPUT:
                 key = inside.get(row.pair.name)
             if key is not None:
                 blamed.append((comparison, row, key))
-    put_in = _put_in(comparisons) if blamed else {}
+    put_in = _put_in(comparisons, linked) if blamed else {}
     for comparison, row, key in blamed:
         others = [rank for rank in put_in.get(key, ()) if rank != comparison.rank]
         if others:
             mark(row, Origin.INHERITED, Cause.OTHER_RANK, str(others[0]))
 
 
-def _communications_inside(comparison: RankComparison) -> dict[str, Hashable]:
+class _Linked:
+    """The calls of several ranks that are one communication.
+
+    Args:
+        comparisons: all ranks of a step.
+    """
+
+    def __init__(self, comparisons: Sequence[RankComparison]) -> None:
+        self._comparisons = comparisons
+
+    def key(self, comparison: RankComparison, pair: OperationPair) -> Hashable:
+        """Return a key that all calls of a communication share."""
+        number = self._numbers.get((comparison.rank, pair.target))
+        # Where the ranks of a message are not known, calls of one name belong together.
+        return (pair.target, pair.reference) if number is None else number
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[int | str, str | None], int]:
+        calls = {}
+        for comparison in self._comparisons:
+            if isinstance(comparison.rank, int):
+                records = comparison.target.view.records
+                names = {name: records.parsed(name) for name in records}
+                calls[comparison.rank] = communication_calls(records, names, comparison.rank)
+        return {
+            (call.rank, call.name): number
+            for number, match in enumerate(connect(calls))
+            for call in match.calls
+        }
+
+
+def _communications_inside(comparison: RankComparison, linked: _Linked) -> dict[str, Hashable]:
     """Return a call → the last communication that both sides make inside it."""
     found: dict[str, Hashable] = {}
     for pair in comparison.pairs:
@@ -220,24 +256,22 @@ def _communications_inside(comparison: RankComparison) -> dict[str, Hashable]:
         if pair.is_matched and is_communication(side.parsed(pair.name)):
             parent = side.parent(pair.name)
             while parent is not None and not side.parsed(parent).is_module:
-                found[parent] = (pair.target, pair.reference)
+                found[parent] = linked.key(comparison, pair)
                 parent = side.parent(parent)
     return found
 
 
-def _handed_out(comparison: RankComparison, row: Row) -> Hashable:
+def _handed_out(comparison: RankComparison, row: Row, linked: _Linked) -> Hashable:
     """Return the collective or the parameter by which a row depends on other ranks, or None."""
     parsed = comparison.side_of(row.pair).parsed(row.pair.name)
     if parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED:
         return parameter_of(comparison, row)
-    return _names(row) if is_communication(parsed) else None
+    return linked.key(comparison, row.pair) if is_communication(parsed) else None
 
 
-def _names(row: Row) -> Hashable:
-    return row.pair.target, row.pair.reference
-
-
-def _put_in(comparisons: Iterable[RankComparison]) -> dict[Hashable, list[int | str]]:
+def _put_in(
+    comparisons: Iterable[RankComparison], linked: _Linked
+) -> dict[Hashable, list[int | str]]:
     """Return collective or parameter → the ranks whose own share differs."""
     found: dict[Hashable, list[int | str]] = defaultdict(list)
     for comparison in comparisons:
@@ -249,5 +283,5 @@ def _put_in(comparisons: Iterable[RankComparison]) -> dict[Hashable, list[int | 
             if parsed.kind is RecordKind.PARAMETERS_GRAD:
                 found[parameter_of(comparison, row)].append(comparison.rank)
             elif row.value.role is Role.INPUT and row.holds_tensor and is_communication(parsed):
-                found[_names(row)].append(comparison.rank)
+                found[linked.key(comparison, row.pair)].append(comparison.rank)
     return found

@@ -99,9 +99,20 @@ class Calls:
     @cached_property
     def _end_of_backward(self) -> float:
         backward = (
-            pair.position for pair in self.pairs if self.parse(pair).kind is RecordKind.BACKWARD
+            pair.position
+            for pair in self.pairs
+            if self.parse(pair).kind is RecordKind.BACKWARD and self._hands_back(pair)
         )
         return max(backward, default=math.inf)
+
+    def _hands_back(self, pair: OperationPair) -> bool:
+        """Return whether a backward record holds gradients of inputs.
+
+        Those without are made when the step ends.
+        """
+        begin, end = self._starts.get(pair.position, (0, 0))
+        rows = self.rows[begin:end]
+        return any(row.value.role is Role.OUTPUT and row.holds_tensor for row in rows)
 
     def __iter__(self) -> Iterator[Call]:
         """Iterate in order of execution over the operations that have a difference."""

@@ -42,6 +42,7 @@ _BY_CAUSE: Final = {
     Cause.OTHER_VALUE: VerdictClass.ORDER,
     Cause.UNRECORDED_VALUE: VerdictClass.ARGUMENT,
     Cause.CHANGED_BETWEEN: VerdictClass.CALL,
+    Cause.CHANGED_STATE: VerdictClass.CALL,
     Cause.RANDOM_NUMBERS: VerdictClass.RANDOM,
     Cause.RANDOM_STATE: VerdictClass.RANDOM,
     Cause.LONE_PRECISION: VerdictClass.PRECISION,
@@ -99,7 +100,8 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     """
     found = class_of(culprit)
     words = culprit_words(culprit)
-    if found not in (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM):
+    is_reshaped = found is VerdictClass.CALL and culprit.row.status is Status.SHAPE
+    if found not in (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM) and not is_reshaped:
         return found, words
     comparison, row = culprit.comparison, culprit.row
     pair = row.pair
@@ -115,7 +117,12 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         words = f"{culprit_place(culprit)}: {options.words}"
         return (VerdictClass.ARGUMENT if options.are_values else found), words
     held = changed_settings(*given)
-    return found, words if held is None else f"{words}; of its settings {held.words}"
+    if held is None:
+        return found, words
+    return (
+        VerdictClass.PRECISION if held.are_types else found,
+        f"{words}; of its settings {held.words}",
+    )
 
 
 def is_without_reason(culprit: Culprit) -> bool:
@@ -125,6 +132,9 @@ def is_without_reason(culprit: Culprit) -> bool:
 
 def moment_of(culprit: Culprit) -> Moment:
     """Return the moment of a training step at which a culprit takes effect."""
+    if culprit.row.cause is Cause.CHANGED_STATE:
+        # An optimizer that calls the model, say, changed it.
+        return Moment.UPDATE if culprit.kind == "parameter" else Moment.FORWARD
     if culprit.kind == "parameter" or culprit.row.cause is Cause.PARAMETER:
         return Moment.PARAMETERS
     parsed = _parsed(culprit)

@@ -9,6 +9,7 @@ and culprits among the calls compete; what comes after the first cause is its co
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
@@ -38,6 +39,9 @@ from msprobe.compare.verdicts.without_cause import (
     without_cause,
 )
 from msprobe.dump.record_names import parse_record_name
+
+# Gradients that no recorded call of the rank made.
+_FOREIGN_GRADIENTS: Final = (Cause.UNEXPLAINED_GRADIENT, Cause.OTHER_START)
 
 
 def find_verdict(findings: Findings) -> Verdict:
@@ -132,9 +136,10 @@ class _Search:
             if not self._is_later(culprit, fact.step, fact.moment):
                 return False
             is_reduced = culprit.comparison.step == fact.step and (
-                self._moment(culprit).phase is Phase.REDUCE
+                moment_of(culprit).phase is Phase.REDUCE
             )
-            if is_reduced or is_without_reason(culprit):
+            is_foreign = culprit.row.cause in _FOREIGN_GRADIENTS
+            if is_reduced or is_foreign or is_without_reason(culprit):
                 return True
         return any(
             each.step == fact.step
@@ -153,24 +158,9 @@ class _Search:
             return self._differs_after(fact)
         return culprit.kind == "parameter" or _is_one_sided(culprit)
 
-    def _moment(self, culprit: Culprit) -> Moment:
-        """Return the moment of a step at which a culprit takes effect."""
-        moment = moment_of(culprit)
-        if moment is not Moment.PARAMETERS:
-            return moment
-        comparison = culprit.comparison
-        sides = comparison.target.view.facts, comparison.reference.view.facts
-        is_recorded = all(facts is not None and facts.parameters is not None for facts in sides)
-        differs = any(
-            fact.verdict is VerdictClass.PARAMETERS and fact.step == comparison.step
-            for fact in self._findings.facts
-        )
-        # It was the same when the step began: an optimizer that calls the model changed it.
-        return Moment.UPDATE if is_recorded and not differs else moment
-
     def _is_later(self, culprit: Culprit, step: int, moment: Moment) -> bool:
         """Return whether a culprit does not come before a moment of a step."""
-        return (culprit.comparison.step, self._moment(culprit)) >= (step, moment)
+        return (culprit.comparison.step, moment_of(culprit)) >= (step, moment)
 
     def _from(self, fact: FactDifference) -> Iterator[StepObservations]:
         """Yield the steps from the one of a difference on."""
@@ -201,12 +191,12 @@ class _Search:
         if fact.verdict is VerdictClass.INCOMPLETE and fact.step == culprit.comparison.step:
             # A call that ended early has no results.
             return culprit.row.status in (Status.MISSING, Status.ADDED)
-        return when <= (culprit.comparison.step, int(self._moment(culprit)))
+        return when <= (culprit.comparison.step, int(moment_of(culprit)))
 
     def _of_fact(self, fact: FactDifference) -> Verdict:
         culprit = self._culprit
         shows = culprit if culprit is not None and culprit.comparison.step == fact.step else None
-        explained = shows is not None and self._moment(shows) <= Moment.FORWARD
+        explained = shows is not None and moment_of(shows) <= Moment.FORWARD
         is_start = fact.moment.phase in (Phase.START, Phase.DATA)
         record = fact.record
         if record is None and shows is not None and is_start and explained:
@@ -214,7 +204,7 @@ class _Search:
         evidence = list(self._agreement(fact))
         if shows is not None and is_start:
             evidence.insert(0, f"the first call that differs is {_call_words(shows)}")
-        elif shows is not None and self._moment(shows) >= fact.moment:
+        elif shows is not None and moment_of(shows) >= fact.moment:
             evidence.append(culprit_words(shows))
         late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
         verdict, words = fact.verdict, fact.words
@@ -371,7 +361,7 @@ class _Search:
             confidence = Confidence.PROVED
         elif verdict in (VerdictClass.KERNEL, VerdictClass.UNEXPLAINED):
             confidence = Confidence.POSSIBLE
-        moment = self._moment(culprit)
+        moment = moment_of(culprit)
         own = self._findings.own_errors.get(key_of(culprit))
         evidence = []
         if own is not None:
@@ -431,7 +421,9 @@ def _agrees_until(observed: StepObservations, fact: FactDifference) -> bool:
     if fact.moment is Moment.REDUCE:
         return observed.is_shared_exact
     has_factor = fact.verdict is VerdictClass.GRADIENT
-    return observed.is_forward_exact or (has_factor and not observed.forward_differs)
+    return observed.exact_passes > fact.micro or (
+        has_factor and observed.agreeing_passes > fact.micro
+    )
 
 
 def _order(fact: FactDifference) -> tuple[int, int, bool]:

@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import count
 from typing import Final
 
 from msprobe.compare.causes import Cause
@@ -142,14 +143,19 @@ class GradientFlow:
         return True
 
     def _differs_in_module(self, call: Call, row: Row) -> bool:
-        """Return whether any call of a parameter's module took in a gradient that differs."""
-        calls = self._state.calls
-        for index in range(call.parsed.index or 0, -1, -1):
-            name = f"{call.parsed.base}.backward.{index}"
-            backward = calls.named(name, is_target=call.pair.target is not None)
-            if backward is not None and backward.pair.position < row.pair.position:
-                return any(each.status.is_difference for each in backward.inputs)
-        return False
+        """Return whether any call of a parameter's module took in a gradient that differs.
+
+        A backward record may come long after it: where the module's input needs no gradient.
+        """
+        calls, is_target = self._state.calls, call.pair.target is not None
+        for index in count():
+            forward = calls.named(f"{call.parsed.base}.forward.{index}", is_target=is_target)
+            if forward is None or forward.pair.position > row.pair.position:
+                return False
+            backward = calls.backward_of(forward, is_target=is_target)
+            if backward is not None and any(r.status.is_difference for r in backward.inputs):
+                return True
+        raise AssertionError
 
     def _is_noise(self, call: Call, row: Row) -> bool:
         """Return whether a gradient is zero up to the rounding of the sum that made it.

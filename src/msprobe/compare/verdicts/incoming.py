@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from msprobe.compare.causes import Cause
+from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Match, Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import Makers, fingerprints
@@ -49,7 +50,7 @@ class Incoming:
             if not row.holds_tensor:
                 others.append(row)
             elif row.value.role is Role.PARAMETER:
-                self._judge_parameter(row)
+                self._judge_parameter(call, row)
             else:
                 self._judge_tensor(call, row)
                 tensors_agree = tensors_agree and not row.status.is_difference
@@ -57,8 +58,17 @@ class Incoming:
         if suspects:
             self._state.suspects[call.start] = suspects
 
-    def _judge_parameter(self, row: Row) -> None:
+    def _judge_parameter(self, call: Call, row: Row) -> None:
         state = self._state
+        if self._agreed_at_start(call, row):
+            if state.has_difference or state.worst_close:
+                likely = state.cause_if_unlikely(row, UNRECORDED_GROWTH) is None
+                is_explained = likely or state.has_difference
+                cause = Cause.WRITTEN_STATE if is_explained else Cause.UNTRACED
+                mark(row, Origin.INHERITED, cause)
+            else:
+                self._blame_feeding(row, Cause.CHANGED_STATE, "")
+            return
         first = state.outside.parameter_of(row)
         if first is not None and state.rows[first] is not row:
             mark(row, Origin.INHERITED, Cause.SAME_PARAMETER, name_of(state, first))
@@ -134,14 +144,17 @@ class Incoming:
         if one_sided and (state.has_difference or state.may_have_grown(row, UNRECORDED_GROWTH)):
             mark(row, Origin.INHERITED, state.cause_if_unlikely(row, UNRECORDED_GROWTH))
             return
-        if one_sided and not call.is_backward and self._is_same_call_of_tensors(call, row):
+        parent = None if call.is_backward else state.calls.parent(call.pair)
+        own_code = parent is not None and not state.calls.records_apis
+        is_part = own_code and row.status is Status.SHAPE
+        is_same_call = not call.is_backward and self._is_same_call_of_tensors(call, row)
+        if one_sided and is_same_call and not is_part:
             side = "reference" if makers.target else "target"
             first = name_of(state, (*makers.target, *makers.reference)[0])
             where = f"{first} and here, in the {side} alone,"
             self._blame_feeding(row, Cause.CHANGED_BETWEEN, where)
             return
-        parent = None if call.is_backward else state.calls.parent(call.pair)
-        if parent is not None and not state.calls.records_apis:
+        if parent is not None and own_code:
             self._blame_code_around(call, parent, row)
             return
         self._blame_feeding(
@@ -212,7 +225,7 @@ class Incoming:
             mark(row, Origin.INPUT, Cause.MODEL_INPUT)
             return
         if self._is_parameter(call, row):
-            self._judge_parameter(row)
+            self._judge_parameter(call, row)
             return
         parent = state.calls.parent(call.pair)
         # What clipping takes in are gradients.
@@ -240,6 +253,13 @@ class Incoming:
             )
             return
         self._blame_code_around(call, parent, row)
+
+    def _agreed_at_start(self, call: Call, row: Row) -> bool:
+        """Return whether facts show that a parameter agreed when the step began."""
+        argument = row.value.argument
+        if row.value.role is not Role.PARAMETER:
+            argument = signature_of(call.parsed.base).name_of(argument)
+        return self._state.start.agreed(self._state.calls.module(call.pair), argument)
 
     @staticmethod
     def _is_parameter(call: Call, row: Row) -> bool:

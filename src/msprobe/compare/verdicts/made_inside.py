@@ -6,14 +6,21 @@ One network is given the results of another, or noise that was drawn for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Hashable
 from functools import cached_property
 
+from msgspec.structs import replace
+
+from msprobe.collectives.calls import is_communication
 from msprobe.compare.model import Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.dump.facts import Data
 from msprobe.dump.values import Role, Value
+from msprobe.operators.lookup import operator_of
+from msprobe.operators.operator import Flow, Operator
 
 
 class MadeInside(Container[tuple[Data, Data]]):
@@ -64,6 +71,39 @@ class MadeInside(Container[tuple[Data, Data]]):
                 while (parent := side.parent(name)) is not None:
                     around.add(name := parent)
         return found
+
+
+def without_received(comparison: RankComparison, pair: FactsPair) -> FactsPair:
+    """Return facts without the inputs of models that came from another rank: they are no data.
+
+    Args:
+        comparison: the step and rank.
+        pair: its facts.
+    """
+    found = []
+    for side, facts in ((comparison.target, pair.target), (comparison.reference, pair.reference)):
+        sizes = {
+            call.elements
+            for call in facts.communication
+            if _receives(operator_of("Distributed", call.api))
+        }
+        for name in side.names:
+            parsed = side.parsed(name)
+            if is_communication(parsed) and _receives(side.operator(name)):
+                sizes.update(
+                    math.prod(each.shape or ())
+                    for each in side.values(name)
+                    if each.role is Role.OUTPUT
+                )
+        data = [each for each in facts.data if math.prod(each.shape) not in sizes]
+        found.append(replace(facts, data=data) if sizes else facts)
+    return FactsPair(step=pair.step, rank=pair.rank, target=found[0], reference=found[1])
+
+
+def _receives(operator: Operator) -> bool:
+    """Return whether a communication hands out what another rank has."""
+    communication = operator.communication
+    return communication is not None and communication.flow in (Flow.RECEIVE, Flow.FROM_ROOT)
 
 
 def _name(row: Row, *, is_target: bool) -> str:

@@ -117,7 +117,9 @@ class StepObservations:
         is_exact: every value is equal.
         is_shared_exact: every value of the calls that both sides make is equal, until the last
             backward pass ends.
-        is_forward_exact: every value of the forward pass is equal.
+        exact_passes: backward passes that begin before a value of a forward pass is not equal;
+            infinite if all are equal.
+        agreeing_passes: the same before one differs.
         forward_differs: a value of the forward pass differs.
         backward_differs: a gradient differs.
         random_input: a record whose random state differs though nothing before it does.
@@ -137,7 +139,8 @@ class StepObservations:
     step: int
     rank: int | str
     is_exact: bool
-    is_forward_exact: bool
+    exact_passes: float = math.inf
+    agreeing_passes: float = math.inf
     is_shared_exact: bool = False
     forward_differs: bool = False
     backward_differs: bool = False
@@ -163,7 +166,6 @@ def observe(comparison: RankComparison) -> StepObservations:
             step=comparison.step,
             rank=comparison.rank,
             is_exact=True,
-            is_forward_exact=True,
             is_shared_exact=True,
         )
     of_types = [
@@ -177,7 +179,8 @@ def observe(comparison: RankComparison) -> StepObservations:
         step=comparison.step,
         rank=comparison.rank,
         is_exact=False,
-        is_forward_exact=all(_is_gradient(comparison, row) for row in inexact),
+        exact_passes=_passes_before(comparison, inexact),
+        agreeing_passes=_passes_before(comparison, differing),
         is_shared_exact=not any(r.pair.is_matched and r.pair.position <= end for r in inexact),
         forward_differs=forward_differs,
         backward_differs=bool(backward),
@@ -215,6 +218,21 @@ def _end_of_backward(comparison: RankComparison) -> float:
         if comparison.side_of(pair).parsed(pair.name).kind in _OF_BACKWARD
     )
     return max(backward, default=math.inf)
+
+
+def _passes_before(comparison: RankComparison, rows: Sequence[Row]) -> float:
+    """Return how many backward passes begin before the first row of a forward pass."""
+    first = next((row for row in rows if not _is_gradient(comparison, row)), None)
+    if first is None:
+        return math.inf
+    passes, is_backward = 0, False
+    for pair in comparison.pairs:
+        if pair.position >= first.pair.position:
+            break
+        kind = comparison.side_of(pair).parsed(pair.name).kind
+        passes += kind is RecordKind.BACKWARD and not is_backward
+        is_backward = kind in _OF_BACKWARD
+    return passes
 
 
 def _late_call(comparison: RankComparison) -> LateCall | None:

@@ -34,6 +34,7 @@ from msprobe.compare.verdicts.limits import differs_in_limit_alone
 from msprobe.compare.verdicts.mask_differences import hidden_difference
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
+    StartState,
     lost_gradient,
     mark,
     name_of,
@@ -68,6 +69,7 @@ def find_origins(comparison: RankComparison) -> None:
     rows = comparison.rows
     state = OriginState(
         comparison=comparison,
+        start=StartState(comparison),
         calls=calls,
         flow=DataFlow(rows),
         outside=OutsideValues(rows, lambda row: _is_model_input(calls, row)),

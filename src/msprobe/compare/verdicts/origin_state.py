@@ -5,12 +5,53 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.shared_names import facts_of
+from msprobe.compare.training.start import FactsPair, equal_at_start
 from msprobe.compare.verdicts.calls import Calls
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
+
+
+class StartState:
+    """Parameters and buffers when the step starts, as far as facts tell.
+
+    Args:
+        comparison: the step and rank.
+    """
+
+    def __init__(self, comparison: RankComparison) -> None:
+        self._comparison = comparison
+
+    def agreed(self, path: str, argument: str) -> bool:
+        """Return whether facts show that a parameter or buffer agreed to the bit.
+
+        Args:
+            path: module around it; empty for the model itself, or where no module is known.
+            argument: its name in the module.
+        """
+        name = f"{path}.{argument}" if path else argument
+        if path or name in self._equal:
+            return self._equal.get(name, False)
+        # APIs do not tell which one they are given. Weights may be those of a model that is not
+        # watched; buffers are written within a step.
+        of_name = [equal for each, equal in self._buffers.items() if each.endswith(f".{argument}")]
+        return bool(of_name) and all(of_name)
+
+    @cached_property
+    def _facts(self) -> FactsPair | None:
+        return facts_of(self._comparison)
+
+    @cached_property
+    def _equal(self) -> dict[str, bool]:
+        return {} if self._facts is None else equal_at_start(self._facts)
+
+    @cached_property
+    def _buffers(self) -> dict[str, bool]:
+        return {} if self._facts is None else equal_at_start(self._facts, "buffer")
 
 
 @dataclass(slots=True)
@@ -19,6 +60,7 @@ class OriginState:
 
     Attributes:
         comparison: the comparison that is searched.
+        start: its parameters and buffers when the step starts.
         calls: its operations.
         flow: which call made which value.
         outside: values that no call made.
@@ -33,6 +75,7 @@ class OriginState:
     """
 
     comparison: RankComparison
+    start: StartState
     calls: Calls
     flow: DataFlow
     outside: OutsideValues

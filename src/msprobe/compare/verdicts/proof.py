@@ -172,8 +172,12 @@ def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[R
             continue
         kind = _kind_of(row)
         is_early = row.pair.position < end
-        if kind is None and is_early and _is_far_apart(row, coarsest):
-            kind = None if _is_cancelled(comparison, row, taken_in) else JumpKind.SIZE
+        is_result = row.value.role is Role.OUTPUT
+        if kind is None and is_early and is_result and _is_far_apart(row, coarsest):
+            own = [each for each in taken_in if each.pair is row.pair]
+            # Those that are as far apart were judged where they were made.
+            is_fed = any(_is_far_apart(each, coarsest) for each in own)
+            kind = None if is_fed or _is_cancelled(comparison, row, own) else JumpKind.SIZE
         if kind is not None:
             yield row, kind
 
@@ -215,10 +219,8 @@ def _kind_of_culprit(row: Row) -> JumpKind:
 
 
 def _is_far_apart(row: Row, epsilon: float) -> bool:
-    """Return whether a result is further apart than rounding to a resolution gets."""
-    if row.error is None or row.value.role is not Role.OUTPUT:
-        return False
-    return row.error > min(_FARTHEST * epsilon, _LARGEST)
+    """Return whether a value is further apart than rounding to a resolution gets."""
+    return row.error is not None and row.error > min(_FARTHEST * epsilon, _LARGEST)
 
 
 def _is_cancelled(comparison: RankComparison, row: Row, taken_in: Sequence[Row]) -> bool:
@@ -227,8 +229,7 @@ def _is_cancelled(comparison: RankComparison, row: Row, taken_in: Sequence[Row])
     if side.operator(row.pair.name).family not in _CANCELLING:
         return False
     result = operand_of(row)
-    own = (each for each in taken_in if each.pair is row.pair)
-    given = [operand for each in own if (operand := operand_of(each)) is not None]
+    given = [operand for each in taken_in if (operand := operand_of(each)) is not None]
     if result is None or not given:
         return False
     largest = max(operand.error / math.sqrt(operand.count) for operand in given)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
+from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call, Calls
@@ -103,7 +104,8 @@ def _clear(call: Call, found: Sequence[Row], cause: Cause, subject: str, *, is_s
         subject: the record that shows it.
         is_same: both sides make the same calls around it, so that nothing tells why it differs.
     """
-    is_same = is_same and _has_equal_inputs(call)
+    # What comes from another rank is explained there.
+    is_same = is_same and _has_equal_inputs(call) and not is_communication(call.parsed)
     for row in found:
         if is_same and _is_without_reason(row):
             row.cause, row.subject = Cause.ABSORBED, subject or "what is made of it"
@@ -160,7 +162,9 @@ def _stays(call: Call, row: Row) -> bool:
     """Return whether a row is blamed for something that takes effect elsewhere."""
     if row.origin is not Origin.INTRODUCED:
         return False
-    is_parameter = row.value.role is Role.PARAMETER and not _is_replaced(row)
+    is_parameter = row.cause is Cause.CHANGED_STATE or (
+        row.value.role is Role.PARAMETER and not _is_replaced(row)
+    )
     # Of another shape, it is another part of the same: the module may only go another way.
     is_changed = row.cause is Cause.CHANGED_BETWEEN and row.status is not Status.SHAPE
     if is_parameter or is_changed or row.cause is Cause.REORDERING_CALL:

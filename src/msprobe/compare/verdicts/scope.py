@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Final
+
 from msprobe.compare.rank_comparison import RankComparison
+
+_MOST_STEPS: Final = 3
 
 
 class Scope:
@@ -33,6 +38,14 @@ class Scope:
             sum(pair.reference is not None for pair in comparison.pairs),
         )
         self.paired = self.paired[0] + matched, self.paired[1] + min(sides)
+
+    def add_steps_alone(self, steps: Mapping[str, Sequence[int]]) -> None:
+        """Take in the steps that one side alone recorded, by side."""
+        for side, alone in steps.items():
+            if alone:
+                numbers = ", ".join(map(str, alone[:_MOST_STEPS]))
+                more = " …" if len(alone) > _MOST_STEPS else ""
+                self._add(f"only the {side} has step{'s' * (len(alone) > 1)} {numbers}{more}")
 
     def add_world_sizes(self, target: int, reference: int) -> None:
         """Take in how many ranks both dumps have."""

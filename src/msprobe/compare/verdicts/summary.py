@@ -12,12 +12,12 @@ from typing import Any, Final
 from msprobe.compare.model import Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import NoiseJudgement, RankComparison
 from msprobe.compare.training.history import TrainingHistory
-from msprobe.compare.training.shared_names import with_shared_names
+from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.across import Across
 from msprobe.compare.verdicts.computed_again import needs_own_errors, with_own_errors
 from msprobe.compare.verdicts.find_verdict import find_verdict
-from msprobe.compare.verdicts.made_inside import MadeInside
+from msprobe.compare.verdicts.made_inside import MadeInside, without_received
 from msprobe.compare.verdicts.next_steps import SHOWN_INPUTS, notes_on
 from msprobe.compare.verdicts.observations import StepObservations, observe
 from msprobe.compare.verdicts.own_error import CulpritKey, OwnErrors, key_of
@@ -67,7 +67,12 @@ class Summary:
         """
         pairs = self._facts_of(ranks)
         made_inside = {comparison.rank: MadeInside(comparison) for comparison in ranks}
-        self._training.add_data(pairs, made_inside)
+        if len(ranks) > 1:
+            own = {comparison.rank: comparison for comparison in ranks}
+            data = [without_received(own[pair.rank], pair) for pair in pairs]
+        else:
+            data = pairs
+        self._training.add_data(data, made_inside)
         self._across.settle(ranks, self._training, pairs)
         for comparison in ranks:
             if not self._parts:
@@ -83,21 +88,23 @@ class Summary:
         self._steps += observed
         self._training.add(pairs, {each.rank: each.is_exact for each in observed})
 
-    def add_world_sizes(self, target: int, reference: int) -> None:
-        """Take in how many ranks the two dumps have."""
+    def add_scope(
+        self, steps_alone: Mapping[str, Sequence[int]], target: int, reference: int
+    ) -> None:
+        """Take in which steps of each side have no partner, and how many ranks the sides have."""
+        self._scope.add_steps_alone(steps_alone)
         self._scope.add_world_sizes(target, reference)
 
     def _facts_of(self, ranks: Sequence[RankComparison]) -> list[FactsPair]:
         pairs = []
         for comparison in ranks:
-            target, reference = comparison.target.view.facts, comparison.reference.view.facts
-            if target is not None and reference is not None:
-                step, rank = comparison.step, comparison.rank
-                mapped = comparison.target.mapped_modules, comparison.reference.mapped_modules
-                target, reference = with_shared_names(target, reference, mapped)
-                pairs.append(FactsPair(step=step, rank=rank, target=target, reference=reference))
-            elif target is not reference:
-                side = "target" if target is None else "reference"
+            pair = facts_of(comparison)
+            if pair is not None:
+                pairs.append(pair)
+                continue
+            sides = comparison.target.view.facts, comparison.reference.view.facts
+            if sides != (None, None):
+                side = "target" if sides[0] is None else "reference"
                 self._notes.append(
                     f"the {side} holds no facts about its training: settings, data and "
                     "optimizers were not compared"

@@ -151,12 +151,12 @@ class UnmatchedCalls:
 
     def _acts_hidden(self, maker: Call, index: int) -> bool:
         """Blame a call, if statistics hide what it does and it is not the same on both sides."""
-        if maker.is_matched:
-            hides = maker.operator.reorders or self._state.rows[index].value.dtype == "bool"
-            return hides and self._state.convict(maker.start)
-        if not maker.operator.reorders:
+        reorders = maker.operator.reorders
+        if not reorders and self._state.rows[index].value.dtype != "bool":
             return False
-        self._blame(index, Cause.REORDERING_CALL)
+        if maker.is_matched:
+            return self._state.convict(maker.start)
+        self._blame(index, Cause.REORDERING_CALL if reorders else Cause.USED_CALL)
         return True
 
     def seen_through(self, index: int) -> int:

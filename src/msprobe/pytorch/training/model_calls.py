@@ -35,18 +35,26 @@ class ModelCalls:
     """
 
     __slots__ = (
-        "_batch_index", "_count", "_depth", "_entries", "_modules", "_session", "opened",
+        "_batch_index", "_count", "_depth", "_entries", "_look_at_flags", "_modules", "_session",
+        "opened",
     )  # fmt: skip
 
-    def __init__(self, session: Session, batch_index: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        batch_index: Callable[[], int | None],
+        look_at_flags: Callable[[int], None] | None = None,
+    ) -> None:
         """Create it without a model.
 
         Args:
             session: gets the data, and learns of exceptions.
             batch_index: returns the number of the current batch in the data loader, if known.
+            look_at_flags: is told the number of each micro batch whose call begins.
         """
         self._session = session
         self._batch_index = batch_index
+        self._look_at_flags = look_at_flags
         self._modules: frozenset[int] = frozenset()
         self.opened: nn.Module | None = None
         self._depth = 0
@@ -109,6 +117,8 @@ class ModelCalls:
         self._count += 1
         if not facts.is_open:
             return
+        if self._look_at_flags is not None:
+            self._look_at_flags(micro)
         found: Found = []
         tensors_in(args, kwargs, found)
         for tensor, position in found[: MOST_ENTRIES - self._entries]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from msprobe.capture.session import Session
-from msprobe.dump.facts import Modes, Parameters, encode_fact
+from msprobe.dump.facts import ChangedFlags, Modes, Parameters, encode_fact
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.training.model_contents import PARAMETER, ModelContents, Prefixed
 from msprobe.pytorch.training.torch_settings import generator_states, torch_switches
@@ -23,7 +24,7 @@ from msprobe.run_config.random_recording import python_and_numpy_states
 class StartState:
     """Puts the state at the start of each recorded step into its facts."""
 
-    __slots__ = ("_begun", "_fixed", "_known", "_session")
+    __slots__ = ("_begun", "_fixed", "_flags", "_known", "_models", "_modules", "_session")
 
     def __init__(self, session: Session, known: KnownTensors) -> None:
         """Create it; nothing is read.
@@ -35,6 +36,9 @@ class StartState:
         self._session = session
         self._known = known
         self._begun: object = None
+        self._models: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._modules: list[weakref.ref[nn.Module]] = []
+        self._flags: list[bool | None] = []
         # Environment, packages and the rest are the same for the whole run: encoded once.
         self._fixed: bytes | None = None
 
@@ -66,7 +70,26 @@ class StartState:
         found = ModelContents.of(models)
         self._known.names = found.names
         self._session.facts.put("modes", modes_of(found, with_grad))
+        self._models = [(prefix, weakref.ref(model)) for prefix, model in models]
+        self._modules = [weakref.ref(each) for _, model in models for each in model.modules()]
+        self._flags = self._flags_now()
         self._put_parameters(found)
+
+    def look_at_flags(self, micro: int) -> None:
+        """Put the training flags that the program has set since they were put last.
+
+        Args:
+            micro: number of the micro batch whose call of the model begins.
+        """
+        if (flags := self._flags_now()) == self._flags:
+            return
+        self._flags = flags
+        models = [(prefix, m) for prefix, known in self._models if (m := known()) is not None]
+        training = ModelContents.of(models).training
+        self._session.facts.append("flags", ChangedFlags(micro=micro, training=training))
+
+    def _flags_now(self) -> list[bool | None]:
+        return [None if (m := known()) is None else m.training for known in self._modules]
 
     def _put_parameters(self, found: ModelContents) -> None:
         tensors = [tensor for _, tensor, _ in found.tensors]
