@@ -222,7 +222,7 @@ class _Tensors:
         if array is not None:
             return in_recorded_type(StoredTensor(array=array, dtype=str(array.dtype)), tree)
         if not self.has_values(tree):
-            raise RecordNotFoundError(f"{place}: its values were not kept")
+            raise RecordNotFoundError("record", f"{place}: its values were not kept")
         empty = np.zeros(tuple(tree["shape"]), STORAGE_TYPES[dtype])
         return StoredTensor(array=empty, dtype=dtype)
 
