@@ -128,3 +128,29 @@ def test_names_of_mindspore_in_the_list_are_whole_names(tmp_path: Path) -> None:
 def test_settings_of_pytorch_are_refused(keys: dict[str, str], text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=text):
         debugger_of(tmp_path, **keys)
+
+
+def test_a_call_that_is_told_to_write_by_a_flag_in_its_position_runs_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No kernel of MindSpore for the CPU writes in place.
+    def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+        values = input.asnumpy()
+        found = np.where(values > 0, values, alpha * np.expm1(values)).astype(np.float32)
+        if not inplace:
+            return Tensor(found)
+        values[...] = found
+        return input
+
+    monkeypatch.setattr(ms.mint.nn.functional, "elu", elu)
+    x, flagged = Tensor(INPUT), Tensor(INPUT)
+
+    def run() -> None:
+        ms.mint.nn.functional.elu(x, 1.0, True)
+        ms.mint.nn.functional.elu(flagged, 1.0, False)
+
+    assert perturbed(tmp_path, run, pert_mode="rerun") == []
+    assert np.array_equal(x.asnumpy(), elu(Tensor(INPUT)).asnumpy())
+    assert np.array_equal(flagged.asnumpy(), INPUT)
+    (only,) = calls(tmp_path)
+    assert only["api_name"].startswith("MintFunctional.elu")

@@ -40,7 +40,10 @@ class Severity(StrEnum):
     @property
     def rank(self) -> int:
         """Rank among the severities; larger is worse."""
-        return list(Severity).index(self)
+        return _RANKS[self]
+
+
+_RANKS: Final = {one: rank for rank, one in enumerate(Severity)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

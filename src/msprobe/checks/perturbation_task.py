@@ -74,6 +74,7 @@ class PerturbationTask:
         self._seen: Counter[str] = Counter()
         self._taken: Counter[str] = Counter()
         self._has_summary = False
+        self._lines: dict[int | None, str] = {}
         judges = section.mode in (Perturbation.HIGH_PRECISION, Perturbation.CPU_REFERENCE)
         self.results = PerturbationResults(
             PerturbationRun(
@@ -118,6 +119,9 @@ class PerturbationTask:
             return
         self.results.examined += 1
         is_backward = self.section.stage is Stage.BACKWARD
+        source = self._lines.get(call.stack)
+        if source is None:
+            source = self._lines[call.stack] = user_line(self._run.frames(call.stack)) or ""
         for one in found:
             self.results.add(
                 PerturbedCall(
@@ -125,7 +129,7 @@ class PerturbationTask:
                     name=call.backward_name if is_backward else call.forward_name,
                     judged=one,
                     module=call.parent or "",
-                    source=user_line(self._run.frames(call.stack)) or "",
+                    source=source,
                 )
             )
 

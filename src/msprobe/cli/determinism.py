@@ -86,7 +86,13 @@ def _script(options: argparse.Namespace) -> Script:
     from msprobe.launch.twice import Script
 
     words, is_module = script_words(options, "determinism")
-    Launch(Settings(), words, is_module=is_module, step_function=options.step_function)
+    Launch(
+        Settings(),
+        words,
+        is_module=is_module,
+        step_function=options.step_function,
+        command="msprobe determinism",
+    )
     return Script(
         words=words,
         is_module=is_module,

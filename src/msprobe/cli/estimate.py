@@ -73,6 +73,7 @@ def run(options: argparse.Namespace) -> int:
         words,
         is_module=is_module,
         step_function=options.step_function,
+        command="msprobe estimate",
     )
     found = [
         estimate(

@@ -17,24 +17,25 @@ class ArrayFile:
     """An array on its way to a file.
 
     Attributes:
+        values: the array.
         size_bytes: the memory that it occupies until it is written.
     """
 
-    __slots__ = ("_values", "size_bytes")
+    __slots__ = ("size_bytes", "values")
 
     def __init__(self, values: NDArray[Any]) -> None:
         """Wrap a contiguous array, which must not change until it is written."""
-        self._values = values
+        self.values = values
         self.size_bytes = values.nbytes
 
     def write(self, path: Path) -> None:
         """Write it, as ``.pt`` or ``.npy``; arrays that need a pickle are refused."""
         if path.suffix == ".pt":
-            memory = self._values.reshape(-1).view(np.uint8).data
-            write_archive(os.fspath(path), self._values.dtype.name, self._values.shape, memory)
+            memory = self.values.reshape(-1).view(np.uint8).data
+            write_archive(os.fspath(path), self.values.dtype.name, self.values.shape, memory)
             return
         with path.open("wb") as file:
-            np.lib.format.write_array(file, self._values, allow_pickle=False)
+            np.lib.format.write_array(file, self.values, allow_pickle=False)
 
 
 def fits_archive(array: NDArray[Any]) -> bool:

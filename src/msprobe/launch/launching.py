@@ -104,6 +104,7 @@ class Launch:
         *,
         is_module: bool,
         step_function: str | None,
+        command: str = COMMAND,
     ) -> None:
         """Check everything that can be known before the program runs.
 
@@ -112,15 +113,16 @@ class Launch:
             words: the script or module, and its arguments.
             is_module: whether the first word names a module.
             step_function: the function whose calls are steps; None for the usual rules.
+            command: the user's, for messages.
 
         Raises:
             ConfigError: a setting cannot be used.
             UsageError: there is no such program or function, or the program is a launcher.
         """
         if not words:
-            raise UsageError(f"{COMMAND}: name the script to run, as in {COMMAND} train.py")
+            raise UsageError(f"{command}: name the script to run, as in {command} train.py")
         name, *self._arguments = words
-        _refuse_other_commands(name if is_module else Path(name).name)
+        _refuse_other_commands(name if is_module else Path(name).name, command)
         self._settings = settings
         if settings.random_log is not None:
             try:
@@ -211,11 +213,14 @@ class Launch:
             logger.warning("nothing was recorded: the program imported neither torch nor mindspore")
 
 
-def _refuse_other_commands(name: str) -> None:
+def _refuse_other_commands(name: str, command: str) -> None:
     if name in _LAUNCHERS:
+        advice = f"put it in front: {name} … -m msprobe run SCRIPT"
+        if command != COMMAND:
+            advice = f"name the script itself, or record twice ({name} … -m {COMMAND} SCRIPT) and "
+            advice += "compare both recordings by msprobe compare"
         raise UsageError(
-            f"{COMMAND}: {name} starts other processes, which would not be recorded; "
-            f"put it in front: {name} … -m msprobe run SCRIPT"
+            f"{command}: {name} starts other processes, which would not be recorded; {advice}"
         )
     if name.startswith("-"):
-        raise UsageError(f"{COMMAND}: unknown option {name} (see msprobe run --help)")
+        raise UsageError(f"{command}: unknown option {name} (see {command} --help)")

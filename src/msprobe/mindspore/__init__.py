@@ -11,6 +11,7 @@ from __future__ import annotations
 from msprobe.mindspore.callbacks import MsprobeInitStep, MsprobeStep
 from msprobe.mindspore.compile_check import PrecisionChecker
 from msprobe.mindspore.debugger import PrecisionDebugger
+from msprobe.mindspore.live_compare import live_compare
 from msprobe.mindspore.monitoring.trainer_mon import TrainerMon
 from msprobe.mindspore.seed import seed_all
 
@@ -20,5 +21,6 @@ __all__ = [
     "PrecisionChecker",
     "PrecisionDebugger",
     "TrainerMon",
+    "live_compare",
     "seed_all",
 ]

@@ -34,9 +34,10 @@ from msprobe.config import FreeBenchmarkSection, Handler, Perturbation, Stage
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.errors import ConfigError
 from msprobe.mindspore.guard import Guard, may_fail, must_not_run
+from msprobe.mindspore.replay.functions import writes_arguments
 from msprobe.mindspore.tensor_search import output_slots, tensors_in
 from msprobe.numerics.number_types import Kind, epsilon_of, kind_of
-from msprobe.operators.lookup import is_in_place, operator_of
+from msprobe.operators.lookup import operator_of
 from msprobe.operators.operator import Family, Operator
 
 _MODES: Final = (
@@ -92,19 +93,21 @@ class MindSporePerturbation:
         api = call.forward_name.rsplit(".", 2)[0]
         if not call.keeps_inputs or call.is_recompute or not self.task.is_sampled(api):
             return
-        reason = self._why_left_out(api, args, kwargs)
+        reason = self._why_left_out(api, run, args, kwargs)
         if reason is not None:
             self.task.skip(reason)
             return
         self.task.take(api)
         self.task.report(call, lambda: self._judged(api, run, args, kwargs, result))
 
-    def _why_left_out(self, api: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    def _why_left_out(
+        self, api: str, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> str | None:
         prefix, _, name = api.partition(".")
         operator: Operator = operator_of(prefix, name, is_mindspore=True)
         if operator.draws_random or operator.state_arguments or operator.communication is not None:
             return "random numbers, buffers or communication: a second run would show"
-        if is_in_place(name) or kwargs.get("inplace") or kwargs.get("out") is not None:
+        if writes_arguments(name, run, args, kwargs):
             return "writes its arguments"
         if operator.family in _LEFT_OUT:
             return "results do not depend smoothly on inputs, or the operator is not known"

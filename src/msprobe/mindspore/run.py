@@ -154,7 +154,8 @@ class Run:
                 "recording the dynamic graph needs 2.10 or newer"
             )
         self._rank = rank
-        if self._records_cells and self.session.checks.judge is None:
+        checks = self.session.checks
+        if self._records_cells and checks.judge is None and checks.files is None:
             self._watch_compiled_parts()
         if self.session.start(rank=rank):
             self._start_state.collect(self.models)

@@ -16,7 +16,7 @@ from msprobe.dump.values import PartPath
 from msprobe.errors import RecordNotFoundError, UnsupportedError
 from msprobe.replay.recorded_calls import RecordedCall
 from msprobe.replay.runner import CannotReplayError, Reason
-from msprobe.replay.tensors import TensorSource
+from msprobe.replay.tensors import CallTensors
 
 _NUMPY: Final = "numpy.ndarray"
 _TENSORS: Final = ("torch.Tensor", "mindspore.Tensor", "mindspore.Parameter", _NUMPY)
@@ -27,7 +27,7 @@ class Rebuilder:
 
     def __init__(
         self,
-        tensors: TensorSource,
+        tensors: CallTensors,
         make: Callable[[StoredTensor], Any],
         makers: Mapping[str, Maker],
     ) -> None:

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.record_names import RecordKind, backward_name
+from msprobe.dump.record_names import RecordKind, RecordName, backward_name
 from msprobe.dump.records import JsonTree
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
@@ -166,24 +166,53 @@ def recorded_call(view: RankView, name: str) -> RecordedCall:
     """
     record = view.records[name]
     parts: Mapping[str, Any] = record.data if isinstance(record.data, dict) else {}
+    call = call_of(record.name, parts, view.head.framework)
+    module = module_settings(view.facts, record.name.path) if record.name.is_module else None
+    return replace(call, passes=tuple(_passes(view, name, parts.get("output"))), module=module)
+
+
+def call_of(name: RecordName, parts: Mapping[str, Any], framework: str) -> RecordedCall:
+    """Return a call without its backward passes.
+
+    Args:
+        name: of its forward record.
+        parts: the parts of that record.
+        framework: that made it.
+    """
     args = _items(parts.get("input_args") or parts.get("input"))
     kwargs = _fields(parts.get("input_kwargs"))
-    if record.name.path in _CLASS_LOSSES:
-        args, kwargs = _with_ignored(args, kwargs, _CLASS_LOSSES[record.name.path])
+    if name.path in _CLASS_LOSSES:
+        args, kwargs = _with_ignored(args, kwargs, _CLASS_LOSSES[name.path])
     return RecordedCall(
-        name=name,
-        prefix=record.name.prefix,
-        api=record.name.path,
-        class_name=record.name.class_name,
-        framework=view.head.framework,
+        name=name.full,
+        prefix=name.prefix,
+        api=name.path,
+        class_name=name.class_name,
+        framework=framework,
         args=args,
         kwargs=kwargs,
         parameters=_fields(parts.get("parameters")),
         outputs=parts.get("output"),
-        passes=tuple(_passes(view, name, parts.get("output"))),
+        passes=(),
         random=_fields(parts.get("rng")),
-        module=module_settings(view.facts, record.name.path) if record.name.is_module else None,
         attributes=_fields(parts.get("attributes")),
+    )
+
+
+def pass_of(name: str, outputs: JsonTree, parts: Mapping[str, Any]) -> BackwardPass:
+    """Return a backward pass.
+
+    Args:
+        name: of its record.
+        outputs: of its call.
+        parts: the parts of its record.
+    """
+    return BackwardPass(
+        name=name,
+        incoming=_nested_as(outputs, parts.get("input")),
+        outgoing=parts.get("output"),
+        outgoing_kwargs=_fields(parts.get("output_kwargs")),
+        remarks=_fields(parts.get("remarks")),
     )
 
 
@@ -207,13 +236,7 @@ def _passes(view: RankView, name: str, outputs: JsonTree) -> Iterator[BackwardPa
             return
         data = view.records[full].data
         if isinstance(data, dict):
-            yield BackwardPass(
-                name=full,
-                incoming=_nested_as(outputs, data.get("input")),
-                outgoing=data.get("output"),
-                outgoing_kwargs=_fields(data.get("output_kwargs")),
-                remarks=_fields(data.get("remarks")),
-            )
+            yield pass_of(full, outputs, data)
 
 
 def _nested_as(outputs: JsonTree, gradients: JsonTree) -> JsonTree:

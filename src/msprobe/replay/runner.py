@@ -16,7 +16,7 @@ from msprobe.dump.values import PartPath
 from msprobe.errors import UnsupportedError
 from msprobe.operators.operator import Family
 from msprobe.replay.recorded_calls import RecordedCall
-from msprobe.replay.tensors import TensorSource
+from msprobe.replay.tensors import CallTensors
 
 # Where each framework's `RUNNER` is, and one that makes references in another framework.
 _RUNNERS: Final = {
@@ -169,7 +169,7 @@ class Runner(Protocol):
         """
         ...
 
-    def prepare(self, call: RecordedCall, tensors: TensorSource) -> PreparedCall:
+    def prepare(self, call: RecordedCall, tensors: CallTensors) -> PreparedCall:
         """Find the function of a call and rebuild its arguments.
 
         Raises:
@@ -212,6 +212,15 @@ def runner_for(framework: str) -> Runner:
     return found[0] if len(found) == 1 else _WithReferences(*found)
 
 
+def reference_runner(framework: str) -> Runner | None:
+    """Return what makes references of a framework's calls in another one; None without it."""
+    try:
+        found: Runner = import_module(_RUNNERS[framework][-1]).RUNNER
+    except ImportError:
+        return None
+    return found
+
+
 class _WithReferences:
     """Runs calls in their own framework, and their references in another one that knows them."""
 
@@ -230,7 +239,7 @@ class _WithReferences:
         self._own.share_cores(processes)
         self._other.share_cores(processes)
 
-    def prepare(self, call: RecordedCall, tensors: TensorSource) -> PreparedCall:
+    def prepare(self, call: RecordedCall, tensors: CallTensors) -> PreparedCall:
         try:
             reference = self._other.prepare(call, tensors)
         except CannotReplayError:

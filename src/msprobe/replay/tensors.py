@@ -92,7 +92,7 @@ class TensorSource:
         """
         name = tree.get("data_name")
         if isinstance(name, str):
-            return _simplified(_rows(_in_recorded_type(self._view.tensor(name), tree), tree), tree)
+            return _simplified(_rows(in_recorded_type(self._view.tensor(name), tree), tree), tree)
         self.generated |= not _is_empty(tree)
         number = tree.get("value_id")  # of all appearances of one value in the step
         which = f"{self._call}:{place}" if number is None else str(number)
@@ -107,8 +107,8 @@ def _is_empty(tree: Mapping[str, Any]) -> bool:
     return 0 in (tree.get("shape") or ())
 
 
-def _in_recorded_type(stored: StoredTensor, tree: Mapping[str, Any]) -> StoredTensor:
-    """Return a tensor in its own type: files that NumPy reads hold bfloat16 and float8 widened."""
+def in_recorded_type(stored: StoredTensor, tree: Mapping[str, Any]) -> StoredTensor:
+    """Return a tensor in the type of its form: NumPy's files hold bfloat16 and float8 widened."""
     dtype = normal_dtype(str(tree.get("dtype", "")))
     if stored.dtype != "float32" or dtype not in FLOATS or item_size(dtype) >= 4:
         return stored

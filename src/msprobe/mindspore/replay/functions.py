@@ -7,8 +7,9 @@ but nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
+from inspect import signature
 from typing import Any, Final
 
 from mindspore.ops import Primitive
@@ -17,11 +18,13 @@ from mindspore import Tensor, ops
 from msprobe.dump.value_types import rebuild_value
 from msprobe.mindspore.api_table import DISTRIBUTED, ApiTable
 from msprobe.mindspore.replay.tensors import MAKERS
+from msprobe.operators.lookup import is_in_place
 from msprobe.replay.recorded_calls import RecordedCall
 from msprobe.replay.runner import CannotReplayError, Reason
 
 Function = Callable[..., Any]
 _PRIMITIVE: Final = "Primitive"
+_FLAG: Final = "inplace"
 
 
 @cache
@@ -62,6 +65,32 @@ def _primitive(call: RecordedCall) -> Function | None:
         detail = f"{call.function}: its attributes are missing: {reason}"
         raise CannotReplayError(Reason.ARGUMENT, detail) from exc
     return made
+
+
+def writes_arguments(
+    api: str, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """Return whether a call writes arguments: by its name, or by a flag, in its position as well.
+
+    Args:
+        api: its name, ``relu``.
+        function: what is called.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
+    if is_in_place(api) or kwargs.get(_FLAG) or kwargs.get("out") is not None:
+        return True
+    place = _place_of_flag(function) if any(one is True for one in args) else None
+    return place is not None and place < len(args) and args[place] is True
+
+
+@lru_cache(maxsize=1000)
+def _place_of_flag(function: Function) -> int | None:
+    try:
+        names = list(signature(function).parameters)
+    except (TypeError, ValueError):  # of C, without a signature
+        return None
+    return names.index(_FLAG) if _FLAG in names else None
 
 
 def attributes_of(call: RecordedCall) -> dict[str, Any]:

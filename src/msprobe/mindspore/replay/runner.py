@@ -22,7 +22,7 @@ from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
 from msprobe.errors import UsageError
-from msprobe.mindspore.replay.functions import function_of
+from msprobe.mindspore.replay.functions import function_of, writes_arguments
 from msprobe.mindspore.replay.tensors import (
     MAKERS,
     from_mindspore,
@@ -30,7 +30,6 @@ from msprobe.mindspore.replay.tensors import (
     type_named,
 )
 from msprobe.numerics.number_types import Kind, kind_of
-from msprobe.operators.lookup import is_in_place
 from msprobe.operators.operator import Family
 from msprobe.replay.arguments import Rebuilder, converted, readings, result_at
 from msprobe.replay.forms import tensor_forms
@@ -43,7 +42,7 @@ from msprobe.replay.runner import (
     Replay,
     Setting,
 )
-from msprobe.replay.tensors import TensorSource
+from msprobe.replay.tensors import CallTensors
 
 # Types to compute in when there is no kernel for the first.
 _FALLBACKS: Final = ("float32", None)
@@ -51,6 +50,11 @@ _COMPLEX: Final = {"float64": "complex128", "float32": "complex64"}
 # Kernels of a CPU and the compiler behind them raise errors of many classes.
 _CALL_ERRORS: Final = (Exception,)
 _ACCELERATOR: Final = "Ascend"
+# MindSpore's kernels for the CPU have an exponential that is off by up to 72 roundoffs, a softmax
+# by 93 (2.10, 20,000 normal numbers); tanh and other gates are made of it.
+_CPU_UNITS: Final = dict.fromkeys(
+    (Family.EXPONENTIAL, Family.LOGARITHMIC, Family.LIPSCHITZ), 2.0**-16
+)
 _GRADIENTS: Final = GradOperation(get_all=True, sens_param=True)
 
 Gradients = Mapping[str, Mapping[PartPath, Tensor]]
@@ -85,7 +89,7 @@ class MindSporeRunner:
             mindspore.set_context(jit_config={"jit_level": "O1" if jit_compile else "O0"})
         return "cpu" if target == "CPU" else f"npu:{number}"
 
-    def prepare(self, call: RecordedCall, tensors: TensorSource) -> MindSporeCall:
+    def prepare(self, call: RecordedCall, tensors: CallTensors) -> MindSporeCall:
         """Find the function of a call and rebuild its arguments.
 
         Raises:
@@ -107,7 +111,7 @@ class MindSporeRunner:
 
     def float32_units(self, device: str) -> Mapping[Family, float]:
         """Return the unit roundoff of float32 on a device, of families where it is coarser."""
-        return {}
+        return _CPU_UNITS if device == "cpu" else {}
 
     def share_cores(self, processes: int) -> None:
         """Use only this process's share of the cores, as one of so many."""
@@ -163,8 +167,21 @@ class MindSporeCall:
         self.kwargs: Mapping[str, Any] = kwargs
 
     def squares(self) -> Replay | None:
-        """Return None: sums of squares are computed in PyTorch alone."""
-        return None
+        """Return the sums of the squares of the terms, for products of matrices and convolutions.
+
+        They are linear in each of their tensors, and so are their gradients: see
+        ``pytorch/replay/squares.py``. None for other functions, and with a factor among arguments.
+        """
+        numbers = [*self.args, *self.kwargs.values()]
+        if not self._call.operator.family.sums_products or any(
+            isinstance(one, float) for one in numbers
+        ):
+            return None
+        try:
+            run = _Run(self._call, self._function, REFERENCE, squared=True)
+            return run.run(self.args, self.kwargs, self.gradients)
+        except CannotReplayError:
+            return None
 
     def run(self, setting: Setting = REFERENCE, *, backward: bool = True) -> Replay:
         """Run the call once, and its backward passes.
@@ -195,20 +212,29 @@ class MindSporeCall:
 class _Run:
     """One run of one function."""
 
-    def __init__(self, call: RecordedCall, function: Callable[..., Any], setting: Setting) -> None:
+    def __init__(
+        self,
+        call: RecordedCall,
+        function: Callable[..., Any],
+        setting: Setting,
+        *,
+        squared: bool = False,
+    ) -> None:
         self._call = call
+        self._squared = squared
         self._function = function
         self._dtype = setting.dtype
         self._noise = setting.noise
         seed = 0 if setting.noise is None else setting.noise.seed
         self._random = np.random.default_rng(seed)
-        self._in_place = is_in_place(call.api)
+        self._in_place = False
         self._leaves: list[Tensor] = []
         self._places: dict[PartPath, int] = {}
         self._made: dict[str, Any] = {}
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], gradients: Gradients) -> Replay:
         """Run forward, then each backward pass."""
+        self._in_place = writes_arguments(self._call.api, self._function, args, kwargs)
         own_args = converted(list(args), self._argument, ("output",))
         own_kwargs = converted(dict(kwargs), self._argument, ("output_kwargs",))
 
@@ -297,8 +323,11 @@ class _Run:
         return _Leaf(len(self._leaves) - 1)
 
     def _as_type(self, tensor: Tensor, dtype: str) -> Tensor:
-        """Return a copy in a type, with random errors if there are any in this run."""
+        """Return a copy in a type, with the random errors of this run; or its squares."""
         values = from_mindspore(tensor).values()
+        if self._squared and values.dtype.kind == "f":
+            # Twice, as both factors of a term are rounded: the root of two in each.
+            values = np.square(values, dtype=np.float64) * 2.0**0.5
         if self._noise is not None and values.dtype.kind in "fc":
             values = _disturbed(values, self._noise, self._random)
         return Tensor(np.array(values), type_named(dtype))

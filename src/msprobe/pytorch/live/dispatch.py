@@ -9,30 +9,23 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from msprobe.checks.live_check import LeftOut, LiveChoice, Place, Samples, matches
 from msprobe.log import warn_once
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.live.live_call import LiveCall
-from msprobe.pytorch.live.operator_facts import (
-    LeftOut,
-    OperatorFacts,
-    operator_facts,
-    tensors_of,
-)
-from msprobe.pytorch.live.places import Place, Places
+from msprobe.pytorch.live.operator_facts import OperatorFacts, operator_facts, tensors_of
+from msprobe.pytorch.live.places import Places
 from msprobe.pytorch.values.random_state import RandomWatch
 from msprobe.replay.arguments import converted
 
@@ -45,49 +38,6 @@ _BYTES_AN_ELEMENT: Final = 40
 
 Judge = Callable[[OperatorFacts, Place, LiveCall], None]
 """Judges a call that just ran."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveChoice:
-    """Which calls are judged.
-
-    Attributes:
-        operators: patterns of names, such as ``mm`` or ``*softmax*``; empty for all.
-        modules: patterns of module paths; empty for all.
-        device: type of the device whose operators are judged; None for all.
-        every_n: one in so many calls of each operator.
-        max_calls: most calls of each operator; None for no limit.
-        max_bytes: most memory for one judgement.
-    """
-
-    operators: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    device: str | None = None
-    every_n: int = 1
-    max_calls: int | None = None
-    max_bytes: int = 4 << 30
-
-
-class _Sample:
-    """The calls of one operator that are judged: one in each block of ``every_n``."""
-
-    __slots__ = ("_chosen", "_every_n", "_random", "judged", "seen")
-
-    def __init__(self, every_n: int, seed: str) -> None:
-        self._every_n = every_n
-        # Models repeat themselves: always the same place in a block may mean always one layer.
-        self._random = random.Random(seed)
-        self._chosen = 0
-        self.seen = 0
-        self.judged = 0
-
-    def takes_next(self) -> bool:
-        """Return whether the next call is one of the sample."""
-        place = self.seen % self._every_n
-        if place == 0 and self.seen:
-            self._chosen = self._random.randrange(self._every_n)
-        self.seen += 1
-        return place == self._chosen
 
 
 class LiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annotated in torch
@@ -107,7 +57,7 @@ class LiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annot
         self._judge = judge
         self.left_out = left_out
         self._places = Places()
-        self._samples: dict[str, _Sample] = {}
+        self._samples = Samples(choice)
         self._wanted: dict[str, bool] = {}
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -169,9 +119,9 @@ class LiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annot
         facts = operator_facts(func)
         reason = facts.left_out or self._not_wanted(facts, args, kwargs)
         modules = self._choice.modules
-        if reason is None and modules and not _matches(modules, self._places.here().module):
+        if reason is None and modules and not matches(modules, self._places.here().module):
             reason = LeftOut.FILTER
-        if reason is None and not self._in_sample(facts):
+        if reason is None and not self._samples.takes_next(facts.overload):
             reason = LeftOut.SAMPLING
         if reason is not None:
             self.left_out[reason] += 1
@@ -183,8 +133,8 @@ class LiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annot
     ) -> LeftOut | None:
         choice = self._choice
         if facts.overload not in self._wanted:
-            names = (facts.api, facts.overload)
-            self._wanted[facts.overload] = any(_matches(choice.operators, one) for one in names)
+            is_wanted = matches(choice.operators, facts.api, facts.overload)
+            self._wanted[facts.overload] = is_wanted
         if not self._wanted[facts.overload]:
             return LeftOut.FILTER
         tensors = tensors_of([*args, *kwargs.values()])
@@ -198,16 +148,6 @@ class LiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annot
             return LeftOut.TOO_LARGE
         return None
 
-    def _in_sample(self, facts: OperatorFacts) -> bool:
-        choice = self._choice
-        sample = self._samples.get(facts.overload)
-        if sample is None:
-            sample = self._samples[facts.overload] = _Sample(choice.every_n, facts.overload)
-        if not sample.takes_next():
-            return False
-        sample.judged += 1
-        return choice.max_calls is None or sample.judged <= choice.max_calls
-
     def judge(self, facts: OperatorFacts, place: Place, call: LiveCall) -> None:
         """Have a call judged in the other thread."""
 
@@ -220,7 +160,7 @@ class LiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annot
 
     def number_of(self, facts: OperatorFacts) -> int:
         """Return the number of the running call among those of its operator."""
-        return self._samples[facts.overload].seen - 1
+        return self._samples.number_of(facts.overload)
 
 
 class _Running:
@@ -288,7 +228,3 @@ def _wait_for(tensors: Sequence[torch.Tensor]) -> None:
     devices = {one.device for one in tensors if one.device.type != "cpu"}
     for device in devices:
         torch.accelerator.synchronize(device)
-
-
-def _matches(patterns: Sequence[str], name: str) -> bool:
-    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)

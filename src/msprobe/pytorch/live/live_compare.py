@@ -3,46 +3,31 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 import torch
 
-from msprobe.checks.accuracy_call import save_tensors
-from msprobe.checks.judging import Verdict
-from msprobe.checks.live_results import JudgedCall, LiveResults
-from msprobe.checks.verify_call import (
-    CallReport,
-    ResultRow,
-    Seen,
-    VerifyOptions,
-    verify_prepared,
-)
-from msprobe.dump.layout import safe_file_name
-from msprobe.dump.tensor_files import StoredTensor
-from msprobe.errors import MsprobeError, ReportWriteError, UsageError
-from msprobe.log import ensure_handler, warn_once
+from msprobe.checks.live_check import LiveCheck, LiveChoice, Place
+from msprobe.checks.verify_call import CallReport, Seen, VerifyOptions, verify_prepared
+from msprobe.errors import UsageError
+from msprobe.log import ensure_handler
 from msprobe.pytorch.interception.compiled import silence_hook_warning
-from msprobe.pytorch.live.dispatch import LiveChoice, LiveMode
+from msprobe.pytorch.live.dispatch import LiveMode
 from msprobe.pytorch.live.live_call import LiveCall
 from msprobe.pytorch.live.operator_facts import OperatorFacts
-from msprobe.pytorch.live.places import Place
 from msprobe.pytorch.live.screening import screened
 from msprobe.pytorch.replay.devices import find_device
 from msprobe.pytorch.replay.runner import RUNNER
 from msprobe.replay.runner import CannotReplayError, Setting
 
-logger = logging.getLogger(__name__)
-
 _DTYPES: Final = ("float64", "float32")
-# Unit roundoff of factors in TF32 and in bfloat16.
 
 
 def live_compare(
@@ -78,23 +63,15 @@ def live_compare(
     Raises:
         UsageError: an argument cannot be used.
     """
-    if every_n < 1 or (max_calls is not None and max_calls < 1):
-        raise UsageError("live_compare: every_n and max_calls are numbers from 1 on")
-    choice = LiveChoice(
-        operators=_patterns(operators, "operators"),
-        modules=_patterns(modules, "modules"),
+    choice = LiveChoice.checked(
+        operators=operators,
+        modules=modules,
         device=device,
         every_n=every_n,
         max_calls=max_calls,
         max_bytes=max_bytes,
     )
     return LiveCompare(_setting(reference), choice, Path(dump_path), save=save)
-
-
-def _patterns(value: Sequence[str], name: str) -> tuple[str, ...]:
-    if isinstance(value, str):
-        raise UsageError(f"live_compare: {name} is a list of patterns, not a text")
-    return tuple(value)
 
 
 def _setting(reference: str) -> Setting:
@@ -110,20 +87,13 @@ def _setting(reference: str) -> Setting:
     return Setting(device=find_device(device), dtype=dtype)
 
 
-class LiveCompare:
-    """Judges operators while its context is entered.
-
-    Attributes:
-        results: findings so far.
-        folder: where the files are.
-    """
+class LiveCompare(LiveCheck):
+    """Judges operators while its context is entered."""
 
     def __init__(self, setting: Setting, choice: LiveChoice, folder: Path, *, save: bool) -> None:
         """Use `live_compare`."""
-        self.results = LiveResults()
-        self.folder = folder
+        super().__init__(folder, this_rank, save=save)
         self._setting = setting
-        self._saves = save
         self._mode = LiveMode(choice, self._judge, self.results.left_out)
         self._undo = ExitStack()
         self._is_on = False
@@ -151,67 +121,12 @@ class LiveCompare:
         """End the step: write the table, and say what is new."""
         self._is_on = False
         self._undo.__exit__(kind, error, trace)
-        if self.results.steps == 0:
-            atexit.register(self._at_exit, os.getpid())
-        self.results.steps += 1
-        self._write()
-
-    @property
-    def table_path(self) -> Path:
-        """The table of this rank."""
-        return self.folder / f"live_compare_rank{this_rank()}.csv"
-
-    def summary(self) -> str:
-        """Return the answer in plain text: one sentence, then the worst places."""
-        return "\n".join(self.results.lines())
-
-    def _at_exit(self, process: int) -> None:
-        if os.getpid() == process:
-            logger.info("live_compare: %s\n  table: %s", self.summary(), self.table_path)
-
-    def _write(self) -> None:
-        try:
-            self.results.write(self.table_path.with_suffix(""))
-        except ReportWriteError as exc:
-            warn_once(logger, str(exc.path), "live_compare: %s", exc)
+        self.end_step()
 
     def _judge(self, facts: OperatorFacts, place: Place, call: LiveCall) -> None:
         """Judge one call, in a thread of its own."""
-        seen: dict[str, tuple[StoredTensor, StoredTensor]] = {}
-
-        def keep(row: ResultRow, found: StoredTensor, reference: StoredTensor) -> None:
-            assert row.judgement is not None
-            if row.judgement.verdict in (Verdict.SUSPICIOUS, Verdict.WRONG):
-                seen[f"{row.record}.{row.slot}"] = (found, reference)
-
-        report = call_report(call, self._setting, keep)
-        judged = JudgedCall(
-            operator=facts.overload,
-            is_backward=place.is_backward,
-            module=place.module,
-            source=place.source,
-            step=self.results.steps,
-            report=report,
-        )
-        new = self.results.add(judged)
-        if not new:
-            return
-        name = safe_file_name(call.call.name.removesuffix(".forward"))
-        saved = Path(f"rank{this_rank()}") / f"step{judged.step}" / name
-        if self._saves and self._save(self.folder / saved, call, seen):
-            for row in new:
-                row.saved = str(saved)
-        self._write()
-
-    def _save(
-        self, folder: Path, call: LiveCall, seen: dict[str, tuple[StoredTensor, StoredTensor]]
-    ) -> bool:
-        try:
-            save_tensors(folder, call.call, call.tensors, seen)
-        except MsprobeError as exc:
-            warn_once(logger, type(exc).__name__, "live_compare: no tensors saved: %s", exc)
-            return False
-        return True
+        report = partial(call_report, call, self._setting)
+        self.judge(facts.overload, place, call.call, call.tensors, report)
 
 
 def call_report(call: LiveCall, setting: Setting, seen: Seen | None = None) -> CallReport:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from typing import Any, Final
 
@@ -13,27 +12,12 @@ import torch
 from torch import Tag
 from torch._ops import OpOverload
 
+from msprobe.checks.live_check import LeftOut
 from msprobe.operators.lookup import operator_of
 from msprobe.pytorch.apis.api_rules import describe_function, written_arguments
 from msprobe.pytorch.interception.kernels import UNFINISHED
 
 _TENSOR: Final = torch._C.TensorType.get()
-
-
-class LeftOut(StrEnum):
-    """Why an operator, or one of its calls, is not judged."""
-
-    VIEW = "returns a view"
-    FACTORY = "takes no tensor's values"
-    NO_RESULT = "returns no tensor"
-    COMMUNICATION = "communication between ranks"
-    RANDOM = "drew random numbers"
-    TENSORS = "tensors without plain memory"
-    TOO_LARGE = "above the memory cap"
-    SAMPLING = "not in the sample"
-    FILTER = "not asked for"
-    NOT_JUDGED = "cannot be run again"
-    FAILED = "an error of msprobe"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from msprobe.capture.stacks import StackTable
+from msprobe.checks.live_check import Place
 from msprobe.dump.stack_frames import user_line
 from msprobe.pytorch.interception.stack_traits import classify
 
@@ -26,20 +27,6 @@ _sequence_number: Final = torch._C._autograd._get_sequence_nr
 _current_node: Final = torch._C._current_autograd_node
 # Graphs that are kept for long: the oldest places are forgotten first.
 _MOST_NODES: Final = 1_000_000
-
-
-class Place(NamedTuple):
-    """Where an operator was called.
-
-    Attributes:
-        module: path of the innermost module, such as ``blocks.0.attn``; empty outside of modules.
-        source: line of the user's code; None if unknown.
-        is_backward: it ran in the backward pass of that call.
-    """
-
-    module: str
-    source: str | None
-    is_backward: bool = False
 
 
 class Places:

@@ -20,17 +20,17 @@ import torch
 
 from msprobe.checks.accuracy_call import own_words
 from msprobe.checks.judging import Verdict
+from msprobe.checks.live_check import LiveChoice, Place
 from msprobe.checks.live_results import JudgedCall, LiveResults
 from msprobe.checks.verify_call import CallReport, ResultRow
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.errors import UsageError
 from msprobe.log import ensure_handler, warn_once
 from msprobe.plain_text import reason
-from msprobe.pytorch.live.dispatch import LiveChoice, LiveMode
+from msprobe.pytorch.live.dispatch import LiveMode
 from msprobe.pytorch.live.live_call import LiveCall
 from msprobe.pytorch.live.live_compare import call_report, run_eagerly, this_rank
 from msprobe.pytorch.live.operator_facts import OperatorFacts
-from msprobe.pytorch.live.places import Place
 from msprobe.pytorch.replay.rebuilding import from_torch
 from msprobe.replay.runner import REFERENCE
 

@@ -61,6 +61,7 @@ class CallCopy:
         copies: bool,
         with_grad: bool,
         max_bytes: int | None = None,
+        draws: bool = True,
     ) -> None:
         """Take the arguments.
 
@@ -73,6 +74,7 @@ class CallCopy:
             copies: whether it may write or keep them.
             with_grad: whether the program calls it with gradients on.
             max_bytes: of all tensors among them; None for no limit.
+            draws: whether it may draw random numbers.
 
         Raises:
             SkippedError: the call cannot be run again, or is too large.
@@ -92,14 +94,16 @@ class CallCopy:
         self.writes = writes
         self._copies = writes or copies
         self.drew_random = False
-        self._random = RandomReplay(args, kwargs)
+        self._random = RandomReplay(args, kwargs) if draws else None
         self._autocast = _autocast_of(tensors)
         self._needing: set[PartPath] = set()
         self._fixed: set[PartPath] = set()
+        self._tensors: list[Tensor] = []
         self.args: list[Any] = converted(list(args), self._taken, ARGS)
         self.kwargs: dict[str, Any] = converted(dict(kwargs), self._taken, KWARGS)
         # Without their places in the graph, which a hook in the graph must not hold.
-        self._tensors = _tensors_of(self.args, self.kwargs)
+        if len(self._tensors) != len(tensors):  # some are in containers of other kinds
+            self._tensors = _tensors_of(self.args, self.kwargs)
         self._versions = [] if self._copies else list(map(_version, self._tensors))
 
     @property
@@ -109,7 +113,7 @@ class CallCopy:
 
     def note_random(self) -> None:
         """Note whether the call drew random numbers: the program has just run it."""
-        self.drew_random = self._random.has_moved
+        self.drew_random = self._random is not None and self._random.has_moved
 
     def find_random(self) -> None:
         """Run the call once more to note whether it draws random numbers; these stay drawn."""
@@ -164,7 +168,10 @@ class CallCopy:
             self.needs_grad and same_kernel and self.operator.family in _CHOOSE_KERNELS
         )
         try:
-            with self._random.again(), self._casting(plain), _graph(is_on=with_graph):
+            if not (with_graph or self._random or self._autocast):
+                result = self.function(*args, **kwargs)
+                return args[0] if result is None and args else result
+            with self._as_it_was(plain), _graph(is_on=with_graph):
                 if with_graph:
                     take = partial(self._leaf, [] if leaves is None else leaves)
                     args, kwargs = (
@@ -178,7 +185,7 @@ class CallCopy:
 
     def run_as_given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the function's result in plain precision, connected to the arguments' graph."""
-        with self._random.again(), self._casting(plain=True):
+        with self._as_it_was(plain=True):
             return self.function(*args, **kwargs)
 
     def _taken(self, value: Any, place: PartPath) -> Any:
@@ -188,7 +195,9 @@ class CallCopy:
             self._needing.add(place)
         if isinstance(value, torch.nn.Parameter):
             self._fixed.add(place)
-        return value.detach().clone() if self._copies else value.detach()
+        own = value.detach().clone() if self._copies else value.detach()
+        self._tensors.append(own)
+        return own
 
     def _leaf(self, leaves: list[Tensor], value: Any, place: PartPath) -> Any:
         """Return an argument that requires a gradient if it does so in the program."""
@@ -206,9 +215,11 @@ class CallCopy:
         return converted(self.args, _copied), converted(self.kwargs, _copied)
 
     @contextmanager
-    def _casting(self, plain: bool) -> Iterator[None]:
-        """Autocast as it was at the call, without its cache: that belongs to the program."""
+    def _as_it_was(self, plain: bool) -> Iterator[None]:
+        """Have the random state and autocast of the call; the latter's cache is the program's."""
         with ExitStack() as stack:
+            if self._random is not None:
+                stack.enter_context(self._random.again())
             for device, dtype in self._autocast:
                 stack.enter_context(
                     torch.autocast(device, dtype=dtype, enabled=not plain, cache_enabled=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -25,11 +26,13 @@ from msprobe.pytorch.values.tensor_search import output_slots
 _INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return ``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
+@cache
 def epsilon(dtype: torch.dtype) -> float:
     """Return the distance from 1 to the next number."""
     return epsilon_of(dtype_name(dtype))

@@ -22,6 +22,7 @@ from msprobe.checks.perturbation_task import PerturbationTask
 from msprobe.config import FreeBenchmarkSection, Handler, Stage
 from msprobe.config import Perturbation as Mode
 from msprobe.operators.lookup import operator_of
+from msprobe.operators.operator import Family
 from msprobe.pytorch.apis.api_rules import ApiEntry, WriteEffect
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.interception.guard import quietly
@@ -39,6 +40,7 @@ from msprobe.pytorch.perturbation.modes import REFERENCES, Trial, trial_of, why_
 
 _functorch_active: Final = torch._C._are_functorch_transforms_active
 _WHERE: Final = "perturbation"
+_UNSURE: Final = (Family.COMPOSITE, Family.OTHER)
 
 
 class Perturbation:
@@ -164,6 +166,8 @@ class Perturbation:
             copies=entry.bans or any(one is True for one in args),
             with_grad=with_grad,
             max_bytes=self._section.max_bytes,
+            # What is made of others may call anything.
+            draws=entry.draws_random or entry.bans or operator.family in _UNSURE,
         )
 
     def _ran(self, call: Call, copy: CallCopy, result: Any) -> None:

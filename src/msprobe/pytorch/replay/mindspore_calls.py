@@ -26,7 +26,7 @@ from msprobe.replay.runner import (
     Replay,
     Setting,
 )
-from msprobe.replay.tensors import TensorSource
+from msprobe.replay.tensors import CallTensors
 
 # Prefixes of functions that PyTorch has under the same names, and its prefix.
 _PREFIXES: Final = {"Mint": "Torch", "MintFunctional": "Functional", "Tensor": "Tensor"}
@@ -59,7 +59,7 @@ class SharedFunctionRunner:
         """Use one part of the cores of this machine."""
         self._pytorch.share_cores(processes)
 
-    def prepare(self, call: RecordedCall, tensors: TensorSource) -> PreparedCall:
+    def prepare(self, call: RecordedCall, tensors: CallTensors) -> PreparedCall:
         """Find PyTorch's function and rebuild the arguments.
 
         Raises:

@@ -38,7 +38,7 @@ from msprobe.replay.runner import (
     Replay,
     Setting,
 )
-from msprobe.replay.tensors import TensorSource
+from msprobe.replay.tensors import CallTensors
 
 _DEVICE: Final = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|mlu|meta)(:\d+)?")
 _TENSOR_TYPE: Final = re.compile(r"torch\.(?:cuda|npu|xpu|mps|hpu|mlu)\.(\w+Tensor)")
@@ -67,7 +67,7 @@ class TorchRunner:
         """
         return find_device(word, jit_compile=jit_compile)
 
-    def prepare(self, call: RecordedCall, tensors: TensorSource) -> TorchCall:
+    def prepare(self, call: RecordedCall, tensors: CallTensors) -> TorchCall:
         """Find the function of a call and rebuild its arguments.
 
         Raises:
@@ -436,7 +436,7 @@ def _functions(call: RecordedCall) -> Sequence[Function]:
     return functions
 
 
-def _random_state(call: RecordedCall, tensors: TensorSource) -> torch.Tensor | None:
+def _random_state(call: RecordedCall, tensors: CallTensors) -> torch.Tensor | None:
     """Return the state of the CPU's generator before the call; None where it was not recorded."""
     form = call.random.get("cpu")
     if not isinstance(form, dict) or len(call.random) > 1:
@@ -469,7 +469,7 @@ def _has_recorded_type(call: RecordedCall, result: Any) -> bool:
     return False
 
 
-def _recorded_outputs(call: RecordedCall, tensors: TensorSource) -> dict[PartPath, StoredTensor]:
+def _recorded_outputs(call: RecordedCall, tensors: CallTensors) -> dict[PartPath, StoredTensor]:
     return {
         place: tensors.read(form, ".".join(map(str, place)))
         for place, form in tensor_forms(call.outputs, ("output",))
