@@ -331,7 +331,7 @@ class CallVerifier:
             self._ranks.clear()
             rank = self._ranks[key] = _Rank(RankView(Path(task.folder), records_file=task.file))
             rank.runner.share_cores(self._processes)
-        units = {**rank.units, **rank.runner.float32_units(self._device)}
+        units = {**rank.units, **rank.runner.float32_units(rank.target or self._device)}
         options = VerifyOptions(device=self._device, units=units)
         try:
             call = recorded_call(rank.view, task.name)
@@ -349,12 +349,22 @@ class _Rank:
         self.tensors = TensorSource(view)
 
     @cached_property
+    def _facts(self) -> Facts | None:
+        try:
+            return self.view.facts
+        except MsprobeError:
+            return None
+
+    @cached_property
+    def target(self) -> str:
+        """The kind of device whose results MindSpore recorded, such as ascend; else empty."""
+        settings = {} if self._facts is None else self._facts.settings
+        return str(settings.get("mindspore.device_target", "")).lower()
+
+    @cached_property
     def units(self) -> Mapping[Family, float]:
         """The unit roundoff of float32 where it was recorded, of families where it is coarser."""
-        try:
-            facts: Facts | None = self.view.facts
-        except MsprobeError:
-            facts = None
+        facts = self._facts
         if facts is None:  # convolutions have these products unless they are told not to
             return float32_units(on_accelerator=True, matmul_precision="highest", cudnn_tf32=True)
         settings = facts.settings
