@@ -21,6 +21,7 @@ from msprobe.compare.training.differences import Effect
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.graph.searching import NodeSearch
 from msprobe.graph.tables import Table
+from msprobe.graph.text_block import TextBlock
 from msprobe.report.graph_page import write_graph_page
 from msprobe.report.page_file import write_page
 
@@ -449,7 +450,8 @@ def test_a_search_finds_the_same_on_the_page_and_on_the_server(show):
     columns["error_mean"] = [0.1 * (node % 4) for node in range(len(columns["name"]))]
     columns["flags"][11] |= 256
     columns["overflow"][12] = 3
-    search = NodeSearch(Table.of(columns, len(columns["name"]), graphs["texts"]))
+    texts = TextBlock.of(graphs["texts"])
+    search = NodeSearch(Table.of(columns, len(columns["name"]), texts))
     page = show(graphs)
     for text in QUERIES:
         parts = [re.match(r"(\w+)(<=|>=|[:=<>])(.+)", word) for word in text.lower().split()]
