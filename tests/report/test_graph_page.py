@@ -22,6 +22,7 @@ from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.graph.searching import NodeSearch
 from msprobe.graph.tables import Table
 from msprobe.graph.text_block import TextBlock
+from msprobe.replay.runner import Reason
 from msprobe.report.graph_page import write_graph_page
 from msprobe.report.page_file import write_page
 
@@ -630,7 +631,8 @@ SPEAKERS = (
     *("graph/hierarchy.py", "graph/structures.py", "graph/building.py", "graph/page_json.py"),
     *("graph/merg*.py", "graph/sources.py", "graph/vis_graphs.py", "graph/comparing.py"),
     *("report/comparison_answer.py", "report/comparison_page.py"),
-    "report/comparison_facts.py",
+    *("report/comparison_facts.py", "monitor/alerts/incidents.py", "checks/judging.py"),
+    *("checks/verify_page.py", "monitor/pictures.py"),
 )
 # Whose errors are shown, too: at the value, or as a note on what was left out.
 READERS = (
@@ -645,6 +647,7 @@ READERS = (
 )
 SILENT = {effect.value for effect in Effect} | {each.words for each in VerdictClass}
 SILENT |= {"collective begin", "collective end", "collectives in other threads"}
+SILENT |= {" on rank {}", "layers of ranks"}  # a part of a sentence; an axis, said with signs
 
 
 def spoken(path, *, with_errors=False):
@@ -671,6 +674,7 @@ def test_all_that_is_said_of_comparisons_is_said_in_chinese(show):
     files = [path for each in READERS for path in root.glob(each)]
     texts |= {text for path in files for text in spoken(path, with_errors=True)}
     texts |= {cause.words for cause in Cause} | {f"{each.words}: {{}}" for each in VerdictClass}
+    texts |= {text for each in Reason for text in (each.value, f"{{}} {each.value}")}
     words = re.compile("[a-z]{2,} [a-z]{2,}|[a-z]{2,} {}|{} [a-z]{2,}")
     said = sorted(text for text in texts - SILENT if words.search(text))
     numbers = iter(range(10**6))
