@@ -606,6 +606,31 @@ def test_pictures_are_saved(show, tmp_path):
             assert b"script" not in content
 
 
+def test_a_part_of_the_picture_stays_in_sight_however_far_it_is_moved(show):
+    page = show(compared())
+    page.mouse.move(700, 600)
+    drawn = """[...document.querySelectorAll(".graph-canvas")].every(canvas => {
+      const blank = document.createElement("canvas");
+      [blank.width, blank.height] = [canvas.width, canvas.height];
+      return blank.toDataURL() !== canvas.toDataURL();
+    })"""
+    for x, y in ((0, 9000), (0, -90000), (9000, 0), (-90000, 0)):
+        page.mouse.wheel(x, y)
+        wait_until_drawn(page)
+        assert page.evaluate(drawn), (x, y)
+
+
+def test_escape_closes_the_options_and_nothing_else(show):
+    page = show(compared())
+    selected = page.url
+    page.click(".graph-more summary")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Escape")
+    assert page.get_attribute(".graph-more", "open") is None
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+    assert page.url == selected
+
+
 def test_chinese(show):
     page = show(compared(), fragment="lang=zh")
     assert "引入" in page.locator(".graph-legend").inner_text()
