@@ -58,7 +58,6 @@ INTERIORS_IN_TESTS: Final = frozenset(
         "compare.verdicts.cleared_gradients",
         "compare.verdicts.observations",
         "compare.verdicts.ranking",
-        "graph.text_block",
         "mindspore.adapter",
         "mindspore.api_choice",
         "mindspore.bytecode_jit",
