@@ -100,7 +100,7 @@ export const chinese = {
   "Heat map": "热力图", "Incidents": "异常事件", "Series": "曲线", "Loss, norms, learning rate": "损失、范数与学习率", "stream": "数据类别", "op": "统计量", "show": "显示", "log": "对数", "logarithmic": "对数刻度",
   "layers × steps": "层 × step", "ranks × steps": "rank × step", "layers × ranks": "层 × rank", "target / reference": "待测侧 / 标杆侧", "absent": "无", "step": "step",
   "The exported page does not hold this picture; msprobe monitor view shows it.": "导出的页面不含此图；请用 msprobe monitor view 查看。",
-  "Heat map of {} {}: {} rows, {} columns.": "{} {} 的热力图：{} 行，{} 列。", "pink: NaN or Inf": "粉色：NaN 或 Inf", "black: 0": "黑色：0", "the first {} of {} rows": "前 {} 行，共 {} 行",
+  "Heat map of {} {}: {} rows, {} columns.": "{} {} 的热力图：{} 行，{} 列。", "pink: NaN or Inf": "粉色：NaN 或 Inf", "black: 0": "黑色：0", "at step {}": "位于 step {}", "the first {} of {} rows": "前 {} 行，共 {} 行",
   "{} steps in {} columns, the largest of each": "{} 个 step 合并为 {} 列，取各列最大值", "arrows move, Enter selects": "方向键移动，Enter 选择", "Where the runs part": "两次运行的分歧处",
   "{} incidents": "{} 个异常事件", "No incident": "无异常事件", "{} to {}, {}": "{} 至 {}，{}", "{} steps": "共 {} 个 step", "steps": "step", "ranks": "rank", "The runs are equal in every value.": "两次运行的所有值均一致。",
   "differ from step {}: ": "从 step {} 起有差异：", "apart from step {}: ": "从 step {} 起分歧：", "series": "曲线", "apart": "分歧", "largest": "最大", "steps {} to {}": "step {} 至 {}", "{}: {}": "{}：{}",

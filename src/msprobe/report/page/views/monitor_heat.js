@@ -141,7 +141,7 @@ function drawScale() {
 function words(shown) {
   const cut = shown.rows.length < shown.of_rows ? say("the first {} of {} rows", shown.rows.length, grouped(shown.of_rows)) : "";
   const joinedSteps = shown.columns.length < shown.of_columns ? say("{} steps in {} columns, the largest of each", grouped(shown.of_columns), shown.columns.length) : "";
-  const place = shown.axis === "rank" ? `of ${shown.at}` : shown.axis === "layers of ranks" ? `at step ${grouped(Number(shown.at))}` : "";
+  const place = shown.axis === "rank" ? `of ${shown.at}` : shown.axis === "layers of ranks" ? say("at step {}", grouped(Number(shown.at))) : "";
   return joined(place, cut, joinedSteps, say("arrows move, Enter selects"));
 }
 
