@@ -15,6 +15,7 @@ from msprobe.errors import DumpFormatError
 from msprobe.graph.source import source_of
 from msprobe.graph.sources import open_graphs
 from msprobe.graph.stored import open_pieces
+from msprobe.graph.text_block import TextBlock
 from msprobe.graph.vis_writer import write_vis_db
 
 NET, FC, LINEAR, RELU = (
@@ -97,8 +98,8 @@ def packed(content: object) -> bytes:
 BOMB = zlib.compress(bytes(1 << 30), 9)
 HOSTILE = {
     "count": ("head", "", packed({"side": "target", "rows": {"nodes": 1 << 40, "edges": 0}})),
-    "bomb": ("texts", "", BOMB),
-    "texts": ("texts", "", packed({"a": 1})),
+    "bomb": ("text block", "", BOMB),
+    "texts": ("text block", "", zlib.compress(b"without an end")),
     "overview": ("overview", "", packed([1])),
     "head": ("head", "", b"no zlib"),
     "rolls": ("rolls", "", packed([3])),
@@ -142,3 +143,20 @@ def visit(path):
     for node in range(5):
         source.children(0, node)
         source.path_to(0, node)
+
+
+TEXTS = (
+    *("", "Linear", "linear 1", "a linear b", "ÄÖ Größe", "GRÖSSE Ж", "İ", "half \ud800 char"),
+    *("层 Norm", "LINEARж", " linear", "lin", "linlinear"),
+)
+
+
+@pytest.mark.parametrize("texts", [TEXTS, TEXTS[:4], ("",)], ids=["all", "plain", "empty"])
+def test_a_block_finds_the_texts_that_hold_a_part(texts):
+    block = TextBlock.of(texts)
+    assert [block[place] for place in range(len(block))] == list(texts)
+    small = [text.lower() for text in texts]
+    for part in ("linear", "lin", "ö", "ж", "i̇", "\ud800", "层", "r", "1", "linear lin", ""):
+        assert block.having(part).tolist() == [part in text for text in small], part
+        whole = [f" {part} " in f" {text} " for text in small]
+        assert not part or block.having(part, whole=True).tolist() == whole, part

@@ -8,6 +8,7 @@ from typing import Any
 
 from msprobe.graph.source import GraphTables, PieceSource
 from msprobe.graph.tables import Table
+from msprobe.graph.text_block import TextBlock
 
 TEXTS = (
     *("name", "label", "class", "path", "source", "forward", "backward", "dtype", "device"),
@@ -267,7 +268,7 @@ DETAIL = {
 
 def served(graphs: dict[str, Any]) -> PieceSource:
     """Return graphs of a page, handed out piece by piece."""
-    tables = []
+    tables, texts = [], TextBlock.of(graphs["texts"])
     for graph in graphs["graphs"]:
         boxes = graph["edges"].get("lca", [])
         order = sorted(range(len(boxes)), key=boxes.__getitem__)
@@ -276,8 +277,8 @@ def served(graphs: dict[str, Any]) -> PieceSource:
         tables.append(
             GraphTables(
                 head={name: value for name, value in graph.items() if name not in left_out},
-                nodes=Table.of(graph["nodes"], graph["count"], graphs["texts"]),
-                edges=Table.of(edges, len(order), graphs["texts"]),
+                nodes=Table.of(graph["nodes"], graph["count"], texts),
+                edges=Table.of(edges, len(order), texts),
                 rolls=graph["rolls"],
             )
         )

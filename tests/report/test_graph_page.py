@@ -21,6 +21,8 @@ from msprobe.compare.training.differences import Effect
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.graph.searching import NodeSearch
 from msprobe.graph.tables import Table
+from msprobe.graph.text_block import TextBlock
+from msprobe.replay.runner import Reason
 from msprobe.report.graph_page import write_graph_page
 from msprobe.report.page_file import write_page
 
@@ -449,7 +451,8 @@ def test_a_search_finds_the_same_on_the_page_and_on_the_server(show):
     columns["error_mean"] = [0.1 * (node % 4) for node in range(len(columns["name"]))]
     columns["flags"][11] |= 256
     columns["overflow"][12] = 3
-    search = NodeSearch(Table.of(columns, len(columns["name"]), graphs["texts"]))
+    texts = TextBlock.of(graphs["texts"])
+    search = NodeSearch(Table.of(columns, len(columns["name"]), texts))
     page = show(graphs)
     for text in QUERIES:
         parts = [re.match(r"(\w+)(<=|>=|[:=<>])(.+)", word) for word in text.lower().split()]
@@ -603,6 +606,31 @@ def test_pictures_are_saved(show, tmp_path):
             assert b"script" not in content
 
 
+def test_a_part_of_the_picture_stays_in_sight_however_far_it_is_moved(show):
+    page = show(compared())
+    page.mouse.move(700, 600)
+    drawn = """[...document.querySelectorAll(".graph-canvas")].every(canvas => {
+      const blank = document.createElement("canvas");
+      [blank.width, blank.height] = [canvas.width, canvas.height];
+      return blank.toDataURL() !== canvas.toDataURL();
+    })"""
+    for x, y in ((0, 9000), (0, -90000), (9000, 0), (-90000, 0)):
+        page.mouse.wheel(x, y)
+        wait_until_drawn(page)
+        assert page.evaluate(drawn), (x, y)
+
+
+def test_escape_closes_the_options_and_nothing_else(show):
+    page = show(compared())
+    selected = page.url
+    page.click(".graph-more summary")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Escape")
+    assert page.get_attribute(".graph-more", "open") is None
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+    assert page.url == selected
+
+
 def test_chinese(show):
     page = show(compared(), fragment="lang=zh")
     assert "引入" in page.locator(".graph-legend").inner_text()
@@ -628,7 +656,8 @@ SPEAKERS = (
     *("graph/hierarchy.py", "graph/structures.py", "graph/building.py", "graph/page_json.py"),
     *("graph/merg*.py", "graph/sources.py", "graph/vis_graphs.py", "graph/comparing.py"),
     *("report/comparison_answer.py", "report/comparison_page.py"),
-    "report/comparison_facts.py",
+    *("report/comparison_facts.py", "monitor/alerts/incidents.py", "checks/judging.py"),
+    *("checks/verify_page.py", "monitor/pictures.py"),
 )
 # Whose errors are shown, too: at the value, or as a note on what was left out.
 READERS = (
@@ -643,6 +672,7 @@ READERS = (
 )
 SILENT = {effect.value for effect in Effect} | {each.words for each in VerdictClass}
 SILENT |= {"collective begin", "collective end", "collectives in other threads"}
+SILENT |= {" on rank {}", "layers of ranks"}  # a part of a sentence; an axis, said with signs
 
 
 def spoken(path, *, with_errors=False):
@@ -669,6 +699,7 @@ def test_all_that_is_said_of_comparisons_is_said_in_chinese(show):
     files = [path for each in READERS for path in root.glob(each)]
     texts |= {text for path in files for text in spoken(path, with_errors=True)}
     texts |= {cause.words for cause in Cause} | {f"{each.words}: {{}}" for each in VerdictClass}
+    texts |= {text for each in Reason for text in (each.value, f"{{}} {each.value}")}
     words = re.compile("[a-z]{2,} [a-z]{2,}|[a-z]{2,} {}|{} [a-z]{2,}")
     said = sorted(text for text in texts - SILENT if words.search(text))
     numbers = iter(range(10**6))

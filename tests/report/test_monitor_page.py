@@ -14,6 +14,7 @@ from urllib.parse import urljoin
 import numpy as np
 import pytest
 from browser_waits import wait_until
+from page_texts import english_of
 
 from builders.monitor_runs import LAYERS, Step, run_of, write
 from msprobe import GradComparator
@@ -78,6 +79,22 @@ def test_exported_page_shows_incidents_heat_map_and_series(runs, tmp_path, open_
     page.goto(url)  # the link carries the whole state
     wait_until(page, "document.querySelector('.series canvas') !== null")
     assert page.input_value("#heat-stream") == "param_origin"
+
+
+def test_the_page_in_chinese_has_no_english_text(runs, tmp_path, open_file):
+    file = tmp_path / "page.html"
+    assert main(["monitor", "view", *map(str, runs), "--export", str(file)]) == 0
+    page = open_file(file, fragment="lang=zh")
+    wait_until(page, "document.querySelector('#heat-map').getAttribute('aria-label') !== null")
+    left = english_of(page)
+    page.select_option("#heat-run", "ratio")
+    left |= english_of(page)
+    page.click(".incident .link >> nth=0")
+    wait_until(page, "document.querySelector('.series canvas') !== null")
+    page.keyboard.press("?")
+    left |= english_of(page)
+    incident = "param_origin layers.2.weight norm"
+    assert {text for text in left if incident not in text} == set()
 
 
 def test_heat_map_by_keyboard(runs, tmp_path, open_file):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser_waits import wait_until
+from page_texts import english_of
 
 from builders.dumps import DumpBuilder, value
 from msprobe.cli import main
@@ -65,3 +66,16 @@ def test_filters_operators_and_the_picture(file: Path, open_file: Any) -> None:
 def test_a_page_needs_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path), "--html"]) == 2
     assert "-o DIR" in capsys.readouterr().err
+
+
+def test_the_page_in_chinese_has_no_english_text(file: Path, open_file: Any) -> None:
+    page = open_file(file, fragment="lang=zh")
+    wait_until(page, "document.querySelectorAll('.row').length === 3")
+    left = english_of(page)
+    for row in ("#row-0", "#row-1", "#row-2", "#operators-tab"):
+        page.click(row)
+        left |= english_of(page)
+    page.keyboard.press("?")
+    left |= english_of(page)
+    assert "所有元素均差 1.5 倍" in page.inner_text("h1")
+    assert {text for text in left if "broken" not in text} == set()

@@ -58,32 +58,12 @@ class NodeSearch:
 
     def __init__(self, nodes: Table) -> None:
         self._nodes = nodes
-        self._texts: dict[tuple[str, ...], tuple[list[int], list[str]]] = {}
-
-    def _held(self, names: Sequence[str]) -> tuple[list[int], list[str]]:
-        """Return the texts that some columns hold, in small letters, and their places."""
-        key = tuple(name for name in names if name in self._nodes)
-        if key not in self._texts:
-            is_held = np.zeros(len(self._nodes.texts), bool)
-            for name in key:
-                is_held[self._nodes.column(name)] = True
-            places: list[int] = np.flatnonzero(is_held).tolist()
-            texts = self._nodes.texts
-            self._texts[key] = places, [texts[place].lower() for place in places]
-        return self._texts[key]
 
     def _with_text(self, names: Sequence[str], operator: str, value: str) -> Mask:
         """Return which nodes have a text in one of some columns."""
-        places, texts = self._held(names)
-        if operator == "=":
-            padded = f" {value} "
-            fits = [padded in f" {text} " for text in texts]
-        else:
-            fits = [value in text for text in texts]
-        held = np.zeros(len(self._nodes.texts), bool)
-        held[np.array(places, np.intp)[np.array(fits, bool)]] = True
-        columns = (self._nodes.column(name) for name in names if name in self._nodes)
-        return self._any_of(held[column] for column in columns)
+        columns = [self._nodes.column(name) for name in names if name in self._nodes]
+        fits = self._nodes.texts.having(value, whole=operator == "=") if columns else None
+        return self._any_of(fits[column] for column in columns if fits is not None)
 
     def find(self, text: str, conditions: Sequence[tuple[str, str, str | float]]) -> list[int]:
         """Return the nodes whose names hold all words of a text and that meet all conditions."""

@@ -27,6 +27,7 @@ from msprobe.graph.page_json import (
 from msprobe.graph.searching import NodeSearch
 from msprobe.graph.sources import GraphSet, GraphSide
 from msprobe.graph.tables import Table
+from msprobe.graph.text_block import TextBlock
 
 MOST_FOUND: Final = 1000
 
@@ -52,12 +53,12 @@ def tables_of(graphs: GraphSet) -> list[GraphTables]:
     """Return all graphs by column; they share their texts."""
     texts = Texts()
     columns = [_columns(side, texts) for side in graphs.graphs]
-    listed = texts.listed()
+    block = TextBlock.of(texts.listed())
     return [
         GraphTables(
             head=graph_json(side, Texts(), parts=()),
-            nodes=Table.of(nodes, len(side.graph.nodes), listed),
-            edges=Table.of(edges, len(side.graph.edges), listed),
+            nodes=Table.of(nodes, len(side.graph.nodes), block),
+            edges=Table.of(edges, len(side.graph.edges), block),
             rolls=[roll_json(side, roll) for roll in side.graph.rolls],
         )
         for side, (nodes, edges) in zip(graphs.graphs, columns, strict=True)

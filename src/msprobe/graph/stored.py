@@ -24,6 +24,7 @@ from msprobe.graph.page_json import detail_json, overview
 from msprobe.graph.source import GraphTables, PieceSource, tables_of
 from msprobe.graph.sources import REFERENCE, GraphSet, GraphSide
 from msprobe.graph.tables import StoredColumn, Table, unpacked
+from msprobe.graph.text_block import TextBlock
 from msprobe.graph.vis_graphs import half_result
 from msprobe.graph.vis_reader import VisNode, guarded, node_in_file
 
@@ -35,6 +36,7 @@ CREATE TABLE half (graph INTEGER, node INTEGER, place INTEGER, kind TEXT, record
 CREATE INDEX record_changed_by_hand ON record (modified) WHERE modified;
 """
 _ALL: Final = -1
+_BLOCK: Final = "text block"
 _LEAST_BYTES: Final = 1 << 24
 
 
@@ -52,7 +54,7 @@ def write_pieces(
     tables = tables_of(graphs)
     rows = [
         _packed(_ALL, "overview", overview(graphs)),
-        _packed(_ALL, "texts", tables[0].nodes.texts),
+        (_ALL, _BLOCK, "", "utf-8", zlib.compress(tables[0].nodes.texts.content, 1)),
     ]
     for graph, each in enumerate(tables):
         counts = {"nodes": each.nodes.count, "edges": each.edges.count}
@@ -90,7 +92,8 @@ def open_pieces(path: Path) -> PieceSource | None:
         known = base.execute("SELECT 1 FROM sqlite_master WHERE name = 'piece'").fetchone()
         if known is None or base.execute("SELECT 1 FROM record WHERE modified").fetchone():
             return None
-        return _Stored(path, base).source()
+        block = base.execute("SELECT content FROM piece WHERE part = ?", (_BLOCK,)).fetchone()
+        return None if block is None else _Stored(path, base, *block).source()
 
 
 @contextmanager
@@ -105,11 +108,11 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 class _Stored:
     """The columns of a file."""
 
-    def __init__(self, path: Path, base: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, base: sqlite3.Connection, block: bytes) -> None:
         self._path = path
         self._most = max(path.stat().st_size, _LEAST_BYTES)
         self._overview = self._json(base, _ALL, "overview", dict[str, Any])
-        self._texts = self._json(base, _ALL, "texts", list[str])
+        self._texts = TextBlock(unpacked(block, 4 * self._most))
         self._tables = [
             self._graph(base, graph)
             for (graph,) in base.execute("SELECT graph FROM piece WHERE part = 'head'").fetchall()

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.graph.page_json import NUMBERS, TEXTS, number
+from msprobe.graph.text_block import TextBlock
 
 _NOTHING: Final = -np.finfo(np.float64).max
 """In columns of numbers, where there is none; all numbers of graphs are larger."""
@@ -46,13 +47,13 @@ class Table:
     """
 
     def __init__(
-        self, count: int, texts: Sequence[str], columns: Mapping[str, Callable[[], Column]]
+        self, count: int, texts: TextBlock, columns: Mapping[str, Callable[[], Column]]
     ) -> None:
         self.count, self.texts = count, texts
         self._makers, self._columns = columns, dict[str, Column]()
 
     @classmethod
-    def of(cls, columns: Mapping[str, Sequence[Any]], count: int, texts: Sequence[str]) -> Table:
+    def of(cls, columns: Mapping[str, Sequence[Any]], count: int, texts: TextBlock) -> Table:
         """Return a table of columns as `page_json` makes them: one with one entry is uniform."""
 
         def maker(name: str, cells: Sequence[Any]) -> Callable[[], Column]:
@@ -62,7 +63,7 @@ class Table:
         return cls(count, texts, {name: maker(name, cells) for name, cells in columns.items()})
 
     @classmethod
-    def stored(cls, count: int, texts: Sequence[str], columns: Sequence[StoredColumn]) -> Table:
+    def stored(cls, count: int, texts: TextBlock, columns: Sequence[StoredColumn]) -> Table:
         """Return a table of columns in a file, which are read when they are asked for.
 
         Raises:

@@ -2,6 +2,7 @@
 // Runs of the monitor: the overview, and answers of the server, or of the file that the page was exported to.
 // The other side of this is monitor/pictures.py.
 
+import { say } from "../shared/language.js";
 import { number, sections } from "../shared/sections.js";
 
 /** @typedef {{run: number, rank: number, steps: number[], values: (number | string | null)[]}} Line */
@@ -51,9 +52,9 @@ export function read(value) { return value === null ? null : number(value); }
 /** Returns the name of a line among several. @param {Line} line */
 export function lineName(line) {
   const { runs } = overview();
-  const run = runs.length > 1 ? ["target", "reference"][line.run] : "";
-  const rank = runs[line.run].ranks.length > 1 ? `rank ${line.rank}` : "";
-  return [run, rank].filter(Boolean).join(", ") || "value";
+  const run = runs.length > 1 ? say(["target", "reference"][line.run]) : "";
+  const rank = runs[line.run].ranks.length > 1 ? say("rank {}", line.rank) : "";
+  return [run, rank].filter(Boolean).join(", ") || say("value");
 }
 
 /** Follows a run that may grow. */

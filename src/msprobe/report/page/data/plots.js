@@ -2,6 +2,7 @@
 // Lines over steps, drawn by uPlot.
 
 import { digits } from "../shared/format.js";
+import { say } from "../shared/language.js";
 import { colour } from "../shared/theme.js";
 import { uPlot } from "../vendor/uplot.js";
 import { lineName, overview, read } from "./monitor.js";
@@ -27,7 +28,7 @@ export function drawSeries(box, series, { height, isLog, title = "", step = null
     legend: { show: height > 160 },
     cursor: { drag: { x: true, y: false } },
     series: [
-      { label: "step" },
+      { label: say("step") },
       ...series.lines.map((line, place) => ({
         label: lineName(line), stroke: colour(colours[place % colours.length]), width: 1.3,
         points: { show: line.steps.length < 40 }, value: (/** @type {any} */ _, /** @type {number | null} */ value) => digits(value),

@@ -28,6 +28,7 @@ import { drawPicture } from "./picture.js";
 
 const zoomRange = { least: .02, most: 3 };
 const mostOfMap = { w: 150, h: 130 };
+const leastSeen = 40; // of the picture, in pixels of the window
 const moving_ms = 180;
 const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -215,11 +216,11 @@ export class Pane {
 
   // The camera
 
-  /** Moves and zooms. @param {number} x @param {number} y @param {number} zoom @param {{x: number, y: number}} at what stays in place */
+  /** Moves and zooms; a part of the picture stays in sight. @param {number} x @param {number} y @param {number} zoom @param {{x: number, y: number}} at what stays in place */
   moveBy(x, y, zoom = 1, at = { x: this.canvas.clientWidth / 2, y: this.canvas.clientHeight / 2 }) {
-    const { camera } = this, k = Math.min(Math.max(camera.k * zoom, zoomRange.least), zoomRange.most), factor = k / camera.k;
-    camera.x = at.x - (at.x - camera.x) * factor + x;
-    camera.y = at.y - (at.y - camera.y) * factor + y;
+    const { camera, canvas, root } = this, k = Math.min(Math.max(camera.k * zoom, zoomRange.least), zoomRange.most), factor = k / camera.k;
+    camera.x = inSight(at.x - (at.x - camera.x) * factor + x, root.w * k, canvas.clientWidth);
+    camera.y = inSight(at.y - (at.y - camera.y) * factor + y, root.h * k, canvas.clientHeight);
     camera.k = k;
     this.draw();
   }
@@ -236,11 +237,12 @@ export class Pane {
   /** Brings a box into the window. @param {number} box @param {boolean} [isCentred] even if it can be seen */
   reveal(box, isCentred = false) {
     this.placed(() => {
-      const { canvas, camera } = this;
+      const { canvas, camera, map } = this;
       if (camera.k < .55) this.moveBy(0, 0, .85 / camera.k);
       const { x, y, w, h } = this.placeOf(box);
       const isSeen = x > 0 && y > 0 && x + Math.min(w, 120) < canvas.clientWidth && y + Math.min(h, 60) < canvas.clientHeight;
-      if (isSeen && !isCentred) { this.draw(); return; }
+      const isUnderMap = !map.hidden && x + w / 2 > map.offsetLeft && y + h / 2 > map.offsetTop;
+      if (isSeen && !isUnderMap && !isCentred) { this.draw(); return; }
       const left = Math.max((canvas.clientWidth - w) / 2, 40), top = Math.max((canvas.clientHeight - h) / 2, 40);
       this.moveBy(left - x, top - y);
     });
@@ -351,6 +353,9 @@ export class Pane {
     return found;
   }
 }
+
+/** Returns where a picture may begin in the window. @param {number} start @param {number} size @param {number} room */
+function inSight(start, size, room) { return room ? Math.min(Math.max(start, leastSeen - size), room - leastSeen) : start; }
 
 /** @param {import("./layout.js").Point[]} points @param {number} x @param {number} y @param {number} near */
 function isNear(points, x, y, near) {

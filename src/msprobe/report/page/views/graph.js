@@ -119,9 +119,18 @@ function button(text, meaning, click) {
   return element("button", { type: "button", title: meaning, "aria-label": meaning, click }, text);
 }
 
+/** Closes the options by Escape. @param {KeyboardEvent} event */
+function shut(event) {
+  const options = /** @type {HTMLDetailsElement} */ (event.currentTarget);
+  if (event.key !== "Escape" || !options.open) return;
+  event.stopPropagation();
+  options.open = false;
+  options.querySelector("summary")?.focus();
+}
+
 function toolbar() {
   const micros = graphOf("target")?.microSteps ?? 1;
-  const more = element("details", { class: "graph-more" }, element("summary", {}, say("more")), element("div", { class: "graph-options" },
+  const more = element("details", { class: "graph-more", keydown: shut }, element("summary", {}, say("more")), element("div", { class: "graph-options" },
     ticked("folded", "show", "", say("views, casts and metadata")), ticked("rolled", "", "no", say("roll identical layers up")),
     ticked("edges", "", "no", say("values that flow")), ticked("inferred", "", "no", say("inferred edges as well")),
     ticked("map", "", "no", say("map of the whole")), hasReference ? ticked("sync", "", "no", say("both sides move and open together")) : null,

@@ -5,6 +5,7 @@ import { ask, isLive, onGrowth, overview, read } from "../data/monitor.js";
 import { open } from "../shared/detail.js";
 import { element, joined, replace } from "../shared/dom.js";
 import { digits, grouped } from "../shared/format.js";
+import { say } from "../shared/language.js";
 import { change, state } from "../shared/store.js";
 import { colour, onTheme } from "../shared/theme.js";
 
@@ -61,8 +62,8 @@ function opNow() {
 /** @param {string} label @param {string} name @param {string} now @param {[string, string][]} options */
 function choice(label, name, now, options) {
   const chosen = element("select", { id: `heat-${name}`, change: () => change({ [name]: chosen.value }) },
-    ...options.map(([value, text]) => element("option", { value, selected: value === now }, text)));
-  return element("label", {}, `${label} `, chosen);
+    ...options.map(([value, text]) => element("option", { value, selected: value === now }, say(text))));
+  return element("label", {}, `${say(label)} `, chosen);
 }
 
 function drawControls() {
@@ -77,7 +78,7 @@ function drawControls() {
     choice("show", "axis", state.axis, Object.entries(axes).filter(([axis]) => axis === "layer" || isLive)),
     ranks.length > 1 ? choice("rank", "rank", state.rank || ranks[0][0], ranks) : null,
     runs.length > 1 ? choice("run", "run", state.run, [["0", "target"], ["1", "reference"], ["ratio", "target / reference"]]) : null,
-    element("label", {}, log, " log"));
+    element("label", {}, log, ` ${say("logarithmic")}`));
 }
 
 async function load() {
@@ -109,7 +110,7 @@ function draw() {
   canvas.height = height * dots;
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
-  note.textContent = heat ? words(heat) : "The exported page does not hold this picture; msprobe monitor view shows it.";
+  note.textContent = heat ? words(heat) : say("The exported page does not hold this picture; msprobe monitor view shows it.");
   const pen = canvas.getContext("2d");
   drawScale();
   if (!pen || !heat || !rows) return;
@@ -120,7 +121,7 @@ function draw() {
   pen.drawImage(drawn(heat).picture, gutter, ruler, width - gutter, rows * high);
   drawNames(pen, heat, high, width);
   drawMarks(pen, heat, high, width);
-  canvas.setAttribute("aria-label", `Heat map of ${streamNow().name} ${opNow()}: ${rows} rows, ${heat.columns.length} columns.`);
+  canvas.setAttribute("aria-label", say("Heat map of {} {}: {} rows, {} columns.", streamNow().name, opNow(), rows, heat.columns.length));
 }
 
 /** @param {string} name */
@@ -133,15 +134,15 @@ function drawScale() {
   const { low, span, stops } = drawn(heat), bar = element("span", { class: "heat-colours" });
   bar.style.background = `linear-gradient(to right, ${stops.map((tone) => `rgb(${tone})`).join()})`;
   const [from, to] = [low, low + span].map((at) => digits(onLogScale() ? 10 ** at : at));
-  replace(scale, from, bar, `${to} · pink: NaN or Inf · ${onLogScale() ? "black: 0 · " : ""}`);
+  replace(scale, from, bar, `${to} · ${say("pink: NaN or Inf")} · ${onLogScale() ? `${say("black: 0")} · ` : ""}`);
 }
 
 /** @param {Heat} shown */
 function words(shown) {
-  const cut = shown.rows.length < shown.of_rows ? `the first ${shown.rows.length} of ${grouped(shown.of_rows)} rows` : "";
-  const joinedSteps = shown.columns.length < shown.of_columns ? `${grouped(shown.of_columns)} steps in ${shown.columns.length} columns, the largest of each` : "";
-  const place = shown.axis === "rank" ? `of ${shown.at}` : shown.axis === "layers of ranks" ? `at step ${grouped(Number(shown.at))}` : "";
-  return joined(place, cut, joinedSteps, "arrows move, Enter selects");
+  const cut = shown.rows.length < shown.of_rows ? say("the first {} of {} rows", shown.rows.length, grouped(shown.of_rows)) : "";
+  const joinedSteps = shown.columns.length < shown.of_columns ? say("{} steps in {} columns, the largest of each", grouped(shown.of_columns), shown.columns.length) : "";
+  const place = shown.axis === "rank" ? `of ${shown.at}` : shown.axis === "layers of ranks" ? say("at step {}", grouped(Number(shown.at))) : "";
+  return joined(place, cut, joinedSteps, say("arrows move, Enter selects"));
 }
 
 /**
@@ -262,15 +263,15 @@ function point(event) {
   const column = Math.floor((event.offsetX - gutter) * heat.columns.length / (scroller.clientWidth - gutter));
   if (row < 0 || row >= heat.rows.length || column >= heat.columns.length) return false;
   cursor = { row, column: Math.max(column, 0) };
-  say();
+  tellCell();
   return true;
 }
 
-function say() {
+function tellCell() {
   if (!heat) return;
   const step = heat.columns[cursor.column], value = heat.values[cursor.row][cursor.column];
-  const place = state.axis === "layers of ranks" ? `rank ${step}` : `step ${grouped(step)}`;
-  tip.textContent = `${heat.rows[cursor.row]} · ${place} · ${value === null ? "absent" : digits(read(value))}`;
+  const place = state.axis === "layers of ranks" ? say("rank {}", step) : say("step {}", grouped(step));
+  tip.textContent = `${heat.rows[cursor.row]} · ${place} · ${value === null ? say("absent") : digits(read(value))}`;
 }
 
 function pick() {
@@ -291,6 +292,6 @@ function move(event) {
     cursor.row = Math.max(0, Math.min(heat.rows.length - 1, cursor.row + by[0]));
     cursor.column = Math.max(0, Math.min(heat.columns.length - 1, cursor.column + by[1]));
     draw();
-    say();
+    tellCell();
   } else pick();
 }

@@ -4,6 +4,7 @@
 import { onGrowth, overview } from "../data/monitor.js";
 import { element, facts, joined, link, pill, replace, span, table, title } from "../shared/dom.js";
 import { digits, grouped, plural } from "../shared/format.js";
+import { say } from "../shared/language.js";
 import { number } from "../shared/sections.js";
 import { change, state } from "../shared/store.js";
 
@@ -31,19 +32,19 @@ export const view = {
 /** @param {any} run @param {number} place @param {any[]} all */
 function runFacts(run, place, all) {
   const label = all.length > 1 ? ["target", "reference"][place] : "run";
-  const steps = run.count ? `${grouped(run.first)} to ${grouped(run.last)}, ${plural(run.count, "step")}` : "none";
+  const steps = run.count ? say("{} to {}, {}", grouped(run.first), grouped(run.last), plural(run.count, "step")) : say("none");
   return facts([[label, span("mono", run.path)], ["steps", steps], ["ranks", run.ranks.join(", ")]]);
 }
 
 /** @param {any} parting */
 function partingParts(parting) {
-  if (parting.equal) return [element("p", {}, "The runs are equal in every value.")];
+  if (parting.equal) return [element("p", {}, say("The runs are equal in every value."))];
   const line = (/** @type {string} */ words, /** @type {any} */ one, /** @type {string} */ key) => (one
-    ? element("p", {}, `${words} step ${grouped(one[key])}: `, link(joined(one.stream, one.name, one.op), () => go(one, one[key])))
+    ? element("p", {}, say(`${words} step {}: `, grouped(one[key])), link(joined(one.stream, one.name, one.op), () => go(one, one[key])))
     : null);
   const hasRanks = overview().runs[0].ranks.length > 1;
   const rows = parting.series.slice(0, 12).map((/** @type {any} */ one) => element("tr", { class: "pick", click: () => go(one, one.first_apart ?? one.first_different) },
-    element("td", { class: "mono" }, `${one.stream} ${one.name}`, hasRanks ? span("dim", ` rank ${one.rank}`) : null),
+    element("td", { class: "mono" }, `${one.stream} ${one.name}`, hasRanks ? span("dim", ` ${say("rank {}", one.rank)}`) : null),
     element("td", { class: "right" }, one.first_apart === null ? "–" : grouped(one.first_apart)),
     element("td", { class: "right" }, digits(number(one.largest)))));
   return [
@@ -56,12 +57,12 @@ function partingParts(parting) {
 /** @param {any} incident */
 function incidentCard(incident) {
   const { lead } = incident;
-  const span_ = incident.start === incident.last ? `step ${grouped(incident.start)}` : `steps ${grouped(incident.start)} to ${grouped(incident.last)}`;
+  const span_ = incident.start === incident.last ? say("step {}", grouped(incident.start)) : say("steps {} to {}", grouped(incident.start), grouped(incident.last));
   return element("div", { class: "incident" },
     pill(incident.severity, incident.cause),
-    element("p", {}, link(`${span_}: ${incident.sentence}`, () => go(lead, incident.start))),
-    element("p", { class: "dim" }, joined(plural(incident.series, "series").replace("seriess", "series"),
-      incident.ranks.length > 1 ? `ranks ${incident.ranks.join(", ")}` : "", lead.deviations ? `${digits(number(lead.deviations))} deviations` : "")));
+    element("p", {}, link(say("{}: {}", span_, say(incident.sentence)), () => go(lead, incident.start))),
+    element("p", { class: "dim" }, joined(say("{} series", incident.series),
+      incident.ranks.length > 1 ? say("ranks {}", incident.ranks.join(", ")) : "", lead.deviations ? say("{} deviations", digits(number(lead.deviations))) : "")));
 }
 
 /** Shows a series at a step. @param {any} one @param {number} step */

@@ -5,6 +5,7 @@ import { ask, onGrowth, overview } from "../data/monitor.js";
 import { drawSeries } from "../data/plots.js";
 import { head } from "../shared/detail.js";
 import { element, replace } from "../shared/dom.js";
+import { say } from "../shared/language.js";
 import { change, state } from "../shared/store.js";
 import { onTheme } from "../shared/theme.js";
 
@@ -49,7 +50,7 @@ async function load(parameters) {
 function draw() {
   if (!state.at || !box.isConnected) return;
   if (!series?.lines.length) {
-    replace(box, element("p", { class: "none" }, "No values of this series here."));
+    replace(box, element("p", { class: "none" }, say("No values of this series here.")));
     return;
   }
   drawSeries(box, series, {

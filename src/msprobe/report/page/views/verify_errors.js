@@ -6,6 +6,7 @@ import { mark } from "../data/words.js";
 import { open } from "../shared/detail.js";
 import { element, replace } from "../shared/dom.js";
 import { digits, plural } from "../shared/format.js";
+import { say } from "../shared/language.js";
 import { colour, onTheme } from "../shared/theme.js";
 
 /** @typedef {import("../data/verify.js").Result} Result */
@@ -24,7 +25,7 @@ export const view = {
   name: "errors", title: "Errors along the execution", place: "strip", needs: ["verify", "results"],
   uses: ["q", "verdict", "operator", "at"],
   start(pane) {
-    canvas.setAttribute("aria-label", `Own error over allowed error of ${plural(results.length, "result")} along the execution; the list holds the same.`);
+    canvas.setAttribute("aria-label", say("Own error over allowed error of {} along the execution; the list holds the same.", plural(results.length, "result")));
     canvas.addEventListener("mousemove", showTip);
     canvas.addEventListener("mouseleave", () => { tip.hidden = true; });
     canvas.addEventListener("click", (/** @type {MouseEvent} */ event) => {
@@ -42,7 +43,7 @@ function legend() {
   const present = new Set(results.map(verdictOf));
   const entries = Object.entries(verdicts).filter(([word]) => present.has(word) && word !== "not judged");
   return element("div", { class: "legend" }, ...entries.map(([word, [group, meaning]]) => (
-    element("span", { title: meaning }, mark(group, meaning), ` ${word}`))));
+    element("span", { title: meaning }, mark(group, say(meaning)), ` ${say(word)}`))));
 }
 
 function draw() {
@@ -89,7 +90,7 @@ function drawAxis(pen, y, width) {
     pen.fillStyle = colour(power ? "line" : "introduced");
     pen.fillRect(margins.left, Math.round(y(power)), width - margins.left - margins.right, 1);
     pen.fillStyle = colour("dim");
-    pen.fillText(power ? digits(10 ** power) : "allowed", margins.left - 6, y(power) + 4);
+    pen.fillText(power ? digits(10 ** power) : say("allowed"), margins.left - 6, y(power) + 4);
   }
 }
 
@@ -110,7 +111,7 @@ function showTip(event) {
   canvas.style.cursor = point ? "pointer" : "";
   if (!point) return;
   const { record, slot, ulps } = point.result;
-  replace(tip, element("b", {}, `${record} ${slot}`), element("div", {}, `${verdictOf(point.result)}, ${digits(ulps)} ulp`));
+  replace(tip, element("b", {}, `${record} ${slot}`), element("div", {}, `${say(verdictOf(point.result))} · ${digits(ulps)} ulp`));
   tip.style.left = `${Math.min(point.x + 12, Math.max(canvas.clientWidth - 300, 0))}px`;
   tip.style.top = `${point.y + 12}px`;
 }

@@ -3,6 +3,7 @@
 
 import { verify } from "../data/verify.js";
 import { element, replace, span } from "../shared/dom.js";
+import { say } from "../shared/language.js";
 
 /** @type {import("../shared/shell.js").View} */
 export const view = {
@@ -10,9 +11,9 @@ export const view = {
   start(pane) {
     const word = verify.has_fault ? "wrong" : "no fault";
     replace(pane,
-      element("h1", {}, span(`badge ${verify.has_fault ? "" : "equal"}`, word), verify.sentence),
-      element("p", { id: "sides", class: "dim" }, `${verify.dump} · ${verify.closing}`),
-      ...verify.notes.map((/** @type {string} */ note) => element("p", { class: "dim" }, note)));
+      element("h1", {}, span(`badge ${verify.has_fault ? "" : "equal"}`, say(word)), say(verify.sentence)),
+      element("p", { id: "sides", class: "dim" }, `${verify.dump} · ${say(verify.closing)}`),
+      ...verify.notes.map((/** @type {string} */ note) => element("p", { class: "dim" }, say(note))));
   },
   render() {},
 };

@@ -6,6 +6,7 @@ import { mark, placeName } from "../data/words.js";
 import { open } from "../shared/detail.js";
 import { element, joined, replace, span } from "../shared/dom.js";
 import { digits, grouped, plural } from "../shared/format.js";
+import { say } from "../shared/language.js";
 import { RowList } from "../shared/rows.js";
 import { searchBox } from "../shared/search.js";
 import { showMain } from "../shared/shell.js";
@@ -23,11 +24,11 @@ const search = searchBox({
   enter: () => { if (list.items.length) open(list.items[0].id); },
 });
 const sort = element("select", { id: "sort", "aria-label": "Order", change: () => change({ sort: sort.value }) },
-  element("option", { value: "error" }, "largest error first"),
-  element("option", { value: "order" }, "order of execution"));
+  element("option", { value: "error" }, say("largest error first")),
+  element("option", { value: "order" }, say("order of execution")));
 const chips = element("div", { id: "chips", class: "chips" });
 const found = element("span", { id: "found", role: "status" });
-const clear = element("button", { id: "clear", type: "button", class: "link", click: () => change({ ...filters, sort: state.sort }) }, "show all");
+const clear = element("button", { id: "clear", type: "button", class: "link", click: () => change({ ...filters, sort: state.sort }) }, say("show all"));
 
 /** @type {import("../shared/shell.js").View} */
 export const view = {
@@ -45,8 +46,8 @@ export const view = {
   render() {
     const shown = shownResults();
     list.show(shown, selected());
-    const part = shown.length === results.length ? "all" : `${grouped(shown.length)} of`;
-    found.textContent = `${part} ${plural(results.length, "result")}${state.operator ? ` of ${state.operator}` : ""}`;
+    const of = plural(results.length, "result");
+    found.textContent = joined(shown.length === results.length ? of : say("{} of {}", grouped(shown.length), of), state.operator);
     clear.hidden = shown.length === results.length;
     sort.value = state.sort;
     for (const one of chips.querySelectorAll(".chip")) {
@@ -66,18 +67,18 @@ function chip(word) {
   return element("button", {
     type: "button", class: "chip", title: verdicts[word][1], "data-word": word,
     click: () => change({ verdict: toggled("verdict", word) }),
-  }, word, " ", span("count", grouped(count)));
+  }, say(word), " ", span("count", grouped(count)));
 }
 
 /** @param {Result} result */
 function drawRow(result) {
   const word = verdictOf(result), [group, meaning] = verdicts[word];
-  const where = joined(result.reason ?? word, result.source, result.generated ? "generated data" : "",
+  const where = joined(say(result.reason ?? word), result.source, result.generated ? say("generated data") : "",
     verify.places > 1 ? placeName(result.step, result.rank) : "");
   return {
     attributes: { class: `row result ${word === "wrong" ? "is-introduced" : ""}`, title: result.record },
     children: [
-      mark(group, meaning),
+      mark(group, say(meaning)),
       element("div", { class: "what" },
         element("div", { class: "title" }, span("name", result.record), span("direction", result.slot)),
         element("div", { class: "where" }, where)),
@@ -90,5 +91,5 @@ function drawRow(result) {
 function limitNote() {
   if (results.length === verify.results) return null;
   return element("p", { id: "limit", class: "limit" },
-    `Showing the ${grouped(results.length)} largest errors of ${grouped(verify.results)} results; verify.json has all.`);
+    say("Showing the {} largest errors of {} results; verify.json has all.", grouped(results.length), grouped(verify.results)));
 }

@@ -4,8 +4,9 @@
 import { operators, results, selected, verdictOf, verdicts, verify } from "../data/verify.js";
 import { placeName } from "../data/words.js";
 import { head, open } from "../shared/detail.js";
-import { command, element, facts, link, pill, replace, span, table, title } from "../shared/dom.js";
+import { command, element, facts, joined, link, pill, replace, span, table, title } from "../shared/dom.js";
 import { digits, exact, grouped, plural } from "../shared/format.js";
+import { say } from "../shared/language.js";
 import { shape } from "../shared/svg.js";
 
 /** @typedef {import("../data/verify.js").Result} Result */
@@ -29,12 +30,12 @@ function overviewParts() {
   return [
     title("Verdicts"),
     facts(Object.entries(verify.verdicts).map(([word, count]) => [
-      span(verdicts[word][0], word), `${grouped(/** @type {number} */ (count))} – ${verdicts[word][1]}`])),
+      span(verdicts[word][0], say(word)), `${grouped(/** @type {number} */ (count))} – ${say(verdicts[word][1])}`])),
     title("Largest errors, over allowed"),
     table(["result", "|over allowed", "|ulp"], worst.map((each) => element("tr", { class: "pick", click: () => open(each.id) },
       element("td", { class: "mono" }, link(`${each.record} ${each.slot}`, () => open(each.id))),
       element("td", { class: "right" }, digits(each.ratio)), element("td", { class: "right" }, digits(each.ulps))))),
-    element("p", { class: "dim" }, `${plural(operators().length, "operator")}, ${plural(verify.results, "result")}`),
+    element("p", { class: "dim" }, joined(plural(operators().length, "operator"), plural(verify.results, "result"))),
   ];
 }
 
@@ -46,16 +47,16 @@ function resultParts(result) {
     found ? link(text, () => open(found.id), { title: found.record }) : null);
   return [
     ...head(result.record, to("before", other(-1)), to("after", other(1))),
-    element("div", {}, pill(word, meaning), span("dim", meaning)),
+    element("div", {}, pill(word, meaning), span("dim", say(meaning))),
     result.remark || result.reason
-      ? element("p", { class: `why ${group}` }, [result.reason, result.remark].filter(Boolean).join(": ")) : null,
+      ? element("p", { class: `why ${group}` }, result.reason && result.remark ? say("{}: {}", say(result.reason), say(result.remark)) : say(result.reason ?? result.remark ?? "")) : null,
     facts([
       ["result", span("mono", result.slot)],
       ["type", span("mono", `${result.dtype}${result.shape}`)],
       ["source", result.source && span("mono", result.source)],
       ["run", verify.places > 1 ? placeName(result.step, result.rank) : ""],
       ["computed again in", result.by],
-      ["data", result.generated ? "generated from statistics: the result judged is that of a new run" : ""],
+      ["data", result.generated ? say("generated from statistics: the result judged is that of a new run") : ""],
     ]),
     ...(result.ratio === null ? [] : judgedParts(result)),
     title("A script that shows it"),
@@ -87,14 +88,14 @@ function histogram(counts) {
   const top = Math.max(...counts), floor = size.height - size.bottom, wide = size.width / counts.length;
   const total = counts.reduce((sum, count) => sum + count, 0);
   const svg = shape("svg", {
-    class: "ulps-plot", viewBox: `0 0 ${size.width} ${size.height}`, role: "img", "aria-label": "Elements by error in units in the last place",
+    class: "ulps-plot", viewBox: `0 0 ${size.width} ${size.height}`, role: "img", "aria-label": say("Elements by error in units in the last place"),
   });
   counts.forEach((count, place) => {
     const tall = count ? Math.max((floor - 4) * Math.sqrt(count / top), 1.5) : 0;
     const edge = place ? 2 ** (place - 1) : 0.5;
     const bar = shape("rect", { x: place * wide, y: floor - tall, width: wide - 1, height: tall });
-    const range = place === counts.length - 1 ? `more than ${grouped(edge / 2)}` : `up to ${grouped(edge)}`;
-    bar.append(shape("title", {}, `${range} ulp: ${grouped(count)} of ${grouped(total)}`));
+    const range = place === counts.length - 1 ? say("more than {} ulp", grouped(edge / 2)) : say("up to {} ulp", grouped(edge));
+    bar.append(shape("title", {}, say("{}: {}", range, say("{} of {}", grouped(count), grouped(total)))));
     svg.append(bar);
     if (place % 3 === 0) svg.append(shape("text", { x: place * wide, y: size.height - 3 }, digits(edge)));
   });
