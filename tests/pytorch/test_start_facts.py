@@ -123,7 +123,7 @@ def test_parameters_are_those_at_the_start_of_each_step(level, make, model, tmp_
 
 @pytest.mark.parametrize("isa", native.use_isa(None) if native else ["none"])
 def test_checksums_are_those_of_zlib_for_every_size(isa, make, tmp_path):
-    """Steps of 256 bytes, blocks of 16,128, what remains, and a NaN, which is read twice."""
+    """Sizes around vectors and blocks of the reading, and a NaN, which is read twice."""
     types = {torch.float32: 1, torch.bfloat16: 2, torch.int64: 3, torch.uint8: 4, torch.float64: 5}
     sizes = [1, 5, 63, 64, 65, 129, 255, 256, 257, 4032, 4033, 8064, 20_000]
     model = nn.Module()

@@ -31,13 +31,13 @@
 #include <immintrin.h>
 #endif
 
+/* Small enough for the first-level cache, where the second loop over a block finds it again. */
 /* What two tensors differ by, see `difference`. */
 struct difference {
     double squares, moved, greatest;
 };
 #define DIFFERENCE_LANES 32
 
-/* Small enough for the first-level cache, where the second loop over a block finds it again. */
 #define BLOCK_BYTES (16 * SIGN_BLOCK)
 /* 256-bin counting has a fixed cost per block, so its blocks are larger. */
 #define COUNT_BLOCK_BYTES (16 * BLOCK_BYTES)
@@ -200,8 +200,6 @@ static double f16_value(uint16_t bits)
 #undef REGISTER_BYTES
 #endif
 
-#include "_native_crc.h"
-
 typedef void (*block_fn)(const void *block, size_t n, struct total *t);
 typedef void (*fold_fn)(const void *block, size_t n, double *sums);
 typedef size_t (*below_fn)(const void *block, size_t n, uint64_t limit);
@@ -251,12 +249,6 @@ static int isa_works(size_t index)
                __builtin_cpu_supports("avx512vl");
 #endif
     return index == 0;
-}
-
-/* The instruction set with 512 bits, without which the checksum is no faster than the libraries'. */
-static int chosen_has_crc(void)
-{
-    return chosen.f32 == ALL_KERNELS[sizeof ALL_KERNELS / sizeof *ALL_KERNELS - 1].f32 && has_crc();
 }
 
 /* ---- kinds ---------------------------------------------------------------------------------- */
@@ -365,7 +357,6 @@ struct layout {
     double repeats; /* how often each element counts: product of the sizes with stride 0 */
     int is_in_order; /* whether this is the order of the elements in the tensor, each once */
     struct magnitudes *magnitudes; /* counted on the way; NULL for nothing */
-    uint64_t *crc;                 /* gets the CRC-32 of the bytes on the way; NULL for nothing */
 };
 
 /* Called with a block of whole elements. */
@@ -430,30 +421,9 @@ static void visit_strided(const struct layout *layout, size_t block_bytes, visit
     if (filled) visit(buffer, filled, state);
 }
 
-/* Go on with a checksum of a block while it is near. */
-struct checked {
-    visit_fn visit;
-    void *state;
-    size_t itemsize;
-    uint32_t crc;
-};
-
-static void visit_checked(const void *block, size_t n, void *state)
-{
-    struct checked *checked = state;
-    checked->visit(block, n, checked->state);
-    checked->crc = crc_of(checked->crc, block, n * checked->itemsize);
-}
-
 static void walk(const struct layout *layout, size_t block_bytes, visit_fn visit, void *state)
 {
-    int is_dense = layout->ndim == 1 && layout->stride[0] == 1;
-    if (is_dense && layout->crc && *layout->crc == MSPROBE_NO_CRC) {
-        struct checked checked = {visit, state, layout->itemsize, UINT32_MAX};
-        visit_dense(layout->start, (size_t)layout->size[0], layout->itemsize, block_bytes,
-                    visit_checked, &checked);
-        *layout->crc = ~checked.crc;
-    } else if (is_dense)
+    if (layout->ndim == 1 && layout->stride[0] == 1)
         visit_dense(layout->start, (size_t)layout->size[0], layout->itemsize, block_bytes, visit,
                     state);
     else
@@ -1074,7 +1044,6 @@ static PyObject *stats(PyObject *module, PyObject *const *args, Py_ssize_t nargs
     layout.repeats = 1.0;
     layout.is_in_order = 1;
     layout.magnitudes = NULL;
-    layout.crc = NULL;
     return stats_of(&layout, kind, (size_t)n);
 }
 
@@ -1143,7 +1112,6 @@ static Py_ssize_t read_buffer(struct layout *layout, int kind, const char *start
     layout->start = start;
     layout->itemsize = KINDS[kind].itemsize;
     layout->magnitudes = NULL;
-    layout->crc = NULL;
     Py_ssize_t n = read_layout(layout, ndim, shape, strides), extent = 1;
     if (n <= 0) return n;
     if (start == NULL) {
@@ -1159,15 +1127,11 @@ static Py_ssize_t read_buffer(struct layout *layout, int kind, const char *start
 }
 
 static PyObject *statistics(int kind, const char *start, int ndim, const int64_t *shape,
-                            const int64_t *strides, Py_ssize_t size_bytes, uint64_t *crc)
+                            const int64_t *strides, Py_ssize_t size_bytes)
 {
     struct layout layout; /* 1 KiB: only what is used gets set */
     Py_ssize_t n = read_buffer(&layout, kind, start, ndim, shape, strides, size_bytes);
     if (n < 0) return NULL;
-    if (crc) {
-        *crc = MSPROBE_NO_CRC;
-        if (chosen_has_crc()) layout.crc = crc;
-    }
     return n ? stats_of(&layout, kind, (size_t)n) : empty_tuple();
 }
 
@@ -1412,7 +1376,7 @@ static PyObject *stats_strided(PyObject *module, PyObject *const *args, Py_ssize
     }
     int64_t shape[MAX_DIMS], strides[MAX_DIMS];
     if (read_sizes(args[2], shape) < 0 || read_sizes(args[3], strides) < 0) return NULL;
-    return statistics(kind, start, (int)ndim, shape, strides, size_bytes, NULL);
+    return statistics(kind, start, (int)ndim, shape, strides, size_bytes);
 }
 
 /* ---- stack key ------------------------------------------------------------------------------ */

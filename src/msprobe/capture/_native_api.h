@@ -10,15 +10,13 @@
 #include <stdint.h>
 
 #define MSPROBE_NATIVE_API "msprobe.capture._native.API"
-#define MSPROBE_NATIVE_API_VERSION 5
+#define MSPROBE_NATIVE_API_VERSION 4
 #define MSPROBE_MAX_DIMS 64
 
 struct msprobe_kind {
     const char *name; /* "float32", as the frameworks call it */
     size_t itemsize;
 };
-
-#define MSPROBE_NO_CRC UINT64_MAX
 
 /* Numbers of a buffer as doubles; NaN where there are none (the mean of booleans). */
 struct msprobe_measures {
@@ -35,12 +33,10 @@ struct msprobe_native_api {
     int kind_count;
     struct msprobe_kind (*kind)(int index);
     /* (max, min, mean, norm, None | (nan, +inf, -inf, finite max, finite min),
-     * None | (projection, projection)) of a strided buffer, or NULL with a Python exception: a negative
-     * stride, too many dimensions, or fewer than the `size_bytes` readable bytes that its last element
-     * needs. `crc`: NULL, or gets the CRC-32 of the bytes of a buffer without gaps; MSPROBE_NO_CRC where
-     * this processor has no fast way. */
+     * None | (projection, projection)) of a strided buffer, or NULL with a Python exception: a negative stride, too many dimensions, or fewer than the
+     * `size_bytes` readable bytes that its last element needs. */
     PyObject *(*statistics)(int kind, const char *start, int ndim, const int64_t *shape,
-                            const int64_t *strides, Py_ssize_t size_bytes, uint64_t *crc);
+                            const int64_t *strides, Py_ssize_t size_bytes);
     /* The same as numbers, without projections. `threshold`: negative to count nothing; `bins`:
      * MSPROBE_BINS counts to fill, or NULL. 0, or -1 with an exception as above. */
     int (*measure)(int kind, const char *start, int ndim, const int64_t *shape,

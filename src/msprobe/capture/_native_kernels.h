@@ -203,8 +203,7 @@ TARGET static inline void ISA(fold_group)(const ISA(lanes) *group, const struct 
 /* Large tensors come from memory, and the processor's own prefetching ends at each page of 4096
  * bytes: with each line that is read, one two pages on is asked for. Addresses behind the end of a
  * tensor are never read, only asked for. */
-#define AHEAD 8192
-#define PREFETCH(p) __builtin_prefetch((const char *)(p) + AHEAD)
+#define PREFETCH(p) __builtin_prefetch((const char *)(p) + 8192)
 
 /* In a sign block every SIGN_GROUPS-th 16 elements have equal signs. So they are added up first,
  * and the projections cost nothing but what is done once for each sign block. */

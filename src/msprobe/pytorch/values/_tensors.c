@@ -856,7 +856,7 @@ static PyObject *numbers_of(PyObject *tensor, const struct view *view, PyObject 
     int64_t offset = take_int(PyObject_CallMethodNoArgs(tensor, names.storage_offset));
     if (PyErr_Occurred()) return NULL;
     return native->statistics(view->kind, view->data, view->ndim, view->shape, view->strides,
-                              size_bytes - offset * (int64_t)view->itemsize, NULL);
+                              size_bytes - offset * (int64_t)view->itemsize);
 }
 
 /* The runs in which elements are read: sizes and strides without those of 1, the largest stride first,
