@@ -46,16 +46,18 @@ class ModelContents:
         names: identity → name of each; of a tied one the first name.
         tensors: name, tensor and kind of each.
         same_as: name of the one before that is the same tensor, or None.
+        modules: each, as often as it is held.
         training: flags of the models, and of modules that differ from the one around them.
     """
 
-    __slots__ = ("_open", "names", "same_as", "tensors", "training")
+    __slots__ = ("_open", "modules", "names", "same_as", "tensors", "training")
 
     def __init__(self) -> None:
         """Create it; nothing is found."""
         self.names: dict[int, str] = {}
         self.tensors: list[tuple[str, Tensor, str]] = []
         self.same_as: list[str | None] = []
+        self.modules: list[nn.Module] = []
         self.training: dict[str, bool] = {}
         self._open: set[int] = set()
 
@@ -75,6 +77,7 @@ class ModelContents:
             path: its name, with a dot at the end unless it is empty.
             around: the training flag of the module around it; None for a model.
         """
+        self.modules.append(module)
         is_training = module.training
         if is_training is not around:
             self.training[path[:-1]] = is_training

@@ -71,7 +71,7 @@ class StartState:
         self._known.names = found.names
         self._session.facts.put("modes", modes_of(found, with_grad))
         self._models = [(prefix, weakref.ref(model)) for prefix, model in models]
-        self._modules = [weakref.ref(each) for _, model in models for each in model.modules()]
+        self._modules = [weakref.ref(each) for each in found.modules]
         self._flags = self._flags_now()
         self._put_parameters(found)
 
