@@ -82,7 +82,7 @@ class ScriptFollower(FollowedSteps[CellSteps]):
         def call(called: Any, *args: Any, **kwargs: Any) -> Any:
             if self._run.session.finished or self._run.session.is_off:
                 return original(called, *args, **kwargs)
-            return self._around(original, called, args, kwargs)
+            return self._around(kind, original, called, args, kwargs)
 
         def undo() -> None:
             if vars(kind).get("__call__") is call:
@@ -93,7 +93,9 @@ class ScriptFollower(FollowedSteps[CellSteps]):
 
     # -- what the program calls ----------------------------------------------------------------
 
-    def _around(self, original: Callable[..., Any], called: Any, args: Any, kwargs: Any) -> Any:
+    def _around(
+        self, kind: Any, original: Callable[..., Any], called: Any, args: Any, kwargs: Any
+    ) -> Any:
         if not self._is_own_thread():
             return original(called, *args, **kwargs)
         if is_optimizer(called):
@@ -113,8 +115,8 @@ class ScriptFollower(FollowedSteps[CellSteps]):
             return original(called, *args, **kwargs)
         self._is_running = True
         try:
-            # What has begun to observe may have taken the place of `original`.
-            return type(called).__call__(called, *args, **kwargs)
+            # What has begun to observe may have taken our place.
+            return kind.__call__(called, *args, **kwargs)
         finally:
             self._is_running = False
             if holds_optimizer:
