@@ -81,6 +81,30 @@ else:
 print(sys.argv, sys.stdin.read(), net.calls, [p.asnumpy().tolist() for p in net.get_parameters()])
 raise SystemExit(5)
 """
+ADVERSARIES = """
+import numpy as np
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+ms.set_device("CPU")
+generator = nn.SequentialCell(nn.Dense(4, 8), nn.ReLU(), nn.Dense(8, 6))
+judge = nn.SequentialCell(nn.Dense(6, 8), nn.Dense(8, 1))
+optimizers = [nn.SGD(net.trainable_params(), 0.1) for net in (judge, generator)]
+
+
+def of_judge(noise):
+    made = ops.stop_gradient(generator(noise))
+    return judge(ops.ones((4, 6))).sum() - judge(made).sum()
+
+
+gradients = [
+    ms.grad(of_judge, None, optimizers[0].parameters),
+    ms.grad(lambda noise: judge(generator(noise)).sum(), None, optimizers[1].parameters),
+]
+for _ in range(2):
+    for optimizer, gradient in zip(optimizers, gradients):
+        optimizer(gradient(Tensor(np.ones((4, 4), np.float32))))
+"""
 FORWARD = ["Cell.fc1.Dense.forward.0", "Cell.act.ReLU.forward.0", "Cell.fc2.Dense.forward.0"]
 
 
@@ -132,6 +156,22 @@ def test_a_script_is_recorded_and_ends_as_it_does_alone(
         assert facts.ended.how is Ending.WHOLE
         if way != "jit":  # the optimizer is inside the compiled code
             assert [type(event) for event in facts.events] == [OptimizerStep]
+
+
+@pytest.mark.slow
+def test_two_models_keep_their_names_from_step_to_step(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ADVERSARIES)
+    words = ["run", "--level", "L0", "--step", "all", "-o", "dump", "train.py"]
+    ended = start(tmp_path, "-m", "msprobe", *words)
+    assert ended.returncode == 0, ended.stderr
+    dump = open_dump(tmp_path / "dump")
+    assert list(dump.steps) == [0, 1, 2, 3]
+    for step in dump.steps:
+        names = [name for name in dump.step(step).rank().records if ".forward." in name]
+        made = ["Cell.0.Dense", "Cell.1.ReLU", "Cell.2.Dense", "Cell.SequentialCell"]
+        judged = ["Cell.1.0.Dense", "Cell.1.1.Dense", "Cell.1.SequentialCell"]
+        calls = [(made, 0), (judged, 0), (judged, 1)][: 2 if step % 2 else 3]
+        assert names == [f"{cell}.forward.{call}" for cells, call in calls for cell in cells]
 
 
 def test_kernels_are_left_to_an_edited_script(tmp_path: Path) -> None:

@@ -30,6 +30,21 @@ from msprobe.mindspore.tensor_search import output_slots, tensors_in
 _clock: Final = time.perf_counter
 
 
+class FoundModels(tuple[nn.Cell, ...]):
+    """Models that were found one after the other: the first has no index when another one comes."""
+
+    __slots__ = ()
+
+
+def prefixed(models: Sequence[nn.Cell]) -> list[tuple[str, nn.Cell]]:
+    """Return models with what the names in them begin with: of several the index, ``1.``."""
+    keeps_first = len(models) < 2 or isinstance(models, FoundModels)
+    return [
+        (f"{index}." if index or not keeps_first else "", model)
+        for index, model in enumerate(models)
+    ]
+
+
 class CellNames:
     """Record names of the cells of the user's models."""
 
@@ -37,13 +52,13 @@ class CellNames:
         """Name every cell of the models: several models get their index in front."""
         self._named: list[tuple[weakref.ref[nn.Cell], str]] = []
         seen: set[int] = set()
-        for index, model in enumerate(models):
-            prefix = [str(index)] if len(models) > 1 else []
+        for prefix, model in prefixed(models):
             for path, cell in model.cells_and_names():
                 if id(cell) not in seen:
                     seen.add(id(cell))
-                    parts = ["Cell", *prefix, *([path] if path else []), type(cell).__name__]
-                    self._named.append((weakref.ref(cell), ".".join(parts)))
+                    inside = f"{path}." if path else ""
+                    name = f"Cell.{prefix}{inside}{type(cell).__name__}"
+                    self._named.append((weakref.ref(cell), name))
 
     def items(self) -> Iterator[tuple[nn.Cell, str]]:
         """Yield the cells that are alive with their names."""

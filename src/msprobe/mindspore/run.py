@@ -28,6 +28,7 @@ from msprobe.config import (
 from msprobe.errors import ConfigError, UnsupportedError, UsageError
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter
 from msprobe.mindspore.api_table import ApiTable
+from msprobe.mindspore.cell_hooks import FoundModels
 from msprobe.mindspore.compiled.cells import (
     is_compiled_by_user,
     is_static_graph,
@@ -104,7 +105,8 @@ class Run:
     @property
     def models(self) -> tuple[nn.Cell, ...]:
         """The models given last, as long as the user keeps them."""
-        return tuple(model for reference in self._models if (model := reference()) is not None)
+        known = (model for reference in self._models if (model := reference()) is not None)
+        return tuple(known) if self.loop is None else FoundModels(known)
 
     @property
     def finds_steps(self) -> bool:

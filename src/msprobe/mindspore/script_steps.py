@@ -187,9 +187,9 @@ class ScriptFollower(FollowedSteps[CellSteps]):
                 continue
             parts = {id(part) for _, part in model.cells_and_names()}
             kept = [one for one in self._living() if id(one) not in parts]
-            if kept or len(kept) < len(self._models):
+            if len(kept) < len(self._models):
                 logger.info(
-                    "%s is a further model: names change from step %d on",
+                    "%s contains a model that was recorded before: names change from step %d on",
                     type(model).__name__,
                     self._run.session.step_number,
                 )

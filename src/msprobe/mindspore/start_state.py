@@ -12,6 +12,7 @@ from msprobe.capture.session import Session
 from msprobe.capture.statistics import Projections
 from msprobe.dump.facts import Modes, Parameters
 from msprobe.mindspore.adapter import on_host, values_of
+from msprobe.mindspore.cell_hooks import prefixed
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.run_config_hooks import (
@@ -104,7 +105,7 @@ def named_parameters(models: Sequence[nn.Cell]) -> list[tuple[str, Any]]:
     """Return the parameters of several nets with their names."""
     return [
         (prefix + name, value)
-        for prefix, model in _prefixed(models)
+        for prefix, model in prefixed(models)
         for name, value in model.parameters_and_names()
     ]
 
@@ -112,7 +113,7 @@ def named_parameters(models: Sequence[nn.Cell]) -> list[tuple[str, Any]]:
 def modes_of(models: Sequence[nn.Cell]) -> Modes:
     """Return the flags of nets now."""
     training: dict[str, bool] = {}
-    for prefix, model in _prefixed(models):
+    for prefix, model in prefixed(models):
         _add_flags(model, prefix, None, training, set())
     frozen = [name for name, one in named_parameters(models) if not one.requires_grad]
     return Modes(training=training, requires_grad_false=frozen)
@@ -121,7 +122,7 @@ def modes_of(models: Sequence[nn.Cell]) -> Modes:
 def cell_settings(models: Sequence[nn.Cell]) -> dict[str, str]:
     """Return class, ``extend_repr`` and plain attributes of each cell."""
     found: dict[str, str] = {}
-    for prefix, model in _prefixed(models):
+    for prefix, model in prefixed(models):
         for path, cell in model.cells_and_names():
             name = f"module.{prefix}{path}".rstrip(".")
             shown = f"{type(cell).__name__}({cell.extend_repr()})"
@@ -130,10 +131,6 @@ def cell_settings(models: Sequence[nn.Cell]) -> dict[str, str]:
                 if f"{key}=" not in shown:
                     found[f"{name}.{key}"] = text
     return found
-
-
-def _prefixed(models: Sequence[nn.Cell]) -> list[tuple[str, nn.Cell]]:
-    return [(f"{index}." if len(models) > 1 else "", model) for index, model in enumerate(models)]
 
 
 def _add_flags(
