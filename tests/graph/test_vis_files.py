@@ -356,6 +356,7 @@ def test_hostile_databases_are_refused(tmp_path, script):
         open_graphs(path)
 
 
+@pytest.mark.parametrize("name", ["a.vis.db", "a.vis"])
 @pytest.mark.parametrize(
     "content",
     [
@@ -370,12 +371,37 @@ def test_hostile_databases_are_refused(tmp_path, script):
     ],
     ids=len,
 )
-def test_damaged_files_are_refused(tmp_path, content):
-    path = tmp_path / "a.vis.db"
+def test_damaged_files_are_refused(tmp_path, content, name):
+    path = tmp_path / name
     path.write_bytes(content)
 
     with pytest.raises(DumpFormatError):
         open_graphs(path)
+
+
+def test_a_file_of_ours_that_holds_other_bytes_is_refused(tmp_path):
+    path = other_programs_file(tmp_path / "a.vis.db", [(LINEAR, {})])
+    base = sqlite3.connect(path)
+    base.execute("INSERT INTO tb_stack (id, stack_info) VALUES (99, CAST(x'5B97FE' AS TEXT))")
+    base.commit()
+    base.close()
+
+    with pytest.raises(DumpFormatError, match=r"a\.vis\.db: is damaged"):
+        open_graphs(path)
+
+
+def test_a_summary_that_is_no_summary_is_left_out(tmp_path):
+    path = other_programs_file(tmp_path / "a.vis.db", [(LINEAR, {})])
+    base = sqlite3.connect(path)
+    base.executescript(
+        "CREATE TABLE msprobe (key, value); CREATE TABLE text (id, text);"
+        "CREATE TABLE side (id, data_source, step, rank, rank_name);"
+        "CREATE TABLE record (side, name, status, origin, error, severity);"
+        "INSERT INTO msprobe VALUES ('summary', '999');"
+    )
+    base.close()
+
+    assert len(open_graphs(path).graphs) == 1
 
 
 @pytest.mark.parametrize(

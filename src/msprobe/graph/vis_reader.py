@@ -146,6 +146,8 @@ def _read_database(path: Path) -> VisFile:
             return _from_database(path, base)
     except sqlite3.Error as exc:
         raise DumpFormatError(path, f"is damaged: {exc}") from exc
+    except UnicodeDecodeError as exc:
+        raise DumpFormatError(path, "is damaged: a text in it is not UTF-8") from exc
 
 
 def guarded(path: Path) -> sqlite3.Connection:
@@ -222,7 +224,7 @@ def _from_database(path: Path, base: sqlite3.Connection) -> VisFile:
     return VisFile(
         graphs=[*graphs.values()],
         task=str(config[0] or "") if config else "",
-        summary=_json(path, about["summary"]) if about.get("summary") else None,
+        summary=_json(path, about.get("summary"), dict) or None,
         paths=(about.get("target", ""), about.get("reference", "")),
     )
 
@@ -267,6 +269,8 @@ def _json(path: Path, text: object, kind: type | None = None) -> Any:
 
 def _read_json(path: Path) -> VisFile:
     """Return the content of a ``.vis``: one rank of one step as JSON."""
+    if path.suffix == ".db":
+        raise DumpFormatError(path, "is no database of SQLite, as graphs are")
     tree = read_json_object(path)
     sides = {source: tree[source] for source in _SOURCES if source in tree} or {"NPU": tree}
     step, rank = _numbers_in(path.name)
