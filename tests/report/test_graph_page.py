@@ -423,8 +423,12 @@ def test_the_language_of_the_search(show, text, count):
     page = show(compared())
     page.fill("#graph-search", text)
     settle(page)
-    wait_until(page, f"document.querySelector('#graph-found').innerText === '{count} nodes'")
+    wait_until(page, f"document.querySelector('#graph-found').innerText === '{nodes(count)}'")
     assert page.locator("#graph-rows [role=option]").count() == min(count, 21)
+
+
+def nodes(count):
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 QUERIES = [
@@ -462,7 +466,7 @@ def test_a_search_finds_the_same_on_the_page_and_on_the_server(show):
         page.fill("#graph-search", text)
         settle(page)
         said = page.locator("#graph-found").inner_text()
-        assert (text, said) == (text, f"{count} nodes")
+        assert (text, said) == (text, nodes(count))
 
 
 def test_search_and_commands_in_one_box(show):
@@ -487,7 +491,7 @@ def test_filter_with_a_threshold(show):
     assert page.locator("#graph-rows [role=option]").all_inner_texts() == [f"◆\nfc1\n{FC1}\n0.35"]
     page.click("[data-level=introduced]")
     page.locator("#graph-limit").fill("-1")
-    assert page.locator("#graph-found").inner_text() == "1 nodes"
+    assert page.locator("#graph-found").inner_text() == "1 node"
     page.locator("#graph-limit").fill("-3")
     count = int(page.locator("#graph-found").inner_text().split()[0])
     assert count == 5 + 6 + 6 + 1 + 1  # calls from fc1 on, and fc1 itself
@@ -504,7 +508,7 @@ def test_the_error_may_be_that_of_one_statistic(show):
     page = show(graphs)
     page.select_option("[aria-label='which error']", "mean")
     page.locator("#graph-limit").fill("-1")
-    wait_until(page, "document.querySelector('#graph-found').innerText === '1 nodes'")
+    wait_until(page, "document.querySelector('#graph-found').innerText === '1 node'")
     assert page.locator("#graph-rows .number").first.inner_text() == "0.5"
     page.locator("#graph-limit").fill("-4")
     wait_until(page, "document.querySelector('#graph-found').innerText === '2 nodes'")

@@ -161,7 +161,7 @@ def test_the_page_fetches_what_is_opened(browser, server):
     )
     page.fill("#graph-search", "")
     page.click("[data-level=introduced]")
-    wait_until(page, "document.querySelector('#graph-found').innerText === '1 nodes'")
+    wait_until(page, "document.querySelector('#graph-found').innerText === '1 node'")
     assert "model.layers.3.mlp.fc1" in page.locator("#graph-rows").inner_text()
     page.keyboard.press("n")
     wait_until(

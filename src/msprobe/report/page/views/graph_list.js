@@ -9,7 +9,7 @@ import { title } from "../graph/scene.js";
 import { stage } from "../graph/stage.js";
 import { element, link, replace, span } from "../shared/dom.js";
 import { folded } from "../shared/folds.js";
-import { digits, grouped } from "../shared/format.js";
+import { digits, plural } from "../shared/format.js";
 import { say } from "../shared/language.js";
 import { RowList } from "../shared/rows.js";
 import { searchBox } from "../shared/search.js";
@@ -78,7 +78,7 @@ function render() {
   measure.value = state.measure;
   limitText.textContent = state.limit === "" ? say("any") : digits(Number((10 ** Number(state.limit)).toPrecision(2)));
   showTicks();
-  found.textContent = state.find.trim() || stage.filter() ? say("{} nodes", grouped(stage.found.total)) : say("{} findings", grouped(items.length));
+  found.textContent = state.find.trim() || stage.filter() ? plural(stage.found.total, "node") : plural(items.length, "finding");
   const selected = selectedNode();
   list.show(items, items.find(({ side, row }) => selected?.side === side && selected.node === row.id));
   if (hasReference) showPairs();
