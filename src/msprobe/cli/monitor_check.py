@@ -44,8 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print where log and run agree."""
     from msprobe.cli.terminal import make_console, print_json, print_lines, reader_may_leave
-    from msprobe.monitor.log_check import check_log, check_reduction
+    from msprobe.monitor.log_check import check_log
     from msprobe.monitor.reader import open_monitor
+    from msprobe.monitor.reduction_check import check_reduction
     from msprobe.report.monitor_lines import agreement_lines
 
     with open_monitor(options.path) as found:
