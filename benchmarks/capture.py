@@ -86,6 +86,7 @@ SETUPS: Final = (
     Setup("small-ops", "L1", "nan_check", max_slowdown=3.5),
     Setup("small-ops", "mix", "overflow_check"),
 )
+PEER_TASKS: Final = ("statistics", "md5", "tensor")  # of the others it refuses each on a CPU
 IDLE_CASES: Final = ("gpt", "small-ops")
 MAX_STATISTICS_MEMORY_BYTES: Final = 256 << 20
 
@@ -202,8 +203,10 @@ def workers(pythons: dict[str, tuple[str, str]], setup: Setup) -> Iterator[dict[
 
 
 def measure(setup: Setup, pythons: dict[str, tuple[str, str]], rounds: int) -> Row:
-    """Time one setup with every tool, taking turns."""
+    """Time one setup with every tool that has the task, taking turns."""
     steps = STEPS_PER_VISIT[setup.case]
+    if "peer" in pythons and setup.task not in PEER_TASKS:
+        pythons = {name: found for name, found in pythons.items() if name != "peer"}
     timings = {name: Timing() for name in pythons}
     with workers(pythons, setup) as processes:
         for process in processes.values():
