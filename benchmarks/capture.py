@@ -24,7 +24,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +44,7 @@ class Setup:
         max_ratio: most that our added time may be, as a share of the peer's.
         max_slowdown: most that a captured step may take, in plain steps.
         max_disk_ratio: most that our dump may take, as a share of the peer's.
+        facts: whether facts of the step are recorded beside the calls.
     """
 
     case: str
@@ -52,6 +53,7 @@ class Setup:
     max_ratio: float | None = None
     max_slowdown: float | None = None
     max_disk_ratio: float | None = None
+    facts: bool = True
 
     @property
     def label(self) -> str:
@@ -59,7 +61,8 @@ class Setup:
 
     def options(self) -> list[str]:
         """The row as options of the worker."""
-        return ["--case", self.case, "--level", self.level, "--task", self.task]
+        own = ["--case", self.case, "--level", self.level, "--task", self.task]
+        return own if self.facts else [*own, "--no-facts"]
 
 
 SETUPS: Final = (
@@ -325,6 +328,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", default=[], help="rows whose label holds one of these")
+    parser.add_argument(
+        "--no-facts", action="store_true", help="without facts, as the targets were set"
+    )
     parser.add_argument("--no-idle", action="store_true", help="leave out the not-capturing rows")
     parser.add_argument(
         "--peer-only", action="store_true", help="measure the peer as if it were us"
@@ -361,7 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if setup.case == "llama" and find_spec("transformers") is None:
             progress.print(f"{setup.label}: skipped, transformers is not installed")
             continue
-        rows.append(measure(setup, pythons, options.rounds))
+        rows.append(measure(replace(setup, facts=not options.no_facts), pythons, options.rounds))
         progress.print(" | ".join(cells(rows[-1])))
     idle = (
         {}

@@ -30,7 +30,7 @@ import torch
 from bench_models import Workload, build
 
 
-def config_of(level: str, task: str, dump_path: Path) -> dict[str, object]:
+def config_of(level: str, task: str, dump_path: Path, *, facts: bool) -> dict[str, object]:
     """The same configuration for every tool; `risk_level` makes all of them record everything."""
     sections: dict[str, dict[str, object]] = {
         "overflow_check": {"overflow_nums": -1},
@@ -53,7 +53,7 @@ def config_of(level: str, task: str, dump_path: Path) -> dict[str, object]:
         "level": level,
         "risk_level": "ALL",
         real_task: section,
-    }
+    } | ({} if facts else {"facts": False})
 
 
 def peak_memory_bytes() -> int:
@@ -103,9 +103,8 @@ class Worker:
 
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "config.json"
-        config.write_text(
-            json.dumps(config_of(self.options.level, self.options.task, self.dump_path))
-        )
+        level, task, facts = self.options.level, self.options.task, not self.options.no_facts
+        config.write_text(json.dumps(config_of(level, task, self.dump_path, facts=facts)))
         self.debugger = PrecisionDebugger(config_path=str(config))
         for name in ("msprobe", "mindstudio-probe"):
             try:
@@ -194,6 +193,7 @@ def main() -> None:
     parser.add_argument("--case", required=True)
     parser.add_argument("--level", default="mix")
     parser.add_argument("--task", default="statistics")
+    parser.add_argument("--no-facts", action="store_true")
     parser.add_argument("--folder", required=True)
     options = parser.parse_args()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
