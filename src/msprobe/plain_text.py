@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from files as it may be shown: on a terminal, in a page, in a notebook."""
+"""Text as it may be shown, on a terminal, in a page, in a notebook: of files, counts, sizes."""
 
 from __future__ import annotations
 
@@ -52,6 +52,20 @@ def reason(error: BaseException) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"it is no text, from byte {error.start} on"
     return str(error)
+
+
+def count_text(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 record``, ``1,200 records``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def size_text(size_bytes: float) -> str:
+    """Return a number of bytes: ``512 B``, ``1.2 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size_bytes) < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"
 
 
 def html_text(text: str) -> str:

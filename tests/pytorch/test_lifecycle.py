@@ -324,7 +324,7 @@ def test_the_account_says_what_was_kept_and_what_it_cost(
     assert account["capture_ms"] > 0
     assert account["skipped"] == {"risk_level FOCUS": 1}
     assert account["errors"] == {}
-    assert "step 0: 1 records, 2 tensors" in caplog.text
+    assert "step 0: 1 record, 2 tensors" in caplog.text
     assert "skipped 1 (risk_level FOCUS)" in caplog.text
 
 

@@ -145,6 +145,29 @@ def test_masks_and_infinities_that_were_asked_for_are_no_findings(tmp_path: Path
         assert run.records() == {}
 
 
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda x: x * 2, "source"),
+        (lambda x: x[:, None] @ torch.full((1, 3), 300.0, dtype=x.dtype), "source"),
+        (lambda x: (x * 0 - 1) / (x * 0).abs(), "source"),
+        (lambda x: torch.log(x * 0), "only -Inf"),
+        (lambda x: (x * 0 + 1) * -1e9, "only -Inf"),
+        (lambda x: torch.full_like(x, -65504.0) + x, "only -Inf"),
+        (lambda x: torch.full_like(x, -65504.0) * 2, "only -Inf"),
+        (lambda x: torch.full_like(x, -3e38, dtype=torch.float32).to(x.dtype), "only -Inf"),
+    ],
+    ids=["product", "sum", "quotient", "log of 0", "number", "mask plus", "mask times", "cast"],
+)
+def test_minus_infinity_that_is_no_mask_is_a_source(
+    make: Callable[[Tensor], Tensor], kind: str, tmp_path: Path
+) -> None:
+    with recording(tmp_path, "L1", "nan_check", section={"near_overflow": 0}) as run:
+        with run.step_of():
+            make(torch.tensor([-40000.0, -40000.0], dtype=torch.float16))
+        assert [one["kind"] for one in rows(run)] == [kind]
+
+
 def test_a_value_near_the_largest_number_is_noted(tmp_path: Path) -> None:
     with recording(tmp_path, "L1", "nan_check") as run:
         with run.step_of():

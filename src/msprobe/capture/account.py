@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from msprobe.capture.ending import StepEnding, remark
 from msprobe.dump.facts import Ended, Ending
 from msprobe.dump.records import JsonTree
+from msprobe.plain_text import count_text, size_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +92,10 @@ class Account:
 
     def line(self, written: Written) -> str:
         """Return the account as one line for the log."""
-        said = [f"step {self.step}: {self.records} records"]
+        said = [f"step {self.step}: {count_text(self.records, 'record')}"]
         if written.tensors:
-            said.append(f"{written.tensors} tensors")
-        said.append(_size(written.size_bytes))
+            said.append(count_text(written.tensors, "tensor"))
+        said.append(size_text(written.size_bytes))
         said.append(f"{self.spent_s * 1e3:.1f} ms spent")
         if self.skipped:
             said.append("skipped " + ", ".join(f"{n} ({why})" for why, n in self.skipped.items()))
@@ -103,15 +104,6 @@ class Account:
             said.append(f"FAILED {failures}, see dump_error_info.log")
         said.append("complete" if self._is_complete(written) else "INCOMPLETE")
         return "; ".join([", ".join(said), *self.notes])
-
-
-def _size(size_bytes: int) -> str:
-    size = float(size_bytes)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.2f} GB"
 
 
 @dataclass(slots=True)

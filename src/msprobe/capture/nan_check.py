@@ -2,8 +2,8 @@
 """The task `nan_check`: where NaN and infinities begin, forward and backward.
 
 A call that receives finite values and gives others is a *source*. What follows has inherited them.
-Values with no NaN and no +Inf but with -Inf are masks, as far as anybody can tell: they are left
-out, and so is a call that was given a NaN or an infinity as a number.
+Values with no NaN and no +Inf but with -Inf are masks, unless a product of ordinary numbers made
+them: masks are left out, and so is a call that was given a NaN or an infinity as a number.
 """
 
 from __future__ import annotations
@@ -30,10 +30,15 @@ from msprobe.dump.facts import Event, Scaler
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.dump.records import JsonTree, TensorRecord
 from msprobe.files import write_whole
-from msprobe.plain_text import reason
+from msprobe.operators.lookup import operator_of
+from msprobe.operators.operator import Family
+from msprobe.plain_text import count_text, reason
 
 logger = logging.getLogger(__name__)
 
+# Operators that give -Inf only where a result leaves the range of its type, or divide by zero.
+_OVERFLOWING: Final = (Family.BILINEAR, Family.CONVOLUTION, Family.MULTIPLYING, Family.PRODUCT)
+_LOWEST_SHARE: Final = 0.9  # of the largest number: below its negative, a number is a mask
 # Findings of a run that are kept; a run with NaN everywhere has one for every call.
 _MOST_FINDINGS: Final = 10_000
 
@@ -48,7 +53,7 @@ class FindingKind(StrEnum):
     CAME_IN = "came in"
     """It received them, and no call before it in the step had any: data or a parameter."""
     ONLY_MINUS_INF = "only -Inf"
-    """It received finite values and gives -Inf, but no NaN and no +Inf."""
+    """It received finite values and gives -Inf, but no NaN and no +Inf: a mask or a logarithm."""
     NEAR = "near overflow"
     """All is finite; a result is near the largest number of its type, and no argument is."""
     UNDERFLOW = "underflow"
@@ -208,7 +213,8 @@ class NanCheck:
         elif bad := [(path, one) for path, one in results if _is_nonfinite(one)]:
             if any(map(_is_nonfinite, given)) or _is_asked_for(draft.parts):
                 return None
-            kind = FindingKind.ONLY_MINUS_INF
+            overflowed = any(_has_overflowed(draft, one, given) for _, one in bad)
+            kind = FindingKind.SOURCE if overflowed else FindingKind.ONLY_MINUS_INF
         else:
             kind = FindingKind.NEAR
             bad = [(path, one) for path, one in results if self._is_near(one)]
@@ -285,7 +291,8 @@ class NanCheck:
                 logger.info("nan_check ends with step %d", self._step)
         elif found:
             then = "; the update was skipped" if found[0].kind is FindingKind.SCALED else ""
-            logger.info("%s in %d calls%s, first %s", found[0].kind, len(found), then, found[0])
+            calls = count_text(len(found), "call")
+            logger.info("%s in %s%s, first %s", found[0].kind, calls, then, found[0])
         self._to_report = first
         if found:
             self._write()
@@ -379,19 +386,43 @@ def _is_bad(record: TensorRecord) -> bool:
     return isinstance(record.max, float) and not (record.max < math.inf)
 
 
+def _has_overflowed(draft: Draft, result: TensorRecord, given: list[TensorRecord]) -> bool:
+    """Return whether a product, a sum of products or a quotient has left the range of its type.
+
+    Numbers that are already at its lower end stand for -Inf, as in a mask.
+    """
+    name, largest = parse_record_name(draft.name), largest_of(result.dtype)
+    if name.is_module or name.path is None or largest is None:
+        return False
+    if operator_of(name.prefix, name.path).family not in _OVERFLOWING:
+        return False
+    lows = [one.min for one in given if isinstance(one.min, int | float)]
+    lows += _numbers_given(draft.parts)
+    return all(low > _LOWEST_SHARE * -largest for low in lows)
+
+
 def _is_asked_for(parts: Mapping[str, JsonTree]) -> bool:
     """Return whether a call was given a NaN or an infinity as a number."""
-    given = [parts.get(part) for part in ("input_args", "input_kwargs")]
-    return any(map(_holds_nonfinite_number, given))
+    numbers = _numbers_given(parts)
+    return any(isinstance(one, float) and not math.isfinite(one) for one in numbers)
 
 
-def _holds_nonfinite_number(tree: JsonTree) -> bool:
+def _numbers_given(parts: Mapping[str, JsonTree]) -> Iterator[int | float]:
+    return _numbers([parts.get(part) for part in ("input_args", "input_kwargs")])
+
+
+def _numbers(tree: JsonTree) -> Iterator[int | float]:
+    """Yield the numbers among arguments."""
     if isinstance(tree, Mapping):
         if set(tree) == {"type", "value"}:
-            value = tree["value"]
-            return isinstance(value, float) and not math.isfinite(value)
-        return any(map(_holds_nonfinite_number, tree.values()))
-    return isinstance(tree, list) and any(map(_holds_nonfinite_number, tree))
+            if isinstance(value := tree["value"], int | float):
+                yield value
+        else:
+            for value in tree.values():
+                yield from _numbers(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _numbers(value)
 
 
 def _in_words(parts: Mapping[str, JsonTree]) -> str:
@@ -415,7 +446,8 @@ def _announced(first: NanFinding, found: list[NanFinding]) -> str:
     """Return the first finding of a step in words, with what led to it."""
     how = "begins here" if first.kind is FindingKind.SOURCE else "came in from outside"
     later = sum(one.kind in _SPREADING for one in found) - 1
-    lines = [f"NaN or Inf {how} ({later} more calls show one)", str(first)]
+    more = f"{count_text(later, 'more call')} {'shows' if later == 1 else 'show'} one"
+    lines = [f"NaN or Inf {how} ({more})", str(first)]
     kinds = (FindingKind.ONLY_MINUS_INF, FindingKind.NEAR)
     before = [one for one in found if one.kind in kinds and one.order < first.order]
     if before:

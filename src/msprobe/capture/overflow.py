@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from msprobe.capture.call import Draft
 from msprobe.dump.records import JsonTree, TensorRecord
+from msprobe.plain_text import count_text
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ class OverflowCheck:
         self.sources += is_source
         if self._earlier + self.hits == self._limit:
             self.finished = True
-            logger.info("overflow check ends: %d overflowing calls found", self._limit)
+            found = count_text(self._limit, "overflowing call")
+            logger.info("overflow check ends: %s found", found)
 
     def end_step(self) -> dict[str, Any]:
         """Return the counts for the account of the step."""

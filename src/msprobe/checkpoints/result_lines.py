@@ -17,8 +17,8 @@ from msprobe.checkpoints.parameters import Checkpoint, Parameter
 from msprobe.checkpoints.result_json import cosine, max_abs_index, nonfinite_index
 from msprobe.checkpoints.values import ValueDifference, value_texts
 from msprobe.numerics.element_metrics import ElementMetrics
-from msprobe.plain_text import plain
-from msprobe.report.value_text import count_text, number_text, size_text
+from msprobe.plain_text import count_text, plain, size_text
+from msprobe.report.value_text import number_text
 
 Item = TypeVar("Item")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from msprobe.checks.judging import Verdict
 from msprobe.checks.verify_dump import VerifiedCall, VerifiedDump
-from msprobe.plain_text import plain
+from msprobe.plain_text import count_text, plain
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -25,12 +25,13 @@ def sentence(found: VerifiedDump) -> str:
     )
     faults = wrong or suspicious
     if not found.judged:
-        return f"none of {_count(len(found.calls))} could be judged"
+        return f"none of {count_text(len(found.calls), 'call')} could be judged"
     if not faults:
-        return f"no call is wrong: {_count(found.judged)} judged against float64"
+        return f"no call is wrong: {count_text(found.judged, 'call')} judged against float64"
     word = Verdict.WRONG if wrong else Verdict.SUSPICIOUS
     are = "is" if len(faults) == 1 else "are"
-    text = f"{len(faults):,} of {_count(found.judged)} {are} {word}; first: {_place(faults[0])}"
+    of = count_text(found.judged, "call")
+    text = f"{len(faults):,} of {of} {are} {word}; first: {_place(faults[0])}"
     if wrong and suspicious:
         text += f"; {len(suspicious):,} more {'is' if len(suspicious) == 1 else 'are'} suspicious"
     return text
@@ -65,8 +66,9 @@ def answer_lines(found: VerifiedDump) -> Iterator[Text]:
     if generated:
         yield Text()
         yield Text(
-            f"  generated data: {_count(generated)} without recorded elements; arguments were made "
-            "from statistics, and the results judged are those of a new run here",
+            f"  generated data: {count_text(generated, 'call')} without recorded elements; "
+            "arguments were made from statistics, "
+            "and the results judged are those of a new run here",
             "yellow",
         )
     yield Text()
@@ -77,7 +79,7 @@ def answer_lines(found: VerifiedDump) -> Iterator[Text]:
 
 def closing(found: VerifiedDump) -> str:
     """Return how many calls were judged, and why others were not."""
-    text = f"{found.judged:,} of {_count(len(found.calls))} judged"
+    text = f"{found.judged:,} of {count_text(len(found.calls), 'call')} judged"
     reasons = found.not_judged
     if reasons:
         parts = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
@@ -118,10 +120,6 @@ def _indented(line: Text) -> Text:
     from rich.text import Text
 
     return Text("  ").append_text(line)
-
-
-def _count(number: int) -> str:
-    return f"{number:,} call" + ("" if number == 1 else "s")
 
 
 def _number(value: float) -> str:

@@ -76,15 +76,9 @@ def array_lines(path: Path, array: StoredTensor, width: int) -> Iterator[Text]:
     """Yield an array's type and shape, its statistics and its first elements."""
     from rich.text import Text
 
-    from msprobe.plain_text import plain
+    from msprobe.plain_text import count_text, plain, size_text
     from msprobe.report.fact_lines import fact_lines
-    from msprobe.report.value_text import (
-        count_text,
-        nonfinite_text,
-        number_text,
-        size_text,
-        value_text,
-    )
+    from msprobe.report.value_text import nonfinite_text, number_text, value_text
 
     value = array_value(path, array)
     yield Text(plain(str(path)), "bold")

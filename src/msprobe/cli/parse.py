@@ -51,10 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
         return run_prompt()
     from msprobe.kernels.convert_binary import FileType, convert_binary
-    from msprobe.plain_text import plain
-    from msprobe.report.value_text import (
-        count_text,
-    )
+    from msprobe.plain_text import count_text, plain
 
     done = convert_binary(
         options.dump_path,

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _what(rank: RepairedRank, dry_run: bool) -> str:
-    from msprobe.report.value_text import count_text
+    from msprobe.plain_text import count_text
 
     if rank.problem is not None:
         return f"not repaired: {rank.problem}"

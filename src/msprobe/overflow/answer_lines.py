@@ -12,8 +12,7 @@ from msprobe.dump.dump_steps import RankKey
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.stack_frames import parse_frame
 from msprobe.overflow.findings import Finding, Source, StepFindings
-from msprobe.plain_text import plain
-from msprobe.report.value_text import count_text
+from msprobe.plain_text import count_text, plain
 
 _MAX_LISTED: Final = 10
 _MAX_SLOTS: Final = 4

@@ -12,7 +12,7 @@ from msprobe.dump.facts import OptimizedParameters, OptimizerStep
 from msprobe.dump.rank_view import RankView
 from msprobe.errors import DumpFormatError
 from msprobe.overflow.findings import Finding, Place, Source
-from msprobe.report.value_text import count_text
+from msprobe.plain_text import count_text
 
 _SETTINGS: Final = ("lr", "eps", "weight_decay", "betas", "momentum")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
-from msprobe.plain_text import plain
+from msprobe.plain_text import count_text, plain, size_text
 from msprobe.report.comparison_answer import (
     TIMES,
     Answer,
@@ -48,11 +48,7 @@ from msprobe.report.comparison_words import (
 )
 from msprobe.report.fact_lines import COMMAND, LABEL_WIDTH, fact_lines, list_lines, title_lines
 from msprobe.report.grid import Cell, columns_of, fitted, heading, row
-from msprobe.report.value_text import (
-    count_text,
-    number_text,
-    size_text,
-)
+from msprobe.report.value_text import number_text
 
 if TYPE_CHECKING:
     import polars as pl

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msprobe.dump.estimates import Estimate
 from msprobe.errors import UsageError
-from msprobe.report.value_text import size_text
+from msprobe.plain_text import size_text
 
 
 def estimate_lines(found: Sequence[Estimate]) -> list[str]:

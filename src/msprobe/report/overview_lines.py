@@ -13,13 +13,9 @@ from rich.text import Text
 from msprobe.dump.dump_steps import Dump
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.records import JsonTree
-from msprobe.plain_text import plain
+from msprobe.plain_text import count_text, plain, size_text
 from msprobe.report.fact_lines import fact_lines
 from msprobe.report.nonfinite import Nonfinite
-from msprobe.report.value_text import (
-    count_text,
-    size_text,
-)
 
 _MAX_LISTED: Final = 12
 

@@ -15,10 +15,9 @@ from msprobe.dump.record_names import RecordKind, RecordName, forward_name
 from msprobe.dump.record_views import Record
 from msprobe.dump.stack_frames import parse_frame
 from msprobe.dump.values import Value
-from msprobe.plain_text import plain
+from msprobe.plain_text import count_text, plain
 from msprobe.report.grid import Cell, Column, cut_middle, heading, row
 from msprobe.report.value_text import (
-    count_text,
     is_nonfinite,
     nonfinite_text,
     number_text,

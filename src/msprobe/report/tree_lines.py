@@ -15,16 +15,10 @@ from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordNam
 from msprobe.dump.record_views import Record
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
-from msprobe.plain_text import plain
+from msprobe.plain_text import count_text, plain
 from msprobe.report.grid import Cell, Column, guides, heading, plain_row, row, text_width
 from msprobe.report.nonfinite import BORN, PRESENT, Nonfinite
-from msprobe.report.value_text import (
-    count_text,
-    is_nonfinite,
-    number_text,
-    tensor_text,
-    value_text,
-)
+from msprobe.report.value_text import is_nonfinite, number_text, tensor_text, value_text
 
 _WIDE_FROM: Final = 110
 _STATISTICS: Final = ("min", "max", "mean", "norm")

@@ -80,20 +80,6 @@ def value_text(value: Value, *, short: bool = False) -> str:
     return f"{plain(value.type)} {scalar_text(value.value)}"
 
 
-def count_text(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 record``, ``1,200 records``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def size_text(size_bytes: float) -> str:
-    """Return a number of bytes: ``512 B``, ``1.2 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size_bytes) < 1000:
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.1f} TB"
-
-
 def nonfinite_text(tensor: Value) -> str:
     """Return the NaN and infinities of a tensor: ``3 NaN, 1 +Inf``; empty when there are none."""
     counts = (

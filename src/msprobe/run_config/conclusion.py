@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from msprobe.report.value_text import count_text
+from msprobe.plain_text import count_text
 from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level
 
 _MAX_VALUE: Final = 60

@@ -8,10 +8,7 @@ from typing import Final
 
 from rich.text import Text
 
-from msprobe.plain_text import plain
-from msprobe.report.value_text import (
-    count_text,
-)
+from msprobe.plain_text import count_text, plain
 from msprobe.run_config.comparing import RunComparison
 from msprobe.run_config.levels import Difference, ItemResult, Level
 

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from msprobe.dump.records import JsonTree
 from msprobe.dump.signature_file import FOLDER
-from msprobe.plain_text import plain
-from msprobe.report.value_text import count_text, number_text
+from msprobe.plain_text import count_text, plain
+from msprobe.report.value_text import number_text
 from msprobe.triage.bisect import Bisection, RankParting
 from msprobe.triage.parting import Phase
 
