@@ -115,7 +115,7 @@ def test_a_call_that_differs_is_named_with_its_tensors(tmp_path: Path) -> None:
 
 def test_an_argument_of_the_script_is_said_with_both_values(tmp_path: Path) -> None:
     (finding,) = checked(tmp_path, factors=(1.5, 2.0, 2.0))["findings"]
-    assert (finding["kind"], finding["step"]) == ("input", 1)
+    assert (finding["kind"], finding["step"]) == ("argument", 1)
     assert finding["record"].endswith("mul.0.forward")
     assert finding["values"] == [{"value": "input.1", "difference": "2.0 instead of 1.5"}]
 

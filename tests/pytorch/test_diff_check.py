@@ -281,6 +281,34 @@ def test_data_that_differs_is_said_once_and_is_no_call(
     assert finding["record"] == "Functional.linear.0.forward"
 
 
+def test_another_argument_is_named_though_a_further_call_was_told_before(tmp_path: Path) -> None:
+    def exact(x: Tensor, call: int) -> Tensor:
+        return functional.gelu(x)
+
+    def sometimes_rough(x: Tensor, call: int) -> Tensor:
+        x.detach().sum()
+        return functional.gelu(x, approximate="tanh" if call else "none")
+
+    found = watch(tmp_path, exact, sometimes_rough)
+    alone, argument = found["findings"]
+    assert (alone["kind"], alone["step"]) == ("alone", 0)
+    assert (argument["kind"], argument["step"]) == ("argument", 1)
+    assert argument["record"] == "Functional.gelu.1.forward"
+    assert [value["value"] for value in argument["values"]] == ["input.approximate"]
+
+
+def test_an_argument_without_an_effect_is_no_finding_and_not_equal(tmp_path: Path) -> None:
+    def plain(x: Tensor, call: int) -> Tensor:
+        return functional.dropout(x, 0.5, training=False)
+
+    def other(x: Tensor, call: int) -> Tensor:
+        return functional.dropout(x, 0.25, training=False)
+
+    found = watch(tmp_path, plain, other)
+    assert found["findings"] == []
+    assert not found["equal"]
+
+
 def test_a_further_call_shifts_no_numbers(tmp_path: Path) -> None:
     def product(x: Tensor, call: int) -> Tensor:
         return torch.mul(x, 2.0)

@@ -39,6 +39,11 @@ class CallDifference(NamedTuple):
         """Whether anything differs."""
         return bool(self.inputs or self.outputs)
 
+    @property
+    def is_of_arguments(self) -> bool:
+        """Whether inputs differ, and none of those that do is a tensor."""
+        return bool(self.inputs) and not any(row.holds_tensor for row in self.inputs)
+
 
 class Rule(Protocol):
     """Says which values differ."""

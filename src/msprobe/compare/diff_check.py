@@ -32,6 +32,7 @@ from msprobe.errors import MsprobeError
 from msprobe.files import write_report
 from msprobe.json_text import parse_json, strict_json
 from msprobe.numerics.tolerances import Tolerances
+from msprobe.plain_text import count_text
 from msprobe.report.csv_files import write_csv
 from msprobe.report.tables import Table
 
@@ -52,6 +53,8 @@ _COLUMNS: Final = (
 )
 _WORDS: Final = {
     FindingKind.CALL: "its inputs agree with the reference, its output does not",
+    FindingKind.ARGUMENT: "its tensors agree with the reference, another argument and its output "
+    "do not",
     FindingKind.INPUT: "it is the first call whose inputs differ: they came from outside",
     FindingKind.ALONE: "only one of both runs makes this call",
 }
@@ -104,6 +107,7 @@ class DiffJudge:
         self._found: list[_Found] = []
         self._calls = 0
         self._compared = 0
+        self._equal = 0
         self._unjudged = 0
 
     @property
@@ -141,7 +145,7 @@ class DiffJudge:
             return False
         found = self._step.add(self._call(name, text))
         self._add(found)
-        return any(each.kind is FindingKind.CALL and each.record == name for each in found)
+        return any(each.begins and each.record == name for each in found)
 
     def end_step(self) -> None:
         """Compare what is left of the step, write the files, and log."""
@@ -152,6 +156,7 @@ class DiffJudge:
             self._add(step.finish())
         self._has_parted = step.has_parted
         self._compared += step.compared
+        self._equal += step.equal
         if self._is_exact and step.unjudged and not self._unjudged:
             logger.warning(
                 "diff_check: %s: %d tensors have no checksum and are compared by their statistics; "
@@ -161,13 +166,17 @@ class DiffJudge:
             )
         self._unjudged += step.unjudged
         logger.info(
-            "diff_check: step %d: %d calls compared, %d equal%s",
+            "diff_check: step %d: %s compared, %d equal%s",
             self._number,
-            step.compared,
+            count_text(step.compared, "call"),
             step.equal,
-            "" if self._found else "; no difference",
+            "; no difference" if self._is_equal else "",
         )
         self._write()
+
+    @property
+    def _is_equal(self) -> bool:
+        return not self._found and self._equal == self._compared
 
     def counts(self) -> dict[str, int]:
         """Return counts for the account of a step."""
@@ -222,7 +231,7 @@ class DiffJudge:
                 judge_row(row, self._tolerances, is_md5=True)
             self._found.append(_Found(self._number, finding))
             self._say(finding)
-            if finding.kind is FindingKind.CALL:
+            if finding.begins:
                 self._calls += 1
                 self._copy_reference(finding)
 
@@ -237,8 +246,9 @@ class DiffJudge:
             _WORDS[finding.kind],
             "".join(f"; {row.value.slot}: {_words(row)}" for row in finding.rows[:1]),
         )
-        if self._calls + 1 == self._limit and finding.kind is FindingKind.CALL:
-            logger.info("diff_check ends: %d calls begin a difference", self._limit)
+        if self._calls + 1 == self._limit and finding.begins:
+            calls = count_text(self._limit, "call")
+            logger.info("diff_check ends after %s in which a difference begins", calls)
 
     def _copy_reference(self, finding: Finding) -> None:
         """Copy the tensors that the reference kept of a call, if it did."""
@@ -271,7 +281,7 @@ class DiffJudge:
             "reference": str(self._path),
             "compared": self._compared,
             "without_checksum": self._unjudged,
-            "equal": not self._found,
+            "equal": self._is_equal,
             "findings": [
                 {
                     "step": found.step,

@@ -41,6 +41,8 @@ class FindingKind(StrEnum):
 
     CALL = "call"
     """The inputs of a call agree, and its outputs do not."""
+    ARGUMENT = "argument"
+    """The tensors that a call is given agree, another argument does not, nor do its outputs."""
     INPUT = "input"
     """The first value that differs came from outside of the recorded calls."""
     ALONE = "alone"
@@ -79,7 +81,7 @@ class Finding:
         module: path of the module around it.
         line: line of the program.
         draws_random: whether the call draws random numbers.
-        rows: the values that differ.
+        rows: the values that differ; of the kind `ARGUMENT` those arguments.
     """
 
     kind: FindingKind
@@ -89,6 +91,11 @@ class Finding:
     line: str | None
     draws_random: bool = False
     rows: Sequence[Row] = ()
+
+    @property
+    def begins(self) -> bool:
+        """Whether the difference begins in the call."""
+        return self.kind in (FindingKind.CALL, FindingKind.ARGUMENT)
 
 
 class _Waiting:
@@ -259,14 +266,16 @@ class LiveStep:
         self._partners[call.name.full] = name
         self.compared += 1
         self.unjudged += difference.unjudged
-        if not difference.differs:
-            self.equal += 1
-            return []
+        self.equal += not difference.differs
+        by_argument = difference.is_of_arguments
+        if not difference.outputs and (by_argument or not difference.differs):
+            return []  # an argument without an effect does no harm
         was_first = not self._has_parted
-        begins = difference.begins and not self._is_explained(call)
+        begins = (difference.begins or by_argument) and not self._is_explained(call)
         self._part(call)
         if begins:
-            return [_finding(FindingKind.CALL, call, name, difference.outputs)]
+            kind = FindingKind.ARGUMENT if by_argument else FindingKind.CALL
+            return [_finding(kind, call, name, difference.inputs or difference.outputs)]
         if was_first and difference.inputs:
             return [_finding(FindingKind.INPUT, call, name, difference.inputs)]
         return []
