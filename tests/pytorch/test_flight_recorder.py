@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -88,6 +89,17 @@ def test_a_spike_of_the_loss_is_an_event(tmp_path: Path) -> None:
         train(run, model, 2, factor=50.0)
         assert run.steps() == ["step24", "step25"]
         assert run.account(25)["written_because"].startswith("loss ")
+
+
+def test_a_loss_that_falls_does_not_hide_a_spike(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    falling = [0.6 + 1.8 * math.exp(-step / 12) + 0.1 * (step % 3) for step in range(33)]
+    with recording(tmp_path, "L1", section={"keep_last": 2}) as run:
+        for value in (*falling, 7.2, 0.7):
+            with run.step_of(model):
+                (model(torch.ones(1, 4)).sum() * 0 + value).backward()
+        assert run.steps() == ["step32", "step33"]
+        assert run.account(33)["written_because"].startswith("loss 7.2")
 
 
 def test_a_signal_and_a_call_within_a_step_write_that_step_too(tmp_path: Path) -> None:

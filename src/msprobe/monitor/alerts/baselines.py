@@ -4,8 +4,10 @@
 Values are logarithms of magnitudes, so that twice and half are equally far. The level is the median
 of the last `WINDOW` values, the spread their median absolute deviation, or what nine of ten keep
 to. A value must be far from the median of the last few as well: a series that drifts is not
-alarming. Values under suspicion are held back from the history, so that an incident cannot become
-the norm by itself; when they last, the series has a new level and is learned anew.
+alarming. On demand the spread is that around the last few, if this is smaller: a loss that falls
+by itself would hide what jumps. Values under suspicion are held back from the history, so that an
+incident cannot become the norm by itself; when they last, the series has a new level and is
+learned anew.
 """
 
 from __future__ import annotations
@@ -36,15 +38,18 @@ RECORD_DECAY: Final = 0.997
 class Baselines:
     """Levels and spreads of series by number."""
 
-    def __init__(self, least_spread: float = 0.02) -> None:
+    def __init__(self, least_spread: float = 0.02, *, follows: bool = False) -> None:
         """Begin without series.
 
         Args:
             least_spread: in decades; a smaller spread is taken for this one, or series that hardly
                 move would alarm at nothing.
+            follows: whether the spread may be that around the median of the last few values.
         """
         self._least_spread = least_spread
+        self._follows = follows
         self._history = np.full((0, WINDOW), np.nan)
+        self._moves = np.full((0, WINDOW), np.nan)
         self._count = np.zeros(0, np.int64)
         self._level = np.zeros(0)
         self._recent = np.zeros(0)
@@ -57,7 +62,9 @@ class Baselines:
         more = size - len(self._count)
         if more <= 0:
             return
-        self._history = np.vstack([self._history, np.full((more, WINDOW), np.nan)])
+        blank = np.full((more, WINDOW), np.nan)
+        self._history = np.vstack([self._history, blank])
+        self._moves = np.vstack([self._moves, blank])
         self._count = np.append(self._count, np.zeros(more, np.int64))
         self._held = np.append(self._held, np.zeros(more, np.int64))
         for name in ("_level", "_recent", "_spread", "_record"):
@@ -114,24 +121,26 @@ class Baselines:
 
     def _forget(self, series: Integers) -> None:
         self._history[series] = np.nan
+        self._moves[series] = np.nan
         self._count[series] = 0
         self._held[series] = 0
 
     def _append(self, series: Integers, values: Floats) -> None:
         if not len(series):
             return
-        self._history[series, self._count[series] % WINDOW] = values
+        place = self._count[series] % WINDOW
+        self._history[series, place] = values
         self._count[series] += 1
         history = self._history[series]
         full = np.sort(history, axis=1)  # NaN, the empty places, come last
         filled = np.minimum(self._count[series], WINDOW)
         level = _middle(full, filled)
-        deviations = np.sort(np.abs(history - level[:, None]), axis=1)
-        self._level[series] = level
-        most = deviations[np.arange(len(series)), (_MOST * (filled - 1)).astype(np.int64)]
-        self._spread[series] = np.maximum(
-            _MAD_TO_DEVIATION * _middle(deviations, filled), _MOST_TO_DEVIATION * most
-        )
+        spread = _spread(np.abs(history - level[:, None]), filled)
+        if self._follows:
+            moved = np.abs(values - self._recent[series])
+            self._moves[series, place] = np.where(self._count[series] > 1, moved, 0.0)
+            spread = np.minimum(spread, _spread(self._moves[series], filled))
+        self._level[series], self._spread[series] = level, spread
         back = self._count[series][:, None] - 1 - np.arange(_RECENT)
         latest = np.take_along_axis(history, np.maximum(back, 0) % WINDOW, axis=1)
         self._recent[series] = np.sort(latest, axis=1)[:, _RECENT // 2]
@@ -140,6 +149,13 @@ class Baselines:
 def _middle(ordered: Floats, filled: Integers) -> Floats:
     rows = np.arange(len(ordered))
     return (ordered[rows, (filled - 1) // 2] + ordered[rows, filled // 2]) / 2
+
+
+def _spread(deviations: Floats, filled: Integers) -> Floats:
+    """Return the standard deviation that distances tell, of which so many are filled in."""
+    ordered = np.sort(deviations, axis=1)
+    most = ordered[np.arange(len(ordered)), (_MOST * (filled - 1)).astype(np.int64)]
+    return np.maximum(_MAD_TO_DEVIATION * _middle(ordered, filled), _MOST_TO_DEVIATION * most)
 
 
 class Rarity:

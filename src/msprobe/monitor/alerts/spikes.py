@@ -22,7 +22,7 @@ class Spikes:
 
     def __init__(self) -> None:
         """Begin without a history."""
-        self._baselines = Baselines()
+        self._baselines = Baselines(follows=True)
         self._places: dict[str, int] = {}
         self._high: set[str] = set()
 
