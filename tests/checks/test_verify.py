@@ -234,6 +234,21 @@ def test_the_command_names_the_first_wrong_call(
     assert table[2].split(",")[3:6] == ["Functional.relu.0.forward", "output.0", "wrong"]
 
 
+def test_the_command_lists_a_wrong_result_beside_a_worse_gradient(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = torch.ones(3, requires_grad=True)
+    folder = recorded(tmp_path / "dump", lambda: F.silu(x).sum().backward())
+    damage(folder, "Functional.silu.0.forward.output.0", lambda value: value * 1.001)
+    damage(folder, "Functional.silu.0.backward.output.0", lambda value: value * 2)
+
+    main(["verify", str(folder), "-o", str(tmp_path / "out")])
+
+    output = capsys.readouterr().out
+    listed = [line.split()[4] for line in output.splitlines() if line.startswith("  wrong")]
+    assert listed == ["Functional.silu.0.forward", "Functional.silu.0.backward"]
+
+
 def test_custom_functions_and_operators_are_run_again(tmp_path: Path) -> None:
     class Doubled(torch.autograd.Function):
         @staticmethod

@@ -53,6 +53,11 @@ class Verdict(StrEnum):
         """Rank among the verdicts; larger is worse."""
         return list(Verdict).index(self)
 
+    @property
+    def is_fault(self) -> bool:
+        """Whether the error is more than type, sums and condition explain."""
+        return self in (Verdict.SUSPICIOUS, Verdict.WRONG)
+
 
 @dataclass(frozen=True, slots=True)
 class _Held:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from msprobe.checks.accuracy_call import save_tensors
-from msprobe.checks.judging import Verdict
 from msprobe.checks.live_results import JudgedCall, LiveResults
 from msprobe.checks.verify_call import CallReport, ResultRow, Seen
 from msprobe.dump.layout import safe_file_name
@@ -218,7 +217,7 @@ class LiveCheck:
 
         def keep(row: ResultRow, found: StoredTensor, reference: StoredTensor) -> None:
             assert row.judgement is not None
-            if row.judgement.verdict in (Verdict.SUSPICIOUS, Verdict.WRONG):
+            if row.judgement.verdict.is_fault:
                 seen[f"{row.record}.{row.slot}"] = (found, reference)
 
         judged = JudgedCall(

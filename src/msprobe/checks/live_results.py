@@ -101,7 +101,8 @@ class JudgedCall:
     @property
     def is_fault(self) -> bool:
         """Whether a result is suspicious or wrong."""
-        return self.report.verdict in (Verdict.SUSPICIOUS, Verdict.WRONG)
+        verdict = self.report.verdict
+        return verdict is not None and verdict.is_fault
 
 
 @dataclass(slots=True)
@@ -147,7 +148,7 @@ class LiveResults:
             if row.judgement is None:
                 continue
             known.judged += 1
-            is_fault = row.judgement.verdict in (Verdict.SUSPICIOUS, Verdict.WRONG)
+            is_fault = row.judgement.verdict.is_fault
             known.faults += is_fault
             if is_fault and known.faults == 1:
                 new.append(known)

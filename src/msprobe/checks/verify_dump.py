@@ -66,13 +66,23 @@ class VerifiedCall:
     @property
     def is_fault(self) -> bool:
         """Whether a result is suspicious or wrong."""
-        return self.report.verdict in (Verdict.SUSPICIOUS, Verdict.WRONG)
+        verdict = self.report.verdict
+        return verdict is not None and verdict.is_fault
 
     @property
     def worst(self) -> ResultRow | None:
         """The row with the largest error in parts of the allowed one; None if none was judged."""
         rows = [row for row in self.report.rows if row.judgement is not None]
         return max(rows, key=_severity, default=None)
+
+    @property
+    def told(self) -> list[ResultRow]:
+        """The worst row of each record, forward and backward, that is at fault; else the worst."""
+        worst: dict[str, ResultRow] = {}
+        for row in sorted(self.report.rows, key=_severity):
+            if row.judgement is not None and row.judgement.verdict.is_fault:
+                worst[row.record] = row
+        return list(worst.values()) or [row for row in (self.worst,) if row is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

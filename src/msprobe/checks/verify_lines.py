@@ -58,7 +58,8 @@ def answer_lines(found: VerifiedDump) -> Iterator[Text]:
     shown = worst[:MOST_LISTED] or found.worst[:3]
     if shown:
         yield Text()
-        yield Text("  " + ("" if worst else "nearest to their allowed error: "), "dim")
+        if not worst:
+            yield Text("  nearest to their allowed error:", "dim")
         yield from _table(shown, len({(call.step, call.rank) for call in found.calls}) > 1)
     if len(worst) > MOST_LISTED:
         yield Text(f"  … {len(worst) - MOST_LISTED:,} more; verify.json has all", "dim")
@@ -92,11 +93,9 @@ def _table(calls: Sequence[VerifiedCall], has_several: bool) -> Iterator[Text]:
 
     titles = ["verdict", "over budget", "ulp", "relative", "record", "result", "type", "source"]
     lines = []
-    for call in calls:
-        worst = call.worst
-        if worst is None or worst.judgement is None:
-            continue
-        judgement = worst.judgement
+    for call, told in [(each, told) for each in calls for told in each.told]:
+        judgement = told.judgement
+        assert judgement is not None
         where = f"step {call.step} rank {call.rank} " if has_several else ""
         lines.append(
             [
@@ -104,9 +103,9 @@ def _table(calls: Sequence[VerifiedCall], has_several: bool) -> Iterator[Text]:
                 Cell(f"{_number(judgement.ratio)}x"),
                 Cell(_number(judgement.ulps)),
                 Cell(_number(judgement.relative)),
-                Cell(plain(f"{where}{worst.record}")),
-                Cell(worst.slot),
-                Cell(worst.dtype + (" (generated)" if call.report.generated else "")),
+                Cell(plain(f"{where}{told.record}")),
+                Cell(told.slot),
+                Cell(told.dtype + (" (generated)" if call.report.generated else "")),
                 Cell(plain(call.source or "")),
             ]
         )

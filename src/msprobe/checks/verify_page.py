@@ -28,7 +28,6 @@ _VIEWS: Final = (
     "verify_operators",
     "verify_result",
 )
-_FAULTS: Final = (Verdict.SUSPICIOUS, Verdict.WRONG)
 _NUMBERS: Final = ("ratio", "ulps", "error", "relative", "allowed", "index")
 
 
@@ -51,7 +50,7 @@ class _Result(NamedTuple):
         found = self.judgement
         if found is None:
             return (False, -1, 0.0)
-        return (True, found.verdict.severity if found.verdict in _FAULTS else 0, found.ratio)
+        return (True, found.verdict.severity if found.verdict.is_fault else 0, found.ratio)
 
 
 def write_verify_page(found: VerifiedDump, path: Path) -> Path:
@@ -155,7 +154,7 @@ def _operators(results: Sequence[_Result]) -> Iterator[list[Any]]:
             name,
             len(group),
             len(judged),
-            sum(one.verdict in _FAULTS for one in judged),
+            sum(one.verdict.is_fault for one in judged),
             strict(max((one.ratio for one in judged), default=None)),
             strict(max((one.ulps for one in judged), default=None)),
         ]

@@ -151,7 +151,7 @@ def _error(report: CallReport, record: str) -> OwnError:
     found = [(row.slot, row.judgement) for row in judged if row.judgement is not None]
     slot, worst = max(found, key=lambda each: (each[1].verdict.severity, each[1].ratio))
     return OwnError(
-        is_fault=worst.verdict in (Verdict.SUSPICIOUS, Verdict.WRONG),
+        is_fault=worst.verdict.is_fault,
         is_certain=worst.verdict is Verdict.WRONG,
         ulps=worst.ulps,
         ratio=worst.ratio,

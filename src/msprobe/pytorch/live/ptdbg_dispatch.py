@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from msprobe.checks.accuracy_call import own_words
-from msprobe.checks.judging import Verdict
 from msprobe.checks.live_check import LiveChoice, Place
 from msprobe.checks.live_results import JudgedCall, LiveResults
 from msprobe.checks.verify_call import CallReport, ResultRow
@@ -233,7 +232,7 @@ def _message(report: CallReport) -> str:
 
 def _fails(row: ResultRow) -> bool:
     assert row.judgement is not None
-    return row.judgement.verdict in (Verdict.SUSPICIOUS, Verdict.WRONG)
+    return row.judgement.verdict.is_fault
 
 
 def _detail(name: str, row: ResultRow, call: LiveCall) -> Sequence[Any]:
