@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
-
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
+from numpy.typing import NDArray
 
 from mindspore import Tensor, nn
 from msprobe.capture.session import Session

@@ -39,8 +39,8 @@ from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserve
 from msprobe.pytorch.monitoring.communication import Communication, may_communicate
 from msprobe.pytorch.monitoring.features import TORCH, is_linear
 from msprobe.pytorch.monitoring.loss_scale import ScaledLosses
-from msprobe.pytorch.monitoring.own_losses import OwnLosses
 from msprobe.pytorch.monitoring.optimizers import view_of
+from msprobe.pytorch.monitoring.own_losses import OwnLosses
 from msprobe.pytorch.monitoring.parameters import Named, Parameters, plain_number
 from msprobe.pytorch.monitoring.reading import READING
 from msprobe.pytorch.monitoring.unsharded import flat_parameters
