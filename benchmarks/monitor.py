@@ -3,10 +3,12 @@
 
     python benchmarks/monitor.py                     the table of steps
     python benchmarks/monitor.py --store             100,000 tensors, 1,000 steps (3.2 GB on disk)
+    python benchmarks/monitor.py --page              the page of a run of 1,000 tensors, 1,000 steps
 
 A 6-layer transformer (width 256, batch 16 of 16 tokens, 2 micro steps, AdamW), one thread. Time is
 CPU time of the process, so the thread of the recorder counts. Steps with and without run in turn
-in one process: what disturbs one disturbs the other.
+in one process: what disturbs one disturbs the other. Of the page: from an input to the frame that
+shows its result, in Chromium, with the server in another process.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from msprobe.monitor.rows import Layout, Rows
 from msprobe.monitor.store import RunWriter
 from msprobe.pytorch import TrainerMon
 
+_OPS, _STREAM = ("min", "max", "norm", "mean"), "grad_reduced"
 SIX_OPS = ["min", "max", "norm", "mean", "zeros", "nans"]
 GRADIENTS_AND_STATE = {"wg_distribution": True, "mv_distribution": True}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -116,13 +120,25 @@ def steps_table(rounds: int, only: list[str]) -> None:
         subprocess.run(own, check=True, env={**os.environ, "MSPROBE_LOG_LEVEL": "3"})
 
 
+def _names(tensors: int) -> tuple[str, ...]:
+    return tuple(f"layers.{number}.weight" for number in range(tensors))
+
+
+def _write(folder: Path, tensors: int, steps: int, streams: Sequence[str] = (_STREAM,)) -> None:
+    """Write a run whose values are equal in all steps, but for a factor."""
+    zeros, empty = (0,) * tensors, ("[256, 256]",) * tensors
+    layouts = [Layout(one, _OPS, _names(tensors), zeros, zeros, empty, empty) for one in streams]
+    values = np.random.default_rng(0).standard_normal((4, tensors))
+    with RunWriter(folder, 0, {}) as writer:
+        for step in range(steps):
+            for layout in layouts:
+                writer.append(Rows(layout, 0, step, 0, float(step), values * (1 + step % 7)))
+            writer.flush()
+
+
 def store_table(tensors: int, steps: int) -> None:
     """Print size and times of a large store."""
-    names = tuple(f"layers.{number}.weight" for number in range(tensors))
-    zeros, empty = (0,) * tensors, ("[256, 256]",) * tensors
-    ops = ("min", "max", "norm", "mean")
-    layout = Layout("grad_reduced", ops, names, zeros, zeros, empty, empty)
-    values = np.random.default_rng(0).standard_normal((4, tensors))
+    names = _names(tensors)
 
     def timed(what: str, action: Callable[[], Any]) -> Any:
         wall, cpu = time.perf_counter(), time.process_time()
@@ -132,14 +148,7 @@ def store_table(tensors: int, steps: int) -> None:
         return result
 
     with tempfile.TemporaryDirectory() as folder:
-
-        def write() -> None:
-            with RunWriter(Path(folder), 0, {}) as writer:
-                for step in range(steps):
-                    writer.append(Rows(layout, 0, step, 0, float(step), values))
-                    writer.flush()
-
-        timed("write", write)
+        timed("write", lambda: _write(Path(folder), tensors, steps))
         size = sum(one.stat().st_size for one in Path(folder).iterdir())
         count = tensors * steps * 4
         print(f"{'size':34} {size / 1e9:.2f} GB, {size / count:.2f} bytes a value")
@@ -165,6 +174,67 @@ def _forget(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+_DRAWN = """for (const name of ["drawImage", "stroke"]) {
+  const pen = CanvasRenderingContext2D.prototype, real = pen[name];
+  pen[name] = function (...all) { real.apply(this, all); window[name] = performance.now(); };
+}"""
+# From an input to the frame that shows the heat map (drawImage) or the series (stroke).
+_ACT = """async ([act, sign]) => {
+  const frame = () => new Promise(requestAnimationFrame);
+  const rest = () => new Promise((done) => setTimeout(done));
+  await frame();
+  const begin = performance.now();
+  window[sign] = 0;
+  new Function(act)();
+  while (!window[sign]) await rest();
+  await frame();
+  await rest();
+  return performance.now() - begin;
+}"""
+_CHOOSE = """const box = document.getElementById("heat-%s");
+box.value = "%s"; box.dispatchEvent(new Event("change"))"""
+_PRESS = """document.getElementById("heat-map").dispatchEvent(
+  new KeyboardEvent("keydown", { key: "%s", bubbles: true, cancelable: true }));"""
+_LAYERS = _CHOOSE % ("axis", "layer")
+_INPUTS = {
+    "another operation": (_CHOOSE % ("op", "max"), _CHOOSE % ("op", "norm")),
+    "another stream": (_CHOOSE % ("stream", "exp_avg"), _CHOOSE % ("stream", _STREAM)),
+    "logarithmic": ('document.getElementById("heat-log").click()',),
+    "an arrow": (_PRESS % "ArrowDown", _PRESS % "ArrowRight"),
+    "the series of a cell": (_PRESS % "ArrowDown" + _PRESS % "Enter",),
+    "ranks over steps, and back": (_CHOOSE % ("axis", "rank"), _LAYERS),
+    "layers over ranks, and back": (_CHOOSE % ("axis", "layers of ranks"), _LAYERS),
+}
+
+
+def page_table(rounds: int) -> None:
+    """Print how long the page of a million points takes for each input."""
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        _write(Path(folder), 1_000, 1_000, (_STREAM, "exp_avg"))
+        own = [sys.executable, "-m", "msprobe", "monitor", "view", folder, "--no-browser"]
+        server = subprocess.Popen(own, stdout=subprocess.PIPE, text=True)
+        chromium = shutil.which("chromium") or shutil.which("google-chrome")
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        context = browser.new_context(viewport={"width": 1500, "height": 950}, bypass_csp=True)
+        page = context.new_page()
+        page.add_init_script(_DRAWN)
+        assert server.stdout is not None
+        url = next(word for word in server.stdout.readline().split() if word.startswith("http"))
+        page.goto(url)
+        page.wait_for_function("document.querySelector('#heat-map').ariaLabel")
+        page.wait_for_timeout(10_000)  # incidents are found meanwhile
+        for name, inputs in _INPUTS.items():
+            sign = "stroke" if "series" in name else "drawImage"
+            found = [page.evaluate(_ACT, [one, sign]) for _ in range(rounds) for one in inputs]
+            kept = found[len(inputs) :]
+            print(f"{name:34} {statistics.median(kept):5.0f} ms, first {found[0]:.0f}", flush=True)
+        browser.close()
+        server.terminate()
+        server.wait()
+
+
 def main() -> None:
     """Run what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -172,11 +242,14 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--pair", help=argparse.SUPPRESS)
     parser.add_argument("--store", action="store_true")
+    parser.add_argument("--page", action="store_true")
     parser.add_argument("--tensors", type=int, default=100_000)
     parser.add_argument("--steps", type=int, default=1_000)
     arguments = parser.parse_args()
     if arguments.pair:
         pair(arguments.pair, arguments.rounds)
+    elif arguments.page:
+        page_table(arguments.rounds)
     elif arguments.store:
         store_table(arguments.tensors, arguments.steps)
     else:

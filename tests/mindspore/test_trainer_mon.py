@@ -132,6 +132,56 @@ def test_rows_are_those_of_the_tensors(tmp_path: Path) -> None:
         assert head["framework"] == "mindspore"
 
 
+def test_rates_are_those_of_schedules(tmp_path: Path) -> None:
+    schedules = (
+        nn.cosine_decay_lr(0.001, 0.1, 4, 1, 4),
+        nn.PolynomialDecayLR(0.1, 0.01, 4, 1.0),
+    )
+    for number, schedule in enumerate(schedules):
+        net = Net()
+        parameters = net.trainable_params()
+        groups = [{"params": parameters[:1], "lr": 0.5}, {"params": parameters[1:]}]
+        for given in (parameters, groups):
+            optimizer = nn.SGD(given, schedule)
+            rates = []
+            with TrainerMon(config(tmp_path, run=f"{number}{given is groups}")) as monitor:
+                monitor.set_monitor(net, optimizer)
+                for _ in range(4):
+                    rates.append(optimizer.get_lr())
+                    optimizer(tuple(ops.ones_like(one) for one in parameters))
+                path = monitor.path
+            with msprobe.open_monitor(path) as run:
+                names = run.names("run")
+                assert not any("init_learning_rate" in name for name in names)
+                shown = [run.series("run", f"lr.{group}", "value")["value"] for group in range(2)]
+            wanted = [[one] if given is parameters else [one[0], one[1]] for one in rates]
+            for group in range(len(wanted[0])):
+                expected = [float(one[group].asnumpy()) for one in wanted]
+                assert shown[group].to_list() == expected
+                is_constant = group == 0 and given is groups
+                assert is_constant or len(set(expected)) > 2
+
+
+def test_losses_are_those_of_the_own_model_once(tmp_path: Path) -> None:
+    net, other = Net(), Net()
+    net.layers[0].recompute()
+    optimizer = nn.SGD(net.trainable_params(), 0.01)
+    own = mindspore.value_and_grad(net, None, net.trainable_params())
+    others = mindspore.value_and_grad(other, None, other.trainable_params())
+    losses = []
+    with TrainerMon(config(tmp_path)) as monitor:
+        monitor.set_monitor(net, optimizer)
+        for step in range(3):
+            x = Tensor(np.full((1, 4), step + 1, np.float32))
+            others(x)
+            loss, gradients = own(x)
+            losses.append(loss.asnumpy().item())
+            optimizer(gradients)
+        path = monitor.path
+    with msprobe.open_monitor(path) as run:
+        assert run.series("run", "loss", "value")["value"].to_list() == losses
+
+
 def test_a_nan_is_told_and_hooks_go(tmp_path: Path) -> None:
     def observe(when: str, step: int, micro: int, net: Any, gradients: Any, other: Any) -> None:
         if when == "before" and step == 25:

@@ -195,3 +195,6 @@ def test_csv_files_become_events_by_the_documented_function(folder: Path, tmp_pa
     assert {path.name for path in found.glob("rank*/*")} == {"param_origin"}
     with pytest.raises(MonitorFormatError):
         csv2tensorboard_by_step(tmp_path / "csv", "Jan03")
+    # Scripts name the output folder, which holds our runs.
+    found = csv2tensorboard_by_step(folder.parent, data_type_list=["actv"], output_dirpath=tmp_path)
+    assert {path.name for path in found.glob("rank*/*")} == {"actv"}

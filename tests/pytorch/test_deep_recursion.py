@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from builders.recordings import recording
+from msprobe.pytorch import TrainerMon
 
 pytestmark = pytest.mark.torch
 
@@ -168,3 +170,27 @@ def test_a_stop_deep_in_the_stack_leaves_the_limit_to_the_step(tmp_path: Path) -
         model(torch.ones(2), LIMIT // 4)
         debugger.debugger.step()
     assert sys.getrecursionlimit() == LIMIT
+
+
+def test_several_monitors_share_one_limit(tmp_path: Path) -> None:
+    before = sys.getrecursionlimit()
+    models = [nn.Linear(2, 1) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+    monitors = []
+    for number, model in enumerate(models):
+        path = tmp_path / f"{number}.json"
+        path.write_text(
+            json.dumps({"output_dir": str(tmp_path / path.stem), "xy_distribution": True})
+        )
+        monitors.append(TrainerMon(path))
+        monitors[-1].set_monitor(model, optimizers[number])
+    for _ in range(20):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    assert sys.getrecursionlimit() < 2 * before + 500
+    monitors[0].close()
+    models[1](torch.ones(1, 2))
+    assert sys.getrecursionlimit() > before
+    monitors[1].close()
+    assert sys.getrecursionlimit() == before

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -170,6 +171,43 @@ def test_numbers_of_the_run(tmp_path: Path) -> None:
     assert clipped == pytest.approx([min(norm, 0.01) for norm in norms], 1e-4)
     assert run.series("run", "lr.0", "value")["value"].to_list() == [0.01] * 3
     assert "betas[1].0" in run.names("run")
+
+
+def test_each_of_two_monitors_has_the_losses_of_its_model(tmp_path: Path) -> None:
+    def codes() -> list[Any]:
+        functions = (nn.utils.clip_grad_norm_, torch.amp.GradScaler.scale)
+        return [inspect.unwrap(one).__code__ for one in functions]
+
+    before = codes()
+    models = [nn.Linear(2, 1), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))]
+    optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in models]
+    monitors = []
+    for number, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+        monitors.append(TrainerMon(config(tmp_path, run=f"{number}")))
+        monitors[number].set_monitor(model, optimizer)
+    losses: list[list[float]] = [[], []]
+    for step in range(3):
+        for number in (1, 0):
+            loss = models[number](torch.full((3, 2), step + 1.0)).square().mean()
+            loss.backward()
+            optimizers[number].step()
+            losses[number].append(loss.item())
+    both = models[0](torch.ones(1, 2)) + models[1](torch.ones(1, 2))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(both.sum()).backward()  # it trains both
+    for model, optimizer in zip(models, optimizers, strict=True):
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+    scaler.update()
+    paths = [monitor.path for monitor in monitors]
+    for monitor in monitors:
+        monitor.close()
+    assert codes() == before
+    for number in range(2):
+        with msprobe.open_monitor(paths[number]) as run:
+            found = run.series("run", "loss", "value")["value"].to_list()
+        assert found == pytest.approx([*losses[number], both.item()], rel=1e-6)
 
 
 def test_activations_and_their_gradients(tmp_path: Path) -> None:

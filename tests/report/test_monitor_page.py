@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import threading
@@ -24,7 +25,7 @@ from msprobe.errors import UsageError
 from msprobe.monitor.gradients.probe import Gradient, ProbeWriter
 from msprobe.monitor.pictures import COLUMNS, POINTS, Pictures
 from msprobe.monitor.reader import open_monitor
-from msprobe.monitor.rows import Layout, Rows
+from msprobe.monitor.rows import MISSING, Layout, Rows
 from msprobe.monitor.serving import PageServer
 from msprobe.monitor.store import RunWriter
 
@@ -204,14 +205,43 @@ def test_pictures_keep_nan_and_stay_small(tmp_path):
         heat = pictures.answer("heat", {"stream": "grad_reduced", "op": "norm"})
         assert (len(heat["columns"]), heat["of_columns"]) == (COLUMNS, 3000)
         assert heat["of_rows"] == 500
-        assert heat["values"][7].count("NaN") == 1
-        assert heat["values"][0][0] == 5.0  # the largest of steps 0 to 4
+        assert heat["bytes_each"] == 4
+        cells = np.frombuffer(base64.b64decode(heat["values"]), "<f4").reshape(400, COLUMNS)
+        assert np.isnan(cells[7]).sum() == np.isnan(cells).sum() == 1
+        assert cells[0, 0] == 5.0  # the largest of steps 0 to 4
         series = pictures.answer("series", {"stream": "grad_reduced", "name": "w7", "op": "norm"})
         (line,) = series["lines"]
         assert len(line["steps"]) <= POINTS
         assert line["values"].count("NaN") == 1
         with pytest.raises(UsageError, match="no axis"):
             pictures.answer("heat", {"stream": "grad_reduced", "op": "norm", "axis": "up"})
+
+
+def test_cells_are_as_exact_as_they_need_to_be_and_tell_absent_from_nan(tmp_path, open_file):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    layout = Layout("actv", ("norm",), ("a", "b"), (0, 0), (0, 0), ("[]",) * 2, ("x",) * 2)
+    shown = {"a": ("-0.125", "5e-60", "0"), "b": ("absent", "NaN", "∞")}
+    rows = [[-0.125, MISSING], [5e-60, math.nan], [0.0, math.inf]]
+    with RunWriter(folder, rank=0, head={}) as writer:
+        for step, values in enumerate(rows):
+            writer.append(Rows(layout, 0, step, 0, 0.0, np.array([values])))
+        writer.flush()
+    file = tmp_path / "page.html"
+    assert main(["monitor", "view", str(folder), "--export", str(file)]) == 0
+    page = open_file(file)
+    wait_until(page, "document.querySelector('#heat-map').getAttribute('aria-label') !== null")
+    page.focus("#heat-map")
+    found: dict[str, list[str]] = {"a": [], "b": []}
+    for row, key in (("a", "ArrowRight"), ("b", "ArrowLeft")):
+        for _ in range(3):
+            page.keyboard.press(key)
+            found[row].append(page.inner_text(".heat-tip"))
+        page.keyboard.press("ArrowDown")
+    assert found == {
+        "a": [f"a · step {step} · {shown['a'][step]}" for step in (1, 2, 2)],
+        "b": [f"b · step {step} · {shown['b'][step]}" for step in (1, 0, 0)],
+    }
 
 
 def test_view_refuses_a_folder_without_a_run(tmp_path, capsys):

@@ -21,23 +21,29 @@ _OUR_FRAMES: Final = 200  # on top of the innermost call
 _SAFE: Final = 12_000
 
 
+# Several may observe at once, and none must take the limit of another for the user's.
+_raised: Final[dict[int, int]] = {}
+"""The user's limits, by those that replaced them."""
+_installed: Final[set[Headroom]] = set()
+
+
 class Headroom:
-    """Raises the recursion limit, and puts it back.
+    """Raises the recursion limit; the last one that ends puts it back.
 
     The limit is that of the interpreter: it holds for all threads.
     """
 
-    __slots__ = ("_factor", "_raised")
+    __slots__ = ("_enough", "_factor")
 
     def __init__(self, session: Session) -> None:
         """Create it for the frames that the level of `session` adds."""
         # A module with a hook takes four frames for three, a custom function six for three.
         self._factor = 4 / 3 if session.config.level is Level.L0 else 2
-        # The user's limits, by those that replaced them.
-        self._raised: dict[int, int] = {}
+        self._enough: set[int] = set()  # limits that are known to be
 
     def install(self, session: Session) -> None:
         """Raise the limit until `stop`."""
+        _installed.add(self)
         session.step_undo.callback(self._restore)  # when `stop` was called too deep in the stack
         session.undo.callback(self._restore)
         self.keep()
@@ -45,14 +51,20 @@ class Headroom:
     def keep(self) -> None:
         """Raise the limit if the user has set another one meanwhile."""
         limit = sys.getrecursionlimit()
-        if limit in self._raised:  # or put back one that was read while it was raised
+        if limit in self._enough:  # or put back one that was read while it was raised
             return
-        enough = max(int(limit * 4 / 3), min(int(limit * self._factor), _SAFE)) + _OUR_FRAMES
-        self._raised[enough] = limit
-        sys.setrecursionlimit(enough)
+        own = _raised.get(limit, limit)
+        enough = max(int(own * 4 / 3), min(int(own * self._factor), _SAFE)) + _OUR_FRAMES
+        if enough > limit:
+            _raised[enough] = own
+            sys.setrecursionlimit(enough)
+        self._enough.add(max(enough, limit))
 
     def _restore(self) -> None:
-        limit = self._raised.get(sys.getrecursionlimit())
+        _installed.discard(self)
+        if _installed:
+            return
+        limit = _raised.get(sys.getrecursionlimit())
         if limit is not None:
             with contextlib.suppress(RecursionError):
                 sys.setrecursionlimit(limit)

@@ -8,7 +8,7 @@ MindSpore has no hook there, so the two functions of its module that do this are
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, Final
@@ -29,20 +29,28 @@ _FORWARD: Final = "_pynative_forward_run"
 _BACKWARD: Final = "_pynative_func_grad_backward"
 # Arguments of the latter: function, operation, weights, position, whether only the first result
 # is differentiated, and those of the function.
+_WEIGHTS: Final = 2
 _HAS_AUX: Final = 4
 _MOST_ENTRIES: Final = 1000  # of one step
 
 
 class Losses:
-    """Takes the roots of the backward passes that the training starts."""
+    """Takes the roots of the backward passes that the training starts.
 
-    def __init__(self, session: Session) -> None:
+    Those inside of such a pass are no losses: a recomputed cell takes gradients of its own.
+    """
+
+    def __init__(self, session: Session, trained: Iterable[Any] = ()) -> None:
         """Create it; nothing is exchanged.
 
         Args:
             session: gets the values, and learns of exceptions.
+            trained: parameters; passes that only take gradients of others are left out. All count
+                if there is none.
         """
         self._session = session
+        self._trained = frozenset(map(id, trained))
+        self._is_running = False
         self._result: Any = None
         self._count = 0
         self._entries = 0
@@ -67,18 +75,28 @@ class Losses:
     def _backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result, self._result = self._result, None
         session = self._session
-        if is_compiling() or threading.get_ident() != session.thread:
+        is_own = not self._is_running and self._is_of_model(args[_WEIGHTS : _WEIGHTS + 1])
+        if not is_own or is_compiling() or threading.get_ident() != session.thread:
             return run(*args, **kwargs)
         has_aux = len(args) > _HAS_AUX and bool(args[_HAS_AUX])
         quietly(session, "loss", self._take, result, has_aux)
         ending = session.current.ending
+        self._is_running = True
         try:
             found = run(*args, **kwargs)
         except BaseException:
             ending.left(Work.BACKWARD)
             raise
+        finally:
+            self._is_running = False
         ending.succeeded(Work.BACKWARD)
         return found
+
+    def _is_of_model(self, given: Sequence[Any]) -> bool:
+        weights = given[0] if given else None
+        if not self._trained or not isinstance(weights, tuple | list) or not weights:
+            return True
+        return not self._trained.isdisjoint(map(id, weights))
 
     def _take(self, result: Any, has_aux: bool) -> None:
         micro = self._count

@@ -164,7 +164,8 @@ class Collector(StepCollector):
         if Stream.GRAD_UNREDUCED in due:
             session.attempt("hooking parameters", self._parameters.install, self._undo)
         if Stream.RUN in due:
-            session.attempt("hooking backward", Losses(session).install)
+            trained = [one for model in self._models for one in model.get_parameters()]
+            session.attempt("hooking backward", Losses(session, trained).install)
 
     def remove(self) -> None:
         """Take all hooks away."""

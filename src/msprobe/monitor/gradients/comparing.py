@@ -28,6 +28,8 @@ from msprobe.monitor.gradients.probe import (
     summary_name,
 )
 from msprobe.monitor.gradients.sketch import Floats, Signs, cosine
+from msprobe.monitor.pictures import packed_cells
+from msprobe.monitor.rows import MISSING
 from msprobe.report.monitor_page import write_monitor_page
 
 logger = logging.getLogger(__name__)
@@ -351,15 +353,15 @@ def _page_of(
     }
     answers: dict[str, Any] = {}
     for op, attribute in ops.items():
-        values = [
-            [_shown(getattr(one, attribute).get(step)) for step in steps] for one in parameters
-        ]
+        series = [getattr(one, attribute) for one in parameters]
+        values = np.array([[each.get(step, MISSING) for step in steps] for each in series])
+        values[~np.isfinite(values)] = MISSING
         answers[f"heat?axis=layer&op={op}&run=0&stream=signs"] = {
             "rows": [one.name for one in parameters],
             "of_rows": len(parameters),
             "columns": steps,
             "of_columns": len(steps),
-            "values": values,
+            **packed_cells(values),
         }
         for one in parameters:
             key = f"series?{urlencode({'name': one.name, 'op': op, 'stream': 'signs'})}"
@@ -373,13 +375,9 @@ def _series_answer(one: ParameterSimilarity, op: str, attribute: str) -> dict[st
         "run": 0,
         "rank": 0,
         "steps": list(values),
-        "values": [_shown(value) for value in values.values()],
+        "values": [value if math.isfinite(value) else None for value in values.values()],
     }
     return {"stream": "signs", "name": one.name, "op": op, "lines": [line]}
-
-
-def _shown(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else value
 
 
 def _incident(name: str, found: Suspicion, number: int) -> dict[str, Any]:

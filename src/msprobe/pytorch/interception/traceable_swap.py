@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import CodeType, FunctionType
 from typing import Any, Final
 
@@ -17,8 +17,10 @@ from msprobe.pytorch.interception.code_swap import Handler, copy_function
 
 ORIGINALS: Final[dict[str, Callable[..., Any]]] = {}
 """The originals of the diverted functions, by qualified name; the diverted code reads this."""
-HANDLERS: Final[dict[str, Handler]] = {}
-"""Their handlers, likewise."""
+_HANDLERS: Final[dict[str, list[Handler]]] = {}
+"""Their handlers, of several that observe at once the last one first."""
+_CODES: Final[dict[str, tuple[CodeType, CodeType]]] = {}
+"""Their code before and after."""
 
 _TEMPLATE: Final = """
 def diverted{signature}:
@@ -27,8 +29,20 @@ def diverted{signature}:
     original = traceable_swap.ORIGINALS[{key!r}]
     if torch.compiler.is_compiling():
         return original({call})
-    return traceable_swap.HANDLERS[{key!r}](original, ({arguments}), {{}})
+    return traceable_swap.handled({key!r}, ({arguments}))
 """
+
+
+def handled(key: str, args: tuple[Any, ...]) -> Any:
+    """Run a call of a diverted function through its handlers; the diverted code calls this."""
+    call = ORIGINALS[key]
+    for handler in tuple(_HANDLERS[key]):
+        call = partial(_handled_by, handler, call)
+    return call(*args)
+
+
+def _handled_by(handler: Handler, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return handler(call, args, kwargs)
 
 
 def divert_traceably(function: Any, handler: Handler) -> Callable[[], None]:
@@ -47,13 +61,20 @@ def divert_traceably(function: Any, handler: Handler) -> Callable[[], None]:
     if not isinstance(inner, FunctionType) or inner.__code__.co_freevars:
         raise TypeError(f"{function!r} is not a plain Python function")
     key = f"{inner.__module__}.{inner.__qualname__}"
-    before = inner.__code__
-    after = _code_for(inner, before, key)
-    ORIGINALS[key], HANDLERS[key] = copy_function(inner), handler
-    inner.__code__ = after
+    before, after = _CODES.get(key, (None, None))
+    if inner.__code__ is not after:
+        before = inner.__code__
+        after = _code_for(inner, before, key)
+        ORIGINALS[key], _HANDLERS[key] = copy_function(inner), []
+        _CODES[key] = before, after
+        inner.__code__ = after
+    handlers = _HANDLERS[key]
+    handlers.append(handler)
 
     def undo() -> None:
-        if inner.__code__ is after:
+        if handler in handlers:
+            handlers.remove(handler)
+        if not handlers and inner.__code__ is after and before is not None:
             inner.__code__ = before
 
     return undo

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`csv2tensorboard_by_step`: csv files of a monitor as TensorBoard events."""
+"""`csv2tensorboard_by_step`: csv files of a monitor, or its run, as TensorBoard events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from msprobe.monitor.csv_files import read_csv
+from msprobe.monitor.csv_files import is_csv_folder, read_csv
 from msprobe.monitor.exports import write_tensorboard
 from msprobe.monitor.reader import open_monitor
 from msprobe.monitor.rows import Stream
@@ -30,7 +30,8 @@ def csv2tensorboard_by_step(
     """Write TensorBoard events of csv files, and return their folder.
 
     Args:
-        monitor_path: the folder that holds a folder for each rank.
+        monitor_path: the folder that holds a folder with csv files for each rank; or that of runs,
+            of which the newest is taken.
         time_start: the earliest of these folders, by the time in its name, ``Dec03_21-34-40``.
         time_end: the latest.
         process_num: accepted for older scripts; one process does it.
@@ -39,7 +40,7 @@ def csv2tensorboard_by_step(
         output_dirpath: gets the folder; by default that of `monitor_path`.
 
     Raises:
-        MonitorFormatError: there are no such files.
+        MonitorFormatError: there is neither.
         UnsupportedError: TensorBoard is not installed.
     """
     del process_num
@@ -47,7 +48,10 @@ def csv2tensorboard_by_step(
     now = datetime.now(UTC).strftime("%b%d_%H-%M-%S")
     folder = Path(output_dirpath or source) / f"{now}_csv2tensorboard_by_step"
     with tempfile.TemporaryDirectory() as temporary:
-        run_path = read_csv(source, Path(temporary), first=time_start, last=time_end)
+        if is_csv_folder(source):
+            run_path = read_csv(source, Path(temporary), first=time_start, last=time_end)
+        else:
+            run_path = source
         with open_monitor(run_path) as run:
             streams = None
             if data_type_list is not None:

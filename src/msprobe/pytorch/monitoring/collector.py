@@ -40,6 +40,7 @@ from msprobe.pytorch.monitoring.communication import Communication, may_communic
 from msprobe.pytorch.monitoring.features import TORCH, is_linear
 from msprobe.pytorch.monitoring.loss_scale import ScaledLosses
 from msprobe.pytorch.monitoring.optimizers import view_of
+from msprobe.pytorch.monitoring.own_losses import OwnLosses
 from msprobe.pytorch.monitoring.parameters import Named, Parameters, plain_number
 from msprobe.pytorch.monitoring.reading import READING
 from msprobe.pytorch.monitoring.unsharded import flat_parameters
@@ -84,6 +85,8 @@ class Collector(StepCollector):
             holds: tells of a parameter whether this rank measures it.
         """
         self._models = models
+        self._own_losses = OwnLosses(models)
+        self._own_losses.open()
         self._optimizer = optimizer
         keys = settings.keys
         streams = streams_of(settings, rank)
@@ -178,6 +181,7 @@ class Collector(StepCollector):
 
     def close(self) -> None:
         """Take everything away that is installed."""
+        self._own_losses.close()
         self._session.end_observing()
         self.remove()
         self._session.close()
@@ -204,7 +208,7 @@ class Collector(StepCollector):
         if Stream.RUN in due:
             scaled = ScaledLosses(session)
             session.attempt("hooking gradient scalers", scaled.install, self._optimizer)
-            losses = Losses(session, scaled.of)
+            losses = Losses(session, scaled.of, self._own_losses.has)
             session.attempt("hooking backward", losses.install, BackwardEntry())
             calls = TrainingCalls(session, lambda _: lambda: None)
             session.attempt("hooking training calls", calls.install)

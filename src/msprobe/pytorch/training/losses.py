@@ -39,20 +39,23 @@ class Losses:
         count: backward passes of the step that have begun.
     """
 
-    __slots__ = ("_entries", "_scale_of", "_session", "count", "is_installed")
+    __slots__ = ("_entries", "_is_own", "_scale_of", "_session", "count", "is_installed")
 
     def __init__(
         self,
         session: Session,
         scale_of: Callable[[torch.Tensor], torch.Tensor | None] | None = None,
+        is_own: Callable[[torch.Tensor], bool] = lambda _: True,
     ) -> None:
         """Create it.
 
         Args:
             session: gets the values, and learns of exceptions.
             scale_of: returns what a root was multiplied by; its value is then told without that.
+            is_own: whether a root counts; passes that begin at others alone are left out.
         """
         self._session = session
+        self._is_own = is_own
         self._scale_of = scale_of
         self.is_installed = False
         self.count = 0
@@ -84,6 +87,10 @@ class Losses:
         ending.succeeded(Work.BACKWARD)
 
     def _take(self, roots: Sequence[Any]) -> None:
+        if not all(isinstance(one, torch.Tensor) and not self._is_own(one) for one in roots):
+            self._take_own(roots)
+
+    def _take_own(self, roots: Sequence[Any]) -> None:
         micro = self.count
         self.count += 1
         facts = self._session.facts

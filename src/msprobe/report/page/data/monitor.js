@@ -15,7 +15,8 @@ import { number, sections } from "../shared/sections.js";
  * @property {number} of_rows
  * @property {number[]} columns
  * @property {number} of_columns
- * @property {(number | string | null)[][]} values
+ * @property {number} bytes_each
+ * @property {string} values row by row, in base64
  */
 
 const every_ms = 3000;
@@ -48,6 +49,19 @@ export async function ask(question, parameters) {
 
 /** Returns a value as a number, null where it was absent. @param {number | string | null} value */
 export function read(value) { return value === null ? null : number(value); }
+
+/**
+ * Returns the cells of a heat map, row by row, and whether one was absent.
+ * @param {Heat} heat
+ */
+export function cellsOf({ values, bytes_each }) {
+  const known = /** @type {any} */ (Uint8Array); // only newer browsers do it at once
+  const { buffer } = known.fromBase64?.(values) ?? Uint8Array.from(atob(values), (each) => each.charCodeAt(0));
+  const lows = new Uint32Array(buffer), apart = bytes_each / 4;
+  /** @type {Float32Array | Float64Array} */
+  const cells = apart === 1 ? new Float32Array(buffer) : new Float64Array(buffer);
+  return { cells, isAbsent: (/** @type {number} */ at) => Number.isNaN(cells[at]) && (lows[at * apart] & 1) === 1 };
+}
 
 /** Returns the name of a line among several. @param {Line} line */
 export function lineName(line) {

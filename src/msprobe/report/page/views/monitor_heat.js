@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Heat maps: layers or ranks over steps, layers over ranks; a click selects the series and the step.
 
-import { ask, isLive, onGrowth, overview, read } from "../data/monitor.js";
+import { ask, cellsOf, isLive, onGrowth, overview } from "../data/monitor.js";
 import { open } from "../shared/detail.js";
 import { element, joined, replace } from "../shared/dom.js";
 import { digits, grouped } from "../shared/format.js";
@@ -12,7 +12,7 @@ import { colour, onTheme } from "../shared/theme.js";
 /** @typedef {import("../data/monitor.js").Heat} Heat */
 
 const axes = { "layer": "layers × steps", "rank": "ranks × steps", "layers of ranks": "layers × ranks" };
-const widestGutter = 230, ruler = 22, least = 3, most = 18, font = "11px system-ui, sans-serif";
+const widestGutter = 230, ruler = 22, least = 3, most = 18, font = "11px system-ui, sans-serif", mostSorted = 20000;
 // Dark to bright, as readable in grey; for ratios from below to above, through the page's own colour.
 const ramp = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 const both = [[33, 102, 172], [146, 197, 222], [247, 247, 247], [244, 165, 130], [178, 24, 43]];
@@ -25,6 +25,8 @@ const tip = element("div", { class: "heat-tip", "aria-live": "polite" });
 const controls = element("div", { class: "heat-controls" });
 /** @type {Heat | null} */
 let heat = null;
+/** @type {ReturnType<typeof cellsOf>} */
+let read;
 let asked = "";
 let cursor = { row: 0, column: 0 };
 let gutter = widestGutter; // as wide as the names need
@@ -92,6 +94,7 @@ async function load() {
   const answer = await ask("heat", { ...parameters, at });
   if (wanted !== asked) return undefined; // another one was asked for meanwhile
   heat = answer;
+  if (answer) read = cellsOf(answer);
   cursor = { row: 0, column: 0 };
   return draw();
 }
@@ -156,50 +159,53 @@ let drawing = null;
 function drawn(shown) {
   const key = `${state.run} ${state.log}`;
   if (drawing?.shown !== shown || drawing.key !== key) {
-    const places = placesOf(shown), scale = range(places);
-    drawing = { key, shown, ...scale, picture: pictureOf(shown, places, scale) };
+    const placeOf = placing(), scale = range(shown, placeOf);
+    drawing = { key, shown, ...scale, picture: pictureOf(shown, placeOf, scale) };
   }
   return drawing;
 }
 
 const onLogScale = () => state.log === "1" || state.run === "ratio";
 
-/** Returns where values are on the scale: NaN if absent, Infinity for NaN and Inf, -Infinity for the logarithm of zero. @param {Heat} shown */
-function placesOf(shown) {
-  const places = Float64Array.from(shown.values.flat(), (cell) => {
-    const value = read(cell);
-    if (value === null) return NaN;
-    return Number.isFinite(value) ? value : Infinity;
-  });
-  return onLogScale() ? places.map((value) => Math.log10(Math.abs(value))) : places;
+/** Returns where a cell is on the scale: NaN if absent, Infinity for NaN and Inf, -Infinity for the logarithm of zero. @returns {(at: number) => number} */
+function placing() {
+  const { cells, isAbsent } = read, isLog = onLogScale();
+  return (at) => {
+    const cell = cells[at];
+    if (!Number.isFinite(cell)) return isAbsent(at) ? NaN : Infinity;
+    return isLog ? Math.log10(Math.abs(cell)) : cell;
+  };
 }
 
-/** @param {Float64Array} places */
-function range(places) {
-  const isRatio = state.run === "ratio";
-  const found = places.filter((place) => Number.isFinite(place) && !(isRatio && place === 0));
-  // The outermost values would leave no colours for the others.
-  if (isRatio) {
-    const size = Math.max(1e-6, found.map(Math.abs).sort()[Math.ceil(found.length * 0.995) - 1] ?? 0);
-    return { low: -size, span: 2 * size, stops: both };
+/** Returns where the first colour is, how far the last one, and the colours. @param {Heat} shown @param {(at: number) => number} placeOf */
+function range(shown, placeOf) {
+  const isRatio = state.run === "ratio", count = read.cells.length, found = [];
+  let every = Math.ceil(count / mostSorted);
+  while (every > 1 && shown.columns.length % every === 0) every += 1; // not always the same columns
+  for (let at = 0; at < count; at += every) {
+    const place = placeOf(at);
+    if (Number.isFinite(place) && !(isRatio && place === 0)) found.push(isRatio ? Math.abs(place) : place);
   }
-  found.sort();
-  const low = found[Math.floor(found.length * 0.005)] ?? 0, top = found[Math.ceil(found.length * 0.995) - 1] ?? 1;
-  return { low, span: top - low || 1, stops: ramp };
+  const sorted = Float64Array.from(found).sort();
+  // The outermost values would leave no colours for the others.
+  const low = sorted[Math.floor(sorted.length * 0.005)] ?? 0, top = sorted[Math.ceil(sorted.length * 0.995) - 1];
+  if (!isRatio) return { low, span: (top ?? 1) - low || 1, stops: ramp };
+  const size = Math.max(1e-6, top ?? 0);
+  return { low: -size, span: 2 * size, stops: both };
 }
 
-/** @param {Heat} shown @param {Float64Array} places @param {{low: number, span: number, stops: number[][]}} scale */
-function pictureOf(shown, places, { low, span, stops }) {
+/** @param {Heat} shown @param {(at: number) => number} placeOf @param {{low: number, span: number, stops: number[][]}} scale */
+function pictureOf(shown, placeOf, { low, span, stops }) {
   const data = new ImageData(Math.max(shown.columns.length, 1), shown.rows.length);
-  const dots = new Uint32Array(data.data.buffer);
-  const tones = Uint32Array.from({ length: 256 }, (_, step) => packed(toneAt(step / 255, stops)));
-  const pink = packed([230, 20, 120]), black = packed([0, 0, 0]);
-  places.forEach((place, at) => {
-    if (Number.isNaN(place)) return;
+  const dots = new Uint32Array(data.data.buffer), last = 255;
+  const tones = Uint32Array.from({ length: last + 1 }, (_, step) => packed(toneAt(step / last, stops)));
+  const pink = packed([230, 20, 120]), black = packed([0, 0, 0]), scaled = last / span;
+  for (let at = 0; at < dots.length; at += 1) {
+    const place = placeOf(at), tone = (place - low) * scaled;
     if (place === Infinity) dots[at] = pink;
     else if (place === -Infinity) dots[at] = black;
-    else dots[at] = tones[Math.round(255 * Math.max(0, Math.min(1, (place - low) / span)))];
-  });
+    else if (!Number.isNaN(place)) dots[at] = tones[tone <= 0 ? 0 : tone >= last ? last : tone + 0.5 | 0];
+  }
   const picture = document.createElement("canvas");
   picture.width = data.width;
   picture.height = data.height;
@@ -269,9 +275,9 @@ function point(event) {
 
 function tellCell() {
   if (!heat) return;
-  const step = heat.columns[cursor.column], value = heat.values[cursor.row][cursor.column];
+  const step = heat.columns[cursor.column], at = cursor.row * heat.columns.length + cursor.column;
   const place = state.axis === "layers of ranks" ? say("rank {}", step) : say("step {}", grouped(step));
-  tip.textContent = `${heat.rows[cursor.row]} · ${place} · ${value === null ? say("absent") : digits(read(value))}`;
+  tip.textContent = `${heat.rows[cursor.row]} · ${place} · ${read.isAbsent(at) ? say("absent") : digits(read.cells[at])}`;
 }
 
 function pick() {
