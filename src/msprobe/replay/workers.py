@@ -161,6 +161,7 @@ class _Worker:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C ends it through the other end of the socket
             )
         self.connection = Connection(here.detach())
         self._has_started = False
@@ -226,7 +227,6 @@ def _how(code: int) -> tuple[Reason, str]:
 
 def serve(descriptor: int) -> None:
     """Do tasks until the other end closes: what a process of `run_tasks` runs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(descriptor)
     start, limits = pickle.loads(connection.recv_bytes())
     try:
