@@ -73,7 +73,13 @@ def keep(folder: Path) -> Path:
 
 
 def release(folder: Path) -> bool:
-    """Undo `keep`; return whether the folder was marked."""
+    """Undo `keep`; return whether the folder was marked.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: there is no such folder; check the path")
     path = folder / KEPT_FILE
     was_kept = path.exists()
     path.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from msprobe.cluster import cluster
-from msprobe.errors import UnsupportedError
+from msprobe.errors import MsprobeError, UnsupportedError
 from msprobe.replay.runner import Reason
 
 Task = Any
@@ -232,7 +232,8 @@ def serve(descriptor: int) -> None:
     try:
         work = start()
     except Exception as exc:  # noqa: BLE001 - told to the process that started this one
-        connection.send_bytes(pickle.dumps(f"{type(exc).__name__}: {exc}"))
+        kind = "" if isinstance(exc, MsprobeError) else f"{type(exc).__name__}: "
+        connection.send_bytes(pickle.dumps(f"{kind}{exc}"))
         return
     if limits.memory_bytes is not None:
         _limit_memory(limits.memory_bytes)
