@@ -103,10 +103,12 @@ def test_a_level_that_the_user_has_set_stays_unless_the_variable_is_set(logger, 
     assert logger.level == logging.DEBUG
 
 
-@pytest.mark.parametrize("rank", ["3", "50%"])
-def test_lines_name_the_rank(logger, monkeypatch, capsys, rank):
+@pytest.mark.parametrize(
+    ("variable", "rank"), [("RANK", "3"), ("RANK", "50%"), ("RANK_ID", "1"), ("PMI_RANK", "2")]
+)
+def test_lines_name_the_rank(logger, monkeypatch, capsys, variable, rank):
     detach(logger)
-    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv(variable, rank)
     ensure_handler()
     logger.warning("text")
     assert f"[rank {rank}] [WARNING] msprobe: text\n" in capsys.readouterr().err

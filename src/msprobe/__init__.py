@@ -9,9 +9,10 @@ operator of your own. Importing this package changes nothing and imports no fram
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # the constant of `typing`, which the command line shall not wait for
 if TYPE_CHECKING:
+    from typing import Any
+
     from msprobe.compare.run import compare_dumps
     from msprobe.dump.reader import open_dump
     from msprobe.monitor.gradients.comparing import GradComparator

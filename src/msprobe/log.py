@@ -23,6 +23,8 @@ _LEVELS: Final = {
     "3": logging.ERROR,
     "4": SILENT,
 }
+# Set by torchrun, msrun, and the mpirun of Open MPI and of MPICH.
+_RANK_VARIABLES: Final = ("RANK", "RANK_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _root: Final = logging.getLogger("msprobe")
 _lock: Final = threading.Lock()
 _already_said: Final[set[tuple[str, Hashable]]] = set()
@@ -33,7 +35,7 @@ def ensure_handler() -> None:
 
     The level comes from ``MSPROBE_LOG_LEVEL``: 0 debug, 1 info (default), 2 warning, 3 error,
     4 silent; without the variable, a level that the user has set on the logger stays. The handler
-    writes to stderr; its lines name the rank when ``RANK`` is set. Handlers that the user has
+    writes to stderr; its lines name the rank that a launcher has set. Handlers that the user has
     placed, on this logger or above it, are left to do the work. May be called many times.
     """
     with _lock:
@@ -50,9 +52,15 @@ def ensure_handler() -> None:
         warn_once(_root, LEVEL_VARIABLE, "%s is %r; %s", LEVEL_VARIABLE, value, rule)
 
 
+def launched_rank() -> str:
+    """Return the rank that a launcher has set for this process; empty without one."""
+    found = (os.environ.get(name, "").strip() for name in _RANK_VARIABLES)
+    return next(filter(None, found), "")
+
+
 def _stderr_handler() -> logging.Handler:
     handler = _StderrHandler()
-    rank = os.environ.get("RANK", "").strip()
+    rank = launched_rank()
     prefix = f"[rank {rank}] ".replace("%", "%%") if rank else ""
     line = f"%(asctime)s {prefix}[%(levelname)s] %(name)s: %(message)s"
     handler.setFormatter(logging.Formatter(line))

@@ -137,6 +137,35 @@ def test_an_interrupted_command_ends_with_130():
         assert started.wait(20) == 130
 
 
+# Interrupts while the shell's imports run, and at a place whose cleaning up fails then.
+INTERRUPTS = {
+    "import": """
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "msprobe.cli.commands":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+""",
+    "options": """
+def interrupt(frame, event, argument):
+    if frame.f_code.co_name == "format_usage":
+        sys.settrace(None)
+        raise KeyboardInterrupt
+
+sys.settrace(interrupt)
+""",
+}
+
+
+@pytest.mark.parametrize("place", INTERRUPTS)
+def test_an_interrupt_before_the_command_begins_ends_with_130(place):
+    program = f"import sys\n{INTERRUPTS[place]}\nfrom msprobe.cli import main\nsys.exit(main())"
+    command = [sys.executable, "-c", program, "show", "nothing"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "msprobe: error: interrupted\n")
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash_completes_commands_and_options(capsys, tmp_path):
     assert ended("--completion", "bash") == 0

@@ -317,6 +317,24 @@ verify new --device abacus: 'abacus'; cpu, cuda
 verify new --lsit a: --list
 noise nothing nothing: nothing
 noise new old --limit x: 'x'
+compare new  old: is empty
+run --deterministic=yes train.py: --deterministic takes no value
+run --scope a b --on-request=1 train.py: --on-request takes no value
+estimate --json=1 train.py: --json takes no value
+graph new old --serve --port 99999: '99999'; 65535
+monitor view new --port 70000: '70000'; 65535
+monitor show text.txt: TrainerMon
+monitor check text.txt: TrainerMon
+verify new --import nothing.py: there is no Python file here
+verify new --import text.txt: text.txt; .py
+graph-visualize -tp new -o out --rank-size x: 'x' is no whole number
+graph-visualize -tp new -o out --tp 0: '0' is no whole number of 1 or more
+run-overflow-check new -d abacus: 'abacus'; cpu, cuda
+keep --release nothing: there is no such folder
+repair text.txt: holds no dump to repair; name the folder
+show half.zip: is no dump; its dump.json
+graph text.txt: is no dump; the folder
+op-generate -i half_op.json -o out: "extract_api_path"; the file to write
 """.strip().splitlines()
 
 
@@ -334,6 +352,7 @@ def folder(tmp_path_factory):
     (path / "half.json").write_text('{"task": "statistics", "data": {')
     (path / "latin.json").write_bytes(b'{"task": "\xe9t\xe9"}')
     (path / "list.json").write_text("[]")
+    (path / "half_op.json").write_text('{"dump_json_path": "dump.json", "api_name": "Torch.mm.0"}')
     (path / "half.yaml").write_text("a: [1, 2\nb: {")
     (path / "merge.yaml").write_text("api: [Functional]\n")
     (path / "train.py").write_text(SCRIPT)
@@ -350,7 +369,7 @@ def test_the_answer_is_one_readable_line(capsys, monkeypatch, folder, line):
     words, _, wanted = line.rpartition(": ")
     before = sorted(Path().rglob("*"))
     try:
-        code = main(words.split())
+        code = main(words.split(" ") if words else [])
     except SystemExit as end:
         code = end.code
     captured = capsys.readouterr()

@@ -48,6 +48,7 @@ class Script:
         recorded: the smallest number of recorded steps that is right.
         environment: further variables.
         layer: a layer that each step calls twice.
+        launcher: the module that starts two ranks, and its arguments.
     """
 
     library: str
@@ -57,6 +58,7 @@ class Script:
     recorded: int = 3
     environment: tuple[tuple[str, str], ...] = ()
     layer: str = ""
+    launcher: tuple[str, ...] = ("torch.distributed.run", "--nproc-per-node", "2")
 
     def found(self) -> Path:
         if "/" not in self.path:
@@ -67,9 +69,14 @@ class Script:
         return Path(spec.origin).parents[1] / self.path
 
 
+_ACCELERATE = "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1"
 SCRIPTS = {
     "accelerate_script": Script("accelerate", "accelerate/test_utils/scripts/test_script.py"),
-    "accelerate_sync": Script("accelerate", "accelerate/test_utils/scripts/test_sync.py"),
+    "accelerate_sync": Script(
+        "accelerate",
+        "accelerate/test_utils/scripts/test_sync.py",
+        launcher=(*_ACCELERATE.split(), "--mixed_precision", "no", "--dynamo_backend", "no"),
+    ),
     "trl_sft": Script("trl", "trl/scripts/sft.py", "sft"),
     "trl_dpo": Script("trl", "trl/scripts/dpo.py", "dpo"),
     "trl_reward": Script("trl", "trl/scripts/reward.py", "reward"),
@@ -133,19 +140,20 @@ def free_port() -> int:
 
 
 def run(
-    folder: Path, ranks: int, words: list[str], environment: tuple[tuple[str, str], ...]
+    folder: Path, ranks: int, words: list[str], script: Script
 ) -> tuple[int, list[str], dict[str, str]]:
     """Return the exit code, the lines printed, and the hashes of the weights written."""
     folder.mkdir()
     command = [sys.executable]
     if ranks > 1:
-        command += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+        command += ["-m", *script.launcher]
+        port = "--main_process_port" if "accelerate" in script.launcher[0] else "--master-port"
         # What ranks print to one pipe may meet within a line.
-        command += ["--master-port", str(free_port()), "--redirects", "1", "--log-dir", "logs"]
+        command += [port, str(free_port()), "--tee", "1", "--log_dir", "logs"]
     done = subprocess.run(
         [*command, *words],
         cwd=folder,
-        env={**os.environ, **_OFFLINE, **dict(environment)},
+        env={**os.environ, **_OFFLINE, **dict(script.environment)},
         capture_output=True,
         text=True,
         timeout=280,
@@ -178,9 +186,9 @@ def test_a_script_trains_and_prints_the_same_and_is_recorded(
     script = SCRIPTS[name]
     need(script)
     words = [str(script.found()), *arguments(script, tmp_path)]
-    plain = run(tmp_path / "plain", ranks, words, script.environment)
+    plain = run(tmp_path / "plain", ranks, words, script)
     probe = ["-m", "msprobe", "run", "--out", "dump", "--step", "0-2"]
-    recorded = run(tmp_path / "recorded", ranks, [*probe, *words], script.environment)
+    recorded = run(tmp_path / "recorded", ranks, [*probe, *words], script)
     assert recorded == plain
     steps = open_dump(tmp_path / "recorded" / "dump").steps
     assert list(steps) == list(range(script.recorded))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any, Final
 
@@ -68,3 +69,9 @@ def test_a_cluster_shares_the_tasks_and_keeps_crashes_apart() -> None:
         found = answers(tasks, scheduler=cluster.scheduler_address)
     assert found.pop(CRASH) == Crash(Reason.CRASHED, "SIGSEGV")
     assert found == {str(number): number for number in range(120)}
+
+
+def test_ctrl_c_of_a_terminal_does_not_reach_the_processes() -> None:
+    group = "__import__('os').getpgrp()"
+
+    assert answers([group])[group] != os.getpgrp()

@@ -22,6 +22,11 @@ from msprobe.json_text import strict_json
 _PROPAGATIONS: Final = ("forward", "backward")
 _MODES: Final = ("random_data", "real_data")
 _MOST_ITERATIONS: Final = 1000
+_TEXTS: Final = {
+    "dump_json_path": "the path of a dump.json",
+    "api_name": "the name of a recorded call, such as Functional.softmax.0",
+    "extract_api_path": "the path of the file to write the records of the call to",
+}
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "dump_json_path": "",
     "api_name": "",
@@ -66,9 +71,9 @@ def read_op_config(path: Path) -> OpConfig:
         if key not in _DEFAULTS:
             raise ConfigError(key, tree[key], f"only {', '.join(_DEFAULTS)}", source=path)
     values = {**_DEFAULTS, **tree}
-    for key in ("dump_json_path", "api_name", "extract_api_path"):
+    for key, rule in _TEXTS.items():
         if not isinstance(values[key], str) or not values[key]:
-            raise ConfigError(key, values[key], "a text", source=path)
+            raise ConfigError(key, values[key], rule, source=path)
     for key, allowed in (("propagation", _PROPAGATIONS), ("data_mode", _MODES)):
         if values[key] not in allowed:
             raise ConfigError(key, values[key], allowed, source=path)

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from msprobe.checks.accuracy_call import call_name
-from msprobe.checks.accuracy_check import CheckPlan, Task
+from msprobe.checks.accuracy_check import CheckPlan
 from msprobe.checks.standards.metrics import as_floats, largest_value
 from msprobe.checks.verify_call import ResultRow, VerifyOptions, verify_call
 from msprobe.dump.formats.dtypes import COMPLEX_PARTS
@@ -102,32 +102,32 @@ def find_overflows(
         device: the user's word for the device.
         workers: number of processes; 0 to work in this one.
         limits: of each call.
+
+    Raises:
+        MsprobeError: there is no such device.
     """
-    start = partial(start_overflows, plan, max(workers, 1))
-    tasks = [(name, device) for name in names]
-    answers = run_tasks(tasks, start, count=workers, limits=limits)
-    for (name, _), answer in answers:
+    start = partial(start_overflows, plan, device, max(workers, 1))
+    for name, answer in run_tasks(names, start, count=workers, limits=limits):
         if isinstance(answer, Crash):
             yield call_name(name), Overflow(OverflowKind.UNKNOWN, answer.reason)
         else:
             yield call_name(name), answer
 
 
-def start_overflows(plan: CheckPlan, processes: int) -> Callable[[Task], Overflow]:
+def start_overflows(plan: CheckPlan, word: str, processes: int) -> Callable[[str], Overflow]:
     """Return the function that runs calls of a recording; for a worker process."""
     view = plan.recording.view()
     runner = runner_for(view.head.framework)
     runner.share_cores(processes)
+    device = runner.device(word, jit_compile=plan.jit_compile)
     tensors = TensorSource(view, seed=plan.seed)
 
-    def find(task: Task) -> Overflow:
-        name, word = task
+    def find(name: str) -> Overflow:
         found: list[Overflow] = []
 
         def seen(_: ResultRow, result: StoredTensor, reference: StoredTensor) -> None:
             found.append(overflow_of(result, reference))
 
-        device = runner.device(word, jit_compile=plan.jit_compile)
         options = VerifyOptions(device=device, rerun=True)
         call = replace(recorded_call(view, name), passes=())
         report = verify_call(call, runner, tensors, options, seen)

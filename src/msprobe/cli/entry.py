@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`main`: choose the command, run it, turn errors into one line and an exit code."""
+"""`run_command_line`: choose the command, run it, turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -24,32 +24,26 @@ _CONTROLS: Final = dict.fromkeys((*range(32), *range(0x7F, 0xA0)), " ")
 logger = logging.getLogger(__name__)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: the words after `msprobe`; None takes those of the process.
-
-    Returns:
-        The exit code: 0 done, 2 an error, 130 interrupted.
-    """
+def run_command_line(words: Sequence[str]) -> int:
+    """Run the command that the words after `msprobe` name; return the exit code."""
     try:
         with guarded_stdout():
-            result = _run(list(sys.argv[1:] if arguments is None else arguments))
+            result = _run(list(words))
     except MsprobeError as exc:
         return _fail(str(exc))
     except BrokenPipeError:  # the reader (head, a pager) has seen enough
         discard_stdout()
         return 0
     except KeyboardInterrupt:
-        _fail("interrupted")
-        return EXIT_INTERRUPTED
+        return _interrupted()
     except OSError as exc:
         logger.debug("unexpected error", exc_info=True)
         return _fail(_words_of(exc))
     except MemoryError:
         return _fail("the memory does not suffice; choose fewer records with --step or --rank")
     except Exception as exc:
+        if _came_of_an_interrupt(exc):
+            return _interrupted()
         # A traceback does not help at a prompt.
         logger.debug("unexpected error", exc_info=True)
         hint = "set MSPROBE_LOG_LEVEL=0 to see where"
@@ -148,6 +142,21 @@ def _take_local_rank(words: list[str]) -> tuple[list[str], list[str]]:
 def _words_of(error: OSError) -> str:
     place = f"{error.filename}: " if error.filename is not None else ""
     return f"{place}{reason(error)}"
+
+
+def _came_of_an_interrupt(error: BaseException | None) -> bool:
+    """Return whether an interrupt came first, and the cleaning up behind it failed.
+
+    `argparse` looks for attributes that it had not set yet.
+    """
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+def _interrupted() -> int:
+    _fail("interrupted")
+    return EXIT_INTERRUPTED
 
 
 def _fail(message: str) -> int:

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msprobe.cli.options import add_output, add_ranks, add_steps, whole_number
+from msprobe.cli.options import add_output, add_ranks, add_steps, port_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--serve", action="store_true", help="show the page from a local server until Ctrl-C"
     )
     parser.add_argument(
-        "--port", type=whole_number, default=0, metavar="N", help="port of the server; default: any"
+        "--port", type=port_number, default=0, metavar="N", help="port of the server; default: any"
     )
     parser.add_argument(
         "--no-browser", action="store_true", help="only print the address of the server"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msprobe.cli.graph import add_shared_options, open_compared
-from msprobe.cli.options import add_output
+from msprobe.cli.options import add_output, positive_number
 
 if TYPE_CHECKING:
     from msprobe.graph.merging import Layout
@@ -43,13 +43,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rank-size",
-        type=int,
+        type=positive_number,
         nargs="+",
         metavar="N",
         help="merge the ranks of a parallel run; the second number is for the reference",
     )
     for axis, meaning in _AXES.items():
-        parser.add_argument(f"--{axis}", type=int, nargs="+", metavar="N", help=meaning)
+        parser.add_argument(f"--{axis}", type=positive_number, nargs="+", metavar="N", help=meaning)
     parser.add_argument(
         "--order", nargs="+", metavar="NAMES", help="axes, fastest first (tp-cp-ep-dp-pp)"
     )

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msprobe.cli.options import add_output, whole_number
+from msprobe.cli.options import add_output, port_number
 from msprobe.plain_text import reason
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_output(parser, "write one file, and end", metavar="FILE", aliases=("--export",))
     parser.add_argument(
-        "--port", metavar="N", type=whole_number, default=0, help="of the server (default: any)"
+        "--port", metavar="N", type=port_number, default=0, help="of the server (default: any)"
     )
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+_LAST_PORT: Final = 65535
 _LONGEST_NUMBER: Final = 18
 # A parser, or a group of its options.
 _Options = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -186,6 +187,13 @@ def positive_number(text: str) -> int:
     """Return a whole number of 1 or more."""
     if not _is_digits(text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return int(text)
+
+
+def port_number(text: str) -> int:
+    """Return the number of a port; 0 for any that is free."""
+    if not _is_digits(text) or int(text) > _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: use 0 to {_LAST_PORT}, 0 for any")
     return int(text)
 
 

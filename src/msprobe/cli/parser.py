@@ -49,6 +49,23 @@ class CommandParser(argparse.ArgumentParser):
             if equals and self.options()[name].nargs == 0:
                 self.error(f"{name} takes no value")
 
+    def refuse_values(self, words: Sequence[str]) -> None:
+        """End with a message if an option in front of a program has a value that it does not take.
+
+        `refuse_unknown` would look at the program's own options, too.
+        """
+        following = iter(words)
+        for word in following:
+            name, equals, _ = word.partition("=")
+            action = self.options().get(name)
+            if action is None or action.nargs == argparse.REMAINDER:
+                return
+            if equals and action.nargs == 0:
+                self.error(f"{name} takes no value")
+            count = 0 if equals else action.nargs if isinstance(action.nargs, int) else 1
+            for _ in range(count):
+                next(following, "")
+
     def meant(self, option: str) -> str:
         """Return a suggestion for an option that does not exist."""
         shown = [flag for action in self._actions for flag in action.option_strings]
@@ -66,7 +83,10 @@ class CommandParser(argparse.ArgumentParser):
 def parse_command(command: Command, words: Sequence[str]) -> argparse.Namespace:
     """Return the options of a command; end the process if they cannot be used, or with the help."""
     parser = make_parser(command)
+    if "" in words and not command.takes_program:
+        parser.error("one of the words is empty; leave it out, or give it a value")
     if command.takes_program:
+        parser.refuse_values(words)
         options, rest = parser.parse_known_args(words)
         rest += options.program[:1]
     else:

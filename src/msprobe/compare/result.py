@@ -42,7 +42,7 @@ class LegacyChoices:
         first_difference: whether the files of the first-difference search are written.
     """
 
-    columns: Literal["documented", "neutral"] = "documented"
+    columns: Literal["documented", "neutral"] = "neutral"
     generation: Literal["8.3.3", "26.2.0"] = "26.2.0"
     highlight: bool = True
     stack: bool = True
@@ -270,10 +270,10 @@ class CompareResult:
 
 
 def _table(comparison: RankComparison, legacy: LegacyChoices) -> Table:
-    from msprobe.compare.legacy.tables import neutral_table
+    from msprobe.compare.legacy.tables import documented_table, neutral_table
 
     made = _legacy_table(comparison, legacy)
-    return neutral_table(made) if legacy.columns == "neutral" else made
+    return neutral_table(made) if legacy.columns == "neutral" else documented_table(made)
 
 
 def _legacy_table(comparison: RankComparison, legacy: LegacyChoices) -> Table:

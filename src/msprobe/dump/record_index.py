@@ -299,6 +299,8 @@ def _key_text(raw: bytes) -> str | None:
 
 
 def _parse_whole(path: Path, buffer: bytes) -> RecordIndex:
+    if bytes(buffer[:64]).strip() and not bytes(buffer[:64]).lstrip().startswith((b"{", b"[")):
+        raise DumpFormatError(path, "is no dump: name the folder of one, or its dump.json")
     try:
         tree = parse_json(buffer)
     except JSON_ERRORS as exc:

@@ -87,8 +87,8 @@ def repair_dump(path: str | Path, *, dry_run: bool = False) -> list[RepairedRank
         DumpFormatError: there is no rank folder at that path.
     """
     folders = find_rank_folders(Path(path))
-    if not folders:
-        raise DumpFormatError(path, "holds no dump to repair")
+    if not folders or Path(path).is_file():
+        raise DumpFormatError(path, "holds no dump to repair; name the folder of one")
     done = (_repair_rank(found.directory, dry_run=dry_run) for found in folders)
     return [rank for rank in done if rank is not None]
 

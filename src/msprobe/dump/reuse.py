@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 from msprobe.dump import layout
 from msprobe.dump.run_times import RunTimes, process_began
 from msprobe.errors import UsageError
+from msprobe.log import launched_rank
 from msprobe.plain_text import reason
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,6 @@ KEPT_FILE: Final = "msprobe_keep"
 """A folder that holds a file of this name is never recorded into."""
 _MOST_ACCOUNTS: Final = 1_000
 _LARGEST_ACCOUNT: Final = 16 << 20
-_RANK_VARIABLES: Final = ("RANK", "RANK_ID", "OMPI_COMM_WORLD_RANK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,13 @@ def keep(folder: Path) -> Path:
 
 
 def release(folder: Path) -> bool:
-    """Undo `keep`; return whether the folder was marked."""
+    """Undo `keep`; return whether the folder was marked.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: there is no such folder; check the path")
     path = folder / KEPT_FILE
     was_kept = path.exists()
     path.unlink(missing_ok=True)
@@ -102,7 +107,7 @@ def refuse_kept(folder: Path, *, overwrite: bool) -> None:
 
 def warn_of_replacing(folder: Path) -> None:
     """Log which recording a new one replaces; once for all ranks, where these can be told."""
-    if any(os.environ.get(name, "0") != "0" for name in _RANK_VARIABLES):
+    if launched_rank() not in ("", "0"):
         return
     earlier = find_earlier(folder)
     if earlier is not None and not earlier.is_of_this_process:

@@ -388,13 +388,14 @@ def open_monitor(path: str | Path) -> MonitorRun:
     Raises:
         MonitorFormatError: there is no run, or it is damaged.
     """
-    path = Path(path)
+    path, advice = Path(path), "name the output folder of TrainerMon"
     if path.is_file():
         match = _NAME.fullmatch(path.name)
+        if path.suffix != ROWS_SUFFIX:
+            raise MonitorFormatError(path, f"is no file of the monitor (*{ROWS_SUFFIX}); {advice}")
         return MonitorRun(path.parent, {int(match[1]) if match else 0: path})
     folder = newest_run(path)
     if folder is None:
-        advice = "name the output folder of TrainerMon"
         raise MonitorFormatError(
             path, f"holds no run of the monitor (no rank*{ROWS_SUFFIX}); {advice}"
         )

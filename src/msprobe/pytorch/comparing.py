@@ -69,6 +69,7 @@ def compare(
         data_mapping=data_mapping,
     )
     legacy = LegacyChoices(
+        columns="documented",
         generation="8.3.3",
         highlight=highlight,
         stack=stack_mode or not given.names_stacks,

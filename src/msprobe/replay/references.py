@@ -174,6 +174,8 @@ def import_definitions(name: str) -> None:
     if name.lower().endswith((".py", *_YAML)):
         load_goldens(name)
         return
+    if Path(name).is_file():
+        raise ConfigFileError(name, "is no file of definitions: its name must end in .py or .yaml")
     try:
         import_module(name)
     except ImportError as exc:

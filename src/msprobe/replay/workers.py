@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from msprobe.cluster import cluster
-from msprobe.errors import UnsupportedError
+from msprobe.errors import MsprobeError, UnsupportedError
 from msprobe.replay.runner import Reason
 
 Task = Any
@@ -161,6 +161,7 @@ class _Worker:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C ends it through the other end of the socket
             )
         self.connection = Connection(here.detach())
         self._has_started = False
@@ -226,13 +227,13 @@ def _how(code: int) -> tuple[Reason, str]:
 
 def serve(descriptor: int) -> None:
     """Do tasks until the other end closes: what a process of `run_tasks` runs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(descriptor)
     start, limits = pickle.loads(connection.recv_bytes())
     try:
         work = start()
     except Exception as exc:  # noqa: BLE001 - told to the process that started this one
-        connection.send_bytes(pickle.dumps(f"{type(exc).__name__}: {exc}"))
+        kind = "" if isinstance(exc, MsprobeError) else f"{type(exc).__name__}: "
+        connection.send_bytes(pickle.dumps(f"{kind}{exc}"))
         return
     if limits.memory_bytes is not None:
         _limit_memory(limits.memory_bytes)

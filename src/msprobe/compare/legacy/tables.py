@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from typing import Final
 
@@ -74,13 +74,22 @@ def legacy_table(
 
 def neutral_table(table: Table) -> Table:
     """Return a table of `legacy_table` under neutral titles, without its messages."""
-    kept = [place for place, title in enumerate(table.columns) if title != ERR_MESSAGE]
+    return _without(table, {ERR_MESSAGE}, neutral_title)
+
+
+def documented_table(table: Table) -> Table:
+    """Return a table of `legacy_table` without our own columns, as other programs want it."""
+    return _without(table, set(OWN), str)
+
+
+def _without(table: Table, left_out: Container[str], title_of: Callable[[str], str]) -> Table:
+    kept = [place for place, title in enumerate(table.columns) if title not in left_out]
 
     def rows() -> Iterator[TableRow]:
         for cells, colour in table.rows():
             yield [cells[place] for place in kept], colour
 
-    columns = tuple(neutral_title(table.columns[place]) for place in kept)
+    columns = tuple(title_of(table.columns[place]) for place in kept)
     return Table(columns=columns, count=table.count, rows=rows)
 
 

@@ -395,6 +395,7 @@ export const sentences = {
   "ends at byte {}, before byte {}": "在第 {} 字节结束，未到第 {} 字节", "ends at byte {} of a part, before byte {}": "在某部分的第 {} 字节结束，未到第 {} 字节",
   "there is no such tensor file": "没有该张量文件", "negative position": "位置为负", "holds no records": "不含记录",
   "nested too deeply": "嵌套过深", "nested deeper than {} levels": "嵌套超过 {} 层", "truncated JSON ({})": "JSON 被截断（{}）", "not valid JSON ({})": "不是有效的 JSON（{}）",
+  "is no dump: name the folder of one, or its dump.json": "不是 dump：请给出 dump 的文件夹或其中的 dump.json",
   "truncated JSON ({}: line {} column {} (char {}))": "JSON 被截断（{}：第 {} 行第 {} 列，字符 {}）",
   "not valid JSON ({}: line {} column {} (char {}))": "不是有效的 JSON（{}：第 {} 行第 {} 列，字符 {}）",
   "Expecting value": "此处应为值", "Expecting ',' delimiter": "此处应为 ','", "Expecting ':' delimiter": "此处应为 ':'", "Extra data": "多余的数据",
