@@ -157,6 +157,11 @@ class StepObservations:
     knows_updates: bool = False
     cleared: str | None = None
 
+    @property
+    def is_close(self) -> bool:
+        """Whether every value agrees up to rounding, in the same types."""
+        return not (self.forward_differs or self.backward_differs or self.precisions)
+
 
 def observe(comparison: RankComparison) -> StepObservations:
     """Return what the rows of a comparison say; needs their origins."""
