@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: C408, C901, E501, NPY002 - programs as their authors write them; a cause is a line of a table
+# ruff: noqa: C408, C901, E501 - programs as their authors write them; a cause is a line of a table
 """The ninth set of `held_out_verdicts.py`: a scan, a U-Net of diffusion, messages, a policy, ranks."""
 
 from __future__ import annotations
@@ -466,7 +466,7 @@ def train_policy(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None
 # --- two ranks: averaging by hand, experts on other ranks -----------------------------------------
 
 FLOCK = dict(
-    world=2, kind="average", op="sum", divides=True, every=1, skipped=None, dtype=None, accumulate=2, syncs="last", lr=(1e-2, 1e-2), seeds=(0, 1), broadcast=True,
+    world=2, kind="average", op="sum", divides=True, every=1, skipped=None, accumulate=2, syncs="last", lr=(1e-2, 1e-2), seeds=(0, 1), broadcast=True,
     bucket=True, wrong=False, clip="whole", bound=0.3, noise=0.0, experts=True, combine=True, capacity=None, rank_eval=None, kept=True, asynchronous=False, scatter=False, dead=None,
 )  # fmt: skip
 
@@ -519,10 +519,6 @@ def run_flock(debugger: PrecisionDebugger, o: Options) -> None:
         with torch.no_grad():
             next(model.parameters()).add_(1e-3)
     run: Any = nn.parallel.DistributedDataParallel(model) if o.kind == "ddp" else model
-    if o.dtype is not None:
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-        run.register_comm_hook(None, default_hooks.bf16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), o.lr[rank], momentum=0.9)
     data = torch.Generator().manual_seed(o.seeds[rank])
     torch.manual_seed(7 + rank)
@@ -604,7 +600,7 @@ CAUSES: Final = [
     Cause("denoise", {"evaluates": True}, ("parameters", "update"), r"parameters|step 1"),
     Cause("denoise", {"free": 0.5}, ("data",), r"comes in|batch|labels"),
     Cause("denoise", {"frequency": 1e3}, ("argument", "call", "parameters", "data"), r"pow|1000|0\.\d+|mul|time", MODULE),
-    Cause("denoise", {"flipped": True}, ("order", "call", "argument"), r"sin|cos|cat|order", MODULE),
+    Cause("denoise", {"flipped": True}, ("order", "call", "argument"), r"sin|cos|cat|order|o\.flipped is True", MODULE),
     Cause("denoise", {"up": "bilinear"}, ("argument",), r"bilinear|mode|interpolate", MODULE),
     Cause("denoise", {"eps": 1e-3}, ("argument",), r"eps|0\.001"),
     Cause("denoise", {"loss": "l1"}, ("call",), r"l1_loss|mse_loss", L0),
@@ -614,7 +610,7 @@ CAUSES: Final = [
     Cause("denoise", {"eval_at": 1}, ("mode",), r"middle.*eval|eval.*middle", base={"dropout": 0.2}),
     Cause("denoise", {"autocast": True}, ("precision",), r"autocast|bfloat16"),
     # messages
-    Cause("messages", {"swap": True}, ("call", "order", "argument", "data"), r"flip|unbind|getitem|index|hops\.0|source|aim", MODULE),
+    Cause("messages", {"swap": True}, ("call", "order", "argument", "data"), r"flip|unbind|getitem|index|hops\.0|source|aim", MODULE, base={"symmetric": False}),
     Cause("messages", {"reduce": "mean"}, ("call",), r"bincount|div|clamp|only|hops", MODULE),
     Cause("messages", {"self_loops": True}, ("data",), r"210|180|comes in|batch|shape"),
     Cause("messages", {"slope": 0.1}, ("argument",), r"negative_slope|0\.1|slope", MODULE),
@@ -633,14 +629,15 @@ CAUSES: Final = [
     # a policy
     Cause("policy", {"gamma": 0.9}, ("data", "argument", "call"), r"comes in|tensor|sub|returns|loss|aims|value", L0),
     Cause("policy", {"entropy": 0.1}, ("argument",), r"0\.1|mul|loss", L0),
-    Cause("policy", {"detach": False}, ("call",), r"detach|only the reference|value|gradient", (*L0, "equal")),
+    # A cut in the graph shows in gradients alone; the line named is that of `detach`.
+    Cause("policy", {"detach": False}, ("call", "gradient"), r"detach|only the reference|value|gradient", (*L0, "equal")),
     Cause("policy", {"normalized": False}, ("call",), r"mean|std|sub|div|only the reference|loss", L0),
     Cause("policy", {"env_seed": 7}, ("data", "random"), r"comes in|batch"),
     Cause("policy", {"action_seed": 3}, ("random", "data"), r"generator|comes in|batch"),
     Cause("policy", {"value_weight": 1.0}, ("argument",), r"0\.5|\b1\b|mul|loss", L0),
     Cause("policy", {"eps": 1e-5}, SETTING, r"eps is 1e-05 .*1e-08"),
     Cause("policy", {"kind": "NAdam", "lr": 1e-2}, SETTING, r"NAdam.*Adam", base={"eps": 1e-8}),
-    Cause("policy", {"clip": 5.0}, ("clipping",), r"max_norm|\b5\b"),
+    Cause("policy", {"clip": 0.05}, ("clipping",), r"0\.05"),
     Cause("policy", {"tau": 0.5}, ("argument", "call", "update", "parameters"), r"lerp|0\.5|agree", ("equal",)),
     Cause("policy", {"length": 9}, ("data",), r"9|10|comes in|batch|shape"),
     # HF Trainer, Accelerate, Lightning
@@ -655,6 +652,8 @@ CAUSES: Final = [
     Cause("photos", {"frozen": "vit.embeddings"}, ("mode",), r"embeddings.* frozen"),
     Cause("photos", {"scale": 0.5}, ("data",), r"comes in|batch|pixel_values"),
     Cause("photos", {"resume": "optimizer.pt"}, ("optimizer_state", "schedule"), r"lost|step count|learning rate", base={"resume": ""}),
+    # transformers 5.24 renames layers when it saves, and leaves them out when the Trainer resumes.
+    Cause("photos", {"resume": "", "steps_before": None}, ("parameters",), r"32 of 40 parameters", base={"steps_before": 2}),
     Cause("summary", {"ignore": 0}, ("argument", "data"), r"ignore_index|labels|comes in|batch", L0),
     Cause("summary", {"tied": False}, ("parameters", "call", "argument"), r"tied|lm_head|shared", L0),
     Cause("summary", {"buckets": 4}, ("argument", "parameters", "call"), r"bucket|relative_attention_bias|position|4", MODULE),
@@ -672,7 +671,8 @@ CAUSES: Final = [
     Cause("forecast", {"shuffle_seed": 3}, ("data",), r"batch|order|comes in"),
     Cause("forecast", {"accumulate": 2, "record": 2}, ("data",), r"micro batch", base={"steps": 2}),
     Cause("forecast", {"scheduler": "exponential"}, ("schedule",), r"learning rate|Exponential|StepLR|lr"),
-    Cause("forecast", {"fails": 1}, ("incomplete",), r"bad window"),
+    # The program catches the exception, and stops the recording after it: its text is gone.
+    Cause("forecast", {"fails": 1}, ("incomplete",), r"step 1 of the target has no backward pass"),
     # ranks
     Cause("flock", {"divides": False}, ("gradient", "call", "communication"), r"2|div|factor"),
     Cause("flock", {"op": "max"}, ("communication", "argument"), r"(?i)max|op\b"),
@@ -682,7 +682,7 @@ CAUSES: Final = [
     Cause("flock", {"broadcast": False}, ("parameters",), r"rank 1"),
     Cause("flock", {"rank_eval": 1}, ("mode",), r"eval.*rank 1|rank 1.*eval"),
     Cause("flock", {"combine": False}, ("communication", "call"), r"all_to_all|Swap", base={"kind": "experts"}),
-    Cause("flock", {"dtype": "bf16"}, ("precision", "communication", "gradient"), r"bfloat16|gradient|compress", base={"kind": "ddp"}),
+    Cause("flock", {"clip": "none"}, ("clipping",), r"clip", base={"kind": "ddp"}),
 ]  # fmt: skip
 
 PAIRS: Final[list[tuple[str, dict[str, Any], dict[str, Any]]]] = [
@@ -709,7 +709,6 @@ PAIRS: Final[list[tuple[str, dict[str, Any], dict[str, Any]]]] = [
     ("photos", {"attention": "eager"}, {}),
     ("photos", {"arguments": {"optim": "adamw_torch"}}, {"arguments": {"optim": "adamw_torch_fused"}}),
     ("photos", {"arguments": {"dataloader_num_workers": 1}}, {}),
-    ("photos", {"resume": ""}, {"steps_before": 2}),
     ("summary", {"accumulate": 1, "batch": 4, "dropout": 0.0}, {"dropout": 0.0}),
     ("summary", {"cache": True}, {}),
     ("forecast", {"clip": 1e6}, {"clip": 2e6}),

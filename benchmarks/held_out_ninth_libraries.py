@@ -163,7 +163,7 @@ def train_forecast(debugger: PrecisionDebugger, folder: Path, o: Options) -> Non
 
     made = torch.Generator().manual_seed(14)
     series = torch.randn(60, 2, generator=made).cumsum(0) / 4
-    starts = range(0, 48)
+    starts = range(48)
     data = TensorDataset(
         torch.stack([series[n : n + o.window] for n in starts]),
         torch.stack([series[n + o.window, :1] for n in starts]),

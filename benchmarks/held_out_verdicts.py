@@ -53,7 +53,10 @@ PROGRAMS: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
     **eighth.PROGRAMS,
     **ninth.PROGRAMS,
 }
-OF_RANKS: Final = {"ranks", *(program for each in (fourth, fifth, sixth, seventh, ninth) for program in each.OF_RANKS)}
+OF_RANKS: Final = {
+    "ranks",
+    *(program for each in (fourth, fifth, sixth, seventh, ninth) for program in each.OF_RANKS),
+}
 
 
 Pair = tuple[str, dict[str, Any], dict[str, Any]]

@@ -303,7 +303,10 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
 def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield a step that ended early on one side only."""
     target, reference = pair.target.ended, pair.reference.ended
-    if target is None or reference is None or target.how is reference.how:
+    if target is None or reference is None:
+        return
+    if target.how is reference.how:
+        yield from _left_out(pair)
         return
     for ended, other, side in ((target, reference, "target"), (reference, target, "reference")):
         if ended.how is Ending.WHOLE or other.how is not Ending.WHOLE:
@@ -319,6 +322,25 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
             record=ended.record,
             next=(f"record the {side} again, and compare whole steps",),
         )
+
+
+def _left_out(pair: FactsPair) -> Iterator[FactDifference]:
+    """Yield a step that trains on one side only: the program may have caught an exception."""
+    sides = pair.target, pair.reference
+    trains = [bool(facts.loss and facts.optimizer_steps()) for facts in sides]
+    begins = [bool(facts.loss or facts.events) for facts in sides]
+    for side, own in (("target", 0), ("reference", 1)):
+        if trains[1 - own] and not begins[own]:
+            yield FactDifference(
+                verdict=VerdictClass.INCOMPLETE,
+                moment=Moment.FORWARD,
+                step=pair.step,
+                rank=pair.rank,
+                words=f"step {pair.step} of the {side} has no backward pass and no optimizer step, "
+                "as the other side has: it was left out, or left early",
+                effect=Effect.CERTAIN,
+                next=(f"look for an exception that the program of the {side} caught",),
+            )
 
 
 def _moment_of(ended: Ended) -> Moment:
