@@ -32,7 +32,7 @@ from msprobe.pytorch import PrecisionDebugger
 # --- a selective scan over a sequence, all parameters by hand -------------------------------------
 
 SCAN = dict(
-    steps=3, delta_bias=-2.0, real=True, skip=True, gate="silu", conv=3, causal=True, step_size="softplus", chunk=None, cumulative=False, lr=4e-3, betas=(0.9, 0.95),
+    steps=3, delta_bias=-2.0, skip=True, gate="silu", conv=3, causal=True, step_size="softplus", cumulative=False, lr=4e-3, betas=(0.9, 0.95),
     decay_state=False, micro=2, mean=True, warm=2, clip=1.0, seed=5, order=1, reverse=False, dtype=torch.float32, threads=1, foreach=None, norm="own", checkpoint=False,
     reset_at=None, frozen=None, bad=None, label_shift=1,
 )  # fmt: skip
@@ -158,8 +158,8 @@ def train_scan(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None:
 
 DENOISE = dict(
     steps=3, target="noise", beta_end=0.02, schedule="linear", times_seed=3, weighting=None, groups=4, ema=0.9, evaluates=False, free=0.0, numpy_seed=1, offset=0.0,
-    ordered=True, lr=2e-3, kind="AdamW", up="nearest", eps=1e-5, attention="sdpa", skips=True, dtype=torch.float32, autocast=False, format="plain", threads=1, micro=1,
-    precomputed=True, amsgrad=False, loss="mse", flipped=False, momentum=0.9, frequency=1e4, bad=None, dropout=0.0, eval_at=None,
+    lr=2e-3, kind="AdamW", up="nearest", eps=1e-5, attention="sdpa", skips=True, dtype=torch.float32, autocast=False, format="plain", threads=1, micro=1,
+    amsgrad=False, loss="mse", flipped=False, momentum=0.9, frequency=1e4, bad=None, dropout=0.0, eval_at=None,
 )  # fmt: skip
 
 
@@ -284,8 +284,8 @@ def train_denoise(debugger: PrecisionDebugger, _folder: Path, o: Options) -> Non
 
 MESSAGES = dict(
     steps=3, reduce="sum", self_loops=False, add="index_add", shuffled=False, slope=0.2, hops=2, split_seed=2, drop_edge=0.0, edge_seed=4, lr=1e-2, optimizer="RMSprop",
-    alpha=0.99, centered=False, momentum=0.0, weight=0.0, residual=True, normal="layer", symmetric=True, masked=True, gamma=0.5, plateau=False, heads=2, threads=1,
-    dtype=torch.float64, swap=False, feature=None, noise=0.0, cleared=True, double=None, frozen_at=None, cast=False,
+    alpha=0.99, centered=False, momentum=0.0, weight=0.0, residual=True, symmetric=True, masked=True, gamma=0.5, heads=2, threads=1,
+    dtype=torch.float64, swap=False, feature=None, cleared=True, double=None, frozen_at=None,
 )  # fmt: skip
 
 
@@ -388,7 +388,7 @@ def train_messages(debugger: PrecisionDebugger, _folder: Path, o: Options) -> No
 
 POLICY = dict(
     steps=3, gamma=0.95, baseline=True, normalized=True, entropy=0.01, env_seed=6, action_seed=2, lr=1e-2, tau=0.1, target_every=1, clip=0.5, greedy=False, reward_scale=1.0,
-    detach=True, kind="Adam", maximize=False, eps=1e-8, length=10, threads=1, tanh=True, advantage="mc", fused=None, log="torch", value_weight=0.5, stale=False, weights=1.0,
+    detach=True, kind="Adam", maximize=False, eps=1e-8, length=10, threads=1, tanh=True, advantage="mc", fused=None, log="torch", value_weight=0.5,
 )  # fmt: skip
 
 
@@ -467,7 +467,7 @@ def train_policy(debugger: PrecisionDebugger, _folder: Path, o: Options) -> None
 
 FLOCK = dict(
     world=2, kind="average", op="sum", divides=True, every=1, skipped=None, accumulate=2, syncs="last", lr=(1e-2, 1e-2), seeds=(0, 1), broadcast=True,
-    bucket=True, wrong=False, clip="whole", bound=0.3, noise=0.0, experts=True, combine=True, capacity=None, rank_eval=None, kept=True, asynchronous=False, scatter=False, dead=None,
+    bucket=True, clip="whole", bound=0.3, experts=True, combine=True, rank_eval=None, asynchronous=False, dead=None,
 )  # fmt: skip
 
 
