@@ -24,6 +24,7 @@ import held_out_eighth as eighth
 import held_out_fifth as fifth
 import held_out_fourth as fourth
 import held_out_ninth as ninth
+import held_out_ninth_causes as ninth_causes
 import held_out_programs as loops
 import held_out_seventh as seventh
 import held_out_seventh_causes as seventh_causes
@@ -276,7 +277,7 @@ SETS: Final = {
     "sixth": (sixth_causes.CAUSES, sixth_causes.PAIRS),
     "eighth": (eighth.CAUSES, eighth.PAIRS),
     "seventh": (seventh_causes.CAUSES, seventh_causes.PAIRS),
-    "ninth": (ninth.CAUSES, ninth.PAIRS),
+    "ninth": (ninth_causes.CAUSES, ninth_causes.PAIRS),
 }
 
 
