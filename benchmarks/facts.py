@@ -7,6 +7,9 @@
 Each round runs every variant once, in an order drawn anew: what else the machine does, and what one
 leaves behind for the next, touches all of them. The ratios are those of the lower quartiles, which
 a busy machine disturbs least. In brackets: the middle half of the ratios of one round each.
+
+The last line is a control: how long the machine takes to read once, and do nothing else with, what
+facts read in a step (gradients, states, parameters after the update). No summary can cost less.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import numpy as np
 import torch
 from bench_models import WORKLOADS, Workload, build
 
@@ -79,6 +83,27 @@ def measure(case: str, level: str, rounds: int, folder: Path) -> dict[str, list[
     return found
 
 
+def read_only(case: str, rounds: int) -> tuple[int, float]:
+    """Return the bytes that facts read in a step, and the CPU seconds of a bare pass over them."""
+    work = build(case)
+    train_once(work, None, stops_behind=False)
+    state = [one for each in work.optimizer.state.values() for one in each.values()]
+    parameters = list(work.model.parameters())
+    read = [*parameters, *(one.grad for one in parameters), *state]
+    views = [
+        one.detach().view(-1).numpy().view(np.int32)
+        for one in read
+        if one is not None and one.numel() > 1 and one.dtype is torch.float32
+    ]
+    times = []
+    for _ in range(rounds):
+        started = time.process_time()
+        for view in views:
+            view.max()
+        times.append(time.process_time() - started)
+    return sum(view.nbytes for view in views), statistics.quantiles(times, n=4)[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", choices=WORKLOADS, default="gpt")
@@ -95,6 +120,11 @@ def main() -> None:
         low, _, high = statistics.quantiles(ratios, n=4)
         lower, base = (statistics.quantiles(one, n=4)[0] for one in (times, plain))
         print(f"{name:34} {lower * 1e3:8.1f} ms  {lower / base:6.3f}x  ({low:.3f} to {high:.3f})")
+    size, took = read_only(args.case, args.rounds)
+    print(
+        f"{f'control: {size / 1e6:.0f} MB read once':34} {took * 1e3:8.1f} ms  {took / base:6.3f} "
+        f"of the plain step, {size / took / 1e9:.1f} GB/s"
+    )
 
 
 if __name__ == "__main__":

@@ -348,7 +348,8 @@ CAUSES: Final = [
     Cause("decoder", {"inverted": 1}, ("call", "argument"), r"where|flip|heads|only|mask", MODULE),
     Cause("decoder", {"base": 1e5}, ("argument",), r"100000|1e\+05|pow|layers\.0|cos|own code", MODULE),
     Cause("decoder", {"tied": False}, ("parameters", "optimizer_state", "update"), r"tied|head|lost", base={"resume": 1}),
-    Cause("decoder", {"count": "batches"}, ("call", "gradient", "argument"), r"div|sum|loss|gradient", L0),
+    # The first call of the planted line, `loss / (aims != PAD).sum() / len(parts)`, is the `!=`.
+    Cause("decoder", {"count": "batches"}, ("call", "gradient", "argument"), r"div|sum|loss|gradient|__ne__", L0),
     Cause("decoder", {"always_drop": True}, ("argument", "random", "call"), r"training|True|layers\.0|dropout", MODULE, base={"drop": 0.1, "evaluating": True}),
     Cause("decoder", {"drop": 0.1}, ("argument", "call"), r"\bp\b|0\.1|dropout|layers\.0", MODULE),
     Cause("decoder", {"seed": 4}, ("random",), r"generator|draws", base={"drop": 0.1}),

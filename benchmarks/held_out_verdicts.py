@@ -23,6 +23,8 @@ from typing import Any, Final
 import held_out_eighth as eighth
 import held_out_fifth as fifth
 import held_out_fourth as fourth
+import held_out_ninth as ninth
+import held_out_ninth_causes as ninth_causes
 import held_out_programs as loops
 import held_out_seventh as seventh
 import held_out_seventh_causes as seventh_causes
@@ -50,8 +52,12 @@ PROGRAMS: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
     **sixth.PROGRAMS,
     **seventh.PROGRAMS,
     **eighth.PROGRAMS,
+    **ninth.PROGRAMS,
 }
-OF_RANKS: Final = {"ranks", *fourth.OF_RANKS, *fifth.OF_RANKS, *sixth.OF_RANKS, *seventh.OF_RANKS}
+OF_RANKS: Final = {
+    "ranks",
+    *(program for each in (fourth, fifth, sixth, seventh, ninth) for program in each.OF_RANKS),
+}
 
 
 Pair = tuple[str, dict[str, Any], dict[str, Any]]
@@ -271,6 +277,7 @@ SETS: Final = {
     "sixth": (sixth_causes.CAUSES, sixth_causes.PAIRS),
     "eighth": (eighth.CAUSES, eighth.PAIRS),
     "seventh": (seventh_causes.CAUSES, seventh_causes.PAIRS),
+    "ninth": (ninth_causes.CAUSES, ninth_causes.PAIRS),
 }
 
 

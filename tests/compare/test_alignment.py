@@ -336,6 +336,21 @@ def test_one_call_more_here_and_one_less_there(tmp_path: Path) -> None:
     assert lonely(pairs) == ({"Torch.relu.0.forward"}, {"Torch.relu.2.forward"})
 
 
+def test_equal_values_do_not_pair_neighbours_where_pairs_in_step_are_as_equal(
+    tmp_path: Path,
+) -> None:
+    """A model and its frozen copy compute the same; on one side the first does in another type."""
+    copy = Call("Torch.sub", "", (2,), 1.0)
+    before, after = (Call("Torch.sub", "", (n,), float(n)) for n in (4, 5))
+    calls = [before, copy, copy, after]
+    new = Call("Torch.sub", "", (3,), 50.0, is_new=True)
+    coarse = [new, *scaled([before, copy], 1.01), copy, *scaled([after], 1.01)]
+    sides_of = run(coarse, backwards=False), run(calls, backwards=False)
+    target, reference = sides(tmp_path, *sides_of, with_modules=False)
+    pairs = pair_operations(target, reference, CompareOptions())
+    assert lonely(pairs) == ({"Torch.sub.0.forward"}, set())
+
+
 def test_calls_that_moved_are_known_by_their_values(tmp_path: Path) -> None:
     apis = ["Torch.relu", "Torch.add", "Torch.relu", "Torch.mul"]
     calls = [Call(api, "", (2,), n + 1.0) for n, api in enumerate(apis)]

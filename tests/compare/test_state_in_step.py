@@ -63,6 +63,30 @@ def unseen_write(model: nn.Sequential) -> None:
     model[1].running_mean.numpy()[:] += 0.5  # type: ignore[union-attr, operator]
 
 
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_buffer_written_after_its_last_use_is_seen_when_the_step_ends(
+    tmp_path: Path, level: str
+) -> None:
+    def record(folder: Path, *, writes: bool) -> Path:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4))
+        model.register_buffer("seen", torch.zeros(3))
+        model.register_buffer("mask", torch.ones(3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with recording(folder, level) as observed, observed.step_of(model):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            model.seen.numpy()[1] += 2.0 if writes else 1.0  # type: ignore[union-attr, operator]
+        return folder
+
+    sides = [record(tmp_path / str(writes), writes=writes) for writes in (True, False)]
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+    assert (verdict["class"], verdict["confidence"]) == ("update", "proved")
+    assert "seen differs after step 0 by up to 1 of the norm" in verdict["sentence"]
+    own = run_comparison(sides[0], sides[0], CompareOptions()).summary["verdict"]
+    assert (own["class"], own["confidence"]) == ("equal", "proved")
+
+
 def freeze(model: nn.Sequential) -> None:
     model[1].eval()
 

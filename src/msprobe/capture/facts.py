@@ -64,7 +64,7 @@ class FactCollector:
 
     def put(
         self,
-        part: Literal["settings", "random", "modes", "parameters"],
+        part: Literal["settings", "random", "modes", "parameters", "buffers_after"],
         value: dict[str, str] | dict[str, str | None] | Modes | Parameters | Raw,
     ) -> None:
         """Write a part that a step has once, which may be encoded; a later one replaces it."""

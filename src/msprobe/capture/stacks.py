@@ -17,7 +17,7 @@ from typing import Final
 
 from msprobe.capture.stack_key import stack_key
 
-_OWN_FOLDER: Final = str(Path(__file__).resolve().parent.parent)
+OWN_FOLDER: Final = str(Path(__file__).resolve().parent.parent)
 # Keys of stacks that never recur (recursion with ever new depth) must not fill the memory.
 _MAX_STACKS: Final = 100_000
 
@@ -97,7 +97,7 @@ class Stack:
 def calling_frame() -> FrameType:
     """Return the innermost frame that is not ours: that of the code that called us."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_OWN_FOLDER) and frame.f_back is not None:
+    while frame.f_code.co_filename.startswith(OWN_FOLDER) and frame.f_back is not None:
         frame = frame.f_back
     return frame
 
@@ -163,7 +163,7 @@ class StackTable:
         while frame is not None:
             frames.append(frame)
             frame = frame.f_back
-        others = [one for one in frames if not one.f_code.co_filename.startswith(_OWN_FOLDER)]
+        others = [one for one in frames if not one.f_code.co_filename.startswith(OWN_FOLDER)]
         shown = [one for one in others if not self._is_machinery(one.f_code)] or others
         traits = self._classify([one.f_code for one in others])
         index = self._made

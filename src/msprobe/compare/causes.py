@@ -57,7 +57,7 @@ class Cause(StrEnum):
     RANDOM_STATE = "random_state", "the state of the random generator differs"
 
     # Results
-    OWN_CODE = "own_code", "made by this module's own code between its parts"
+    OWN_CODE = "own_code", "made by this module's own code between its parts, first in {}"
     OTHER_RESULT = "other_result", "not what {} made"
     RANDOM_NUMBERS = (
         "random_numbers",

@@ -325,6 +325,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         parameters: parameters and buffers when the step starts.
         data: tensors that entered the model.
         loss: roots of the backward passes.
+        buffers_after: buffers when the step ends, those alone that it changed; columns for their
+            shape and the like are empty.
         communication: calls between ranks that have no records.
         events: clipping, scaling, schedules and optimizer steps, in order.
     """
@@ -337,6 +339,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     modes: Modes | None = None
     flags: list[ChangedFlags] = []
     parameters: Parameters | None = None
+    buffers_after: Parameters | None = None
     data: list[Data] = []
     loss: list[Loss] = []
     communication: list[Communication] = []

@@ -84,6 +84,11 @@ def batch_norm_formula(task: Task) -> None:
         mean = x.mean(dim=(0, 2, 3), keepdim=True)
         var = (x - mean).pow(2).mean(dim=(0, 2, 3), keepdim=True)
         y = (x - mean) / torch.sqrt(var + self.eps)
+        with torch.no_grad():
+            count = x.numel() / x.shape[1]
+            self.running_mean.lerp_(mean.flatten(), self.momentum)
+            self.running_var.lerp_(var.flatten() * count / (count - 1), self.momentum)
+            self.num_batches_tracked.add_(1)
         return y * self.weight[:, None, None] + self.bias[:, None, None]
 
     for block in (task.model.b1, task.model.b2, task.model.b3):

@@ -131,11 +131,16 @@ def call(api: str = "all_reduce", **more: Any) -> dict[str, Any]:
             [call("broadcast", op=None, peer=0)],
             "peer of broadcast is 1 instead of 0 (train.py:33), step 0",
         ),
-        ([], [call()], "only the reference calls all_reduce (train.py:33), step 0"),
+        (
+            [],
+            [call()],
+            "only the reference calls all_reduce of 6 elements of torch.float32 (train.py:33), "
+            "step 0",
+        ),
         (
             [call("all_gather", passes=0), call()],
             [call()],
-            "only the target calls all_gather (train.py:33), step 0",
+            "only the target calls all_gather of 6 elements of torch.float32 (train.py:33), step 0",
         ),
     ],
 )

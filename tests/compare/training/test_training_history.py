@@ -242,7 +242,10 @@ def test_an_argument_that_only_one_side_gives() -> None:
 
     (found,) = said(differences(({"data": [tokens]}, {"data": [labels, tokens]})))
 
-    assert found == "data: the batch of step 0 differs: only the reference is given kwargs.labels"
+    assert found == (
+        "argument: in the batch of step 0 the model gets other arguments: only the reference is "
+        "given kwargs.labels"
+    )
     (only,) = differences(({"data": [tokens]}, {"data": [labels, tokens]}))
     assert only.effect is Effect.POSSIBLE
 

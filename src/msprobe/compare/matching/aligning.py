@@ -141,12 +141,16 @@ class Aligner:
         return found
 
     def _settle_runs(
-        self, target: list[Call], reference: list[Call], pairs: list[IndexPair]
+        self,
+        target: list[Call],
+        reference: list[Call],
+        pairs: list[IndexPair],
+        choose: Callable[[list[int], list[int], list[IndexPair]], list[IndexPair]],
     ) -> list[_CallPair]:
-        """Decide runs of like calls by all their values, where equal sizes paired them.
+        """Choose the pairs of runs of like calls again.
 
-        Two neighbours of nearly one size may have been taken for each other, which leaves one
-        call without a partner on either side.
+        Two neighbours of one value or nearly one size may have been taken for each other, which
+        leaves one call without a partner on either side.
         """
         target_keys = [_same_shapes(call, self._read_target) for call in target]
         reference_keys = [_same_shapes(call, self._read_reference) for call in reference]
@@ -163,12 +167,7 @@ class Aligner:
             reference_run = [j for j in range(low[1] + 1, high[1]) if reference_keys[j] == key]
             low = run[-1]
             has_holes = len(target_run) > len(run) and len(reference_run) > len(run)
-            if has_holes and len(target_run) * len(reference_run) <= _LARGEST_RUN:
-                likes = [
-                    [self._like(target[i], reference[j]) for j in reference_run] for i in target_run
-                ]
-                run = [(target_run[i], reference_run[j]) for i, j in most_alike(likes)]  # noqa: PLW2901
-            settled += run
+            settled += choose(target_run, reference_run, run) if has_holes else run
         # Two runs may both have reached into the calls between them.
         return [(target[i], reference[j]) for i, j in monotone(settled)]
 
@@ -193,9 +192,27 @@ class Aligner:
         target_keys = [ground.key(call, self._read_target) for call in target]
         reference_keys = [ground.key(call, self._read_reference) for call in reference]
         pairs = align(target_keys, reference_keys)
-        if ground is _SAME_SCALES:
-            return self._settle_runs(target, reference, pairs)
-        if ground is not _SAME_VALUES and len(target) != len(reference):
+
+        def in_step(first: list[int], second: list[int], run: list[IndexPair]) -> list[IndexPair]:
+            """Return pairs of calls in step, if no fewer of them have the same values."""
+            found = [
+                (i, j)
+                for i, j in zip(first, second, strict=False)
+                if target_keys[i] == reference_keys[j]
+            ]
+            return found if len(first) == len(second) and len(found) >= len(run) else run
+
+        def by_values(first: list[int], second: list[int], run: list[IndexPair]) -> list[IndexPair]:
+            """Return the pairs whose values are most alike."""
+            if len(first) * len(second) > _LARGEST_RUN:
+                return run
+            likes = [[self._like(target[i], reference[j]) for j in second] for i in first]
+            return [(first[i], second[j]) for i, j in most_alike(likes)]
+
+        if ground in (_SAME_VALUES, _SAME_SCALES):
+            choose = in_step if ground is _SAME_VALUES else by_values
+            return self._settle_runs(target, reference, pairs, choose)
+        if len(target) != len(reference):
             pairs = self._slide(target, reference, target_keys, reference_keys, pairs)
         return [(target[i], reference[j]) for i, j in pairs]
 

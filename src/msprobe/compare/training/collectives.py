@@ -63,4 +63,8 @@ def _words(target: Communication, reference: Communication) -> str:
 
 
 def _alone(calls: Sequence[Communication], side: str) -> list[tuple[Communication, str]]:
-    return [(call, f"only the {side} calls {call.api}") for call in calls]
+    return [(call, f"only the {side} calls {call.api}{_size_words(call)}") for call in calls]
+
+
+def _size_words(call: Communication) -> str:
+    return f" of {call.elements} elements of {call.dtype}" if call.dtype else ""

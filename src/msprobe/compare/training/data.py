@@ -112,13 +112,19 @@ class DataHistory:
         first = apart[0]
         agree = any(b.step == first.step and b not in differing for b in self._batches)
         order = self._order_words(apart)
+        alone = [words for batch in apart for words in _alone_words(batch)]
+        is_given = not order and bool(alone) and not any(map(_changed, apart))
+        # Samples or edges may come in any order within a batch: the values tell if it matters.
+        is_permuted = not order and all(map(_holds_the_same, apart))
+        is_certain = order or (_changed(first) and not is_permuted)
         yield replace(
             self._difference(
                 first.step,
                 order or self._batch_words(apart),
-                Effect.CERTAIN if order or _changed(first) else Effect.POSSIBLE,
+                Effect.CERTAIN if is_certain else Effect.POSSIBLE,
                 record=(first.target or first.reference)[0].record,
             ),
+            verdict=VerdictClass.ARGUMENT if is_given else VerdictClass.DATA,
             is_partial=agree,
         )
 
@@ -160,9 +166,12 @@ class DataHistory:
 
     def _batch_words(self, apart: Sequence[_Batch]) -> str:
         batch = apart[0]
-        changed = [_tensor_words(*both) for both in _changed(batch)] + _alone_words(batch)
+        changed, alone = [_tensor_words(*both) for both in _changed(batch)], _alone_words(batch)
         total = len(self._batches)
         share = f" ({len(apart)} of {total} batches differ)" if total > 1 else ""
+        if alone and not changed:
+            return f"in {_place(batch)} the model gets other arguments: {'; '.join(alone)}{share}"
+        changed += alone
         if not changed:
             return f"{_place(batch)} holds other tensors{share}"
         return f"{_place(batch)} differs: {'; '.join(changed[:2])}{share}"
@@ -244,6 +253,14 @@ def _tensors(batch: _Batch) -> list[tuple[Data, Data]]:
 def _changed(batch: _Batch) -> list[tuple[Data, Data]]:
     """Return the tensors that both sides have, and that differ."""
     return [both for both in _tensors(batch) if _key(both[0]) != _key(both[1])]
+
+
+def _holds_the_same(batch: _Batch) -> bool:
+    """Return whether the tensors of both sides hold the same values, if in another order."""
+    return not _alone_words(batch) and all(
+        target.shape == reference.shape and _is_permuted(target, reference)
+        for target, reference in _changed(batch)
+    )
 
 
 def _is_rounding(batch: _Batch) -> bool:

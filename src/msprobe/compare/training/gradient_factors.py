@@ -146,6 +146,13 @@ def factor_of_row(row: Row) -> Factor | None:
     return _factor_of_statistics(row)
 
 
+def multiple_words(row: Row) -> str:
+    """Return that a value is a multiple of the reference's, in words; empty if it is none."""
+    factor = factor_of_row(row) if row.holds_tensor else None
+    is_multiple = factor is not None and factor.is_multiple and factor.is_proved
+    return f"{factor.value:.6g} times the reference's" if factor and is_multiple else ""
+
+
 def _factor_of_statistics(row: Matched) -> Factor | None:
     target, reference = row.target, row.reference
     if not target.norm or not reference.norm:

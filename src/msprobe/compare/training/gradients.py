@@ -37,6 +37,8 @@ _MOST: Final = 0.9
 _CLIPPED_ALIKE: Final = 2e-2
 # Gradients so much smaller than the largest one may be the rounding of larger terms.
 _SMALL: Final = 1e-4
+# Scales of losses, as powers of two: they keep gradients from becoming zero in a coarse type.
+_LEAST_SCALE: Final = 3
 
 Gradients = Mapping[str, Fingerprint]
 
@@ -131,7 +133,8 @@ def has_same_training(pair: FactsPair, steps: Sequence[StepPair]) -> bool:
     if all(step.is_opposed for step in steps):
         totals[0] = -(totals[0] or 0.0)
     is_scaled = not _are_near(*totals)
-    if is_scaled and not (_is_power_of_two(*totals) and all(norms[0])):
+    has_scaler = any(map(scalers_of, sides))
+    if is_scaled and not (_is_scale(*totals, has_scaler=has_scaler) and all(norms[0])):
         return False
     return all(map(_are_near, *norms))
 
@@ -147,13 +150,17 @@ def _are_near(target: float | None, reference: float | None) -> bool:
     return known and math.isclose(target, reference, rel_tol=_SAME_GRADIENT)  # type: ignore[arg-type]
 
 
-def _is_power_of_two(target: float | None, reference: float | None) -> bool:
-    """Return whether one loss is the other one times a scale, which adds no rounding."""
+def _is_scale(target: float | None, reference: float | None, *, has_scaler: bool) -> bool:
+    """Return whether one loss is the other one times a scale, which adds no rounding.
+
+    Without a gradient scaler a half may also be a mistake, which clipping by the program's own code
+    hides from optimizers.
+    """
     if not target or not reference or target / reference <= 0:
         return False
-    return math.isclose(
-        target / reference, 2.0 ** round(math.log2(target / reference)), rel_tol=_SAME_GRADIENT
-    )
+    power = round(math.log2(target / reference))
+    is_power = math.isclose(target / reference, 2.0**power, rel_tol=_SAME_GRADIENT)
+    return is_power and (has_scaler or abs(power) >= _LEAST_SCALE)
 
 
 def _is_near(target: Fingerprint, reference: Fingerprint, largest: float) -> bool:

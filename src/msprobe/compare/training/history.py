@@ -10,6 +10,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final
 
+from msprobe.compare.training.buffers import buffer_changes, buffer_differences
 from msprobe.compare.training.clipping import clip_differences, scaler_differences, scalers_of
 from msprobe.compare.training.collectives import collective_differences
 from msprobe.compare.training.data import DataHistory
@@ -33,6 +34,7 @@ from msprobe.compare.training.random_states import RandomHistory
 from msprobe.compare.training.schedules import ScheduleHistory
 from msprobe.compare.training.start import (
     FactsPair,
+    equal_at_start,
     mode_differences,
     parameter_differences,
     settings_differences,
@@ -95,12 +97,18 @@ class TrainingHistory:
         for pair in pairs:
             self._rank(pair.rank).data.add(pair, made_inside.get(pair.rank, ()))
 
-    def add(self, pairs: Sequence[FactsPair], exact: Mapping[int | str, bool]) -> None:
+    def add(
+        self,
+        pairs: Sequence[FactsPair],
+        exact: Mapping[int | str, bool],
+        close: Container[int | str] = (),
+    ) -> None:
         """Take in a step, after its data.
 
         Args:
             pairs: the facts of its ranks.
             exact: rank → whether every recorded value of the step is equal.
+            close: the ranks whose values agree up to rounding of the same types.
         """
         made: list[list[StepPair]] = []
         later: list[FactDifference] = []
@@ -110,14 +118,17 @@ class TrainingHistory:
             made.append(steps)
             if history.last_step is None:
                 self._has_same_gradients = bool(steps) and all(map(has_same_gradients, steps))
+            is_exact = exact.get(pair.rank, True)
             found = [*self._of_step(pair, steps, history, len(pairs))]
+            if is_exact or pair.rank in close:
+                found += buffer_differences(pair, equal_at_start(pair), is_exact=is_exact)
             # Settings that differ do so in every step.
             known = history.settings
             history.settings = known.union(
                 each.words for each in found if each.verdict is VerdictClass.SETTINGS
             )
             later += [each for each in found if each.words not in known]
-            self._remember(pair, steps, history, exact.get(pair.rank, True), found)
+            self._remember(pair, steps, history, is_exact, found)
         if made and all(len(steps) == len(made[0]) for steps in made):
             for same_step in zip(*made, strict=True):
                 # It says more than that the gradients differ.
@@ -219,19 +230,20 @@ class TrainingHistory:
             for facts in (pair.target, pair.reference)
         ]
         history.has_same_scales = bool(scales[0]) and scales[0] == scales[1]
-        history.after = {}
+        after: dict[str, bool] = {}
         for step in steps:
-            history.after |= {n: change.is_equal for n, change in step.changes("after").items()}
-        for name, is_equal in history.after.items():
+            after |= {n: change.is_equal for n, change in step.changes("after").items()}
+        for name, is_equal in after.items():
             history.updated[name] = history.updated.get(name, False) or not is_equal
-        if not all(history.after.values()):
+        if not all(after.values()):
             self.changed_steps.add(pair.step)
         history.is_exact = (
             history.is_exact
             and is_exact
-            and all(history.after.values())
+            and all(after.values())
             and not any(each.effect is Effect.CERTAIN for each in found)
         )
+        history.after = {n: change.is_equal for n, change in buffer_changes(pair).items()} | after
 
 
 def _unchanged(pair: FactsPair, history: _RankHistory) -> dict[str, bool] | None:
@@ -291,7 +303,10 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
 def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield a step that ended early on one side only."""
     target, reference = pair.target.ended, pair.reference.ended
-    if target is None or reference is None or target.how is reference.how:
+    if target is None or reference is None:
+        return
+    if target.how is reference.how:
+        yield from _left_out(pair)
         return
     for ended, other, side in ((target, reference, "target"), (reference, target, "reference")):
         if ended.how is Ending.WHOLE or other.how is not Ending.WHOLE:
@@ -307,6 +322,25 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
             record=ended.record,
             next=(f"record the {side} again, and compare whole steps",),
         )
+
+
+def _left_out(pair: FactsPair) -> Iterator[FactDifference]:
+    """Yield a step that trains on one side only: the program may have caught an exception."""
+    sides = pair.target, pair.reference
+    trains = [bool(facts.loss and facts.optimizer_steps()) for facts in sides]
+    begins = [bool(facts.loss or facts.events) for facts in sides]
+    for side, own in (("target", 0), ("reference", 1)):
+        if trains[1 - own] and not begins[own]:
+            yield FactDifference(
+                verdict=VerdictClass.INCOMPLETE,
+                moment=Moment.FORWARD,
+                step=pair.step,
+                rank=pair.rank,
+                words=f"step {pair.step} of the {side} has no backward pass and no optimizer step, "
+                "as the other side has: it was left out, or left early",
+                effect=Effect.CERTAIN,
+                next=(f"look for an exception that the program of the {side} caught",),
+            )
 
 
 def _moment_of(ended: Ended) -> Moment:

@@ -65,7 +65,7 @@ def _names(facts: Facts) -> set[str]:
 def _renamed(facts: Facts, names: Mapping[str, str]) -> Facts:
     if all(name == other for name, other in names.items()):
         return facts
-    modes, parameters = facts.modes, facts.parameters
+    modes, parameters, after = facts.modes, facts.parameters, facts.buffers_after
     if modes is not None:
         modes = replace(
             modes,
@@ -82,10 +82,18 @@ def _renamed(facts: Facts, names: Mapping[str, str]) -> Facts:
             name=[names.get(name, name) for name in parameters.name],
             same_as=[None if n is None else names.get(n, n) for n in parameters.same_as],
         )
+    if after is not None:
+        after = replace(after, name=[names.get(name, name) for name in after.name])
     events = [_renamed_event(event, names) for event in facts.events]
     settings = _renamed_settings(facts.settings, names)
     return replace(
-        facts, modes=modes, flags=flags, parameters=parameters, events=events, settings=settings
+        facts,
+        modes=modes,
+        flags=flags,
+        parameters=parameters,
+        buffers_after=after,
+        events=events,
+        settings=settings,
     )
 
 

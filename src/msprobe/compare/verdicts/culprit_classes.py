@@ -12,6 +12,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Match, Matched, Origin, Status
 from msprobe.compare.training.differences import Moment
+from msprobe.compare.training.gradient_factors import multiple_words
 from msprobe.compare.training.module_settings import changed_options, changed_settings
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.communication import group_words, is_of_group
@@ -190,11 +191,16 @@ def culprit_words(culprit: Culprit) -> str:
     where = culprit_place(culprit)
     slot = _named_slot(culprit)
     reason = row.reason
+    times = multiple_words(row) if culprit.kind == "forward" else ""
+    if times:
+        reason += f"; {times}"
     if not row.pair.is_matched:
         sides = ("target", "reference")
         own, other = sides if row.pair.reference is None else sides[::-1]
         if culprit.kind == "backward":
             return f"no gradient gets to {where}, in the {other}"
+        if is_cast(_parsed(culprit)) and row.holds_tensor:
+            return f"only the {own} calls {where}, a cast to {row.value.dtype}"
         return f"only the {own} calls {where}"
     if is_of_group(row):
         return group_words(row, where)

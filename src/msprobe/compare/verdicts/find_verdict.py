@@ -71,6 +71,8 @@ class _Search:
         if are_different_programs(self._findings) and not _is_end(fact):
             return different_programs(self._findings)
         factor = self._factor()
+        if factor is not None and fact is not None and _is_clipping_of(fact, *factor):
+            return self._of_fact(fact)
         culprit = self._culprit
         if fact is not None and self._comes_first(fact, culprit, factor):
             return self._of_fact(fact)
@@ -99,6 +101,8 @@ class _Search:
             return fact.effect is Effect.CERTAIN
         culprit, verdict = self._culprit, fact.verdict
         observed = self._observed.get((fact.step, fact.rank))
+        if fact.moment is Moment.DATA:
+            return any(each.forward_differs or each.backward_differs for each in self._from(fact))
         match verdict:
             case VerdictClass.SETTINGS:
                 return False
@@ -119,10 +123,6 @@ class _Search:
                 return self._are_parameters_used(fact, observed)
             case VerdictClass.COMMUNICATION:
                 return self._is_communication_used(fact)
-            case VerdictClass.DATA:
-                return any(
-                    each.forward_differs or each.backward_differs for each in self._from(fact)
-                )
             case VerdictClass.INCOMPLETE:
                 return bool(self._findings.counts[Status.MISSING] or self._findings.counts["added"])
         if fact.moment in (Moment.LOSS, Moment.REDUCE):
@@ -414,6 +414,12 @@ class _Search:
         return all(
             each.is_exact for each in self._findings.steps if each.step < culprit.comparison.step
         )
+
+
+def _is_clipping_of(fact: FactDifference, step: StepObservations, found: GradientFactor) -> bool:
+    """Return whether gradients that were read after the step show what clipping made of them."""
+    is_there = (fact.step, fact.rank) == (step.step, step.rank)
+    return is_there and found.is_reduced and fact.verdict is VerdictClass.CLIPPING
 
 
 def _agrees_until(observed: StepObservations, fact: FactDifference) -> bool:

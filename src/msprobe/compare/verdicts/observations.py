@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
@@ -82,17 +83,22 @@ class LateCall(NamedTuple):
         record: its record.
         side: ``target`` or ``reference``.
         source: line of the user's code.
+        dtype: type of the tensor that it is given, if it sends it to other ranks.
     """
 
     record: str
     side: str
     source: str | None
+    dtype: str = ""
 
     @property
     def words(self) -> str:
         """The call in words."""
         place = f" ({self.source})" if self.source else ""
-        return f"only the {self.side} calls {self.record}{place} after the backward pass began"
+        sent = f" of {self.dtype}" if self.dtype else ""
+        return (
+            f"only the {self.side} calls {self.record}{sent}{place} after the backward pass began"
+        )
 
 
 class Given(NamedTuple):
@@ -134,6 +140,7 @@ class StepObservations:
         late_call: the first call that one side alone makes after its backward pass began.
         knows_updates: both sides recorded what the optimizer got and made of it.
         cleared: which side clears gradients between micro batches, in words; None if neither.
+        has_modules_only: both sides were recorded at level L0.
     """
 
     step: int
@@ -156,6 +163,12 @@ class StepObservations:
     late_call: LateCall | None = None
     knows_updates: bool = False
     cleared: str | None = None
+    has_modules_only: bool = False
+
+    @property
+    def is_close(self) -> bool:
+        """Whether every value agrees up to rounding, in the same types."""
+        return not (self.forward_differs or self.backward_differs or self.precisions)
 
 
 def observe(comparison: RankComparison) -> StepObservations:
@@ -204,6 +217,9 @@ def observe(comparison: RankComparison) -> StepObservations:
         ),
         late_call=_late_call(comparison),
         cleared=cleared_gradients(comparison),
+        has_modules_only=all(
+            side.view.head.level == "L0" for side in (comparison.target, comparison.reference)
+        ),
         knows_updates=all(
             side.view.facts is not None and side.view.facts.optimizer_steps()
             for side in (comparison.target, comparison.reference)
@@ -236,15 +252,22 @@ def _passes_before(comparison: RankComparison, rows: Sequence[Row]) -> float:
 
 
 def _late_call(comparison: RankComparison) -> LateCall | None:
-    has_begun = False
+    """Return the first of these calls; one that sends gradients to other ranks before others."""
+    begun: set[str] = set()  # in the order of each side: calls of one alone stand anywhere between
+    first: LateCall | None = None
     for pair in comparison.pairs:
         side = comparison.side_of(pair)
-        kind = side.parsed(pair.name).kind
-        has_begun = has_begun or kind is RecordKind.BACKWARD
-        if has_begun and not pair.is_matched and kind is RecordKind.FORWARD:
-            name = "reference" if pair.target is None else "target"
-            return LateCall(pair.name, name, side.source_line(pair.name))
-    return None
+        parsed = side.parsed(pair.name)
+        own = [name for name in ("target", "reference") if getattr(pair, name) is not None]
+        if parsed.kind is RecordKind.BACKWARD:
+            begun.update(own)
+        if pair.is_matched or parsed.kind is not RecordKind.FORWARD or own[0] not in begun:
+            continue
+        if is_communication(parsed):
+            dtype = next((each.dtype for each in side.values(pair.name) if each.dtype), "")
+            return LateCall(pair.name, own[0], side.source_line(pair.name), dtype)
+        first = first or LateCall(pair.name, own[0], side.source_line(pair.name))
+    return first
 
 
 def _are_labels(row: Row) -> bool:

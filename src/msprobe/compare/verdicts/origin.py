@@ -18,6 +18,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.gradient_factors import multiple_words
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.conditioning import (
     Bound,
@@ -213,9 +214,7 @@ class _Search:
             return
         if self._judge_hidden(call, row, incoming):
             return
-        if call.parsed.is_module and state.calls.has_inner(call) and state.has_difference:
-            is_explained = incoming.is_near(row) or self._is_near_parts(call, row)
-            mark(row, Origin.INHERITED, None if is_explained else Cause.UNTRACED)
+        if call.parsed.is_module and self._judge_by_parts(call, row, incoming):
             return
         if row.cause is Cause.LONE_PRECISION and not incoming.differs:
             mark(row, Origin.INTRODUCED)
@@ -226,6 +225,19 @@ class _Search:
             mark(row, origin)
         else:
             self._judge_size(call, row, incoming)
+
+    def _judge_by_parts(self, call: Call, row: Row, incoming: _Arrivals) -> bool:
+        """Judge a module's result by those of the calls inside; return whether that settles it."""
+        state = self._state
+        if not state.calls.has_inner(call):
+            return False
+        is_near_parts = self._is_near_parts(call, row)
+        if state.has_difference:
+            is_explained = is_near_parts or incoming.is_near(row)
+            mark(row, Origin.INHERITED, None if is_explained else Cause.UNTRACED)
+        elif is_near_parts:  # they were computed in a coarser type, under autocast
+            settle_as_close(row, Cause.CLOSE_INPUTS)
+        return state.has_difference or is_near_parts
 
     def _source_inside(self, row: Row) -> int | None:
         """Return the row that made a module's result on both sides, perhaps before extra casts."""
@@ -239,10 +251,12 @@ class _Search:
     def _is_near_parts(self, call: Call, row: Row) -> bool:
         """Return whether a module's result is hardly further apart than those of its parts.
 
-        Where APIs were recorded they tell themselves what becomes of these.
+        Where APIs were recorded they tell themselves what becomes of these, but for the sums of
+        gradients that several of them hand back.
         """
         calls = self._state.calls
-        if calls.records_apis or row.status is not Status.DIFFERS or row.error is None:
+        is_told = calls.records_apis and not call.is_backward
+        if is_told or row.status is not Status.DIFFERS or row.error is None:
             return False
         made = (each for part in calls.parts(call) for each in part.outputs)
         errors = (each.error or 0.0 for each in made if each.holds_tensor)
@@ -256,7 +270,9 @@ class _Search:
         if lacking:
             mark(row, Origin.INHERITED)
         else:
-            mark(row, Origin.INTRODUCED, Cause.OWN_CODE)
+            first = self._state.blamed_parents[call.pair.name]
+            shown = ": ".join(filter(None, (first.name, multiple_words(first))))
+            mark(row, Origin.INTRODUCED, Cause.OWN_CODE, shown)
 
     def _judge_hidden(self, call: Call, row: Row, incoming: _Arrivals) -> bool:
         """Let a result inherit from inputs whose difference statistics hide, if there are any."""

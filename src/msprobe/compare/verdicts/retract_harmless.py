@@ -123,14 +123,16 @@ def _is_inside(module: Call, found: Sequence[Row]) -> bool:
 
 
 def _is_replaced(row: Row) -> bool:
-    """Return whether a module has a parameter on one side alone."""
-    return row.value.role is Role.PARAMETER and not isinstance(row, Matched)
+    """Return whether a module has a parameter that the other side has not, or not in its shape."""
+    is_shared = isinstance(row, Matched) and row.status is not Status.SHAPE
+    return row.value.role is Role.PARAMETER and not is_shared
 
 
 def _retract_replaced(call: Call, found: Sequence[Row], replaced: Mapping[str, str]) -> None:
-    """Clear the gradients of parameters that one side alone has, without consequence."""
+    """Clear the gradients of parameters that were replaced, without consequence."""
     module = replaced.get(call.parsed.base)
-    if module is not None and not call.is_matched:
+    is_other = not call.is_matched or all(row.status is Status.SHAPE for row in found)
+    if module is not None and is_other:
         _clear(call, found, Cause.HARMLESS, module, is_same=False)
 
 

@@ -112,7 +112,9 @@ def _judge_alone(row: Row) -> None:
         row.status = Status.EQUAL
         row.finding = "the default, which the other side leaves out"
     else:
-        row.finding = f"only the {'reference' if is_missing else 'target'} has it"
+        side = "reference" if is_missing else "target"
+        shown = "" if row.value.is_tensor else f" ({row.value.value})"
+        row.finding = f"only the {side} has it{shown}"
 
 
 def _is_default(row: Row) -> bool:

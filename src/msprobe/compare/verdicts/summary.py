@@ -86,7 +86,11 @@ class Summary:
                 self._noise.append(comparison.noise)
         observed = [observe(comparison) for comparison in ranks]
         self._steps += observed
-        self._training.add(pairs, {each.rank: each.is_exact for each in observed})
+        self._training.add(
+            pairs,
+            {each.rank: each.is_exact for each in observed},
+            [each.rank for each in observed if each.is_close],
+        )
 
     def add_scope(
         self, steps_alone: Mapping[str, Sequence[int]], target: int, reference: int

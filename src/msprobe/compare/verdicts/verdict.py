@@ -153,6 +153,10 @@ class Findings:
             next_steps: what to do now.
         """
         said = (*evidence, *self.other_facts(chosen, words))
+        if verdict is VerdictClass.UNEXPLAINED and any(s.has_modules_only for s in self.steps):
+            is_loss = chosen is not None and chosen.moment is Moment.LOSS
+            unseen = "between the model and its loss" if is_loss else "inside of modules"
+            words += f"; recorded at L0, without the calls {unseen}"
         return Verdict(
             verdict=verdict,
             words=words,

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from msprobe.capture.session import Session
-from msprobe.capture.stacks import calling_frame
+from msprobe.capture.stacks import OWN_FOLDER, calling_frame
 from msprobe.capture.values import Found
 from msprobe.dump.facts import Communication
 from msprobe.operators.lookup import FUNCTIONAL
@@ -90,7 +90,8 @@ class CollectiveFacts:
 def _source() -> str:
     """Return the innermost line that is neither ours nor torch's."""
     frame = calling_frame()
-    while frame.f_code.co_filename.startswith(_TORCH) and frame.f_back is not None:
+    # A backward pass is entered through torch, us and torch again.
+    while frame.f_code.co_filename.startswith((_TORCH, OWN_FOLDER)) and frame.f_back is not None:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

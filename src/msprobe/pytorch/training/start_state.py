@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collect the state in which a step starts: settings, random generators, flags, parameters."""
+"""Collect the state in which a step starts: settings, random generators, flags, parameters.
+
+Parameters after the step are those of its optimizers; buffers are read again when it ends.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,13 @@ from torch import nn
 from msprobe.capture.session import Session
 from msprobe.dump.facts import ChangedFlags, Modes, Parameters, encode_fact
 from msprobe.pytorch.interception.guard import quietly
-from msprobe.pytorch.training.model_contents import PARAMETER, ModelContents, Prefixed
+from msprobe.pytorch.training.model_contents import (
+    BUFFER,
+    PARAMETER,
+    ModelContents,
+    NamedModels,
+    Prefixed,
+)
 from msprobe.pytorch.training.torch_settings import generator_states, torch_switches
 from msprobe.pytorch.training.training_settings import fixed_settings
 from msprobe.pytorch.values.fingerprint import shape_of
@@ -36,7 +45,7 @@ class StartState:
         self._session = session
         self._known = known
         self._begun: object = None
-        self._models: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._models = NamedModels()
         self._modules: list[weakref.ref[nn.Module]] = []
         self._flags: list[bool | None] = []
         # Environment, packages and the rest are the same for the whole run: encoded once.
@@ -70,7 +79,7 @@ class StartState:
         found = ModelContents.of(models)
         self._known.names = found.names
         self._session.facts.put("modes", modes_of(found, with_grad))
-        self._models = [(prefix, weakref.ref(model)) for prefix, model in models]
+        self._models = NamedModels(models)
         self._modules = [weakref.ref(each) for each in found.modules]
         self._flags = self._flags_now()
         self._put_parameters(found)
@@ -84,8 +93,7 @@ class StartState:
         if (flags := self._flags_now()) == self._flags:
             return
         self._flags = flags
-        models = [(prefix, m) for prefix, known in self._models if (m := known()) is not None]
-        training = ModelContents.of(models).training
+        training = ModelContents.of(self._models).training
         self._session.facts.append("flags", ChangedFlags(micro=micro, training=training))
 
     def _flags_now(self) -> list[bool | None]:
@@ -105,14 +113,39 @@ class StartState:
             projections=columns.projections,
             same_as=found.same_as,
         )
+        session = self._session
         if columns.is_ready:
-            self._session.facts.put("parameters", parameters)
+            session.facts.put("parameters", parameters)
         else:
-            self._session.step_undo.callback(self._put_waiting, columns, parameters)
+            session.step_undo.callback(self._put_waiting, columns, parameters)
+        if BUFFER in parameters.kind:
+            where = "buffers after the step"
+            session.step_undo.callback(quietly, session, where, self._put_buffers, parameters)
 
     def _put_waiting(self, columns: TensorColumns, parameters: Parameters) -> None:
         columns.wait()
         self._session.facts.put("parameters", parameters)
+
+    def _put_buffers(self, before: Parameters) -> None:
+        """Put the buffers that are not known to be as they were when the step started."""
+        own = {
+            name: tensor
+            for name, tensor, kind in ModelContents.of(self._models).tensors
+            if kind == BUFFER
+        }
+        columns = TensorColumns(list(own.values()), self._known, samples=Samples.NONE)
+        columns.wait()
+        found = Parameters()
+        earlier = dict(zip(before.name, before.checksum, strict=True))
+        for place, (name, tensor) in enumerate(own.items()):
+            checksum = columns.checksum[place]
+            if checksum is None or checksum != earlier.get(name):
+                found.name.append(name)
+                found.dtype.append(str(tensor.dtype))
+                found.checksum.append(checksum)
+                found.norm.append(columns.norm[place])
+                found.projections.append(columns.projections[place])
+        self._session.facts.put("buffers_after", found)
 
 
 def random_states() -> dict[str, str]:

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers that a step changed in another way, though all that it recorded agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msprobe.compare.training.differences import FactDifference, Moment, some_of
+from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of, of_parameter
+from msprobe.compare.training.module_settings import changed_options
+from msprobe.compare.training.start import FactsPair
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.facts import Facts
+
+# What tiny differences of the values that are made into a buffer may grow to in it.
+_GROWN: Final = 1e-2
+
+
+def buffer_changes(pair: FactsPair) -> dict[str, Change]:
+    """Return buffer → how far both sides are apart when the step ends; empty where unknown."""
+    sides = _after(pair.target), _after(pair.reference)
+    return {
+        name: change_of(found, sides[1][name])
+        for name, found in sides[0].items()
+        if name in sides[1]
+    }
+
+
+def buffer_differences(
+    pair: FactsPair, unchanged: Mapping[str, bool], *, is_exact: bool
+) -> Iterator[FactDifference]:
+    """Yield the buffers that differ after a step whose recorded values agree.
+
+    Args:
+        pair: the facts.
+        unchanged: buffer → whether both sides agreed when the step began.
+        is_exact: the values agree to the bit, else up to rounding.
+    """
+    changes = {
+        name: change for name, change in buffer_changes(pair).items() if unchanged.get(name, False)
+    }
+    far = [
+        name
+        for name, change in changes.items()
+        if not change.is_rounding and (is_exact or (change.relative or 0.0) > _GROWN)
+    ]
+    if not far:
+        return
+    worst = max(far, key=lambda name: changes[name].relative or 0.0)
+    relative = changes[worst].relative
+    size = "" if relative is None else f" by up to {relative:.2g} of the norm"
+    module = worst.rpartition(".")[0]
+    options = changed_options((pair.target.settings, pair.reference.settings), (module, module))
+    is_argument = options is not None and options.are_values
+    made = ""
+    if options is not None:
+        made = f"; of {f'module {module}' if module else 'the model'} {options.words}"
+    yield FactDifference(
+        verdict=VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE,
+        moment=Moment.UPDATE,
+        step=pair.step,
+        rank=pair.rank,
+        words=f"{some_of(far, len(changes), 'buffers')} {'differs' if len(far) == 1 else 'differ'} "
+        f"after step {pair.step}{size}, though every value recorded before agrees{made}",
+        parameter=worst,
+        next=(
+            "look at the code that writes this buffer",
+            "record its calls (level L1 or mix), if it was recorded at L0",
+        ),
+    )
+
+
+def _after(facts: Facts) -> dict[str, Fingerprint]:
+    start, after = facts.parameters, facts.buffers_after
+    if start is None or after is None:
+        return {}
+    found = {
+        name: of_parameter(start, place)
+        for place, name in enumerate(start.name)
+        if start.kind[place : place + 1] == ["buffer"]
+    }
+    changed = {name: of_parameter(after, place) for place, name in enumerate(after.name)}
+    return found | changed

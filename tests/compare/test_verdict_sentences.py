@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""First lines of comparisons: what they name, and that legal rewrites are not accused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+from builders.recordings import recording  # noqa: E402
+from msprobe.compare.options import CompareOptions  # noqa: E402
+from msprobe.compare.run import run_comparison  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a program may do differently."""
+
+    joined: bool = True
+    scale: float = 1.0
+    smoothing: float = 0.0
+    reverses: bool = False
+    gives_mask: bool = True
+    fails: bool = False
+    autocast: bool = False
+    frozen_first: bool = False
+
+
+class Net(nn.Module):
+    """Two projections of the same value, held as one weight or as two; an optional mask."""
+
+    def __init__(self, choices: Choices) -> None:
+        super().__init__()
+        self.into = nn.Linear(6, 8)
+        self.parts = Parts(choices)
+        self.out = nn.Linear(8, 3)
+        self.scaled = lambda x: x * choices.scale if choices.scale != 1 else x
+
+    def forward(self, x: Tensor, edges: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.into(x)
+        x = x + torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+        x = x + self.parts(self.scaled(x))
+        return self.out(x if mask is None else x * mask[:, None])
+
+
+class Parts(nn.Module):
+    """Two heads."""
+
+    def __init__(self, choices: Choices) -> None:
+        super().__init__()
+        self.joined = choices.joined
+        whole = nn.Linear(8, 16, bias=False)
+        if choices.joined:
+            self.both = whole
+            return
+        with torch.random.fork_rng():
+            self.a, self.b = (nn.Linear(8, 8, bias=False) for _ in range(2))
+        for part, weight in zip((self.a, self.b), whole.weight.detach().split(8), strict=True):
+            part.weight.data.copy_(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.both(x).chunk(2, -1) if self.joined else (self.a(x), self.b(x))
+        return torch.tanh(a) * b
+
+
+def record(folder: Path, level: str, choices: Choices) -> Path:
+    torch.manual_seed(0)
+    net = Net(choices)
+    x, y = torch.randn(5, 6), torch.randint(0, 3, (5,))
+    edges = torch.tensor([[0, 1, 2, 3, 4, 0], [1, 2, 3, 4, 0, 2]])
+    if choices.reverses:
+        edges = edges.flip(1)
+    given = {"mask": torch.ones(5)} if choices.gives_mask else {}
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with recording(folder, level) as observed:
+        for step in range(2):
+            with observed.step_of(net):
+                if choices.fails and step == 1:
+                    continue
+                with torch.autocast("cpu", torch.bfloat16, enabled=choices.autocast):
+                    logits = net(x, edges, **given)
+                loss = F.cross_entropy(logits.float(), y, label_smoothing=choices.smoothing)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return folder
+
+
+Compare = Callable[..., Any]
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Compare:
+    def run(level: str, target: Choices, reference: Choices | None = None) -> Any:
+        sides = (
+            record(tmp_path / "a", level, target),
+            record(tmp_path / "b", level, reference or Choices()),
+        )
+        return run_comparison(*sides, CompareOptions()).summary
+
+    return run
+
+
+def is_not_accused(summary: Any) -> bool:
+    verdict = summary["verdict"]
+    is_proved = verdict["confidence"] == "proved" and not summary["introduced"]
+    return is_proved and verdict["class"] in ("equal", "rounding", "precision")
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_one_weight_held_as_two_is_another_way_to_compute(compare: Compare, level: str) -> None:
+    summary = compare(level, Choices(joined=False))
+    assert is_not_accused(summary), summary["verdict"]["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_edges_in_another_order_are_no_cause_where_the_results_agree(
+    compare: Compare, level: str
+) -> None:
+    summary = compare(level, Choices(reverses=True))
+    assert is_not_accused(summary), summary["verdict"]["sentence"]
+    assert any("the same values in another order" in e for e in summary["verdict"]["evidence"])
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_autocast_inside_modules_explains_their_own_code(compare: Compare, level: str) -> None:
+    summary = compare(level, Choices(autocast=True))
+    assert summary["verdict"]["class"] == "precision", summary["verdict"]["sentence"]
+    assert not summary["introduced"]
+
+
+def test_an_argument_that_one_side_leaves_out_is_harmless_if_it_changes_nothing(
+    compare: Compare,
+) -> None:
+    summary = compare("L1", Choices(gives_mask=False))
+    assert is_not_accused(summary), summary["verdict"]["sentence"]
+
+
+def test_modules_alone_tell_that_the_calls_of_the_loss_are_missing(compare: Compare) -> None:
+    verdict = compare("L0", Choices(smoothing=0.2))["verdict"]
+    assert "the loss is" in verdict["sentence"]
+    assert "recorded at L0, without the calls between the model and its loss" in verdict["sentence"]
+
+
+def test_the_factor_of_a_value_changed_between_two_modules_is_named(compare: Compare) -> None:
+    verdict = compare("L0", Choices(scale=1.5))["verdict"]
+    assert "1.5 times the reference's" in verdict["sentence"], verdict["sentence"]
+
+
+def test_a_step_that_one_side_leaves_early_is_said(compare: Compare) -> None:
+    verdict = compare("L1", Choices(fails=True))["verdict"]
+    assert verdict["class"] == "incomplete"
+    assert "step 1 of the target has no backward pass and no optimizer step" in verdict["sentence"]
