@@ -70,7 +70,14 @@ _HARMLESS: Final = frozenset(
     )
 )
 # Values that cannot be a secret, under any name.
-_PLAIN_VALUE: Final = re.compile(r"|true|false|yes|no|on|off|none|null|[-+]?\d{1,6}(\.\d*)?", re.I)
+_PLAIN_VALUE: Final = re.compile(
+    r"|true|false|yes|no|on|off|none|null|[-+]?\d{1,6}(\.\d*)?|\[\]|\{\}|\(\)|set\(\)", re.I
+)
+# Words that also speak of other things: tied_weights_keys lists the names of parameters.
+_DOUBTFUL_WORDS: Final = frozenset(("key", "keys", "token"))
+_OF_ACCESS: Final = frozenset(("access", "api", "encryption", "hf", "hub", "ssh", "sign", "signing"))
+_AROUND_NAMES: Final = re.compile(r"[\s,:'\"\[\](){}]+")
+_PART_OF_NAME: Final = re.compile(r"[A-Za-z]*\d{0,4}")
 # Folders, as in PWD and OLDPWD, are no passwords.
 _FOLDER: Final = re.compile(r"~?/|[A-Za-z]:[\\/]|\.{1,2}(/|$)")
 _HIDDEN: Final = re.compile(r"<hidden [0-9a-f]{8}>")
@@ -106,7 +113,7 @@ def hide_secrets(name: str, value: str) -> str:
     if _PLAIN_VALUE.fullmatch(value.strip()):
         return value
     words = [word.lower() for word in _WORDS.findall(name)]
-    if _is_secret_name(words) and not (words[-1].endswith("pwd") and _FOLDER.match(value)):
+    if _is_secret_name(words) and not _is_known_kind(words, value):
         return _digest(value)
     value = _IN_URL.sub(lambda found: _digest(found[0]), value)
     value = _FORMS.sub(lambda found: _digest(found[0]), value)
@@ -128,6 +135,25 @@ def _is_secret_name(words: list[str]) -> bool:
         if is_secret and not _HARMLESS.intersection(words[:position]):
             return True
     return False
+
+
+def _is_known_kind(words: list[str], value: str) -> bool:
+    """Return whether a value is a folder, or names of parameters, under a name that has these."""
+    if words[-1].endswith("pwd"):
+        return _FOLDER.match(value) is not None
+    secret = _SECRET_WORDS.intersection(words)
+    if not secret or not secret <= _DOUBTFUL_WORDS or _OF_ACCESS.intersection(words):
+        return False
+    is_list = value.startswith(("[", "{", "("))
+    return (is_list or "keys" in words) and all(
+        map(_is_parameter, filter(None, _AROUND_NAMES.split(value)))
+    )
+
+
+def _is_parameter(text: str) -> bool:
+    """Return whether a text is like ``layers.0.lm_head.weight``: words joined by dots and lines."""
+    parts = re.split(r"[._\\*^$]+", text)
+    return len(parts) > 1 and all(map(_PART_OF_NAME.fullmatch, parts))
 
 
 def _without_key(word: str) -> str:
