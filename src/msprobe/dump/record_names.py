@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from sys import intern
 from typing import Final
 
 import msgspec
@@ -168,9 +169,9 @@ def _parameters_name(name: str, parts: list[str]) -> RecordName | None:
     return RecordName(
         full=name,
         kind=RecordKind(parts[-1]),
-        prefix=parts[0],
-        path=".".join(parts[1:-2]),
-        class_name=parts[-2],
+        prefix=intern(parts[0]),
+        path=intern(".".join(parts[1:-2])),
+        class_name=intern(parts[-2]),
         index=index,
     )
 
@@ -187,9 +188,9 @@ def _module_name(name: str, parts: list[str]) -> RecordName | None:
     return RecordName(
         full=name,
         kind=RecordKind(direction),
-        prefix=parts[0],
-        path=".".join(parts[1:-3]),
-        class_name=parts[-3],
+        prefix=intern(parts[0]),
+        path=intern(".".join(parts[1:-3])),
+        class_name=intern(parts[-3]),
         index=index,
     )
 
@@ -202,7 +203,7 @@ def _api_name(name: str, parts: list[str]) -> RecordName | None:
     return RecordName(
         full=name,
         kind=RecordKind(parts[-1]),
-        prefix=".".join(parts[:split]),
-        path=".".join(parts[split:-2]),
+        prefix=intern(".".join(parts[:split])),
+        path=intern(".".join(parts[split:-2])),
         index=_number(parts[-2]),
     )

@@ -8,8 +8,10 @@ dumps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from copy import copy
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -31,6 +33,8 @@ MAX_DEPTH: Final = 500
 REMARKS: Final = "remarks"
 """Part with remarks: by value, why a gradient is missing or which other shares it includes."""
 
+# Appearances of a value mostly lie close together. So many are remembered in each place.
+_MOST_RECENT: Final = 1 << 10
 _P2P_OPERATION: Final = "torch.distributed.P2POp"
 _PROCESS_GROUPS: Final = ("torch.ProcessGroup", "mindspore.ProcessGroup")
 _BARE: Final = "value"
@@ -51,6 +55,8 @@ _USUAL_KEYS: Final = frozenset(
         *("data_name", "md5", "value_id", "projections"),
     )
 )
+_SHARED: Final = (int, str, bool, type(None))  # of equal floats, zeros may have two signs
+_numbers_of: Final = attrgetter("max", "min", "mean", "norm", "pair")
 _integer: Final = partial(optional_of, kind=int)
 _text: Final = partial(optional_of, kind=str)
 _truth: Final = partial(optional_of, kind=bool)
@@ -145,7 +151,8 @@ class ValueReader:
     """Reads the values of the records of one file.
 
     Texts, types, shapes and places that values share are kept once: the same few hundred come back
-    a million times.
+    a million times. A value that appears again, as an argument of the next call or as a result of
+    the module around, is the same object or at least holds the same numbers.
 
     Args:
         source: the file, for messages.
@@ -158,7 +165,8 @@ class ValueReader:
         self.texts: dict[str, str] = {}
         self.shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.dtypes: dict[str | None, tuple[str, str]] = {None: ("", "")}
-        self._places: dict[_SlotName, dict[PartPath, tuple[PartPath, str]]] = {}
+        self._places: dict[_SlotName, dict[PartPath, _Place]] = {}
+        self._recent: dict[Hashable, Value] = {}
 
     def read(self, data: JsonTree, name: RecordName, part: str | None = None) -> list[Value]:
         """Return the values of a record: inputs, parameters, outputs, then everything else.
@@ -215,8 +223,49 @@ class ValueReader:
             _add_remarks(found, call.remarks)
         return found
 
+    def shared(self, value: Value, place: _Place) -> Value:
+        """Return the object that a tensor was before, or the tensor with the numbers of that."""
+        number = value.value_id
+        known = place.recent.get(number)
+        if known == value:
+            return known
+        _remember(place.recent, number, value)
+        known = self._recent.get(number)
+        if known is None:
+            _remember(self._recent, number, value)
+        elif _numbers_of(known) == _numbers_of(value):
+            value.value_id, value.pair = known.value_id, known.pair
+            value.max, value.min = known.max, known.min
+            value.mean, value.norm = known.mean, known.norm
+        return value
+
+    def plain(self, place: _Place, role: Role, kind: str, value: JsonTree) -> Value:
+        """Return an argument that is no tensor; the same object for the same argument."""
+        key = (kind, type(value), value) if type(value) in _SHARED else None
+        known = None if key is None else place.recent.get(key)
+        if known is None:
+            text = self.texts.setdefault(kind, kind)
+            known = Value(place.path, place.slot, role, False, text, value=value)
+            if key is not None:
+                _remember(place.recent, key, known)
+        return known
+
     def _walk(self, name: RecordName, slot_name: _SlotName) -> _Walk:
         return _Walk(self, name.full, slot_name, self._places.setdefault(slot_name, {}))
+
+
+class _Place(msgspec.Struct, gc=False):
+    """A place in records, the values' slot there, and values that were found there last."""
+
+    path: PartPath
+    slot: str
+    recent: dict[Hashable, Value]
+
+
+def _remember(recent: dict[Hashable, Value], key: Hashable, value: Value) -> None:
+    if len(recent) == _MOST_RECENT:
+        recent.clear()
+    recent[key] = value
 
 
 class _Walk:
@@ -229,7 +278,7 @@ class _Walk:
         reader: ValueReader,
         record: str,
         slot_name: _SlotName,
-        places: dict[PartPath, tuple[PartPath, str]],
+        places: dict[PartPath, _Place],
     ) -> None:
         self._reader = reader
         self._record = record
@@ -272,22 +321,21 @@ class _Walk:
             else:
                 return None
             for place, entry in items:
-                path, slot = self._place((key, place))
+                found = self._place((key, place))
                 if entry is None:
-                    self._add(Value(path, slot, role, False, "NoneType"))
+                    self._add(self._reader.plain(found, role, "NoneType", None))
                 elif entry.shape is not UNSET and entry.value is UNSET:
-                    self._add(self._usual_tensor(entry, path, slot, role))
+                    self._add(self._usual_tensor(entry, found, role))
                 elif entry.value is not UNSET and entry == _UsualEntry(entry.type, entry.value):
-                    value = Value(path, slot, role, False, self._text(entry.type))
-                    value.value = entry.value
-                    self._add(value)
+                    self._add(self._reader.plain(found, role, entry.type, entry.value))
                 else:
                     return None
         return self._found
 
-    def _usual_tensor(self, entry: _UsualEntry, path: PartPath, slot: str, role: Role) -> Value:
+    def _usual_tensor(self, entry: _UsualEntry, place: _Place, role: Role) -> Value:
         """Return a tensor; does what `_tensor` does."""
         reader = self._reader
+        path, slot = place.path, place.slot
         found_shape = entry.shape
         shape = reader.shapes.get(tuple(found_shape))  # type: ignore[arg-type]  # it is set
         if shape is None:
@@ -326,7 +374,7 @@ class _Walk:
         if entry.stride is not None:
             value.stride = tuple(entry.stride)
         value.projections = entry.projections
-        return value
+        return value if entry.value_id is None else reader.shared(value, place)
 
     def walk(self, tree: JsonTree, path: PartPath, role: Role) -> None:
         """Collect the values below `tree`, which is at `path`."""
@@ -346,24 +394,25 @@ class _Walk:
         elif kind is list:
             items = enumerate(tree)
         else:
-            path, slot = self._place(path)
-            self._add(Value(path, slot, role, False, kind.__name__, value=tree))
+            place = self._place(path)
+            self._add(Value(place.path, place.slot, role, False, kind.__name__, value=tree))
             return
         if len(path) > MAX_DEPTH:
             raise self._error(path[:3], f"nested deeper than {MAX_DEPTH} levels")
         for key, item in items:
             self.walk(item, (*path, key), role)
 
-    def _place(self, path: PartPath) -> tuple[PartPath, str]:
-        """Return the one object that equal paths share, and the slot."""
+    def _place(self, path: PartPath) -> _Place:
+        """Return the one object that equal paths share."""
         try:
             return self._places[path]
         except KeyError:
-            place = self._places[path] = (path, self._slot_name(path))
+            place = self._places[path] = _Place(path, self._slot_name(path), {})
             return place
 
     def _tensor(self, tree: dict[str, Any], path: PartPath, role: Role, type_name: str) -> Value:
-        path, slot = self._place(path)
+        place = self._place(path)
+        path, slot = place.path, place.slot
         get = tree.get
         found_shape = tree["shape"]
         try:
@@ -420,7 +469,7 @@ class _Walk:
             value.projections = self._field(path, "projections", projections, pair_of)
         if not _USUAL_KEYS.issuperset(tree):
             self._add_unusual(value, tree)
-        return value
+        return value if value_id is None else self._reader.shared(value, place)
 
     def _add_unusual(self, value: Value, tree: dict[str, Any]) -> None:
         """Fill in the fields that few tensors have."""
@@ -438,7 +487,8 @@ class _Walk:
             value.add_unusual(**facts)
 
     def _scalar(self, tree: dict[str, Any], path: PartPath, role: Role, type_name: str) -> Value:
-        path, slot = self._place(path)
+        place = self._place(path)
+        path, slot = place.path, place.slot
         rest = {key: item for key, item in tree.items() if key != "type"}
         value = Value(path, slot, role, False, self._text(type_name))
         if type_name in _PROCESS_GROUPS and "group_ranks" in rest:
@@ -460,7 +510,7 @@ class _Walk:
         if tensor is not None and not is_entry(tensor):
             raise self._error(path, '"tensor" is not one tensor')
         self.walk(tensor, path, role)
-        value = self._found.pop()
+        value = copy(self._found.pop())  # the tensor may appear elsewhere, too
         message = Message(
             self._entry(path, tree, "op", str),
             self._entry(path, tree, "peer", int),
@@ -535,6 +585,7 @@ def _add_remarks(values: list[Value], remarks: dict[str, JsonTree]) -> None:
             by_place[place] = remark
         elif isinstance(remark, dict):
             by_place |= {f"{place}.{key}": str(text) for key, text in remark.items()}
-    for value in values:
+    for place, value in enumerate(values):
         if value.slot in by_place:
-            value.add_unusual(remark=by_place[value.slot])
+            values[place] = copy(value)
+            values[place].add_unusual(remark=by_place[value.slot])

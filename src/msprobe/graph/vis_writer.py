@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.dump.records import Statistic
-from msprobe.dump.values import Role, Value
+from msprobe.dump.values import PartPath, Role, Value
 from msprobe.errors import ReportWriteError
 from msprobe.files import report_file
 from msprobe.graph.comparing import HalfResult
@@ -25,6 +25,7 @@ from msprobe.json_text import strict
 FORMAT: Final = "1"
 SOURCES: Final = {TARGET: "NPU", REFERENCE: "Bench"}
 _MODULE: Final = "0"
+_ValueKey = tuple[str, PartPath]  # record, and place in it
 
 _TYPES: Final = {NodeKind.API: "1", NodeKind.COLLECTION: "9"}
 _TASKS: Final = {"statistics": "summary", "tensor": "all", "md5": "md5", "structure": "structure"}
@@ -156,7 +157,7 @@ class _Writer:
         ids: dict[str, dict[str, int]] = {}
         for side in place.sides:
             ids[side.side] = self._number_records(side)
-        values: dict[int, int] = {}  # value by identity → its number
+        values: dict[_ValueKey, int] = {}  # value of the reference → its number
         for side in reversed(place.sides):  # the reference first: the target's values point at it
             self._add_side(side, rank, ids, links if side.side == TARGET else {}, values)
         return [*ids.values()]
@@ -174,7 +175,7 @@ class _Writer:
         rank: int,
         ids: Mapping[str, Mapping[str, int]],
         links: Mapping[int, dict[str, Any]],
-        values: dict[int, int],
+        values: dict[_ValueKey, int],
     ) -> None:
         self._sides += 1
         graph = side.graph
@@ -211,20 +212,23 @@ class _Writer:
         self._insert("value", rows)
 
     def _value_rows(
-        self, side: GraphSide, name: str, record: int, values: dict[int, int]
+        self, side: GraphSide, name: str, record: int, values: dict[_ValueKey, int]
     ) -> list[tuple[Any, ...]]:
         compared = {} if side.side == REFERENCE else _rows_by_value(side.rows(name) or ())
         found = []
         for value in side.values.get(name, ()):
             self._values += 1
-            values[id(value)] = self._values
+            if side.side == REFERENCE:
+                values[name, value.path] = self._values
             found.append(self._value_row(value, record, compared.get(id(value)), values))
         return found
 
     def _value_row(
-        self, value: Value, record: int, row: Row | None, values: Mapping[int, int]
+        self, value: Value, record: int, row: Row | None, values: Mapping[_ValueKey, int]
     ) -> tuple[Any, ...]:
-        partner = None if row is None or row.reference is None else values.get(id(row.reference))
+        partner = None
+        if row is not None and row.reference is not None:
+            partner = values.get((row.pair.reference or "", row.reference.path))
         is_compared = row is not None and row.reference is not None
         return (
             *(self._values, record, int(value.role is Role.OUTPUT), self._text(value.slot)),

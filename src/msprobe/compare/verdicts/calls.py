@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,10 @@ class Calls:
         self._comparison = comparison
         self.rows = comparison.rows
         self.pairs = comparison.pairs
-        self._starts: dict[int, tuple[int, int]] = {}
+        # By position: first row, and the one behind the last; both 0 for operations without rows.
+        count = max((pair.position for pair in self.pairs), default=-1) + 1
+        self._begins = array("q", bytes(8 * count))
+        self._ends = array("q", self._begins)
         self._made: dict[int, Call] = {}
         begin = 0
         rows = comparison.rows
@@ -83,7 +87,7 @@ class Calls:
             end = begin + 1
             while end < len(rows) and rows[end].pair is pair:
                 end += 1
-            self._starts[pair.position] = (begin, end)
+            self._begins[pair.position], self._ends[pair.position] = begin, end
             begin = end
 
     def is_after_backward(self, call: Call) -> bool:
@@ -110,14 +114,13 @@ class Calls:
 
         Those without are made when the step ends.
         """
-        begin, end = self._starts.get(pair.position, (0, 0))
-        rows = self.rows[begin:end]
+        rows = self.rows[slice(*self._rows_of(pair))]
         return any(row.value.role is Role.OUTPUT and row.holds_tensor for row in rows)
 
     def __iter__(self) -> Iterator[Call]:
         """Iterate in order of execution over the operations that have a difference."""
         rows = self.rows
-        for begin, end in self._starts.values():
+        for begin, end in self._all_rows():
             for index in range(begin, end):
                 if rows[index].status.is_difference:
                     yield self._call(begin, end)
@@ -125,7 +128,7 @@ class Calls:
 
     def of(self, row: Row) -> Call:
         """Return the operation of a row."""
-        return self._call(*self._starts[row.pair.position])
+        return self._call(*self._rows_of(row.pair))
 
     def forward_of(self, call: Call) -> Call | None:
         """Return the forward call of a backward record, None if it was not recorded."""
@@ -141,8 +144,8 @@ class Calls:
 
     def named(self, name: str, *, is_target: bool) -> Call | None:
         """Return the operation that one side calls `name`."""
-        place = (self._target_places if is_target else self._reference_places).get(name)
-        return None if place is None else self._call(*self._starts[place])
+        pair = (self._by_target if is_target else self._by_reference).get(name)
+        return None if pair is None else self._call(*self._rows_of(pair))
 
     def parent(self, pair: OperationPair) -> str | None:
         """Return the record around an operation, by the name that its own side gives it."""
@@ -221,7 +224,7 @@ class Calls:
     def _parts(self) -> dict[str, list[tuple[int, int]]]:
         """Record, as the pair of operations is called → first and last row of each part."""
         found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for begin, end in self._starts.values():
+        for begin, end in self._all_rows():
             parent = self.parent(self.rows[begin].pair)
             if parent is not None:
                 found[parent].append((begin, end))
@@ -236,20 +239,20 @@ class Calls:
         return frozenset(self._comparison.reference.view.parents.values()) - {None}
 
     @cached_property
-    def _target_places(self) -> dict[str, int]:
-        return {
-            pair.target: pair.position
-            for pair in self._comparison.pairs
-            if pair.target is not None and pair.position in self._starts
-        }
+    def _by_target(self) -> dict[str | None, OperationPair]:
+        return {pair.target: pair for pair in self.pairs if any(self._rows_of(pair))}
 
     @cached_property
-    def _reference_places(self) -> dict[str, int]:
-        return {
-            pair.reference: pair.position
-            for pair in self._comparison.pairs
-            if pair.reference is not None and pair.position in self._starts
-        }
+    def _by_reference(self) -> dict[str | None, OperationPair]:
+        return {pair.reference: pair for pair in self.pairs if any(self._rows_of(pair))}
+
+    def _rows_of(self, pair: OperationPair) -> tuple[int, int]:
+        return self._begins[pair.position], self._ends[pair.position]
+
+    def _all_rows(self) -> Iterator[tuple[int, int]]:
+        for begin, end in zip(self._begins, self._ends, strict=True):
+            if begin < end:
+                yield begin, end
 
     def _operator(self, pair: OperationPair) -> Operator:
         if pair.target is not None:

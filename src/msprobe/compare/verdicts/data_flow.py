@@ -9,8 +9,9 @@ which tell one order of elements from another.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -53,6 +54,19 @@ def fingerprint(value: Value) -> Fingerprint | None:
     return (value.dtype, value.shape, *numbers)
 
 
+class _Places:
+    """Row numbers by hash of a key; two arrays, as a dict takes ten times the memory."""
+
+    def __init__(self, found: Sequence[tuple[int, int]]) -> None:
+        self._hashes = array("q", [key for key, _ in found])
+        self._rows = array("q", [row for _, row in found])
+
+    def at(self, key: Hashable) -> Sequence[int]:
+        """Return the rows with a key, or another key of the same hash, in order of execution."""
+        begin = bisect_left(self._hashes, hash(key))
+        return self._rows[begin : bisect_right(self._hashes, hash(key), begin)]
+
+
 @dataclass(frozen=True, slots=True)
 class Makers:
     """The rows that made a value, on each side; indices into the rows, earliest first."""
@@ -79,36 +93,31 @@ class _SideFlow:
         self._pick = pick
 
     @cached_property
-    def _by_id(self) -> Mapping[Hashable, Sequence[int]]:
+    def _by_id(self) -> _Places:
         return self._indices(Role.OUTPUT, _value_id)
 
     @cached_property
-    def _by_print(self) -> Mapping[Hashable, Sequence[int]]:
+    def _by_print(self) -> _Places:
         return self._indices(Role.OUTPUT, fingerprint)
 
     @cached_property
-    def _users_by_id(self) -> Mapping[Hashable, Sequence[int]]:
+    def _users_by_id(self) -> _Places:
         return self._indices(Role.INPUT, _value_id)
 
     def _indices(
         self, role: Role, key_of: Callable[[Value], Hashable | None]
-    ) -> Mapping[Hashable, Sequence[int]]:
+    ) -> _Places:
         """Return the rows of values with one role by a key of theirs."""
-        # Most values occur once: a tuple of one takes half the memory of such a list.
-        found: dict[Hashable, tuple[int] | list[int]] = {}
         pick = self._pick
-        for index, row in enumerate(self._rows):
-            value = pick(row)
-            if value is None or value.role is not role or (key := key_of(value)) is None:
-                continue
-            known = found.get(key)
-            if known is None:
-                found[key] = (index,)
-            elif isinstance(known, tuple):
-                found[key] = [*known, index]
-            else:
-                known.append(index)
-        return found
+        found = [
+            (hash(key), index)
+            for index, row in enumerate(self._rows)
+            if (value := pick(row)) is not None
+            and value.role is role
+            and (key := key_of(value)) is not None
+        ]
+        found.sort()
+        return _Places(found)
 
     def makers(self, row: Row) -> Sequence[int]:
         """Return the output rows before this one that hold the same value, at most a few."""
@@ -118,7 +127,7 @@ class _SideFlow:
         position = row.pair.position
         number = value.value_id
         if number is not None:
-            found = self._by_id.get(number, ())
+            found = self._by_id.at(number)
             end = self._count_before(found, position)
             if end:
                 return found[: min(end, _MOST_MAKERS)]
@@ -126,15 +135,20 @@ class _SideFlow:
         if key is None:
             return ()
         # The latest one: an equal value that lies further back was perhaps overwritten since.
-        found = self._by_print.get(key, ())
+        found = self._by_print.at(key)
         end = self._count_before(found, position)
-        return found[max(end - _MOST_MAKERS, 0) : end][::-1]
+        latest = found[max(end - _MOST_MAKERS, 0) : end][::-1]
+        return [index for index in latest if self._print_of(index) == key]
+
+    def _print_of(self, index: int) -> Fingerprint | None:
+        value = self._pick(self._rows[index])
+        return None if value is None else fingerprint(value)
 
     def users(self, row: Row) -> Sequence[int]:
         """Return the input rows that hold the same recognised value."""
         value = self._pick(row)
         number = None if value is None else value.value_id
-        return () if number is None else self._users_by_id.get(number, ())
+        return () if number is None else self._users_by_id.at(number)
 
     def _count_before(self, indices: Sequence[int], position: int) -> int:
         """Return how many of some rows, which are in order, ran before a position."""
