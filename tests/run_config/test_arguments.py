@@ -48,7 +48,7 @@ def test_namespaces_are_flattened_without_addresses() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("x.ini", "a = 1", "is of no kind"),
+        ("x.txt", "a = 1", "is of no kind"),
         ("x.toml", "a = ", "Invalid value"),
         ("x.yaml", "a: [1,\n  - }", "line 2"),
         ("x.yaml", "a: !!python/object/apply:os.system ['true']", "could not determine"),

@@ -115,6 +115,75 @@ def test_the_changed_part_of_a_later_script_is_named_first(
     assert place in found.difference.name
 
 
+# Written after the code; 46 of its 55 scripts were named in the first run (docs/performance.md).
+@pytest.mark.parametrize(
+    ("text", "values", "place"),
+    [
+        ("#SBATCH --nodes=@\n#SBATCH -J x\nsrun python t.py", "2 4", "sbatch.nodes"),
+        ("sbatch <<EOF\nsrun python t.py --lr @\nEOF", "1 2", "lr"),
+        ("module load cuda/@\npython t.py", "12.1 12.4", "command.module"),
+        ("pip install -q transformers==@\npython t.py", "4.40 4.41", "command.pip"),
+        ('sed -i "s/lr.*/lr: @/" c.yaml\npython t.py --config c.yaml', "1 2", "command.sed"),
+        ("LR=$(cat @.txt)\npython t.py --lr $LR", "one two", "lr"),
+        ("LR=$(<@.txt)\npython t.py --lr $LR", "one two", "lr"),
+        ('printf -v LR "%se-%02d" @ 4\npython t.py --lr $LR', "1 2", "lr"),
+        ('python -c "from t import main; main(lr=@)"', "1 2", "code"),
+        ("python - --x 1 <<EOF\nimport t\nt.main(@)\nEOF", "1 2", "code"),
+        ("python t.py --lr 1 <<EOF\nprompt @\nEOF", "x y", "stdin"),
+        ('echo "lr: 1" > d.yaml\necho "wd: @" >> d.yaml\npython t.py --config d.yaml', "1 2",
+         "config:wd"),
+        ("for s in {1..@}; do python t.py --s $s; done", "2 3", "t.py#3:s"),
+        ("for s in $(seq @ 3); do python t.py --s $s; done", "1 2", "s"),
+        ("X=@-run\npython t.py --size ${X:0:2}", "7b 9b", "size"),
+        ("K=L@\nL1=3\nL2=4\npython t.py --lr ${!K}", "1 2", "lr"),
+        ("D=(@)\npython t.py --n ${#D[@]}".replace("[@]", "[*]"), "1 1|2", "n"),
+        ('let "X=@*2"\npython t.py --x $X', "2 3", "x"),
+        ("echo @ | xargs -I{} python t.py --lr {}", "1 2", "command.|"),
+        ("kubectl exec pod -- python t.py --lr @", "1 2", "command.kubectl"),
+        ("git checkout @\npython t.py", "main dev", "command.git"),
+        ('if test "@" = yes; then A=--bf16; fi\npython t.py $A', "yes no", "bf16"),
+        ("llamafactory-cli train @.yaml", "one two", "positional"),
+        ("python tools/train.py configs/@.py", "one two", "positional"),
+        ("python t.py --config-path conf --config-name @", "one two", "config-name"),
+        ("deepspeed --hostfile @.txt t.py", "one two", "hostfile"),
+        ("python t.py --config @.ini", "one two", "config"),
+        ("python t.py --model_name @", "gpt2 llama", "model_name"),
+        ("python t.py --lora_rank @", "8 16", "lora_rank"),
+        ("python t.py --drop_out @", "0.1 0.5", "drop_out"),
+    ],
+)  # fmt: skip
+def test_the_changed_part_of_the_last_set_is_named_first(
+    tmp_path: Path, text: str, values: str, place: str
+) -> None:
+    others = {"c.yaml": "lr: 3", "conf/one.yaml": "lr: 1", "conf/two.yaml": "lr: 2"}
+    for name, value in (("one", "1"), ("two", "2")):
+        others |= {f"{name}.txt": f"{value}\n", f"{name}.yaml": f"lr: {value}"}
+        others |= {f"configs/{name}.py": f"lr = {value}", f"{name}.ini": f"[optim]\nlr = {value}"}
+    scripts = (text.replace("@", value.replace("|", " ")) for value in values.split())
+    bench, cmp = ({"run.sh": script} | others for script in scripts)
+    found = compared(tmp_path, bench, cmp).conclusion
+    assert found.kind is Kind.ARGUMENT, found.sentence
+    assert found.difference is not None
+    assert place in found.difference.name
+
+
+def test_the_contents_of_files_of_one_name_are_compared(tmp_path: Path) -> None:
+    run = {"run.sh": "python t.py configs/a.py --config b.ini --hostfile h --config-name c"}
+    base = run | {"configs/a.py": "o = dict(lr=1)", "b.ini": "[x]\ny = 1", "h": "n slots=8"}
+    base |= {"conf/c.yaml": "z: 1"}
+    changes = {
+        "configs/a.py": ("o = dict(lr=2)", "positional:o.lr"),
+        "b.ini": ("[x]\ny = 2", "config:x.y"),
+        "h": ("n slots=4", "hostfile:content"),
+        "conf/c.yaml": ("z: 2", "config-name:z"),
+    }
+    for number, (file, (text, place)) in enumerate(changes.items()):
+        found = compared(tmp_path / str(number), base, base | {file: text}).conclusion
+        assert found.difference is not None, file
+        assert found.difference.name == place
+    assert compared(tmp_path / "same", base, base).level is Level.PASS
+
+
 def test_a_settings_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     run = {"run.sh": "python t.py --config gone.yaml"}
     found = compared(tmp_path, run, run)
@@ -150,6 +219,10 @@ def test_a_changed_variable_of_a_sourced_file_and_a_changed_settings_file(tmp_pa
         (TRAIN, "case x in y) B=1 ;; x) B=32 ;; esac\n" + TRAIN.replace("32", "$B")),
         (TRAIN, TRAIN.replace("torchrun", "python3.11 -m torch.distributed.run")),
         (TRAIN, "exec " + TRAIN + " --output_dir /elsewhere"),
+        (TRAIN, 'printf -v L "%de-%d" 1 4\n' + TRAIN.replace("1e-4", "$L")),
+        (TRAIN, 'python -c "import os; print(os.name)"\nnvidia-smi\ncp run.sh out/\n' + TRAIN),
+        (TRAIN, "#SBATCH --job-name=a\n#SBATCH --time=1:00:00\n" + TRAIN),
+        ("for s in 1 2; do python t.py $s; done", "for s in {1..2}; do python t.py $s; done"),
         ("python t.py --lr 1 --x 2", "python t.py --x 2 --lr 1"),
         ("python t.py --use-x 1", "python t.py --use_x 1"),
     ],

@@ -585,7 +585,7 @@ def _add_remarks(values: list[Value], remarks: dict[str, JsonTree]) -> None:
             by_place[place] = remark
         elif isinstance(remark, dict):
             by_place |= {f"{place}.{key}": str(text) for key, text in remark.items()}
-    for place, value in enumerate(values):
+    for number, value in enumerate(values):
         if value.slot in by_place:
-            values[place] = copy(value)
-            values[place].add_unusual(remark=by_place[value.slot])
+            values[number] = copy(value)  # which may appear elsewhere, too
+            values[number].add_unusual(remark=by_place[value.slot])

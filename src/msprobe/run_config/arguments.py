@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import ast
+import configparser
 import dataclasses
+import hashlib
 import math
 import re
 import tomllib
@@ -18,6 +21,7 @@ from msprobe.dump.records import JsonTree
 from msprobe.errors import ConfigFileError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 from msprobe.plain_text import reason
+from msprobe.run_config.command_options import SETTINGS_FILES
 from msprobe.run_config.environment import classify_variable
 from msprobe.run_config.levels import Difference, Item, ItemResult, Level
 from msprobe.run_config.secrets import hide_secrets
@@ -35,18 +39,23 @@ COLUMNS: Final = (
 _MAX_BYTES: Final = 8 << 20
 _MAX_ENTRIES: Final = 100_000
 _SIMILAR: Final = 0.8
+_MAX_SHOWN_FILE: Final = 80
 # Comparing all leftovers with each other takes the square of their number.
 _MAX_COMPARED_BY_SIMILARITY: Final = 400
 # These say where results go and how a run is called, and change no number.
+_RESULTS: Final = (
+    "outputs?|out|logs?|logging|tensorboard|tb|wandb|mlflow|runs?|exp|experiment|job|project|"
+    "results?|profiler?|save|dump"
+)
 _WITHOUT_INFLUENCE: Final = re.compile(
-    r"(.*[._])?(out|outputs?|o|logs?|logging|tensorboard|tb|wandb|mlflow|runs?|exp|experiment|job|"
-    r"project|results?|profiler?|save|dump)([._]?(dir|directory|path|file|folder|root|name|id|to|tag))?|"
-    r"(.*[._])?(report_to|tags?|name|comment|verbose|log_level.*|disable_tqdm|push_to_hub|hub_.*|"
+    # A bare "out" behind something else is a size: drop_out, dim_out.
+    rf"(.*[._])?({_RESULTS})[._]?(dir|directory|path|file|folder|root|name|id|to|tag)|"
+    rf"{_RESULTS}|o|name|((node|local|global)_)?rank|"
+    r"(.*[._])?(report_to|tags?|comment|verbose|log_level.*|disable_tqdm|push_to_hub|hub_.*|"
     r"save_(steps|strategy|total_limit|interval|freq|every)|(log|logging|print)_(steps|strategy|"
-    r"interval|freq|every|first_step)|master_(port|addr)|port|host|hostname|rdzv_.*|(local_)?rank|"
+    r"interval|freq|every|first_step)|master_(port|addr)|port|host|hostname|rdzv_.*|local_rank|"
     r"device_index|run_id)"
 )
-_SETTINGS_FILES: Final = (".json", ".yaml", ".yml", ".toml")
 _DUPLICATE: Final = "duplicate_value"
 
 # Names of one thing in different programs.
@@ -114,9 +123,10 @@ def read_arguments(paths: Iterable[Path]) -> ArgumentFiles:
         arguments |= settings_in_files(arguments, path.parent)
         were_read = _files_that_were_read(arguments)
         for name, value in arguments.items():
-            is_file = isinstance(value, str) and value.endswith(_SETTINGS_FILES)
-            if is_file and name not in were_read and not has_no_influence(name):
-                unresolved[f"{name}:"] = f"{path.name}: the file {value} was not read"
+            if name not in were_read and not _is_no_settings(name):
+                files = [text for text in _texts(value) if text.endswith(SETTINGS_FILES)]
+                for file in files[:1]:
+                    unresolved[f"{name}:"] = f"{path.name}: the file {file} was not read"
             values = found.setdefault(name, [])
             if not any(same_value(value, other) for other in values):
                 values.append(value)
@@ -134,19 +144,59 @@ def settings_in_files(
 
     Args:
         arguments: the arguments.
-        folder: where relative paths start, if there is no such file in the current one.
+        folder: where relative paths start, if there is no such file in the current one; None for
+            arguments of a program that runs, whose Python files are its code.
     """
     found: dict[str, JsonTree] = {}
+    folders = [Path(), folder or Path()]
     for name, value in arguments.items():
-        if not isinstance(value, str) or not value.endswith(_SETTINGS_FILES):
-            continue
-        for path in dict.fromkeys((Path(value), (folder or Path()) / value)):
-            with suppress(ConfigFileError, OSError, ValueError):
-                if path.is_file():
-                    items = _read_file(path).arguments.items()
-                    found |= {f"{name}:{key}": item for key, item in items}
-                    break
+        for text in () if _is_no_settings(name) else _texts(value):
+            for path in _candidates(name, text, arguments, folders):
+                with suppress(ConfigFileError, OSError, ValueError):
+                    if path.is_file() and (folder is not None or path.suffix != ".py"):
+                        found |= {f"{name}:{key}": item for key, item in _contents(path).items()}
+                        break
     return found
+
+
+def _texts(value: JsonTree) -> list[str]:
+    return [item for item in (value if isinstance(value, list) else [value]) if type(item) is str]
+
+
+def _is_no_settings(name: str) -> bool:
+    """Return whether a file that an argument names is the program, or where results go."""
+    is_program = _last(name) in ("script", "code", "stdin") or name.startswith("command.")
+    return is_program or has_no_influence(name)
+
+
+def _candidates(
+    name: str, text: str, arguments: Mapping[str, JsonTree], folders: Sequence[Path]
+) -> Iterator[Path]:
+    """Yield where the file that an argument names may lie; Hydra's are named without their end."""
+    if normal_name(_last(name)) != "config_name":
+        yield from (folder / text for folder in dict.fromkeys(folders))
+        return
+    given = [
+        str(value)
+        for other, value in arguments.items()
+        if normal_name(_last(other)) in ("config_path", "config_dir")
+    ]
+    for place in given or (".", "conf", "config", "configs"):
+        for folder in folders:
+            yield folder / place / (text if text.endswith(SETTINGS_FILES) else f"{text}.yaml")
+
+
+def _contents(path: Path) -> dict[str, JsonTree]:
+    """Return the settings in a file; of one of another kind its text, or a digest of it."""
+    if path.name.endswith((*SETTINGS_FILES, ".sh")):
+        return _read_file(path).arguments
+    content = path.read_bytes() if path.stat().st_size <= _MAX_BYTES else b""
+    if not content:
+        return {}
+    text = content.decode(errors="replace").strip()
+    is_short = len(text) <= _MAX_SHOWN_FILE and text.isprintable()
+    digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+    return {"content": _safe("", text) if is_short else f"digest {digest}"}
 
 
 def flat_arguments(tree: object) -> dict[str, JsonTree]:
@@ -259,7 +309,7 @@ def _read_file(path: Path) -> ArgumentFiles:
         script = parse_shell_script(text.decode(errors="replace"), path.parent)
         arguments, unresolved = flat_arguments(script.arguments), script.unresolved
         for name, value in tuple(arguments.items()):
-            if isinstance(value, str) and value.endswith(_SETTINGS_FILES) and value in script.files:
+            if isinstance(value, str) and value.endswith(SETTINGS_FILES) and value in script.files:
                 try:
                     written = _settings(path.parent / value, script.files[value].encode())
                 except ConfigFileError as exc:
@@ -284,7 +334,45 @@ def _settings(path: Path, text: bytes) -> dict[str, JsonTree]:
             return flat_arguments(tomllib.loads(text.decode()))
         except ValueError as exc:
             raise ConfigFileError(path, str(exc)) from exc
-    raise ConfigFileError(path, "is of no kind that is read; use .sh, .yaml, .yml, .toml or .json")
+    if suffix in (".ini", ".cfg"):
+        parser = configparser.ConfigParser(interpolation=None)
+        try:
+            parser.read_string(f"[.]\n{text.decode()}")
+        except (configparser.Error, ValueError) as exc:
+            raise ConfigFileError(path, str(exc).splitlines()[0]) from exc
+        sections = {name: dict(parser[name]) for name in parser.sections()}
+        return flat_arguments(sections.pop(".") | sections)
+    if suffix == ".py":
+        return flat_arguments(_python_settings(path, text))
+    ends = ".sh, .yaml, .yml, .toml, .ini, .cfg, .py or .json"
+    raise ConfigFileError(path, f"is of no kind that is read; use {ends}")
+
+
+def _python_settings(path: Path, text: bytes) -> dict[str, JsonTree]:
+    """Return the assignments of a settings file in Python, and a digest of its other code."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as exc:
+        raise ConfigFileError(path, f"is no Python: {exc}") from exc
+    found: dict[str, JsonTree] = {}
+    others: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = _python_value(node.value)
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            others.append(ast.unparse(node))
+    digest = hashlib.blake2b("\n".join(others).encode(), digest_size=8).hexdigest()
+    return found | ({"code": f"digest {digest}"} if others else {})
+
+
+def _python_value(node: ast.expr) -> JsonTree:
+    """Return a literal, ``dict(…)`` of such as a mapping, and everything else as text."""
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        value: JsonTree = ast.literal_eval(node)
+        return value
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict" and not node.args:
+        return {each.arg or "**": _python_value(each.value) for each in node.keywords}
+    return ast.unparse(node)
 
 
 def _files_that_were_read(arguments: Mapping[str, JsonTree]) -> set[str]:

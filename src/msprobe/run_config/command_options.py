@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 Arguments = dict[str, str | bool | list[str]]
 
+SETTINGS_FILES: Final = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".py")
+"""Ends of the names of files whose contents are arguments."""
 _OPTION: Final = re.compile(r"--?[A-Za-z]")
 _SHORT_WITH_NUMBER: Final = re.compile(r"-([A-Za-z])(\d[\d.e+-]*)")
 # Overrides of Hydra: lr=1e-4, +opt=adam, ~model.norm, model.dim=512.

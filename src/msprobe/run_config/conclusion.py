@@ -18,6 +18,11 @@ from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Leve
 
 _MAX_VALUE: Final = 60
 _SET_BY_SCHEDULE: Final = re.compile(r"(optimizer\.\d+\.group\.\d+\.)(lr|momentum|betas)")
+# Schedules that set what the optimizer starts from as well.
+_SET_THEIR_START: Final = re.compile(r"(OneCycleLR|CyclicLR)\b")
+_START: Final = re.compile(
+    r"optimizer\.\d+\.group\.\d+\.(lr|betas|momentum|initial_lr|(max|min|base)_(lr|momentum))"
+)
 _NAMED: Final = 3
 
 
@@ -141,6 +146,12 @@ def conclude(items: Mapping[Item, ItemResult]) -> Conclusion:
     matters = [each for each in found if each.level is not Level.INFO]
     if any(each.item is Item.SCHEDULE for each in matters):
         # A schedule sets the learning rate when it is made; what it starts from is `initial_lr`.
+        sets_start = any(
+            each.item is Item.SCHEDULE and _SET_THEIR_START.search(f"{each.bench} {each.cmp}")
+            for each in matters
+        )
+        if sets_start:
+            matters = [each for each in matters if not _START.fullmatch(each.name)]
         names = {each.name for each in matters}
         matters = [
             each

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,23 @@ _WRAPPERS: Final = frozenset(
 )
 # Programs that give a text to a shell.
 _TAKE_A_TEXT: Final = frozenset(("ssh", "pdsh", "sbatch", "tmux", "screen", "watch", "parallel"))
+# Modules that train nothing.
+_TOOLS: Final = (
+    "pip",
+    "venv",
+    "ensurepip",
+    "json.tool",
+    "http.server",
+    "site",
+    "torch.utils.collect_env",
+)
+# What trainers with a command line of their own are told first: ``llamafactory-cli train a.yaml``.
+_VERBS: Final = frozenset(
+    (
+        *("train", "pretrain", "finetune", "fine-tune", "sft", "dpo", "grpo", "kto", "ppo", "rlhf"),
+        *("pt", "orpo", "reward", "distill"),
+    )
+)
 _PYTHON_FLAGS: Final = re.compile(r"-[uOBsSEIqvd]+")
 _PYTHON_FLAGS_WITH_VALUE: Final = ("-W", "-X")
 _COMMAND_FLAG: Final = re.compile(r"-[a-z]*c")
@@ -80,11 +98,19 @@ class InnerScript:
     wrapper: Arguments = field(default_factory=dict)
 
 
-def find_launch(words: Sequence[Word], line: int) -> Launch | InnerScript | None:
-    """Return what a command starts: a training, another shell script, or neither."""
+def find_launch(
+    words: Sequence[Word], line: int, given: Word | None = None
+) -> Launch | InnerScript | None:
+    """Return what a command starts: a training, another shell script, or neither.
+
+    Args:
+        words: the command.
+        line: its line.
+        given: a text that it reads as its input.
+    """
     start = _start(words)
     if start is None:
-        return _quoted(words)
+        return _of_trainer(words, line) or _quoted(words)
     program, rest = PurePath(words[start].text).name, words[start + 1 :]
     if program in SHELLS:
         inner = _inner(rest)
@@ -97,7 +123,10 @@ def find_launch(words: Sequence[Word], line: int) -> Launch | InnerScript | None
         rest = rest[1:]
     elif _PYTHON.fullmatch(program):
         rest = _without_python_flags(rest)
-    return _launch(words[:start], rest, line)
+        if not rest or rest[0].text in ("-", "-c"):
+            return _inline(words[:start], rest, line, given)
+    found = _launch(words[:start], rest, line)
+    return found if found is None or given is None else _with_text(found, "stdin", given)
 
 
 def _start(words: Sequence[Word]) -> int | None:
@@ -112,6 +141,18 @@ def _start(words: Sequence[Word]) -> int | None:
         if place == 0 and not is_wrapper:
             return None
     return None
+
+
+def _of_trainer(words: Sequence[Word], line: int) -> Launch | None:
+    """Return a training that a program starts by itself, which is told so by its first word."""
+    place = next((at for at, word in enumerate(words) if word.text in _VERBS), 0)
+    before = words[: max(place - 1, 0)]
+    is_told = place > 0 and (not before or PurePath(before[0].text).name in _WRAPPERS)
+    if not is_told:
+        return None
+    name = " ".join((PurePath(words[place - 1].text).name, words[place].text))
+    program = words[place - 1]._replace(text=name)
+    return _as_launch(before, program, words[place + 1 :], line)
 
 
 def _quoted(words: Sequence[Word]) -> InnerScript | None:
@@ -147,19 +188,63 @@ def _without_python_flags(words: Sequence[Word]) -> Sequence[Word]:
     return words[2:] if is_launcher else words
 
 
+def _inline(
+    before: Sequence[Word], rest: Sequence[Word], line: int, given: Word | None
+) -> Launch | None:
+    """Return the code that Python is given as a text; None for code that only shows something."""
+    is_option = bool(rest) and rest[0].text == "-c"
+    code = (rest[1] if len(rest) > 1 else None) if is_option else given
+    if code is None or _only_shows(code.text):
+        return None
+    script, others = ("-c", rest[2:]) if is_option else ("-", rest[1:])
+    options = options_of([word.text for word in others]).arguments
+    arguments: Arguments = {"script": script, **options, **_of_wrapper(before)}
+    found = Launch(line=line, script=script, arguments=arguments, doubts={})
+    return _with_text(found, "code", code)
+
+
+def _with_text(launch: Launch, name: str, text: Word) -> Launch:
+    doubts = launch.doubts | ({name: text.doubts} if text.doubts else {})
+    return replace(launch, arguments=launch.arguments | {name: text.text}, doubts=doubts)
+
+
+def _only_shows(code: str) -> bool:
+    """Return whether Python code only imports, checks and prints."""
+    try:
+        statements = ast.parse(code).body
+    except (SyntaxError, ValueError):
+        return False
+    return all(
+        isinstance(one, (ast.Import, ast.ImportFrom, ast.Assert))
+        or (isinstance(one, ast.Expr) and ast.unparse(one).startswith("print("))
+        for one in statements
+    )
+
+
 def _launch(before: Sequence[Word], rest: Sequence[Word], line: int) -> Launch | None:
     texts = [word.text for word in rest]
-    if texts[:1] == ["-c"]:
-        return None
     script, arguments = "", options_of(texts)
     if "-m" in texts and not arguments.script:
         place = texts.index("-m")
         script = texts[place + 1] if place + 1 < len(texts) else ""
         arguments = options_of([*texts[:place], *texts[place + 2 :]])
     script = script or arguments.script
-    if not script:
+    if not script or script in _TOOLS:
         return None
-    found: Arguments = {"script": script, **arguments.arguments, **_of_wrapper(before)}
+    return _as_launch(before, Word(script), rest, line, arguments.arguments)
+
+
+def _as_launch(
+    before: Sequence[Word],
+    program: Word,
+    rest: Sequence[Word],
+    line: int,
+    arguments: Arguments | None = None,
+) -> Launch:
+    script = program.text
+    if arguments is None:
+        arguments = options_of([word.text for word in rest]).arguments
+    found: Arguments = {"script": script, **arguments, **_of_wrapper(before)}
     doubts = as_mapping((*before, *rest))
     doubtful = {name: _doubts_of(value, doubts) for name, value in found.items()}
     return Launch(

@@ -47,6 +47,7 @@ def compare_random_calls(
 
     Two places are the same if their stacks are equally deep and every frame is alike: the mean
     similarity of file name, function and line of code is at least 0.8; line numbers do not count.
+    Of those that remain, equally deep places whose innermost frames are alike are the same, too.
     """
     rows: list[tuple[str | int | bool, ...]] = []
     differences: list[Difference] = []
@@ -108,21 +109,31 @@ def _calls(entries: JsonTree) -> list[_Calls]:
 
 def _pairs(bench: list[_Calls], cmp: list[_Calls]) -> list[tuple[_Calls, _Calls]]:
     left = list(cmp)
-    pairs: list[tuple[_Calls, _Calls]] = []
-    for calls in bench:
-        # An equal place first: similar ones may be several.
-        partner = next((each for each in left if each.stack == calls.stack), None)
-        partner = partner or next(
-            (each for each in left if _is_similar(calls.stack, each.stack)), None
-        )
-        if partner is not None:
-            left.remove(partner)
-        pairs.append((calls, partner or _NONE))
+    found: dict[int, _Calls] = {}
+    # An equal place first: similar ones may be several. Last, one that is reached in another way.
+    for is_same in (_is_equal, _is_similar, _ends_alike):
+        for place, calls in enumerate(bench):
+            partner = next(
+                (each for each in left if place not in found and is_same(calls, each)), None
+            )
+            if partner is not None:
+                left.remove(partner)
+                found[place] = partner
+    pairs = [(calls, found.get(place, _NONE)) for place, calls in enumerate(bench)]
     return pairs + [(_NONE, calls) for calls in left]
 
 
-def _is_similar(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    return len(one) == len(other) and all(map(_frames_alike, one, other))
+def _is_equal(one: _Calls, other: _Calls) -> bool:
+    return one.stack == other.stack
+
+
+def _ends_alike(one: _Calls, other: _Calls) -> bool:
+    is_as_deep = 0 < len(one.stack) == len(other.stack)
+    return is_as_deep and _frames_alike(one.stack[-1], other.stack[-1])
+
+
+def _is_similar(one: _Calls, other: _Calls) -> bool:
+    return len(one.stack) == len(other.stack) and all(map(_frames_alike, one.stack, other.stack))
 
 
 def _frames_alike(one: str, other: str) -> bool:

@@ -75,7 +75,9 @@ _PLAIN_VALUE: Final = re.compile(
 )
 # Words that also speak of other things: tied_weights_keys lists the names of parameters.
 _DOUBTFUL_WORDS: Final = frozenset(("key", "keys", "token"))
-_OF_ACCESS: Final = frozenset(("access", "api", "encryption", "hf", "hub", "ssh", "sign", "signing"))
+_OF_ACCESS: Final = frozenset(
+    ("access", "api", "encryption", "hf", "hub", "ssh", "sign", "signing")
+)
 _AROUND_NAMES: Final = re.compile(r"[\s,:'\"\[\](){}]+")
 _PART_OF_NAME: Final = re.compile(r"[A-Za-z]*\d{0,4}")
 # Folders, as in PWD and OLDPWD, are no passwords.

@@ -8,13 +8,16 @@ decide is followed both ways; an argument that depends on it has all its values,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from msprobe.run_config.command_options import Arguments
 from msprobe.run_config.launches import Launch
-from msprobe.run_config.shell_ways import Way, ways_through
+from msprobe.run_config.shell_ways import Way
+
+_MAX_WAYS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ def parse_shell_script(text: str, folder: Path | None = None) -> ShellScript:
         text: the script.
         folder: where files that it sources are looked for; None for the current folder.
     """
-    ways = list(ways_through(text, folder or Path()))
+    ways = list(_ways_through(text, folder or Path()))
     launches = _merged(ways)
     problems = {name: reason for way in ways for name, reason in way.problems.items()}
     if not launches:
@@ -49,8 +52,36 @@ def parse_shell_script(text: str, folder: Path | None = None) -> ShellScript:
     for prefix, launch in zip(_prefixes(launches), launches, strict=True):
         arguments |= {prefix + name: value for name, value in launch.arguments.items()}
         unresolved |= {prefix + name: "; ".join(why) for name, why in launch.doubts.items()}
-    files = {name: text for way in ways for name, text in way.files.items()}
+    for name, value in (each for way in ways for each in way.others.items()):
+        known = arguments.setdefault(name, value)
+        if isinstance(known, list) and isinstance(value, list) and known is not value:
+            arguments[name] = [*known, *(text for text in value if text not in known)]
+    files = {name: text for way in ways for name, text in way.files.written.items()}
     return ShellScript(arguments, {**unresolved, **problems}, files)
+
+
+def _ways_through(text: str, folder: Path) -> Iterator[Way]:
+    """Yield the script followed in every way in which its open conditions can be decided.
+
+    Args:
+        text: the script.
+        folder: where files that it sources are looked for.
+    """
+    decided: list[int] = []
+    for number in range(_MAX_WAYS):
+        way = Way(folder, decided)
+        way.follow(text)
+        left = list(way.decisions)
+        while left and left[-1].taken + 1 >= left[-1].count:
+            left.pop()
+        decided = [each.taken for each in left]
+        if not decided or way.problems.get("size"):
+            yield way
+            return
+        decided[-1] += 1
+        if number == _MAX_WAYS - 1:
+            way.problems["branches"] = f"only the first {_MAX_WAYS} ways through are followed"
+        yield way
 
 
 def _prefixes(launches: Sequence[Launch]) -> list[str]:

@@ -7,21 +7,32 @@ A condition that only the running shell can decide makes two ways, or one for ea
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
+from msprobe.run_config.command_options import Arguments
 from msprobe.run_config.environment import classify_variable
-from msprobe.run_config.launches import SHELLS, InnerScript, Launch, find_launch
+from msprobe.run_config.launches import InnerScript, Launch, find_launch
 from msprobe.run_config.levels import Level
 from msprobe.run_config.secrets import hide_secrets
+from msprobe.run_config.shell_commands import (
+    are_apart,
+    changes_something,
+    directive,
+    first_error,
+    reads_script,
+)
 from msprobe.run_config.shell_conditions import branches_of, holds
+from msprobe.run_config.shell_files import ScriptFiles
 from msprobe.run_config.shell_words import (
     Variables,
     Word,
+    formatted,
     number_of,
+    printed_by,
     shell_parser,
     text_of,
     value_of,
@@ -31,11 +42,9 @@ from msprobe.run_config.shell_words import (
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-_MAX_WAYS: Final = 32
 _MAX_STEPS: Final = 20_000
 _MAX_DEPTH: Final = 100
 _MAX_ROUNDS: Final = 64
-_MAX_FILE_BYTES: Final = 1 << 20
 _TOO_LONG: Final = "the script is too long or too deeply nested to be followed"
 _ENDLESS: Final = ("true", ":", "[ 1 ]")
 _EXPORT_ALL: Final = re.compile(r"[-+][a-z]*a[a-z]*|allexport")
@@ -48,30 +57,6 @@ class _Ended(Exception):  # noqa: N818 - not an error
 
 class _LeftRound(Exception):  # noqa: N818 - not an error
     """A round of a loop ends here; with ``break`` as its argument the loop does."""
-
-
-def ways_through(text: str, folder: Path) -> Iterator[Way]:
-    """Yield the script followed in every way in which its open conditions can be decided.
-
-    Args:
-        text: the script.
-        folder: where files that it sources are looked for.
-    """
-    decided: list[int] = []
-    for number in range(_MAX_WAYS):
-        way = Way(folder, decided)
-        way.follow(text)
-        left = list(way.decisions)
-        while left and left[-1].taken + 1 >= left[-1].count:
-            left.pop()
-        decided = [each.taken for each in left]
-        if not decided or way.problems.get("size"):
-            yield way
-            return
-        decided[-1] += 1
-        if number == _MAX_WAYS - 1:
-            way.problems["branches"] = f"only the first {_MAX_WAYS} ways through are followed"
-        yield way
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +75,9 @@ class Way:
         launches: trainings that it starts.
         problems: what could not be followed, by its place.
         decisions: how open conditions were decided, in order.
-        files: texts of files that it writes, by the names that it has for them.
+        files: files that it reads and writes.
+        others: what it asks of a scheduler, and commands that start no training but may change
+            one, such as ``module load`` or ``sed -i``; by name.
     """
 
     def __init__(self, folder: Path, decided: Sequence[int]) -> None:
@@ -98,14 +85,14 @@ class Way:
         self.problems: dict[str, str] = {}
         self.decisions: list[_Decision] = []
         self._decided = decided
-        self.files: dict[str, str] = {}
-        self._folder = self._present = folder
-        self._variables = Variables()
+        self.files = ScriptFiles(folder)
+        self.others: Arguments = {}
+        self._variables = Variables(read=self.files.content)
         self._functions: dict[str, Node] = {}
         self._exported: dict[str, None] = {}
         self._own: list[str] = []  # variables set in front of the present command
         self._exports_all = False
-        self._given: Word | None = None  # what the present command reads from ``<<<``
+        self._given: Word | None = None  # what the present command reads from ``<<<`` or ``<<``
         self._steps = 0
         self._depth = 0
 
@@ -121,7 +108,7 @@ class Way:
     def _run_text(self, text: str) -> None:
         root = shell_parser().parse(text.encode(errors="surrogateescape")).root_node
         if root.has_error:
-            self.problems["syntax"] = f"line {_first_error(root)} is not understood"
+            self.problems["syntax"] = f"line {first_error(root)} is not understood"
         self._run_all(root)
 
     def _run_all(self, node: Node) -> None:
@@ -256,13 +243,17 @@ class Way:
 
     def _command(self, node: Node) -> bool | None:
         name = node.child_by_field_name("name")
-        texts = (one for one in node.named_children if one.type == "herestring_redirect")
-        self._given = next(
-            (value_of(one.named_children[0], self._variables) for one in texts), None
-        )
+        if name is not None and text_of(name) == "test":
+            condition = text_of(node).partition("test")[2]
+            inner = shell_parser().parse(f"[ {condition} ]".encode()).root_node.named_children
+            is_test = len(inner) == 1 and inner[0].type == "test_command"
+            return self._in_brackets(inner[0]) if is_test else None
+        for one in node.named_children:
+            if one.type == "herestring_redirect":
+                self._given = value_of(one.named_children[0], self._variables)
         assignments = [one for one in node.named_children if one.type == "variable_assignment"]
         before = self._variables.copy() if assignments else self._variables
-        is_apart = name is None or not assignments or _are_apart(node, assignments, name)
+        is_apart = name is None or not assignments or are_apart(node, assignments, name)
         for one in assignments:
             self._assign(one)
         if name is None:
@@ -285,14 +276,13 @@ class Way:
             raise _Ended
         if first in ("break", "continue"):
             raise _LeftRound(first)
-        if first == "test":
-            return None
         if first in self._functions:
             self._function(self._functions[first], rest)
         elif first in _BUILTINS:
             _BUILTINS[first](self, rest, line)
         else:
             self._start(words, line)
+        self._given = None
         return True
 
     def _set(self, words: list[Word], _line: int) -> None:
@@ -308,14 +298,6 @@ class Way:
         if arguments is not None:
             count = int(words[0].text) if words and words[0].text.isdigit() else 1
             self._variables.arguments = arguments[count:]
-
-    def _change_folder(self, words: list[Word], _line: int) -> None:
-        # Many scripts go where they lie, or to a folder of another machine: then it stays.
-        path = self._present / words[-1].text if words else self._folder
-        try:
-            self._present = path if path.is_dir() else self._present
-        except (OSError, ValueError):
-            return
 
     def _read(self, words: list[Word], line: int) -> None:
         doubt = (f"is read when the script runs (line {line})",)
@@ -343,9 +325,11 @@ class Way:
             self._variables.arguments = before
 
     def _start(self, words: list[Word], line: int) -> None:
-        found = find_launch(words, line)
+        found = find_launch(words, line, self._given)
         if isinstance(found, Launch):
             self.launches.append(self._with_environment(found))
+        elif found is None and changes_something(words):
+            self._note(PurePath(words[0].text).name, " ".join(word.text for word in words[1:]))
         elif isinstance(found, InnerScript):
             before, known = self._variables.copy(), len(self.launches)
             self._variables.arguments = found.arguments
@@ -358,6 +342,40 @@ class Way:
                 replace(one, arguments=one.arguments | found.wrapper)
                 for one in self.launches[known:]
             ]
+
+    def _note(self, name: str, text: str) -> None:
+        """Keep a command, to be compared as text."""
+        known = self.others.setdefault(f"command.{name}", [])
+        if isinstance(known, list) and text not in known:
+            known.append(text)
+
+    def _directive(self, node: Node) -> bool | None:
+        self.others |= directive(text_of(node))
+        return True
+
+    def _pipeline(self, node: Node) -> bool | None:
+        """Follow all commands; what is given to another one than a filter is a part of that."""
+        count = len(self.others)
+        status = self._each_inside(node)
+        names = [text_of(one).split()[:1] for one in node.named_children[1:]]
+        if any(name == ["xargs"] for name in names) or len(self.others) > count:
+            self._note("|", text_of(node))
+        return status
+
+    def _print(self, words: list[Word], line: int) -> None:
+        """Follow ``printf -v NAME FORMAT …``."""
+        texts = [word.text for word in words]
+        if texts[:1] != ["-v"] or len(texts) < 3:
+            return
+        doubts = tuple(dict.fromkeys(doubt for word in words for doubt in word.doubts))
+        text = formatted(texts[2], texts[3:])
+        if text is None:
+            text, doubts = f"${texts[1]}", (f"is printed when the script runs (line {line})",)
+        self._variables.values[texts[1]] = (Word(text, doubts),)
+
+    def _calculate(self, words: list[Word], _line: int) -> None:
+        for word in words:
+            self._run_inner(f"(({word.text}))")
 
     def _with_environment(self, launch: Launch) -> Launch:
         """Return a training with the variables that the script sets for it and that may matter."""
@@ -384,34 +402,43 @@ class Way:
             self._run_file(words[0].text, line)
 
     def _run_file(self, name: str, line: int) -> None:
-        if name in self.files:
-            self._run_inner(self.files[name])
-            return
-        for path in (self._present / name, self._folder / name):
-            try:
-                if path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
-                    self._run_inner(path.read_text(errors="replace"))
-                    return
-            except (OSError, ValueError):
-                pass
-        self.problems[f"file {name}"] = f"line {line} runs it, and it is not there"
+        text = self.files.content(name)
+        if text is None:
+            self.problems[f"file {name}"] = f"line {line} runs it, and it is not there"
+        else:
+            self._run_inner(text)
 
     def _redirected(self, node: Node) -> bool | None:
         body = node.child_by_field_name("body")
-        status = None if body is None else self._run(body)
-        for one in node.named_children:
-            inner = next((each for each in one.children if each.type == "heredoc_body"), None)
-            if inner is None or body is None:
-                continue
-            text = value_of(inner, self._variables)
-            if _reads_script(body):
+        if body is None:
+            return None
+        texts = [one for one in node.named_children if one.type == "heredoc_redirect"]
+        inner = [each for one in texts for each in one.children if each.type == "heredoc_body"]
+        name, text = text_of(body).split()[0], None
+        if inner:
+            text = value_of(inner[0], self._variables)
+            if reads_script(body):
                 self._run_inner(text.text)
-            elif text_of(body).split()[0] in ("cat", "tee"):
+                return True
+            self._given = text
+            if name in ("cat", "tee"):
                 self._write(node, body, text)
+        elif name in ("echo", "printf") and body.type == "command":
+            text = printed_by(body, self._variables)
+            if text is not None:
+                self._write(node, body, Word(text.text + "\n", text.doubts))
+        status = self._run(body)
+        for one in texts:  # cat <<EOF | python -
+            for each in one.named_children:
+                if each.type in ("pipeline", "command", "list"):
+                    self._given = text
+                    status = self._run(each)
+        self._given = None
         return status
 
     def _write(self, node: Node, body: Node, content: Word) -> None:
-        """Keep what ``cat > FILE <<EOF`` writes."""
+        """Keep what ``cat > FILE <<EOF`` and ``echo … > FILE`` write."""
+        appends = b">>" in (node.text or b"").partition(b"\n")[0]
         # ``<<EOF > FILE`` has the second redirection inside the first.
         inside = [child for each in node.named_children for child in (each, *each.named_children)]
         parts = [
@@ -419,10 +446,12 @@ class Way:
             for each in inside
             if each.type == "file_redirect"
             for target in each.children_by_field_name("destination")
-        ] or body.children_by_field_name("argument")
+        ]
+        if not parts and text_of(body).startswith("tee"):
+            parts = body.children_by_field_name("argument")
         for part in parts:
             for word in words_of(part, self._variables):
-                self.files[word.text] = content.text
+                self.files.write(word.text, content.text, appends=appends)
                 if content.doubts:
                     self.problems[f"file {word.text}"] = "; ".join(content.doubts)
 
@@ -475,7 +504,8 @@ class Way:
     def _status(self, condition: Sequence[Node]) -> bool | None:
         status: bool | None = True
         for one in condition:
-            is_plain = one.type == "command"
+            name = one.child_by_field_name("name")
+            is_plain = one.type == "command" and (name is None or text_of(name) != "test")
             status = self._run(one)
             status = None if is_plain else status
         return status
@@ -543,9 +573,11 @@ _STATEMENTS: Final[Mapping[str, Callable[[Way, Node], bool | None]]] = {
     "case_statement": Way._case,
     "function_definition": Way._define,
     **dict.fromkeys(
-        ("variable_assignments", "do_group", "pipeline", "else_clause", "ERROR"),
+        ("variable_assignments", "do_group", "else_clause", "ERROR"),
         Way._each_inside,
     ),
+    "comment": Way._directive,
+    "pipeline": Way._pipeline,
     "compound_statement": Way._compound,
     "declaration_command": Way._declare,
     "unset_command": Way._unset,
@@ -554,36 +586,11 @@ _BUILTINS: Final[Mapping[str, Callable[[Way, list[Word], int], None]]] = {
     "source": Way._source,
     ".": Way._source,
     "eval": Way._eval,
-    **dict.fromkeys(("cd", "pushd"), Way._change_folder),
+    "printf": Way._print,
+    "let": Way._calculate,
+    "cp": lambda way, words, _: way.files.copy(words),
+    **dict.fromkeys(("cd", "pushd"), lambda way, words, _: way.files.change_folder(words)),
     "set": Way._set,
     "shift": Way._shift,
     **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Way._read),
 }
-
-
-def _are_apart(command: Node, assignments: Sequence[Node], name: Node) -> bool:
-    """Return whether assignments are statements of their own.
-
-    The grammar joins several of them on one line with the command on the next.
-    """
-    if not assignments:
-        return False
-    begin, end = (each - command.start_byte for each in (assignments[-1].end_byte, name.start_byte))
-    between = (command.text or b"")[begin:end]
-    return b"\n" in between.replace(b"\\\n", b"")
-
-
-def _reads_script(body: Node) -> bool:
-    """Return whether a command runs the script that it is given as its input."""
-    last = text_of(body).split()[-1:]
-    return bool(last) and last[0].rpartition("/")[2] in SHELLS
-
-
-def _first_error(root: Node) -> int:
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        if node.type == "ERROR" or node.is_missing:
-            return node.start_point[0] + 1
-        waiting += [child for child in reversed(node.children) if child.has_error]
-    return 1

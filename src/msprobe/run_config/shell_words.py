@@ -19,6 +19,8 @@ _MAX_WORDS: Final = 4096
 _MOST: Final = 1 << 63
 _ALL: Final = ("@", "*")
 _DEFAULTS: Final = (":-", "-", ":=", "=")
+_INTEGER: Final = re.compile(r"-?\d{1,9}")
+_FORMAT: Final = re.compile(r"%[-+0 ]?\d{0,3}(?:\.\d{1,2})?([sdifeEgG%])")
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPE_IN_QUOTES: Final = re.compile(r'\\(["$`\\\n])')
 
@@ -51,14 +53,21 @@ class Variables:
     Attributes:
         values: words by name: one of a plain variable, any number of an array.
         arguments: the words behind ``$1``, ``$2`` …; None where they are not known.
+        read: returns the text of a file; None if it is not there.
     """
 
     values: dict[str, tuple[Word, ...]] = field(default_factory=dict)
     arguments: tuple[Word, ...] | None = None
+    read: Callable[[str], str | None] = lambda _: None
 
     def copy(self) -> Variables:
         """Return the same, to be changed apart."""
-        return Variables(dict(self.values), self.arguments)
+        return Variables(dict(self.values), self.arguments, self.read)
+
+    def content(self, file: Word) -> Word | None:
+        """Return the text of a file without line breaks at its end; None if it is not there."""
+        text = None if file.doubts else self.read(file.text)
+        return None if text is None else Word(text.rstrip("\n"))
 
 
 @cache
@@ -140,11 +149,93 @@ def _pieces(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piec
             yield from _expansion(node, variables, quoted=quoted)
         case "arithmetic_expansion":
             yield _arithmetic(node, variables)
-        case "command_substitution" | "process_substitution":
-            # It is one word at least: what splits it is not known.
-            yield _Piece(text_of(node), (_doubt(node, "is only known when it runs"),))
+        case "command_substitution" | "process_substitution" | "brace_expression":
+            yield from _made(node, variables, quoted=quoted)
         case _:
             yield _Piece(_ESCAPE.sub(_unescaped, text_of(node)))
+
+
+def _made(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piece]:
+    """Yield what ``$(…)`` and ``{1..3}`` make."""
+    if node.type == "brace_expression" and quoted:  # as what a variable is set to
+        yield _Piece(text_of(node))
+        return
+    if node.type == "brace_expression":
+        first, last = (int(text_of(one)) for one in node.named_children)
+        step = 1 if last >= first else -1
+        numbers = range(first, last + step, step)[:_MAX_WORDS]
+        yield from _each([Word(str(one)) for one in numbers], quoted=True)
+        return
+    found = _printed(node, variables) if node.type == "command_substitution" else None
+    if found is None:  # one word at least: what splits it is not known
+        yield _unknown(node)
+    else:
+        yield _Piece(found.text, found.doubts, splits=not quoted)
+
+
+def _printed(node: Node, variables: Variables) -> Word | None:
+    """Return what ``$(…)`` makes of a command whose result its words tell; else None."""
+    inner = node.named_children
+    if len(inner) != 1:
+        return None
+    if inner[0].type == "file_redirect":  # $(< FILE)
+        targets = inner[0].children_by_field_name("destination")
+        return variables.content(value_of(targets[0], variables)) if targets else None
+    if inner[0].type != "command" or inner[0].child_by_field_name("redirect") is not None:
+        return None
+    return printed_by(inner[0], variables)
+
+
+def printed_by(command: Node, variables: Variables) -> Word | None:
+    """Return what a command prints, if its words and the files that they name tell."""
+    if any(one.type == "variable_assignment" for one in command.named_children):
+        return None
+    parts = [part for one in command.named_children for part in words_of(one, variables)]
+    if not parts:
+        return None
+    name, given = parts[0].text, parts[1:]
+    doubts = tuple(dict.fromkeys(doubt for word in given for doubt in word.doubts))
+    texts = [word.text for word in given]
+    match name, texts:
+        case "cat", [_]:
+            return variables.content(given[0])
+        case "echo", ["-n" | "-e", *rest] | rest:
+            return Word(" ".join(rest), doubts)
+        case "printf", [shape, *rest]:
+            text = formatted(shape, rest)
+            return None if text is None else Word(text.rstrip("\n"), doubts)
+        case "basename", [path, *ending]:
+            last = path.rstrip("/").rpartition("/")[2]
+            return Word(last.removesuffix(ending[0]) if ending else last, doubts)
+        case "dirname", [path]:
+            return Word(path.rstrip("/").rpartition("/")[0] or ".", doubts)
+        case "seq", ends if 0 < len(ends) < 4 and all(map(_INTEGER.fullmatch, ends)):
+            start, step = (int(ends[0]) if len(ends) > 1 else 1), (int(ends[1]) if ends[2:] else 1)
+            numbers = range(start, int(ends[-1]) + (1 if step > 0 else -1), step or 1)
+            return Word("\n".join(map(str, numbers[:_MAX_WORDS])), doubts)
+    return None
+
+
+def formatted(shape: str, values: Sequence[str]) -> str | None:
+    """Return what ``printf`` makes of a format; None where only the shell knows."""
+    waiting = list(values)
+
+    def one(found: re.Match[str]) -> str:
+        value = waiting.pop(0) if waiting else ""
+        match found[1]:
+            case "s":
+                return found[0] % value
+            case "d" | "i":
+                return found[0] % int(value or "0", 0)
+            case kind if kind in "feEgG":
+                return found[0] % float(value or "0")
+        return "%"
+
+    try:
+        text = _FORMAT.sub(one, _without_escapes(shape))
+    except ValueError:
+        return None
+    return None if waiting else text  # the format is used again for further values
 
 
 def _arithmetic(node: Node, variables: Variables) -> _Piece:
@@ -315,6 +406,8 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
         yield from _plain(node, one, quoted=quoted)
     elif not sign:
         yield from _variable(node, name, variables, quoted=quoted, as_words=index is not None)
+    elif sign in ("#", "!", ":") and (part := _part_of(node, name, index, named, variables)):
+        yield part._replace(splits=not quoted)
     elif sign in _DEFAULTS:
         yield from _with_default(node, name, named[1:], sign, variables, quoted=quoted)
     elif index is None and known and not known[0].doubts and node.children[1] == named[0]:
@@ -322,6 +415,36 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
         yield _unknown(node) if found is None else _Piece(found, splits=not quoted)
     else:
         yield _unknown(node)
+
+
+def _part_of(
+    node: Node, name: str, index: str | None, named: Sequence[Node], variables: Variables
+) -> _Piece | None:
+    """Return ``${#name}``, ``${!name}`` or ``${name:start:count}``; None for something else."""
+    known = _words_in(name, variables)
+    is_first = node.children[1] != named[0]
+    if not known or (known[0].doubts and index is None):
+        return None
+    text = known[0].text
+    match text_of(node.children[1 if is_first else 2]), index, named[1:]:
+        case "#", None, [] if is_first:
+            return _Piece(str(len(text)))
+        case "#", "@" | "*", [] if is_first:
+            return _Piece(str(len(known)))
+        case "!", None, [] if is_first and (meant := _words_in(text, variables)):
+            return _Piece(*meant[0])
+        case ":", None, [start, *count] if not is_first:
+            begin, length = (
+                number_of(start, variables),
+                [number_of(one, variables) for one in count],
+            )
+            if (
+                begin is not None
+                and begin >= 0
+                and all(one is not None and one >= 0 for one in length)
+            ):
+                return _Piece(text[begin:][: length[0] if length else None])
+    return None
 
 
 def _changed(text: str, sign: str, given: Sequence[str]) -> str | None:

@@ -104,9 +104,7 @@ class _SideFlow:
     def _users_by_id(self) -> _Places:
         return self._indices(Role.INPUT, _value_id)
 
-    def _indices(
-        self, role: Role, key_of: Callable[[Value], Hashable | None]
-    ) -> _Places:
+    def _indices(self, role: Role, key_of: Callable[[Value], Hashable | None]) -> _Places:
         """Return the rows of values with one role by a key of theirs."""
         pick = self._pick
         found = [

@@ -239,8 +239,10 @@ def _of_optimizer(optimizer: Optimizer) -> Settings:
 
 def _of_schedule(schedule: LRScheduler) -> Settings:
     found = dict(plain_settings(schedule, without=frozenset(("optimizer", "verbose"))))
-    milestones = setting_text(getattr(schedule, "_milestones", None))  # of SequentialLR
-    return found if milestones is None else found | {"milestones": milestones}
+    for name in ("_milestones", "_schedule_phases"):  # of SequentialLR, OneCycleLR
+        text = setting_text(getattr(schedule, name, None))
+        found |= {} if text is None else {name.removeprefix("_"): text}
+    return found
 
 
 def _of_loss(loss: nn.Module) -> Settings:

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of a shell script that start no training: which of them may change one all the same."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Final
+
+from msprobe.run_config.command_options import Arguments, options_of
+from msprobe.run_config.launches import SHELLS
+from msprobe.run_config.shell_words import Word, text_of
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+# They show something, wait, or arrange where results go.
+_WITHOUT_EFFECT: Final = frozenset(
+    (
+        *("echo", "printf", "mkdir", "rm", "rmdir", "ls", "date", "sleep", "wait", "cat", "head"),
+        *("tail", "tee", "grep", "egrep", "zgrep", "wc", "sort", "uniq", "cut", "tr", "which"),
+        *("type", "hash", "nvidia-smi", "npu-smi", "rocm-smi", "free", "df", "du", "top", "ps"),
+        *("kill", "pkill", "killall", "trap", "ulimit", "umask", "chmod", "chown", "touch", "true"),
+        *("false", ":", "[", "hostname", "whoami", "id", "uname", "lscpu", "pwd", "clear", "tput"),
+        *("shopt", "jobs", "disown", "logger", "mv", "cp", "ln", "rsync", "scp", "tar", "zip"),
+        *("find", "stat", "realpath", "readlink", "basename", "dirname", "seq", "popd", "dirs"),
+        *(
+            "tensorboard",
+            "mail",
+            "squeue",
+            "scontrol",
+            "sacct",
+            "scancel",
+            "test",
+            "sync",
+            "getopt",
+        ),
+        *("command", "nproc", "exit", "return", "less", "ts", "time", "module-info", "lsof", "git"),
+    )
+)
+# Of these only some change something.
+_WITH_EFFECT: Final = {
+    "git": ("checkout", "switch", "pull", "reset", "clone", "apply", "am", "stash", "merge"),
+}
+_ASKING: Final = {
+    "pip": ("list", "freeze", "show", "check", "--version"),
+    "pip3": ("list", "freeze", "show", "check", "--version"),
+    "conda": ("info", "list", "env"),
+    "wandb": ("login", "sync", "online", "offline"),
+    "huggingface-cli": ("login", "whoami"),
+    "hf": ("auth",),
+    "ray": ("stop", "status"),
+    "accelerate": ("config", "env", "test", "estimate-memory"),
+}
+# Commands to a scheduler, in comments.
+_DIRECTIVE: Final = re.compile(r"#(SBATCH|PBS|BSUB|COBALT|PJM|\$)\s+(-.*)")
+_ONLY_ADMINISTRATION: Final = frozenset(
+    (
+        *("job-name", "J", "output", "o", "error", "e", "time", "t", "account", "A", "mail-type"),
+        *("mail-user", "M", "m", "comment", "begin", "dependency", "d", "requeue", "open-mode"),
+        *("chdir", "D", "parsable", "wait", "signal", "W", "u", "B", "N-name", "walltime", "P"),
+    )
+)
+_TAKE_A_SCRIPT: Final = (*SHELLS, "sbatch", "ssh", "qsub", "salloc")
+
+
+def changes_something(words: Sequence[Word]) -> bool:
+    """Return whether a command that starts no training may change what a training computes."""
+    name = PurePath(words[0].text).name
+    next_word = words[1].text if len(words) > 1 else ""
+    if name.startswith("python") and next_word in ("-c", "-V", "--version"):
+        return False
+    if name in _WITH_EFFECT:
+        return next_word in _WITH_EFFECT[name]
+    return name not in _WITHOUT_EFFECT and next_word not in _ASKING.get(name, ())
+
+
+def directive(comment: str) -> Arguments:
+    """Return what a comment asks of the scheduler: ``#SBATCH --nodes=2``; mostly nothing."""
+    found = _DIRECTIVE.match(comment)
+    if found is None:
+        return {}
+    try:
+        words = shlex.split(found[2], comments=True)
+    except ValueError:
+        words = found[2].split()
+    program = {"$": "qsub"}.get(found[1], found[1].lower())
+    return {
+        f"{program}.{name}": value
+        for name, value in options_of(words).arguments.items()
+        if name not in _ONLY_ADMINISTRATION
+    }
+
+
+def reads_script(body: Node) -> bool:
+    """Return whether a command runs the script that it is given as its input."""
+    words = text_of(body).split()
+    ends = [word.rpartition("/")[2] for word in (*words[:1], *words[-1:])]
+    return any(name in _TAKE_A_SCRIPT for name in ends)
+
+
+def are_apart(command: Node, assignments: Sequence[Node], name: Node) -> bool:
+    """Return whether assignments are statements of their own.
+
+    The grammar joins several of them on one line with the command on the next.
+    """
+    if not assignments:
+        return False
+    begin, end = (each - command.start_byte for each in (assignments[-1].end_byte, name.start_byte))
+    between = (command.text or b"")[begin:end]
+    return b"\n" in between.replace(b"\\\n", b"")
+
+
+def first_error(root: Node) -> int:
+    """Return the first line that the grammar does not understand."""
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if node.type == "ERROR" or node.is_missing:
+            return node.start_point[0] + 1
+        waiting += [child for child in reversed(node.children) if child.has_error]
+    return 1

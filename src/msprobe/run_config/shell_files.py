@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that a shell script reads and writes, as far as its text tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from msprobe.run_config.command_options import SETTINGS_FILES
+from msprobe.run_config.shell_words import Word
+
+_MAX_FILE_BYTES: Final = 1 << 20
+
+
+class ScriptFiles:
+    """Files of a script, and the folder that it is in.
+
+    Args:
+        folder: where files are looked for at first.
+
+    Attributes:
+        written: texts of files that it writes, by the names that it has for them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.written: dict[str, str] = {}
+        self._folder = self._present = folder
+
+    def change_folder(self, words: Sequence[Word]) -> None:
+        """Follow ``cd``."""
+        # Many scripts go where they lie, or to a folder of another machine: then it stays.
+        path = self._present / words[-1].text if words else self._folder
+        try:
+            self._present = path if path.is_dir() else self._present
+        except (OSError, ValueError):
+            return
+
+    def content(self, name: str) -> str | None:
+        """Return the text of a file that the script writes, or that lies there; else None."""
+        if name in self.written:
+            return self.written[name]
+        for path in (self._present / name, self._folder / name):
+            try:
+                if path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
+                    return path.read_text(errors="replace")
+            except (OSError, ValueError):
+                pass
+        return None
+
+    def write(self, name: str, text: str, *, appends: bool = False) -> None:
+        """Write a file, or append to it."""
+        self.written[name] = ((self.content(name) or "") if appends else "") + text
+
+    def copy(self, words: Sequence[Word]) -> None:
+        """Follow ``cp FILE COPY`` of settings."""
+        names = [word.text for word in words if not word.text.startswith("-")]
+        text = self.content(names[0]) if len(names) == 2 else None
+        if text is not None and names[0].endswith(SETTINGS_FILES):
+            self.write(names[1], text)
