@@ -145,7 +145,7 @@ def settings_in_files(
     Args:
         arguments: the arguments.
         folder: where relative paths start, if there is no such file in the current one; None for
-            arguments of a program that runs, whose Python files are its code.
+            arguments of a program that runs: of these only files of settings are read.
     """
     found: dict[str, JsonTree] = {}
     folders = [Path(), folder or Path()]
@@ -153,7 +153,8 @@ def settings_in_files(
         for text in () if _is_no_settings(name) else _texts(value):
             for path in _candidates(name, text, arguments, folders):
                 with suppress(ConfigFileError, OSError, ValueError):
-                    if path.is_file() and (folder is not None or path.suffix != ".py"):
+                    is_settings = path.suffix in SETTINGS_FILES and path.suffix != ".py"
+                    if path.is_file() and (folder is not None or is_settings):
                         found |= {f"{name}:{key}": item for key, item in _contents(path).items()}
                         break
     return found
