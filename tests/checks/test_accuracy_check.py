@@ -79,6 +79,23 @@ def verdict(values, reference, dtype: str) -> Verdict:
 DTYPES = ("float32", "float16", "bfloat16")
 
 
+def test_a_kernel_with_a_reference_is_run_itself(tmp_path: Path, monkeypatch) -> None:
+    """The reference says what is right; in question is the kernel of this machine."""
+
+    x, name = torch.randn(1, 2, 8, 16), "scaled_dot_product_attention"
+    sound = getattr(F, name)
+    dump = record(tmp_path / "dump", lambda: getattr(F, name)(x, x, x), "statistics")
+
+    assert check(dump, "-o", tmp_path / "sound") == 0
+    monkeypatch.setattr(F, name, lambda *args, **kwargs: sound(*args, **kwargs) * 1.1)
+    assert check(dump, "-o", tmp_path / "wrong") == 1
+    monkeypatch.delattr(F, name)
+    monkeypatch.delattr(torch._C._nn, name)
+    assert check(dump, "-o", tmp_path / "absent") == 2
+    (row,) = rows(tmp_path / "absent", "result")
+    assert "function not found" in row["Message"]
+
+
 # What the documented standard gets wrong, each with the right verdict.
 
 
