@@ -99,7 +99,7 @@ def processes(folder: Path) -> None:
     The control is a plain loop, alone and twice at once: on shared cores it is not twice, either.
     Each round measures all, so that a busier moment counts for both.
     """
-    record(folder, GPT(1, 16, 2, 8, 32), torch.randint(32, (2, 8)), 4 * STEPS)
+    record(folder, GPT(1, 16, 2, 8, 32), torch.randint(32, (2, 8)), 3 * STEPS)
     dump = open_dump(folder)
     rounds = []
     for _ in range(3):
