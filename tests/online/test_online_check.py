@@ -234,10 +234,14 @@ def test_a_full_disk_is_told_to_the_sender(tmp_path: Path, monkeypatch, caplog) 
         closing(SocketLink(receiver.address, None)) as link,
     ):
         link.hello(HELLO)
-        with pytest.raises(LinkError, match=r"the receiver cannot write to .*: no space is left"):
-            for at in range(3):  # some are on the way before the first is refused
+
+        def send() -> None:  # some pieces are on the way before the first is refused
+            for at in range(3):
                 link.put(checked_path("step0/rank0/dump.json", "rank0"), at, b"{", is_last=at == 2)
             link.end()
+
+        with pytest.raises(LinkError, match=r"the receiver cannot write to .*: no space is left"):
+            send()
     said = [one.getMessage() for one in caplog.records if one.name == "msprobe.online.receiver"]
     assert len([text for text in said if "cannot write" in text]) == 1
 
