@@ -9,7 +9,7 @@ arithmetic; J. Vignes, A stochastic arithmetic for reliable scientific computati
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -144,7 +144,7 @@ def _soft_margin_loss_backward(
 
 
 # Kernels of which a step leaves the range of half types, where neither arguments nor results do.
-_STEPPED: Final = {
+_STEPPED: Final[Mapping[Any, Callable[..., torch.Tensor]]] = {
     torch.ops.aten.soft_margin_loss.default: _soft_margin_loss,
     torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
 }
