@@ -2,6 +2,7 @@
 """`msprobe verify` on PyTorch's own samples of all its operators: false alarms, and damage found.
 
     python benchmarks/operator_database.py alarms float16 [--part 2/4]
+    python benchmarks/operator_database.py modules float16
     python benchmarks/operator_database.py damage bfloat16
 
 Tests under `tests/checks` do a part of this; tables in `docs/tasks/verify.md` are its output.
@@ -25,7 +26,12 @@ sys.path[:0] = [str(_TESTS), str(_TESTS / "checks")]
 
 from damaged_results import detection  # noqa: E402
 
-from builders.operator_calls import operator_database, record_samples  # noqa: E402
+from builders.operator_calls import (  # noqa: E402
+    module_database,
+    operator_database,
+    record_modules,
+    record_samples,
+)
 from msprobe import open_dump  # noqa: E402
 from msprobe.checks.verify_dump import verify_dump  # noqa: E402
 
@@ -43,10 +49,23 @@ def alarms(dtype: torch.dtype, part: tuple[int, int]) -> None:
     operators = operator_database()[part[0] - 1 :: part[1]]
     with tempfile.TemporaryDirectory() as folder:
         dump = record_samples(Path(folder), operators, dtype, most=SAMPLES)
-        found = verify_dump(open_dump(dump), workers=0)
+        show(f"{dtype}, part {part[0]}/{part[1]}: {len(operators)} entries", dump)
+
+
+def modules(dtype: torch.dtype, part: tuple[int, int]) -> None:
+    """Print the same of modules, recorded at both levels."""
+    entries = module_database()[part[0] - 1 :: part[1]]
+    for level in ("L0", "L1"):
+        with tempfile.TemporaryDirectory() as folder:
+            dump = record_modules(Path(folder), entries, dtype, level, most=SAMPLES)
+            show(f"{dtype}, {level}: {len(entries)} modules", dump)
+
+
+def show(title: str, dump: Path) -> None:
+    """Print what `verify_dump` says of a dump."""
+    found = verify_dump(open_dump(dump), workers=0)
     faults = [call for call in found.calls if call.is_fault]
-    print(f"{dtype}, part {part[0]}/{part[1]}: {len(operators)} entries, {len(found.calls)} calls, "
-          f"{found.judged} judged, {len(faults)} faults")  # fmt: skip
+    print(f"{title}, {len(found.calls)} calls, {found.judged} judged, {len(faults)} faults")
     for call in faults:
         row = call.worst
         assert row is not None
@@ -74,18 +93,20 @@ def damage(dtype: torch.dtype, part: tuple[int, int]) -> None:
             print(f"  {kind}: {key}")
 
 
+KINDS: Final = {"alarms": alarms, "modules": modules, "damage": damage}
+
+
 def main() -> None:
-    """Run one of the two for a type."""
+    """Run one of the three for a type."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kind", choices=("alarms", "damage"))
+    parser.add_argument("kind", choices=KINDS)
     parser.add_argument("dtype", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--part", default="1/1", help="every so many-th entry: 2/4")
     options = parser.parse_args()
     first, _, every = options.part.partition("/")
     warnings.simplefilter("ignore")
     begun = time.process_time()
-    run = alarms if options.kind == "alarms" else damage
-    run(getattr(torch, options.dtype), (int(first), int(every)))
+    KINDS[options.kind](getattr(torch, options.dtype), (int(first), int(every)))
     print(f"  {time.process_time() - begun:.0f} CPU s")
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure `msprobe verify`: tiny calls, a transformer's step, processes, judging, sharpness.
 
-python benchmarks/verify.py [--only tiny|gpt|judging|smallest]
+python benchmarks/verify.py [--only tiny|processes|gpt|judging|smallest]
 """
 
 from __future__ import annotations
@@ -26,11 +26,20 @@ from msprobe import open_dump
 from msprobe.checks.budgets import budget_of
 from msprobe.checks.judging import judge
 from msprobe.checks.verify_dump import Selection, verify_dump
+from msprobe.dump.dump_steps import Dump
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.operators.lookup import operator_of
 from msprobe.pytorch import PrecisionDebugger
 
 STEPS: Final = 30
+LOOP: Final = """
+import time
+begun = time.perf_counter()
+values = {}
+for i in range(8_000_000):
+    values[i & 1023] = i * i
+print(time.perf_counter() - begun)
+"""
 
 
 def cpu_s() -> float:
@@ -68,26 +77,63 @@ def record(folder: Path, model: torch.nn.Module, ids: torch.Tensor, steps: int) 
 
 
 def tiny(folder: Path) -> None:
-    """Print calls per CPU second of a small transformer's calls, and how they share two processes.
+    """Print calls per CPU second of a small transformer's calls, and what a process's start takes.
 
-    CPU times, so that other work on the machine counts little: two processes are as many times
-    faster than one as twice the CPU time of one goes into theirs, where two cores are free.
+    CPU times, so that other work on the machine counts little.
     """
     record(folder, GPT(1, 16, 2, 8, 32), torch.randint(32, (2, 8)), STEPS)
     dump = open_dump(folder)
-    nothing = Selection(names=["cross_entropy.0."])
-    spent = {}
-    for count in (1, 2):
-        begun = cpu_s()
-        verify_dump(dump, workers=count, selection=nothing)
-        start = cpu_s() - begun
-        begun = cpu_s()
-        found = verify_dump(dump, workers=count)
-        spent[count] = cpu_s() - begun
-        rate = len(found.calls) / (spent[count] - count * start)
-        print(f"tiny, {count} process(es): {len(found.calls)} calls, start "
-              f"{start:.2f} CPU s, {rate:.0f} calls per CPU s, {found.judged} judged")  # fmt: skip
-    print(f"tiny, 2 processes against 1: {2 * spent[1] / spent[2]:.2f} x by CPU time")
+    begun = cpu_s()
+    verify_dump(dump, workers=1, selection=Selection(names=["cross_entropy.0."]))
+    start = cpu_s() - begun
+    begun = cpu_s()
+    found = verify_dump(dump, workers=1)
+    rate = len(found.calls) / (cpu_s() - begun - start)
+    print(f"tiny: {len(found.calls)} calls, start {start:.2f} CPU s, {rate:.0f} calls per CPU s, "
+          f"{found.judged} judged")  # fmt: skip
+
+
+def processes(folder: Path) -> None:
+    """Print how many times faster two processes are than one, beside what the machine itself gives.
+
+    The control is a plain loop, alone and twice at once: on shared cores it is not twice, either.
+    Each round measures all, so that a busier moment counts for both.
+    """
+    record(folder, GPT(1, 16, 2, 8, 32), torch.randint(32, (2, 8)), 3 * STEPS)
+    dump = open_dump(folder)
+    rounds = []
+    for _ in range(3):
+        alone, together = max(loops_s(1)), max(loops_s(2))
+        (whole, started), (whole2, started2) = (verified_s(dump, count) for count in (1, 2))
+        rounds.append(
+            (2 * alone / together, whole / whole2, (whole - started) / (whole2 - started2))
+        )
+        print(f"  one process {whole:.2f} s, {started:.2f} until an answer; two "
+              f"{whole2:.2f}, {started2:.2f}; loops {alone:.2f}, {together:.2f}")  # fmt: skip
+    control, total, after = (sorted(column)[1] for column in zip(*rounds, strict=True))
+    print(f"2 processes against 1: {after:.2f} x after start, {total:.2f} x with it; a plain loop "
+          f"{control:.2f} x; in parts of that {after / control:.2f}")  # fmt: skip
+
+
+def verified_s(dump: Dump, count: int) -> tuple[float, float]:
+    """Return the wall-clock time of `verify_dump`, and that until its first answer."""
+    begun = time.perf_counter()
+    answers: list[float] = []
+    verify_dump(
+        dump,
+        workers=count,
+        progress=lambda done, total: answers.append(time.perf_counter() - begun),
+    )
+    return time.perf_counter() - begun, answers[0]
+
+
+def loops_s(count: int) -> list[float]:
+    """Return the wall-clock times of as many plain loops at once, without the starts."""
+    started = [
+        subprocess.Popen([sys.executable, "-c", LOOP], stdout=subprocess.PIPE, text=True)
+        for _ in range(count)
+    ]
+    return [float(one.communicate()[0]) for one in started]
 
 
 def gpt(folder: Path) -> None:
@@ -163,7 +209,13 @@ def smallest(folder: Path) -> None:
 def main() -> None:
     """Run the chosen benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__)
-    chosen = {"tiny": tiny, "gpt": gpt, "judging": judging, "smallest": smallest}
+    chosen = {
+        "tiny": tiny,
+        "processes": processes,
+        "gpt": gpt,
+        "judging": judging,
+        "smallest": smallest,
+    }
     parser.add_argument("--only", choices=chosen)
     only = parser.parse_args().only
     torch.set_num_threads(1)

@@ -23,6 +23,7 @@ from msprobe.checks.random_calls import dropout_reference
 from msprobe.cli import main
 from msprobe.dump.tensor_files import StoredTensor, read_tensor
 from msprobe.replay.generated import narrow
+from msprobe.replay.references import load_goldens
 
 torch = pytest.importorskip("torch")
 from builders.recordings import recording  # noqa: E402 - needs torch
@@ -77,6 +78,43 @@ def verdict(values, reference, dtype: str) -> Verdict:
 
 
 DTYPES = ("float32", "float16", "bfloat16")
+
+
+def test_a_kernel_with_a_reference_is_run_itself(tmp_path: Path, monkeypatch) -> None:
+    """The reference says what is right; in question is the kernel of this machine."""
+
+    x, name = torch.randn(1, 2, 8, 16), "scaled_dot_product_attention"
+    sound = getattr(F, name)
+    dump = record(tmp_path / "dump", lambda: getattr(F, name)(x, x, x), "statistics")
+
+    assert check(dump, "-o", tmp_path / "sound") == 0
+    monkeypatch.setattr(F, name, lambda *args, **kwargs: sound(*args, **kwargs) * 1.1)
+    assert check(dump, "-o", tmp_path / "wrong") == 1
+    monkeypatch.delattr(F, name)
+    monkeypatch.delattr(torch._C._nn, name)
+    assert check(dump, "-o", tmp_path / "absent") == 2
+    (row,) = rows(tmp_path / "absent", "result")
+    assert "function not found" in row["Message"]
+
+
+def test_a_custom_operator_is_imported_with_its_reference(tmp_path: Path, capsys) -> None:
+    defining = tmp_path / "defining.py"
+    defining.write_text(
+        "import msprobe, torch\n"
+        "library = torch.library.Library('checked_ops', 'DEF')\n"
+        "library.define('scale(Tensor x, float by) -> Tensor')\n"
+        "library.impl('scale', lambda x, by: x * by * 1.1, 'CompositeImplicitAutograd')\n"
+        "msprobe.golden('torch.ops.checked_ops.scale')(lambda x, by: x * by)\n"
+    )
+    load_goldens(defining)
+    x = torch.ones(3)
+    dump = record(tmp_path / "dump", lambda: torch.ops.checked_ops.scale(x, 2.0))
+
+    assert check(dump, "-o", tmp_path, "--import", defining) == 1
+    said = capsys.readouterr().out
+    assert "off by the factor 1.1" in said
+    (script,) = (tmp_path / "scripts").glob("*checked_ops.scale.0.forward.py")
+    assert f"script: python {script} cpu" in said
 
 
 # What the documented standard gets wrong, each with the right verdict.

@@ -148,6 +148,19 @@ def test_statistics_are_judged_on_generated_data(tmp_path: Path) -> None:
     assert not any(call.is_fault for call in found.calls)
 
 
+def test_an_exp_inside_of_a_loss_may_overflow(tmp_path: Path) -> None:
+    def loss() -> None:
+        x = torch.tensor([2.0, 12.0], dtype=torch.float16, requires_grad=True)
+        F.soft_margin_loss(x, -torch.ones(2, dtype=torch.float16)).backward()
+
+    call = call_of(verified(recorded(tmp_path, loss)), "Functional.soft_margin_loss.0.forward")
+
+    assert [row.judgement.verdict for row in call.report.rows if row.judgement] == [
+        Verdict.OVERFLOW,
+        Verdict.OVERFLOW,
+    ]
+
+
 def test_a_call_without_arguments_is_not_judged_as_recorded(tmp_path: Path) -> None:
     found = verified(recorded(tmp_path, lambda: torch.arange(5), "statistics"))
 

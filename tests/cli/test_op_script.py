@@ -197,8 +197,8 @@ def test_an_operator_of_ones_own_is_judged_by_values_of_its_reference(tmp_path):
     text = small.read_text()
     assert "torch.ops.op_script_tests.scale(input0, 3.0)" in text
     assert '"input0": torch.tensor([7.0], dtype=torch.float32).reshape((1, 1))' in text
-    (code, text), (small_code, _) = run_scripts(path, small)
-    assert (code, small_code) == ("1", "1")
+    ((code, text),) = run_scripts(path)  # the smaller one needs the operator, which it runs
+    assert code == "1"
     assert "element 35 is 21.2" in text
 
 

@@ -224,7 +224,7 @@ def test_other_versions_and_senders_are_refused(tmp_path: Path, head: Head, said
             link.hello(head)
 
 
-def test_a_full_disk_is_told_to_the_sender(tmp_path: Path, monkeypatch) -> None:
+def test_a_full_disk_is_told_to_the_sender(tmp_path: Path, monkeypatch, caplog) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -234,9 +234,16 @@ def test_a_full_disk_is_told_to_the_sender(tmp_path: Path, monkeypatch) -> None:
         closing(SocketLink(receiver.address, None)) as link,
     ):
         link.hello(HELLO)
-        link.put(checked_path("step0/rank0/dump.json", "rank0"), 0, b"{}", is_last=True)
-        with pytest.raises(LinkError, match="the receiver cannot write: no space is left"):
+
+        def send() -> None:  # some pieces are on the way before the first is refused
+            for at in range(3):
+                link.put(checked_path("step0/rank0/dump.json", "rank0"), at, b"{", is_last=at == 2)
             link.end()
+
+        with pytest.raises(LinkError, match=r"the receiver cannot write to .*: no space is left"):
+            send()
+    said = [one.getMessage() for one in caplog.records if one.name == "msprobe.online.receiver"]
+    assert len([text for text in said if "cannot write" in text]) == 1
 
 
 def test_damaged_and_misplaced_pieces_are_refused(tmp_path: Path) -> None:

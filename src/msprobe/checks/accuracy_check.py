@@ -21,7 +21,8 @@ from msprobe.dump.rank_view import RankView
 from msprobe.dump.reader import open_dump
 from msprobe.errors import ConfigError, UsageError
 from msprobe.replay.recorded_calls import call_names, recorded_call
-from msprobe.replay.runner import runner_for
+from msprobe.replay.references import import_definitions
+from msprobe.replay.runner import Runner, runner_for
 from msprobe.replay.tensors import TensorSource
 from msprobe.replay.workers import Crash, Limits, run_tasks
 from msprobe.yaml_nodes import nearest
@@ -129,6 +130,7 @@ class CheckPlan:
         jit_compile: whether an NPU may compile operators.
         dtype: type to run calls in; None for the recorded ones.
         reference: type of the reference.
+        imports: modules or files that define operators and references, imported first.
     """
 
     recording: Recording
@@ -139,6 +141,19 @@ class CheckPlan:
     jit_compile: bool = False
     dtype: str | None = None
     reference: str = "float64"
+    imports: tuple[str, ...] = ()
+
+    def opened(self) -> tuple[RankView, Runner]:
+        """Import the definitions; return the recording and what runs its calls.
+
+        Raises:
+            ConfigFileError: a file cannot be run.
+            UnsupportedError: a module, or the framework, cannot be imported.
+        """
+        for name in self.imports:
+            import_definitions(name)
+        view = self.recording.view()
+        return view, runner_for(view.head.framework)
 
 
 @dataclass(slots=True)
@@ -327,8 +342,7 @@ def start_checks(plan: CheckPlan, processes: int) -> Callable[[Task], CheckedCal
         plan: what to check.
         processes: how many share the cores of this machine.
     """
-    view = plan.recording.view()
-    runner = runner_for(view.head.framework)
+    view, runner = plan.opened()
     runner.share_cores(processes)
     tensors = TensorSource(view, seed=plan.seed)
     options = CheckOptions(

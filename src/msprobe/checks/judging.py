@@ -231,7 +231,7 @@ class _Tally:
         histogram[-1] += left.mismatches
         return Judgement(
             verdict=self._verdict(worst.ratio),
-            ratio=worst.ratio,
+            ratio=max(worst.ratio, 0.0),  # below zero while no element is off
             ulps=self._ulps,
             error=self._error,
             relative=self._error / self._scale if self._scale else (math.inf if self._error else 0),

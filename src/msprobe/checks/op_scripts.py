@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from msprobe.checks.budgets import unit_of
 from msprobe.checks.verify_call import ResultRow
-from msprobe.checks.verify_dump import VerifiedCall
-from msprobe.dump.dump_steps import Dump
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.errors import MsprobeError, RecordNotFoundError, UnsupportedError
@@ -178,29 +176,42 @@ def script_name(call: str, *, backward: bool) -> str:
     return f"{base}.{'backward' if backward else 'forward'}.py"
 
 
+class FaultyCall(NamedTuple):
+    """A call that a script shall show.
+
+    Attributes:
+        view: the rank that recorded it.
+        name: of its forward record.
+        backward: whether a gradient is at fault.
+        step: number of the step.
+    """
+
+    view: RankView
+    name: str
+    backward: bool
+    step: int
+
+
 def write_worst_scripts(
-    dump: Dump, calls: Sequence[VerifiedCall], folder: Path, count: int
+    calls: Iterable[FaultyCall], folder: Path, count: int, *, device: str = "cpu"
 ) -> list[Path]:
     """Write the scripts of the worst calls; those that cannot be written are left out.
 
     Args:
-        dump: the dump that was verified.
-        calls: its calls, the worst first; those that are right are skipped.
+        calls: the worst first.
         folder: made if missing.
         count: how many scripts at most.
+        device: where calls are run again whose results were not recorded.
     """
     written: list[Path] = []
-    for call in calls:
-        row = call.worst
-        if len(written) == count or not call.is_fault or row is None:
+    for view, call, backward, step in calls:
+        if len(written) == count:
             break
-        view = dump.step(call.step).ranks[call.rank]
-        backward = row.record != call.report.name
-        name = script_name(call.report.name, backward=backward)
-        path = folder / f"step{call.step}.{view.directory.name}.{name}"
+        name = script_name(call, backward=backward)
+        path = folder / f"step{step}.{view.directory.name}.{name}"
+        options = ScriptOptions(backward=backward, device=device)
         try:
-            writer = script_writer(view.head.framework)
-            written.append(writer(view, call.report.name, path, ScriptOptions(backward=backward)))
-        except ScriptError:
+            written.append(script_writer(view.head.framework)(view, call, path, options))
+        except (ScriptError, UnsupportedError):
             continue
     return written

@@ -19,7 +19,6 @@ from msprobe.dump.formats.dtypes import COMPLEX_PARTS
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.numerics.number_types import Kind, kind_of
 from msprobe.replay.recorded_calls import recorded_call
-from msprobe.replay.runner import runner_for
 from msprobe.replay.tensors import TensorSource
 from msprobe.replay.workers import Crash, Limits, run_tasks
 
@@ -116,8 +115,7 @@ def find_overflows(
 
 def start_overflows(plan: CheckPlan, word: str, processes: int) -> Callable[[str], Overflow]:
     """Return the function that runs calls of a recording; for a worker process."""
-    view = plan.recording.view()
-    runner = runner_for(view.head.framework)
+    view, runner = plan.opened()
     runner.share_cores(processes)
     device = runner.device(word, jit_compile=plan.jit_compile)
     tensors = TensorSource(view, seed=plan.seed)

@@ -22,7 +22,7 @@ from msprobe.errors import DumpFormatError, MsprobeError, UsageError
 from msprobe.operators.operator import Family
 from msprobe.replay.recorded_calls import call_names, recorded_call
 from msprobe.replay.reduced_precision import float32_units
-from msprobe.replay.references import import_definitions
+from msprobe.replay.references import import_definitions, whole_path
 from msprobe.replay.runner import Reason, Runner, runner_for
 from msprobe.replay.tensors import TensorSource
 from msprobe.replay.workers import Crash, Limits, run_tasks
@@ -188,7 +188,7 @@ def verify_dump(
     tasks = [task for *_, own in places for task in own]
     if device != "cpu" and places:
         device = runner_for(places[0][2].head.framework).device(device)
-    start = partial(CallVerifier, device, tuple(map(_absolute, imports)))
+    start = partial(CallVerifier, device, tuple(map(whole_path, imports)))
     reports = dict(_reports(tasks, start, workers, limits, progress, scheduler))
     for number, key, view, own in places:
         for position, task in enumerate(own):
@@ -218,11 +218,6 @@ def verify_calls(
     """
     start = partial(CallVerifier, "cpu", ())
     return dict(_reports(tasks, start, 1, limits, lambda done, total: None))
-
-
-def _absolute(name: str) -> str:
-    """Return a file's whole path, as processes elsewhere need it; names of modules as they are."""
-    return str(Path(name).resolve()) if Path(name).is_file() else name
 
 
 def _extent(dump: Dump) -> str:

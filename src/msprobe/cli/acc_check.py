@@ -14,11 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msprobe.cli.options import add_output, add_scheduler, add_workers, decimal, whole_number
+from msprobe.cli.options import (
+    add_imports,
+    add_output,
+    add_scheduler,
+    add_scripts,
+    add_workers,
+    decimal,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from msprobe.checks.accuracy_call import CheckedCall
     from msprobe.checks.accuracy_check import (
         CheckPlan,
         CheckSettings,
@@ -27,7 +36,6 @@ if TYPE_CHECKING:
         Recording,
     )
     from msprobe.checks.accuracy_csv import CheckFiles, Style
-    from msprobe.dump.rank_view import RankView
 
 EXIT_FOUND: Final = 1
 EXIT_UNABLE: Final = 2
@@ -129,6 +137,8 @@ def _add_run(parser: argparse.ArgumentParser, *, most_workers: int) -> None:
         aliases=("--num-splits",),
     )
     add_scheduler(parser)
+    add_imports(parser)
+    add_scripts(parser, "scripts that show the worst N calls, in the folder scripts")
     parser.add_argument(
         "-csv_path",
         "--result-csv-path",
@@ -224,7 +234,7 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         raise
-    return _print(tally, files, view, plan.error_data)
+    return _print(options, tally, files, plan)
 
 
 @contextmanager
@@ -304,7 +314,7 @@ def _follow(
         tally = _run(options, plan, arrived.names, files, devices)
         if arrived.has_ended:
             print(f"{recording.label}: ", end="")
-            codes[recording] = _print(tally, files, view, plan.error_data)
+            codes[recording] = _print(options, tally, files, plan)
             if received is not None:
                 shutil.rmtree(view.tensor_directory, ignore_errors=True)
     unfinished = open_files.keys() - codes.keys()
@@ -320,6 +330,7 @@ def _plan(
 ) -> CheckPlan:
     from msprobe.checks.accuracy_check import CheckPlan
     from msprobe.checks.standards.standard import Generation
+    from msprobe.replay.references import whole_path
 
     name = files.result.stem.removeprefix("accuracy_checking_result_")
     folder = settings.error_data_path.resolve()
@@ -334,6 +345,7 @@ def _plan(
         jit_compile=options.jit_compile,
         dtype=options.dtype,
         reference=options.reference,
+        imports=tuple(map(whole_path, options.imports)),
     )
 
 
@@ -398,11 +410,13 @@ def _style(options: argparse.Namespace, settings: CheckSettings, framework: str)
     return style
 
 
-def _print(tally: CheckTally, files: CheckFiles, view: RankView, saved: Path | None) -> int:
+def _print(
+    options: argparse.Namespace, tally: CheckTally, files: CheckFiles, plan: CheckPlan
+) -> int:
     from msprobe.checks.standards.first_verdict import Status
     from msprobe.dump.stack_frames import user_line
 
-    counts = tally.counts
+    counts, view, saved = tally.counts, plan.recording.view(), plan.error_data
     print(
         f"{sum(counts.values())} calls: {counts[Status.PASS]} pass, {counts[Status.WARNING]} "
         f"warnings, {counts[Status.ERROR]} errors, {counts[Status.SKIP]} not judged"
@@ -422,12 +436,36 @@ def _print(tally: CheckTally, files: CheckFiles, view: RankView, saved: Path | N
             f"the documented standard says otherwise of {tally.disagreements} results; "
             "their messages say why"
         )
+    if options.scripts:
+        _write_scripts(options, worst, plan)
     if saved is not None and saved.is_dir():
         print(f"tensors: {saved}")
     print(f"results: {files.result}\ndetails: {files.details}")
     if tally.passes:
         return 0
     return EXIT_FOUND if worst else EXIT_UNABLE
+
+
+def _write_scripts(
+    options: argparse.Namespace, worst: Sequence[CheckedCall], plan: CheckPlan
+) -> None:
+    """Write scripts of the worst calls; print how each is run on the device that was checked."""
+    from msprobe.checks.op_scripts import FaultyCall, write_worst_scripts
+    from msprobe.checks.standards.first_verdict import Status
+
+    faulty = [call.result for call in worst if call.status is Status.ERROR]
+    if not faulty:
+        return
+    view, runner = plan.opened()
+    device = runner.device(_devices(options.device)[0])
+    step = plan.recording.step
+    calls = (
+        FaultyCall(view, f"{one.name}.forward", one.forward is not Status.ERROR, step)
+        for one in faulty
+    )
+    folder = options.output / "scripts"
+    for path in write_worst_scripts(calls, folder, options.scripts, device=device):
+        print(f"script: python {path} {device}")
 
 
 def _devices(words: list[str]) -> list[str]:

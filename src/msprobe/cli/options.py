@@ -158,6 +158,13 @@ def add_quiet(options: _Options, text: str = "print nothing") -> None:
     options.add_argument("-q", "--quiet", action="store_true", help=text)
 
 
+def add_scripts(options: _Options, text: str) -> None:
+    """Add ``--scripts``: for how many of the worst calls scripts are written."""
+    options.add_argument(
+        "--scripts", type=whole_number, default=3, metavar="N", help=f"{text} (%(default)s)"
+    )
+
+
 def add_imports(options: _Options) -> None:
     """Add ``--import``, as ``options.imports``: names for `import_definitions`."""
     options.add_argument(

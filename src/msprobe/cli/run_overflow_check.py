@@ -7,7 +7,7 @@ import argparse
 from typing import Final
 
 from msprobe.cli.acc_check import add_input, named_recording
-from msprobe.cli.options import add_workers, whole_number
+from msprobe.cli.options import add_imports, add_workers, whole_number
 
 EXIT_FOUND: Final = 1
 EXIT_UNABLE: Final = 2
@@ -24,6 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-d", "--device", metavar="DEVICE", default="", help="cpu, cuda:1 or a number"
     )
+    add_imports(parser)
     add_workers(parser, "processes (1)", kind=whole_number, default=1)
     parser.add_argument(
         "-j", "--jit-compile", action="store_true", help="let an NPU compile operators"
@@ -39,10 +40,16 @@ def run(options: argparse.Namespace) -> int:
 
     from msprobe.checks.accuracy_check import CheckPlan, CheckSettings, wanted_calls
     from msprobe.checks.overflow_replay import OverflowKind, find_overflows
+    from msprobe.replay.references import whole_path
 
     recording = named_recording(options)
     names = wanted_calls(recording.view(), CheckSettings())
-    plan = CheckPlan(recording=recording, seed=options.seed, jit_compile=options.jit_compile)
+    plan = CheckPlan(
+        recording=recording,
+        seed=options.seed,
+        jit_compile=options.jit_compile,
+        imports=tuple(map(whole_path, options.imports)),
+    )
     counts: Counter[OverflowKind] = Counter()
     for name, found in find_overflows(plan, names, device=options.device, workers=options.workers):
         counts[found.kind] += 1

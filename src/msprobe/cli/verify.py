@@ -15,6 +15,7 @@ from msprobe.cli.options import (
     add_output,
     add_ranks,
     add_scheduler,
+    add_scripts,
     add_steps,
     add_workers,
     decimal,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 RESULT_FILE: Final = "verify.json"
 PAGE_FILE: Final = "verify.html"
-_SCRIPTS: Final = 3
 EXIT_FOUND: Final = 1
 EXIT_UNJUDGED: Final = 2
 
@@ -68,13 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", type=decimal, metavar="GB", help="memory that a call may take (no limit)"
     )
-    parser.add_argument(
-        "--scripts",
-        type=whole_number,
-        default=_SCRIPTS,
-        metavar="N",
-        help=f"scripts that show the worst N calls, in DIR/scripts ({_SCRIPTS})",
-    )
+    add_scripts(parser, "scripts that show the worst N calls, in DIR/scripts")
     add_json(parser, f"print {RESULT_FILE} instead of a table")
     add_exit_code(
         parser, "exit with 1 if a call is wrong or suspicious, with 2 if none could be judged"
@@ -148,13 +142,22 @@ def _show(found: VerifiedDump, options: argparse.Namespace) -> None:
 
 def _write_scripts(dump: Dump, found: VerifiedDump, options: argparse.Namespace) -> None:
     """Write scripts of the worst calls, and name them."""
-    from msprobe.checks.op_scripts import write_worst_scripts
+    from msprobe.checks.op_scripts import FaultyCall, write_worst_scripts
     from msprobe.cli.terminal import make_console
     from msprobe.replay.references import import_definitions
 
     for name in options.imports:
         import_definitions(name)
-    folder = options.output / "scripts"
-    for path in write_worst_scripts(dump, found.worst, folder, options.scripts):
+    calls = (
+        FaultyCall(
+            dump.step(call.step).ranks[call.rank],
+            call.report.name,
+            call.worst is not None and call.worst.record != call.report.name,
+            call.step,
+        )
+        for call in found.worst
+        if call.is_fault
+    )
+    for path in write_worst_scripts(calls, options.output / "scripts", options.scripts):
         if not options.json:
             make_console().print(f"  script: {path}", style="dim")

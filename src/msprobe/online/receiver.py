@@ -71,6 +71,7 @@ class Receiver:
         self._ranks: dict[bytes, str] = {}
         self._runs: dict[str, str] = {}
         self._ended: set[str] = set()
+        self._refused: set[tuple[bytes, str]] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="msprobe-receiver", daemon=True)
         self._thread.start()
@@ -106,10 +107,11 @@ class Receiver:
         except MessageError as exc:
             answer = Head(kind="error", problem=str(exc))
         except OSError as exc:
-            problem = f"the receiver cannot write: {reason(exc)}"
-            logger.error("%s: %s", self.folder, problem)  # noqa: TRY400 - one line tells it
+            problem = f"the receiver cannot write to {self.folder}: {reason(exc)}"
             answer = Head(kind="error", problem=problem)
-        if answer.kind != "ok":
+        # A sender has many pieces on the way when the first is refused.
+        if answer.kind != "ok" and (sender, answer.problem) not in self._refused:
+            self._refused.add((sender, answer.problem))
             logger.warning("a sender is refused: %s", answer.problem)
         self._socket.send_multipart([sender, encode(answer)])
 

@@ -183,6 +183,11 @@ def import_definitions(name: str) -> None:
     _IMPORTED.add(name)
 
 
+def whole_path(name: str) -> str:
+    """Return a file's whole path, as processes elsewhere need it; names of modules as they are."""
+    return str(Path(name).resolve()) if Path(name).is_file() else name
+
+
 def imported_module(name: str) -> ModuleType | None:
     """Return a module that the user named to `import_definitions`, or one below it."""
     is_named = any(name == one or name.startswith(one + ".") for one in _IMPORTED)

@@ -35,14 +35,14 @@ def perturb_call(
         raise SkippedError(reason)
     prepared = RUNNER.prepare(call, tensors)
     # The first run finds out which of several functions takes the arguments, and in which form.
-    prepared.run(Setting(dtype=None), backward=False)
+    prepared.run(Setting(dtype=None, judged=True), backward=False)
     needs_grad = stage is Stage.BACKWARD
     args = converted(list(prepared.args), _own_leaf if needs_grad else _own)
     kwargs = converted(dict(prepared.kwargs), _own_leaf if needs_grad else _own)
     torch.manual_seed(_SEED)
     writes = is_in_place(call.api) or bool(kwargs.get("inplace"))
     copy = CallCopy(
-        prepared.function,
+        prepared.own_function,
         call.operator,
         args,
         kwargs,

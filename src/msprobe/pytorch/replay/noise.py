@@ -9,7 +9,7 @@ arithmetic; J. Vignes, A stochastic arithmetic for reliable scientific computati
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -61,6 +61,9 @@ class NoiseMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not anno
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run a kernel and put errors on its results."""
+        if func in _STEPPED:
+            with self:  # it is off within this method
+                return _STEPPED[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         effect = _effect(func)
         if effect is None:
@@ -125,3 +128,23 @@ def _effect(func: Any) -> bool | None:
     if not aliased:
         return False
     return True if all(alias.is_write for alias in aliased) else None
+
+
+def _soft_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
+    losses = torch.exp(-target * x).log1p()
+    return (losses.mean() if reduction == 1 else losses.sum()) if reduction else losses
+
+
+def _soft_margin_loss_backward(
+    gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int
+) -> torch.Tensor:
+    norm = 1.0 / x.numel() if reduction == 1 else 1.0
+    power = torch.exp(-target * x)
+    return target * power * -norm / (power + 1) * gradient
+
+
+# Kernels of which a step leaves the range of half types, where neither arguments nor results do.
+_STEPPED: Final[Mapping[Any, Callable[..., torch.Tensor]]] = {
+    torch.ops.aten.soft_margin_loss.default: _soft_margin_loss,
+    torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
+}

@@ -127,10 +127,11 @@ class TorchCall:
     ) -> None:
         self._call = call
         self._functions = list(functions)
+        self._own: list[Function] = []
         self.gradients = gradients
         self._random_state = random_state
         self.draws_again = random_state is not None
-        self._fallback: dict[str | None, str | None] = {}
+        self._fallback: dict[tuple[str | None, bool], str | None] = {}
         self.args: Sequence[Any] = args
         self.kwargs: Mapping[str, Any] = kwargs
 
@@ -153,14 +154,20 @@ class TorchCall:
         """The function that runs; after the first run the one that took the arguments."""
         return self._functions[0]
 
+    @property
+    def own_function(self) -> Function:
+        """The operator itself, where `function` is its reference."""
+        return self._functions_for(replace(REFERENCE, judged=True))[0]
+
     def run(self, setting: Setting = REFERENCE, *, backward: bool = True) -> Replay:
         """Run the call once, and its backward passes.
 
         Raises:
             CannotReplayError: the function raised an error, or returned something else.
         """
-        if setting.dtype in self._fallback:
-            setting = _with_dtype(setting, self._fallback[setting.dtype])
+        key = (setting.dtype, setting.judged)
+        if key in self._fallback:
+            setting = _with_dtype(setting, self._fallback[key])
         error: CannotReplayError | None = None
         for dtype in dict.fromkeys((setting.dtype, *(_FALLBACKS if setting.dtype else ()))):
             try:
@@ -170,7 +177,7 @@ class TorchCall:
                     raise  # a narrower type is for kernels that are missing
                 error = error or exc
                 continue
-            self._fallback[setting.dtype] = dtype
+            self._fallback[key] = dtype
             return replay
         assert error is not None
         raise error
@@ -193,7 +200,8 @@ class TorchCall:
     def _run_candidates(self, setting: Setting, backward: bool) -> Replay:
         """Run the first function that takes the arguments; keep to it from then on."""
         error: CannotReplayError | None = None
-        for function in self._functions:
+        functions = self._functions_for(setting)
+        for function in functions:
             for args in readings(self._call, self.args):
                 try:
                     replay = _Run(self._call, function, setting, self._random_state).run(
@@ -205,10 +213,17 @@ class TorchCall:
                 if not self._call.has_shapes_of(replay.outputs):
                     error = CannotReplayError(Reason.STRUCTURE, "results of other shapes")
                     continue
-                self._functions, self.args = [function], args
+                functions[:], self.args = [function], args
                 return replay
         assert error is not None
         raise error
+
+    def _functions_for(self, setting: Setting) -> list[Function]:
+        """Return the candidates: for results in question the operator, not its reference."""
+        if not setting.judged or _golden(self._call) is None:
+            return self._functions
+        self._own = self._own or list(_own_functions(self._call))
+        return self._own
 
 
 class _Run:
@@ -408,15 +423,26 @@ class _Arriving(torch.autograd.Function):
 
 
 def _functions(call: RecordedCall) -> Sequence[Function]:
+    """Return the reference of a call's operator; without one the functions that may have made it.
+
+    Raises:
+        CannotReplayError: there is none, or none that can be run alone.
+    """
+    golden = _golden(call)
+    return _own_functions(call) if golden is None else (golden.for_dtype(_recorded_dtype(call)),)
+
+
+def _golden(call: RecordedCall) -> references.Golden | None:
+    names = (call.function, call.api) if call.class_name is None else (call.class_name,)
+    return references.find(names)
+
+
+def _own_functions(call: RecordedCall) -> Sequence[Function]:
     """Return the functions that may have made a record.
 
     Raises:
         CannotReplayError: there is none, or none that can be run alone.
     """
-    names = (call.function, call.api) if call.class_name is None else (call.class_name,)
-    golden = references.find(names)
-    if golden is not None:
-        return (golden.for_dtype(_recorded_dtype(call)),)
     if call.class_name is not None:
         return (ModuleFunction(call),)
     if call.operator.communication is not None or call.prefix == "Distributed":
@@ -426,7 +452,7 @@ def _functions(call: RecordedCall) -> Sequence[Function]:
     if call.operator.allocates:
         raise CannotReplayError(Reason.NO_OUTPUT, "memory that nothing was written to")
     functions = functions_named(call.prefix, call.api)
-    if not functions and call.operator.draws_random:
+    if not functions and call.operator.draws_random and _golden(call) is None:
         raise CannotReplayError(Reason.RANDOM, call.function)
     if not functions and not any(tensor_forms(call.outputs, ())):
         raise CannotReplayError(Reason.NO_OUTPUT, call.function)
