@@ -215,6 +215,17 @@ def test_a_recording_passes_on_the_cpu(dump: Path, tmp_path: Path, capsys) -> No
     assert "Functional.gelu.0.backward.output.0" in details(tmp_path)
 
 
+def test_judgements_for_programs_and_as_a_page(dump: Path, tmp_path: Path, capsys) -> None:
+    assert check(dump, "-o", tmp_path, "--json", "--html") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sentence"].startswith("no call is wrong")
+    gelu = next(one for one in found["results"] if one["name"] == "Functional.gelu.0.forward")
+    assert [row["record"].rpartition(".")[2] for row in gelu["rows"]] == ["forward", "backward"]
+    assert gelu["source"].startswith("test_accuracy_check.py:")
+    (page,) = tmp_path.glob("accuracy_checking_report_*.html")
+    assert "Functional.gelu.0.forward" in page.read_text()
+
+
 def test_the_documented_spelling_uses_the_documented_standards(dump: Path, tmp_path: Path) -> None:
     words = ["run_ut", "-api_info", dump / "step0" / "rank" / "dump.json", "-o", tmp_path, "-n", 0]
     assert main(["-f", "pytorch", *map(str, words), "-d", "cpu"]) == 0
@@ -286,13 +297,16 @@ def test_repeated_calls_are_left_out_on_demand(tmp_path: Path) -> None:
     assert names == ["Torch.exp.0", "Torch.exp.2"]
 
 
-def test_an_interrupted_check_is_finished(dump: Path, tmp_path: Path) -> None:
+def test_an_interrupted_check_is_finished(dump: Path, tmp_path: Path, capsys) -> None:
     assert check(dump, "-o", tmp_path) == 0
     whole, results = details(tmp_path), rows(tmp_path, "result")
     (path,) = tmp_path.glob("accuracy_checking_result_*.csv")
     lines = path.read_text(encoding="utf-8-sig").splitlines(keepends=True)
     path.write_text("".join(lines[:3]) + lines[3][:9], encoding="utf-8-sig", newline="")
-    assert check(dump, "-csv_path", path) == 0
+    capsys.readouterr()
+    assert check(dump, "-csv_path", path, "--json") == 0
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    assert note.startswith("2 calls of an earlier check")
     assert details(tmp_path) == whole
     assert rows(tmp_path, "result") == results
 
@@ -386,6 +400,8 @@ def test_what_cannot_be_checked_is_refused(dump: Path, tmp_path: Path, capsys) -
     assert "no such step" in capsys.readouterr().err
     assert main(["acc_check", str(dump), "-n", "0", "-d", "0", "0"]) == 2
     assert "name each device once" in capsys.readouterr().err
+    assert check(dump, "--json", "--follow", "1") == 2
+    assert "leave it out with --follow" in capsys.readouterr().err
     words = ["acc_check", str(dump), "-n", "0", "-d", "nodevice", "-o", str(tmp_path)]
     assert main(words) == 2
     assert "'nodevice' cannot be used" in capsys.readouterr().err

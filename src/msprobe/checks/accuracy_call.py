@@ -90,11 +90,13 @@ class CheckedCall:
         result: its row in the documented file of results.
         rows: its outputs and gradients.
         device: where it was run.
+        report: the judgements by its own error; None where an earlier check made them.
     """
 
     result: ResultRow
     rows: tuple[SidedRow, ...] = ()
     device: str = ""
+    report: CallReport | None = None
 
     @property
     def status(self) -> Status:
@@ -138,7 +140,8 @@ def check_call(
         seen.add,
     )
     rows = tuple(seen.row(row, report) for row in report.rows)
-    found = CheckedCall(result=_result(call, report, rows), rows=rows, device=options.device)
+    result = _result(call, report, rows)
+    found = CheckedCall(result=result, rows=rows, device=options.device, report=report)
     if options.error_data is not None and found.status in (Status.WARNING, Status.ERROR):
         save_tensors(options.error_data, call, tensors, seen.tensors)
     return found

@@ -15,6 +15,7 @@ from msprobe.checks.accuracy_call import CheckedCall, CheckOptions, call_name, c
 from msprobe.checks.accuracy_csv import CheckFiles, DetailRow, ResultRow, bare_api
 from msprobe.checks.standards.first_verdict import Status
 from msprobe.checks.standards.standard import Generation, Standards
+from msprobe.checks.verify_call import CallReport
 from msprobe.config.reading import read_config_file
 from msprobe.dump.dump_steps import RankKey
 from msprobe.dump.rank_view import RankView
@@ -302,6 +303,7 @@ def run_check(
     limits: Limits | None = None,
     scheduler: str | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
+    reports: dict[str, CallReport] | None = None,
 ) -> CheckTally:
     """Check calls and append their rows to the files; those that the files have are left out.
 
@@ -314,6 +316,7 @@ def run_check(
         limits: of each call.
         scheduler: address of a dask cluster that does the work; None for this machine.
         progress: called with the numbers of calls done and of all that were left.
+        reports: gets the judgements of each call by its record, if they are to be kept.
 
     Raises:
         ReportWriteError: a file cannot be written.
@@ -330,6 +333,8 @@ def run_check(
         call = _crashed(name, found) if isinstance(found, Crash) else found
         files.add(call.result, [row.detail for row in call.rows])
         tally.add(call)
+        if reports is not None and call.report is not None:
+            reports[name] = call.report
         progress(done, len(tasks))
     files.put_in_order([call_name(name) for name in names])
     return tally
@@ -368,7 +373,8 @@ def start_checks(plan: CheckPlan, processes: int) -> Callable[[Task], CheckedCal
 def _crashed(name: str, crash: Crash) -> CheckedCall:
     message = ": ".join(filter(None, (str(crash.reason), crash.detail)))
     row = ResultRow(name=call_name(name), forward=Status.SKIP, backward=None, message=message)
-    return CheckedCall(result=row)
+    report = CallReport(name=name, reason=crash.reason, detail=crash.detail)
+    return CheckedCall(result=row, report=report)
 
 
 def _without_repeated(view: RankView, names: Iterable[str]) -> Iterator[str]:

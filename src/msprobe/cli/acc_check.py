@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from msprobe.cli.options import (
     add_imports,
+    add_json,
     add_output,
     add_scheduler,
     add_scripts,
@@ -25,7 +26,7 @@ from msprobe.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from msprobe.checks.accuracy_call import CheckedCall
     from msprobe.checks.accuracy_check import (
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
         Recording,
     )
     from msprobe.checks.accuracy_csv import CheckFiles, Style
+    from msprobe.checks.verify_call import CallReport
+    from msprobe.checks.verify_dump import VerifiedDump
 
 EXIT_FOUND: Final = 1
 EXIT_UNABLE: Final = 2
@@ -174,6 +177,12 @@ def _add_run(parser: argparse.ArgumentParser, *, most_workers: int) -> None:
     )
     parser.add_argument("--english", action="store_true", help="write English column titles")
     parser.add_argument(
+        "--html",
+        action="store_true",
+        help="also write a page to click through, accuracy_checking_report_{time}.html",
+    )
+    add_json(parser, "print the judgements as JSON, as verify does, instead of text")
+    parser.add_argument(
         "--follow",
         type=decimal,
         metavar="S",
@@ -200,6 +209,9 @@ def run(options: argparse.Namespace) -> int:
     """Check the calls of a recording and print those that do not pass."""
     from msprobe.checks.accuracy_check import CheckSettings, read_settings, wanted_calls
     from msprobe.checks.standards.standard import Standards
+    from msprobe.checks.verify_json import verify_json
+    from msprobe.cli.terminal import print_json
+    from msprobe.errors import UsageError
     from msprobe.replay.runner import runner_for
 
     if len(options.device) > 1 and options.dump is None and Path(options.device[-1]).exists():
@@ -208,6 +220,8 @@ def run(options: argparse.Namespace) -> int:
     standards = Standards.load(options.standards)
     source = _online_source(options, settings)
     if source is not None or options.follow is not None:
+        if options.json:
+            raise UsageError("--json prints one recording: leave it out with --follow and online")
         with _without_warnings_of_journals():
             if source is None or source.nfs_path is not None:
                 return _follow(options, settings, None if source is None else source.nfs_path)
@@ -225,8 +239,9 @@ def run(options: argparse.Namespace) -> int:
         runner_for(view.head.framework).device(word)  # here, where it is refused in one line
     files = _files(options, settings, recording)
     plan = _plan(options, settings, recording, files)
+    reports: dict[str, CallReport] = {}
     try:
-        tally = _run(options, plan, names, files, devices)
+        tally = _run(options, plan, names, files, devices, reports)
     except KeyboardInterrupt:
         print(
             f"interrupted after {len(files.done)} of {len(names)} calls; "
@@ -234,7 +249,13 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         raise
-    return _print(options, tally, files, plan)
+    found = _verified(plan, names, reports)
+    if not options.json:
+        return _print(options, tally, files, plan, found)
+    print_json(verify_json(found))
+    if options.html:
+        _write_page(found, files)
+    return _exit_code(tally)
 
 
 @contextmanager
@@ -300,7 +321,7 @@ def _follow(
     if path is None:
         raise UsageError("name the folder that is recorded into: msprobe acc-check DUMP --follow S")
     devices = _devices(options.device)
-    open_files: dict[Recording, CheckFiles] = {}
+    open_files: dict[Recording, tuple[CheckFiles, dict[str, CallReport]]] = {}
     codes: dict[Recording, int] = {}
     patience_s = _PATIENCE_S if options.follow is None else options.follow
     follower = Follower(Path(path), settings, patience_s, rank=options.rank, is_over=is_over)
@@ -308,13 +329,14 @@ def _follow(
         recording = arrived.recording
         view = recording.view()
         if recording not in open_files:
-            open_files[recording] = _files(options, settings, recording, is_online=True)
-        files = open_files[recording]
+            open_files[recording] = _files(options, settings, recording, is_online=True), {}
+        files, reports = open_files[recording]
         plan = _plan(options, settings, recording, files)
-        tally = _run(options, plan, arrived.names, files, devices)
+        tally = _run(options, plan, arrived.names, files, devices, reports)
         if arrived.has_ended:
             print(f"{recording.label}: ", end="")
-            codes[recording] = _print(options, tally, files, plan)
+            found = _verified(plan, list(reports), reports)
+            codes[recording] = _print(options, tally, files, plan, found)
             if received is not None:
                 shutil.rmtree(view.tensor_directory, ignore_errors=True)
     unfinished = open_files.keys() - codes.keys()
@@ -355,6 +377,7 @@ def _run(
     names: Sequence[str],
     files: CheckFiles,
     devices: list[str],
+    reports: dict[str, CallReport],
 ) -> CheckTally:
     from msprobe.checks.accuracy_check import run_check
     from msprobe.replay.workers import Limits
@@ -370,7 +393,47 @@ def _run(
             limits=Limits(seconds=options.timeout),
             scheduler=options.scheduler,
             progress=progress,
+            reports=reports if options.html or options.json else None,
         )
+
+
+def _verified(
+    plan: CheckPlan, names: Sequence[str], reports: Mapping[str, CallReport]
+) -> VerifiedDump:
+    """Return the judgements of calls as `verify` writes and shows them."""
+    from msprobe.checks.verify_dump import VerifiedCall, VerifiedDump
+    from msprobe.dump.stack_frames import user_line
+    from msprobe.plain_text import count_text
+
+    recording = plan.recording
+    view = recording.view()
+    calls = [
+        VerifiedCall(
+            step=recording.step,
+            rank=recording.rank,
+            position=position,
+            report=reports[name],
+            source=user_line(tuple(view.frames(name))),
+        )
+        for position, name in enumerate(names)
+        if name in reports
+    ]
+    earlier = len(names) - len(calls)
+    note = f"{count_text(earlier, 'call')} of an earlier check: see the files of results"
+    return VerifiedDump(path=view.directory, calls=calls, notes=(note,) if earlier else ())
+
+
+def _write_page(found: VerifiedDump, files: CheckFiles) -> Path:
+    from msprobe.checks.verify_page import write_verify_page
+
+    name = files.result.stem.replace("_result", "_report", 1)
+    return write_verify_page(found, files.result.with_name(f"{name}.html"))
+
+
+def _exit_code(tally: CheckTally) -> int:
+    if tally.passes:
+        return 0
+    return EXIT_FOUND if tally.worst else EXIT_UNABLE
 
 
 def _files(
@@ -411,7 +474,11 @@ def _style(options: argparse.Namespace, settings: CheckSettings, framework: str)
 
 
 def _print(
-    options: argparse.Namespace, tally: CheckTally, files: CheckFiles, plan: CheckPlan
+    options: argparse.Namespace,
+    tally: CheckTally,
+    files: CheckFiles,
+    plan: CheckPlan,
+    found: VerifiedDump,
 ) -> int:
     from msprobe.checks.standards.first_verdict import Status
     from msprobe.dump.stack_frames import user_line
@@ -441,9 +508,9 @@ def _print(
     if saved is not None and saved.is_dir():
         print(f"tensors: {saved}")
     print(f"results: {files.result}\ndetails: {files.details}")
-    if tally.passes:
-        return 0
-    return EXIT_FOUND if worst else EXIT_UNABLE
+    if options.html:
+        print(f"page: {_write_page(found, files)}")
+    return _exit_code(tally)
 
 
 def _write_scripts(
