@@ -311,10 +311,10 @@ def caption(rows: Sequence[Row], rounds: int) -> str:
     return f"{machine()}; {', '.join(versions)}; median of {rounds} rounds."
 
 
-def profile(label: str) -> None:
+def profile(label: str, *, facts: bool) -> None:
     """Print where a captured step of ours spends its time."""
     case, level, task = label.split(":")
-    setup = Setup(case, level, task)
+    setup = Setup(case, level, task, facts=facts)
     with workers({"msprobe": (sys.executable, "msprobe")}, setup) as processes:
         processes["msprobe"].ask("captured", 2)
         print(processes["msprobe"].ask("profile", 5 * STEPS_PER_VISIT[case])["profile"])
@@ -356,7 +356,7 @@ def tools(options: argparse.Namespace, console: Console) -> dict[str, tuple[str,
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     if options.profile:
-        profile(options.profile)
+        profile(options.profile, facts=not options.no_facts)
         return
     console = Console(width=220 if not sys.stdout.isatty() else None)
     progress = Console(stderr=True)
