@@ -44,9 +44,8 @@ def test_a_with_statement_is_a_step(tmp_path: Path) -> None:
 
 def test_a_step_inside_of_the_statement_counts_once(tmp_path: Path) -> None:
     net = nn.Linear(3, 2)
-    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
     for _ in range(2):
-        with debugger(net):
+        with PrecisionDebugger(dump_path=tmp_path, level="L0")(net) as debugger:
             train(net)
             debugger.stop()
             debugger.step()

@@ -261,11 +261,11 @@ class DebuggerFront(ABC):
         return tokens
 
     @contextmanager
-    def __call__(self, model: Any = None) -> Iterator[None]:
+    def __call__(self, model: Any = None) -> Iterator[Self]:
         """Return what records the body of a ``with`` statement as one step.
 
-        It calls `start`, `stop` and, unless the body does, `step`. As a decorator,
-        ``@debugger(model)`` records each call of a function.
+        It calls `start`, `stop` and, unless the body does, `step`; ``as debugger`` names the
+        debugger. As a decorator, ``@debugger(model)`` records each call of a function.
 
         Args:
             model: as for `start`.
@@ -274,7 +274,7 @@ class DebuggerFront(ABC):
         number = session.step_number
         self.start(model)
         try:
-            yield
+            yield self
         finally:
             self.stop()
             if session.step_number == number:
