@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe.dump.layout import MAX_NAME_BYTES, safe_file_name
+from msprobe.dump.layout import MAX_NAME_BYTES, is_bare_name, safe_file_name
 from msprobe.dump.tensor_store import TensorStore
 from msprobe.dump.writer import DumpHead, DumpWriter
 
@@ -329,3 +329,37 @@ def test_safe_names_are_safe_stable_and_distinct(wanted, other):
     assert not name.startswith(".")
     assert safe_file_name(name) == name
     assert (safe_file_name(other) == name) == (other in (wanted, name))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "loss:train.0.debug.pt",
+        'a<b>"c"|d?e*.0.forward.output.0.pt',
+        "C:\\Windows\\x.pt",
+        "..\\..\\x.pt",
+        "NUL.0.debug.pt",
+        "aux.pt",
+        "com1.weight.npy",
+        "Functional.linear.0.forward.output.0.pt",
+    ],
+)
+def test_names_are_files_of_the_folder_on_windows_too(wanted: str) -> None:
+    name = safe_file_name(wanted, windows=True)
+    path = PureWindowsPath("D:/dump", name)
+    assert (path.parent, path.name) == (PureWindowsPath("D:/dump"), name)
+    assert name.partition(".")[0].upper() not in ("NUL", "AUX", "COM1")
+    assert not set(name) & set('<>:"|?*')
+    assert is_bare_name(name)
+    assert safe_file_name(name, windows=True) == name
+    assert name != safe_file_name(f"other {wanted}", windows=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["..\\x.pt", "C:x.pt", "C:\\x.pt", "\\\\host\\share\\x.pt", "/x.pt", "a/../x.pt"]
+)
+def test_a_path_of_any_system_is_no_bare_name(name: str) -> None:
+    assert (
+        PureWindowsPath("D:/dump", name) != PureWindowsPath("D:/dump") / PureWindowsPath(name).name
+    )
+    assert not is_bare_name(name)

@@ -18,6 +18,7 @@ process already writes under the wanted name.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path, PurePath
 from typing import Final
@@ -42,6 +43,10 @@ MAX_NAME_BYTES: Final = 255
 
 # Separators, control characters, and lone surrogates, which cannot be encoded.
 _UNSAFE: Final = re.compile("[/\\\\\x00-\x1f\x7f\ud800-\udfff]")
+# On Windows a colon names a drive or another stream of a file, and some names are devices.
+_UNSAFE_ON_WINDOWS: Final = re.compile('[/\\\\\x00-\x1f\x7f\ud800-\udfff<>:"|?*]')
+_DEVICE: Final = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
+_IS_WINDOWS: Final = os.name == "nt"
 _HASH_DIGITS: Final = 12
 _MAX_SUFFIX_BYTES: Final = 16
 
@@ -66,14 +71,25 @@ def records_file(level: str) -> str:
     return DEBUG_JSON if level == "debug" else DUMP_JSON
 
 
-def safe_file_name(wanted: str) -> str:
-    """Return the file name of a tensor, safe for every file system; ``data_name`` is the same.
+def is_bare_name(name: str) -> bool:
+    """Return whether a file name has no part of a path in it, by the rules of any system."""
+    return "/" not in name and "\\" not in name and ":" not in name
+
+
+def safe_file_name(wanted: str, *, windows: bool = _IS_WINDOWS) -> str:
+    """Return the file name of a tensor, safe for the file system; ``data_name`` is the same.
 
     A harmless name stays as it is, so the function may be applied twice. Path separators, control
     characters, ``..`` and leading dots become ``_``, and a name over 255 bytes is cut; a hash of
     the wanted name then keeps different names different. The extension is kept.
+
+    Args:
+        wanted: the name.
+        windows: whether the rules of Windows hold: no ``<>:"|?*``, and no name of a device.
     """
-    name = _UNSAFE.sub("_", wanted).replace("..", "__")
+    name = (_UNSAFE_ON_WINDOWS if windows else _UNSAFE).sub("_", wanted).replace("..", "__")
+    if windows and _DEVICE.match(name):
+        name = "_" + name
     if name.startswith("."):
         name = "_" + name[1:]
     if name and name == wanted and (len(name) * 4 <= MAX_NAME_BYTES or _fits(name)):

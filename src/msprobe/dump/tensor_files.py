@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from msprobe.dump.formats.dtypes import widen
+from msprobe.dump.layout import is_bare_name
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import DumpFormatError, RecordNotFoundError, UnsupportedError
 
@@ -92,7 +93,7 @@ def locate_tensor_file(directory: Path, data_name: str) -> Path:
         DumpFormatError: the name points outside the folder, or at something that is no file, or
             is of an unknown kind.
     """
-    if "/" not in data_name and data_name.endswith((".pt", ".npy")):
+    if is_bare_name(data_name) and data_name.endswith((".pt", ".npy")):
         # Nearly all names are like this. A file that is no link is inside the folder.
         path = directory / data_name
         if _is_plain_file(path):
