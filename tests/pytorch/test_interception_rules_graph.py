@@ -323,6 +323,19 @@ def test_an_output_that_is_an_ancestor_of_another_has_the_share_from_outside(
     assert not [entry for entry in record["input"] if "note" in entry]
 
 
+@pytest.mark.parametrize("has_more", [False, True], ids=["the root alone", "and another call"])
+def test_the_root_of_the_backward_pass_has_its_share(has_more: bool, tmp_path: Path) -> None:
+    with recording(tmp_path, "L0") as run:
+        model = nn.Sequential(TwoOutputs())
+        with run.step_of(model):
+            first, second = model(torch.ones((), requires_grad=True))
+            more = 4 * first if has_more else 0.0
+            (first + (second + more)).backward()
+        record = run.records()["Module.0.TwoOutputs.backward.0"]
+        assert run.account()["errors"] == {}
+    assert [entry["Max"] for entry in record["input"]] == [5.0 if has_more else 1.0, 1.0]
+
+
 class WithBias(nn.Module):
     """Consumes a bias and hands it on, as layers of an encoder do; the first one makes it."""
 

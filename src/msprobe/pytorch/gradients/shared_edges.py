@@ -116,13 +116,15 @@ class SharedEdges:
         """Return the gradients that the pass delivers to each edge, with hooks on its consumers."""
         found: dict[int, _Arrivals] = {}
         todo: list[Node] = []
-        for root, gradient in zip(roots, gradients, strict=False):
-            edge = (root.grad_fn, root.output_nr) if isinstance(root, Tensor) else tuple(root)
-            node: Any = edge[0]
+        # A pass from one root begins with its node, which the engine does not count as one to run.
+        root = _node_of(roots[0]) if len(roots) == 1 else None
+        for one, gradient in zip(roots, gradients, strict=False):
+            node: Any = _node_of(one)
+            number = one.output_nr if isinstance(one, Tensor) else one[1]
             if node is None:
                 continue
             todo.append(node)
-            arrivals = self._arrivals_at(found, node, edge[1])
+            arrivals = self._arrivals_at(found, node, number, root)
             if arrivals is not None:
                 arrivals.starts_with(gradient, node)
         seen: set[Node] = set()
@@ -134,7 +136,7 @@ class SharedEdges:
             for slot, (parent, number) in enumerate(node.next_functions):
                 if parent is None:
                     continue
-                arrivals = self._arrivals_at(found, parent, number)
+                arrivals = self._arrivals_at(found, parent, number, root)
                 if arrivals is not None:
                     arrivals.comes_from(node, slot)
                 todo.append(parent)
@@ -142,13 +144,15 @@ class SharedEdges:
             arrivals.hook()
         return list(found.values())
 
-    def _arrivals_at(self, found: dict[int, _Arrivals], node: Any, number: int) -> _Arrivals | None:
+    def _arrivals_at(
+        self, found: dict[int, _Arrivals], node: Any, number: int, root: Node | None
+    ) -> _Arrivals | None:
         shares = self._shares_at(node, number)
         if not shares:
             return None
         known = found.get(id(shares))
         if known is None:
-            known = found[id(shares)] = _Arrivals(self._session, shares)
+            known = found[id(shares)] = _Arrivals(self._session, shares, root)
         return known
 
     def _shares_at(self, node: Any, number: int) -> list[Share] | None:
@@ -165,10 +169,11 @@ class SharedEdges:
 class _Arrivals:
     """The parts of one edge's gradient in one backward pass, added up in a private copy."""
 
-    __slots__ = ("_coming", "_consumers", "_handles", "_session", "_shares", "_total")
+    __slots__ = ("_coming", "_consumers", "_handles", "_root", "_session", "_shares", "_total")
 
-    def __init__(self, session: Session, shares: Sequence[Share]) -> None:
+    def __init__(self, session: Session, shares: Sequence[Share], root: Node | None) -> None:
         self._session = session
+        self._root = root
         # The calls that ended last have their whole share first.
         self._shares = sorted(shares, key=lambda share: share.since)
         self._consumers: dict[Node, list[int]] = {}
@@ -197,14 +202,15 @@ class _Arrivals:
             handle.remove()
         self._handles.clear()
         self._consumers.clear()
-        self._total = None
+        self._root = self._total = None
 
     def _ran(self, node: Node, gradients: Sequence[Tensor | None], _outer: Any) -> None:
         quietly(self._session, "shared gradient", self._take, node, gradients)
 
     def _take(self, node: Node, gradients: Sequence[Tensor | None]) -> None:
         if self._coming is None:
-            self._coming = sorted(one._sequence_nr() for one in self._consumers if _will_run(one))
+            running = (one for one in self._consumers if one is self._root or _will_run(one))
+            self._coming = sorted(one._sequence_nr() for one in running)
             self._deliver(self._coming[-1])
         number = node._sequence_nr()
         if number not in self._coming:
@@ -245,3 +251,9 @@ class _Arrivals:
                 self._session.backward.gradient(
                     share.gradients, _graph_task(), share.side, share.position, self._total
                 )
+
+
+def _node_of(root: Any) -> Node | None:
+    """Return the node of a tensor or an edge; None for a leaf."""
+    node: Node | None = root.grad_fn if isinstance(root, Tensor) else root[0]
+    return node
