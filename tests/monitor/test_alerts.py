@@ -75,6 +75,16 @@ def test_gradients_of_some_layers_move_to_either_side(factor: float, cause: str)
     assert (found.lead.series.stream, found.lead.series.name) == ("grad_reduced", LAYERS[3])
 
 
+def test_a_bad_batch_while_the_loss_still_falls_is_named() -> None:
+    def fall(values: Step, step: int, rank: int) -> None:
+        loss = 0.6 + 1.8 * math.exp(-step / 12) + 0.03 * (step % 3)
+        values["run"]["value"]["loss"] = 7.2 if step == 33 else loss
+
+    (found,) = incidents(run_of(fall))
+    assert (found.start, found.last) == (33, 33)
+    assert found.lead.series.name == "loss"
+
+
 def test_incident_has_one_span_and_ends() -> None:
     def spoil(values: Step, step: int, rank: int) -> None:
         if BAD <= step < BAD + 3:

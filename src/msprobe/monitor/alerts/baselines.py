@@ -38,16 +38,15 @@ RECORD_DECAY: Final = 0.997
 class Baselines:
     """Levels and spreads of series by number."""
 
-    def __init__(self, least_spread: float = 0.02, *, follows: bool = False) -> None:
+    def __init__(self, least_spread: float = 0.02) -> None:
         """Begin without series.
 
         Args:
             least_spread: in decades; a smaller spread is taken for this one, or series that hardly
                 move would alarm at nothing.
-            follows: whether the spread may be that around the median of the last few values.
         """
         self._least_spread = least_spread
-        self._follows = follows
+        self._follows = np.zeros(0, np.bool_)
         self._history = np.full((0, WINDOW), np.nan)
         self._moves = np.full((0, WINDOW), np.nan)
         self._count = np.zeros(0, np.int64)
@@ -65,10 +64,18 @@ class Baselines:
         blank = np.full((more, WINDOW), np.nan)
         self._history = np.vstack([self._history, blank])
         self._moves = np.vstack([self._moves, blank])
+        self._follows = np.append(self._follows, np.zeros(more, np.bool_))
         self._count = np.append(self._count, np.zeros(more, np.int64))
         self._held = np.append(self._held, np.zeros(more, np.int64))
         for name in ("_level", "_recent", "_spread", "_record"):
             setattr(self, name, np.append(getattr(self, name), np.zeros(more)))
+
+    def follow(self, series: Integers) -> None:
+        """From now on, take the spread of these around the median of their last few values.
+
+        Only where it is smaller than that around their level.
+        """
+        self._follows[series] = True
 
     def is_warm(self, series: Integers) -> NDArray[np.bool_]:
         """Return which series have enough history."""
@@ -136,10 +143,13 @@ class Baselines:
         filled = np.minimum(self._count[series], WINDOW)
         level = _middle(full, filled)
         spread = _spread(np.abs(history - level[:, None]), filled)
-        if self._follows:
-            moved = np.abs(values - self._recent[series])
-            self._moves[series, place] = np.where(self._count[series] > 1, moved, 0.0)
-            spread = np.minimum(spread, _spread(self._moves[series], filled))
+        own = np.flatnonzero(self._follows[series])
+        if len(own):
+            moved = np.abs(values[own] - self._recent[series[own]])
+            moved[self._count[series[own]] == 1] = 0.0
+            self._moves[series[own], place[own]] = moved
+            near = _spread(self._moves[series[own]], filled[own])
+            spread[own] = np.minimum(spread[own], near)
         self._level[series], self._spread[series] = level, spread
         back = self._count[series][:, None] - 1 - np.arange(_RECENT)
         latest = np.take_along_axis(history, np.maximum(back, 0) % WINDOW, axis=1)

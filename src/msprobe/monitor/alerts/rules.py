@@ -146,6 +146,7 @@ class Rules:
             part.grow(size)
         more = size - len(self._last)
         if more > 0:
+            self.levels.follow(np.flatnonzero(self.table.kind[:size] == Kind.LOSS))
             self._last = np.append(self._last, np.full(more, np.nan))
             self._seen = np.append(self._seen, np.zeros(more, np.int64))
             self._onset = np.append(self._onset, np.full(more, -1))

@@ -22,7 +22,7 @@ class Spikes:
 
     def __init__(self) -> None:
         """Begin without a history."""
-        self._baselines = Baselines(follows=True)
+        self._baselines = Baselines()
         self._places: dict[str, int] = {}
         self._high: set[str] = set()
 
@@ -40,6 +40,7 @@ class Spikes:
                 continue
             series = np.array([self._places.setdefault(name, len(self._places))])
             self._baselines.grow(len(self._places))
+            self._baselines.follow(series)
             logarithm = np.array([math.log10(abs(value) + _TINY)])
             z, decades = self._baselines.judge(series, logarithm)
             is_high = bool(z[0] > _Z and decades[0] > _DECADES)
