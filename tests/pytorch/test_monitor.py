@@ -724,7 +724,8 @@ def test_csv_files_are_written_while_the_run_grows_and_continued(tmp_path: Path)
         if event == "backward" and step == 2:
             for _ in range(500):
                 paths = list((tmp_path / "runs" / "one" / "csv").glob("*/grad_reduced_0-3.csv"))
-                if paths and set(pl.read_csv(paths[0])["step"]) == {0, 1}:
+                has_rows = bool(paths and paths[0].stat().st_size)
+                if has_rows and set(pl.read_csv(paths[0])["step"]) == {0, 1}:
                     seen.append(step)
                     break
                 time.sleep(0.01)
