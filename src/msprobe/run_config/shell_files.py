@@ -53,7 +53,7 @@ class ScriptFiles:
         self.written[name] = ((self.content(name) or "") if appends else "") + text
 
     def copy(self, words: Sequence[Word]) -> None:
-        """Follow ``cp FILE COPY`` of settings."""
+        """Follow ``cp``, ``ln`` or ``mv`` of a file of settings to another name."""
         names = [word.text for word in words if not word.text.startswith("-")]
         text = self.content(names[0]) if len(names) == 2 else None
         if text is not None and names[0].endswith(SETTINGS_FILES):

@@ -588,7 +588,7 @@ _BUILTINS: Final[Mapping[str, Callable[[Way, list[Word], int], None]]] = {
     "eval": Way._eval,
     "printf": Way._print,
     "let": Way._calculate,
-    "cp": lambda way, words, _: way.files.copy(words),
+    **dict.fromkeys(("cp", "ln", "mv"), lambda way, words, _: way.files.copy(words)),
     **dict.fromkeys(("cd", "pushd"), lambda way, words, _: way.files.change_folder(words)),
     "set": Way._set,
     "shift": Way._shift,

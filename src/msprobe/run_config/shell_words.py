@@ -157,13 +157,13 @@ def _pieces(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piec
 
 def _made(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piece]:
     """Yield what ``$(…)`` and ``{1..3}`` make."""
-    if node.type == "brace_expression" and quoted:  # as what a variable is set to
-        yield _Piece(text_of(node))
-        return
     if node.type == "brace_expression":
         first, last = (int(text_of(one)) for one in node.named_children)
+        if quoted or abs(last - first) >= _MAX_WORDS:  # as what a variable is set to, or too many
+            yield _Piece(text_of(node))
+            return
         step = 1 if last >= first else -1
-        numbers = range(first, last + step, step)[:_MAX_WORDS]
+        numbers = range(first, last + step, step)
         yield from _each([Word(str(one)) for one in numbers], quoted=True)
         return
     found = _printed(node, variables) if node.type == "command_substitution" else None
@@ -212,7 +212,9 @@ def printed_by(command: Node, variables: Variables) -> Word | None:
         case "seq", ends if 0 < len(ends) < 4 and all(map(_INTEGER.fullmatch, ends)):
             start, step = (int(ends[0]) if len(ends) > 1 else 1), (int(ends[1]) if ends[2:] else 1)
             numbers = range(start, int(ends[-1]) + (1 if step > 0 else -1), step or 1)
-            return Word("\n".join(map(str, numbers[:_MAX_WORDS])), doubts)
+            if len(numbers) > _MAX_WORDS:
+                return None
+            return Word("\n".join(map(str, numbers)), doubts)
     return None
 
 
