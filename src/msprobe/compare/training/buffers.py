@@ -8,7 +8,7 @@ from typing import Final
 
 from msprobe.compare.training.differences import FactDifference, Moment, some_of
 from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of, of_parameter
-from msprobe.compare.training.module_settings import changed_options
+from msprobe.compare.training.module_settings import owner_words
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts
@@ -50,12 +50,7 @@ def buffer_differences(
     worst = max(far, key=lambda name: changes[name].relative or 0.0)
     relative = changes[worst].relative
     size = "" if relative is None else f" by up to {relative:.2g} of the norm"
-    module = worst.rpartition(".")[0]
-    options = changed_options((pair.target.settings, pair.reference.settings), (module, module))
-    is_argument = options is not None and options.are_values
-    made = ""
-    if options is not None:
-        made = f"; of {f'module {module}' if module else 'the model'} {options.words}"
+    made, is_argument = owner_words((pair.target.settings, pair.reference.settings), worst)
     yield FactDifference(
         verdict=VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE,
         moment=Moment.UPDATE,

@@ -54,6 +54,24 @@ def changed_options(sides: Sequence[Settings], paths: Sequence[str]) -> ModuleOp
     return _made(changed)
 
 
+def owner_words(sides: Sequence[Settings], name: str) -> tuple[str, bool]:
+    """Return which options of the module of a buffer differ, in words; empty if none does.
+
+    Args:
+        sides: the settings of both runs.
+        name: of the buffer.
+
+    Returns:
+        The words, and whether the differences are numbers or flags.
+    """
+    module = name.rpartition(".")[0]
+    options = changed_options(sides, (module, module))
+    if options is None:
+        return "", False
+    owner = f"module {module}" if module else "the model"
+    return f"; of {owner} {options.words}", options.are_values
+
+
 def changed_settings(sides: Sequence[Settings], paths: Sequence[str]) -> ModuleOptions | None:
     """Return the settings that differ in objects which a module, or one around it, holds.
 

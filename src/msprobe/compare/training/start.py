@@ -16,7 +16,7 @@ from msprobe.compare.training.differences import (
     some_of,
 )
 from msprobe.compare.training.fingerprints import Change, at, change_of, of_parameter
-from msprobe.compare.training.module_settings import changed_options
+from msprobe.compare.training.module_settings import owner_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts, Modes, Parameters
 
@@ -302,15 +302,11 @@ def _moved(
         agreed = "it" if len(far) == 1 else "they"
         since = alone if is_first else f", though {agreed} agreed after the step before"
         verdict = VerdictClass.PARAMETERS
-        if kind == "buffer" and not is_first:  # no fact tells buffers after a step
-            since = ", though every value recorded before it agrees"
-            module = worst.rpartition(".")[0]
-            options = changed_options(
-                (pair.target.settings, pair.reference.settings), (module, module)
-            )
-            if options is not None:
-                since = f"; of module {module} {options.words}"
-                verdict = VerdictClass.ARGUMENT if options.are_values else verdict
+        if kind == "buffer" and not is_first:  # recordings may have no fact of buffers after a step
+            sides = (pair.target.settings, pair.reference.settings)
+            made, is_argument = owner_words(sides, worst)
+            since = made or ", though every value recorded before it agrees"
+            verdict = VerdictClass.ARGUMENT if is_argument else verdict
         yield FactDifference(
             verdict=verdict,
             moment=Moment.PARAMETERS,
