@@ -54,6 +54,17 @@ def reason(error: BaseException) -> str:
     return str(error)
 
 
+def rank_text(rank: int | str) -> str:
+    """Return ``rank 3``; a rank without a number has the name of its folder."""
+    name = plain(str(rank))
+    return f"rank {name}" if name.isdigit() else name
+
+
+def place_text(step: int, rank: int | str) -> str:
+    """Return ``step 20, rank 3``; the one rank of a program without ranks is not named."""
+    return f"step {step}" if rank == "rank" else f"step {step}, {rank_text(rank)}"
+
+
 def count_text(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 record``, ``1,200 records``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

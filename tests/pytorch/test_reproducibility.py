@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,21 +160,22 @@ def test_a_generator_that_is_made_without_a_seed_counts_when_it_is_used(tmp_path
     assert "another state of the generator numpy" in found.words
 
 
-def test_seeding_from_an_unknown_state_is_no_difference(tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", [random, np.random], ids=["python", "numpy"])
+def test_seeding_from_an_unknown_state_is_no_difference(tmp_path: Path, module: Any) -> None:
     def program(seed: int | None) -> None:
-        random.seed(seed)
-        random.random()
+        module.seed(seed)
+        module.random()
 
     paths = []
     for name, seed in (("a", 5), ("b", 5), ("c", None)):
-        random.seed()
+        module.seed()
         with record_random(tmp_path / name) as path:
             program(seed)
         paths.append(path)
     assert compare_random_logs(*paths[:2]) == (None, 2)
     found, number = compare_random_logs(*paths[1:])
     assert found is not None
-    assert (number, found.words.split(" at ")[0]) == (0, "random.seed")
+    assert (number, found.words.split(" at ")[0]) == (0, f"{module.__name__}.seed")
     assert "no fixed seed" in found.words
 
 

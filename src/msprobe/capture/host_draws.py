@@ -21,6 +21,8 @@ GENERATORS: Final = ("python", "numpy")
 _READING: Final = frozenset(("getstate", "get_state", "get_bit_generator"))
 _SETTING: Final = frozenset(("seed", "setstate", "set_state", "set_bit_generator"))
 _OWN: Final = "numpy.random.default_rng"
+# Of `numpy.random`, which are no methods of its generator.
+_PLAIN_FUNCTIONS: Final = frozenset(("seed", "set_bit_generator", "sample", "ranf"))
 
 
 class OnDraw(Protocol):
@@ -50,7 +52,9 @@ class HostDraws:
         for generator, module, owner in _owners():
             self._states[generator] = state_of(generator)
             for name, function in list(vars(module).items()):
-                if name in _READING or getattr(function, "__self__", None) is not owner:
+                is_own = getattr(function, "__self__", None) is owner
+                is_plain = generator == "numpy" and name in _PLAIN_FUNCTIONS
+                if name in _READING or not (is_own or is_plain):
                     continue
                 ours = self._reporting(function, f"{module.__name__}.{name}", generator)
                 self._undo.append((module, name, function, ours))

@@ -21,6 +21,7 @@ from msprobe.dump.dump_steps import RankKey
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.reader import open_dump
 from msprobe.errors import ConfigError, UsageError
+from msprobe.plain_text import place_text
 from msprobe.replay.recorded_calls import call_names, recorded_call
 from msprobe.replay.references import import_definitions
 from msprobe.replay.runner import Runner, runner_for
@@ -213,7 +214,7 @@ def find_recording(path: str, *, step: int | None = None, rank: int | None = Non
         if step in (None, number) and rank in (None, key)
     ]
     if len(found) != 1:
-        known = ", ".join(f"step {number} rank {key}" for number, key in list(found)[:8])
+        known = "; ".join(place_text(number, key) for number, key in list(found)[:8])
         which = f"has several: {known}" if found else "has no such step and rank"
         raise UsageError(f"{path}: {which}; name one with --step and --rank, or its dump.json")
     return Recording(path=str(Path(path).resolve()), step=found[0][0], rank=found[0][1])

@@ -20,6 +20,7 @@ from msprobe.dump.record_names import forward_name
 from msprobe.dump.stack_frames import user_line
 from msprobe.errors import DumpFormatError, MsprobeError, UsageError
 from msprobe.operators.operator import Family
+from msprobe.plain_text import place_text
 from msprobe.replay.recorded_calls import call_names, recorded_call
 from msprobe.replay.reduced_precision import float32_units
 from msprobe.replay.references import import_definitions, whole_path
@@ -256,14 +257,14 @@ def _places(
         for key, view in step.ranks.items():
             if selection.ranks and key not in selection.ranks and view.rank is not None:
                 continue
-            notes += [f"step {number}, rank {key}: {text}" for text in view.ignore_damaged()]
+            notes += [f"{place_text(number, key)}: {text}" for text in view.ignore_damaged()]
             reason = view.incomplete_reason
             if reason is not None:
-                notes.append(f"step {number}, rank {key}: {reason}")
+                notes.append(f"{place_text(number, key)}: {reason}")
             alone = sum(1 for _ in _gradients_alone(view))
             if alone:
                 text = f"{alone} records of gradients are not judged: their calls have no record"
-                notes.append(f"step {number}, rank {key}: {text}")
+                notes.append(f"{place_text(number, key)}: {text}")
             names = selection.of(call_names(view))
             if view.head.level == "mix":  # the calls inside of modules are there, too
                 names = [name for name in names if not view.records.parsed(name).is_module]

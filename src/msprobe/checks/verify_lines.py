@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from msprobe.checks.judging import Verdict
 from msprobe.checks.verify_dump import VerifiedCall, VerifiedDump
-from msprobe.plain_text import count_text, plain
+from msprobe.plain_text import count_text, place_text, plain
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -96,7 +96,7 @@ def _table(calls: Sequence[VerifiedCall], has_several: bool) -> Iterator[Text]:
     for call, told in [(each, told) for each in calls for told in each.told]:
         judgement = told.judgement
         assert judgement is not None
-        where = f"step {call.step} rank {call.rank} " if has_several else ""
+        where = f"{place_text(call.step, call.rank)} " if has_several else ""
         lines.append(
             [
                 Cell(judgement.verdict, _STYLES.get(judgement.verdict, "")),

@@ -19,6 +19,7 @@ from msprobe.overflow.findings import StepFindings
 from msprobe.overflow.one_rank import RankExamination, examine_rank
 from msprobe.overflow.run_up import growth_before, loss_growth, near_overflow
 from msprobe.overflow.scaling import scaler_skip
+from msprobe.plain_text import rank_text
 
 _TENSORS_TO_LOOK_AT: Final = 200
 
@@ -58,19 +59,21 @@ def _analyze_step(
     for key, view in step.ranks.items():
         if key in left_over:
             ended = datetime.fromtimestamp(left_over[key].ended).isoformat(" ", "seconds")
-            notes.append(f"rank {key} is left out: of an earlier run, which ended {ended}")
+            notes.append(f"{rank_text(key)} is left out: of an earlier run, which ended {ended}")
             continue
-        notes += [f"rank {key} is seen without {problem}" for problem in view.ignore_damaged()]
+        notes += [
+            f"{rank_text(key)} is seen without {problem}" for problem in view.ignore_damaged()
+        ]
         try:
             ranks[key] = examine_rank(key, view)
         except DumpFormatError as exc:
             problem = exc
             unseen.append(key)
-            notes.append(f"rank {key} is left out: {exc}")
+            notes.append(f"{rank_text(key)} is left out: {exc}")
             continue
         if note := _blind_spot(view):
             unseen.append(key)
-            notes.append(f"rank {key} {note}")
+            notes.append(f"{rank_text(key)} {note}")
     if problem is not None and not ranks:
         raise problem
     found = StepFindings(

@@ -8,11 +8,10 @@ from typing import Final
 
 from rich.text import Text
 
-from msprobe.dump.dump_steps import RankKey
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.stack_frames import parse_frame
 from msprobe.overflow.findings import Finding, Source, StepFindings
-from msprobe.plain_text import count_text, plain
+from msprobe.plain_text import count_text, plain, rank_text
 
 _MAX_LISTED: Final = 10
 _MAX_SLOTS: Final = 4
@@ -80,7 +79,7 @@ def _circumstances(found: StepFindings) -> Iterator[Text]:
         times = f"x{_number(loss.loss / loss.loss_before)}"
         yield _fact("", f"loss {times} from step {loss.step} to step {loss.last_step}")
     if (near := found.near) is not None:
-        several = f" on {_rank_text(near.place.rank)}" if len(found.affected) > 1 else ""
+        several = f" on {rank_text(near.place.rank)}" if len(found.affected) > 1 else ""
         where = f"{plain(near.place.name)} {near.slot}{several}"
         yield _fact("near", f"{where} reached {near.share:.0%} of the largest {near.dtype}")
 
@@ -116,7 +115,7 @@ def _received_lines(received: list[Finding]) -> Iterator[Text]:
 def _ranks_text(findings: list[Finding]) -> str:
     ranks = list(dict.fromkeys(finding.place.rank for finding in findings))
     if len(ranks) == 1:
-        return _rank_text(ranks[0])
+        return rank_text(ranks[0])
     shown = ", ".join(str(rank) for rank in ranks[:_MAX_LISTED])
     return plain(f"ranks {shown}" + (" …" if len(ranks) > _MAX_LISTED else ""))
 
@@ -143,7 +142,7 @@ def _finding_lines(label: str, finding: Finding, ranks: str) -> Iterator[Text]:
     yield _fact("origin", _WORDS[finding.source])
     if finding.sender is not None:
         sender = finding.sender
-        yield _fact("", f"{plain(sender.name)} on {_rank_text(sender.rank)} put them in")
+        yield _fact("", f"{plain(sender.name)} on {rank_text(sender.rank)} put them in")
     if finding.detail:
         yield _fact("", plain(finding.detail))
     if finding.modules:
@@ -157,7 +156,7 @@ def _fact(label: str, text: str) -> Text:
 
 
 def _short_line(finding: Finding, several: bool) -> Text:
-    where = f" on {_rank_text(finding.place.rank)}" if several else ""
+    where = f" on {rank_text(finding.place.rank)}" if several else ""
     words = _WORDS[finding.source].partition(":")[0]
     if finding.is_deliberate:
         words += ", on purpose it seems"
@@ -168,10 +167,6 @@ def _short_line(finding: Finding, several: bool) -> Text:
 def _slots(finding: Finding) -> str:
     shown = ", ".join(finding.slots[:_MAX_SLOTS])
     return plain(shown + (" …" if len(finding.slots) > _MAX_SLOTS else ""))
-
-
-def _rank_text(rank: RankKey) -> str:
-    return f"rank {rank}" if isinstance(rank, int) else plain(rank)
 
 
 def _user_frame(frames: tuple[str, ...]) -> str:

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.stack_frames import called_at, parse_frame
-from msprobe.plain_text import count_text
-from msprobe.report.comparison_words import count_different, operation_label, place_text
+from msprobe.plain_text import count_text, place_text
+from msprobe.report.comparison_words import count_different, operation_label
 from msprobe.report.value_text import number_text
 
 Tree = Mapping[str, Any]  # JSON of a summary, described in docs/reference/summary.md

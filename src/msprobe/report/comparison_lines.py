@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
-from msprobe.plain_text import count_text, plain, size_text
+from msprobe.plain_text import count_text, place_text, plain, size_text
 from msprobe.report.comparison_answer import (
     TIMES,
     Answer,
@@ -44,7 +44,6 @@ from msprobe.report.comparison_words import (
     STATUS_STYLES,
     STATUSES,
     count_different,
-    place_text,
 )
 from msprobe.report.fact_lines import COMMAND, LABEL_WIDTH, fact_lines, list_lines, title_lines
 from msprobe.report.grid import Cell, columns_of, fitted, heading, row

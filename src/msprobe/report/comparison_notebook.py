@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from msprobe.plain_text import html_small, html_table, html_text, plain
+from msprobe.plain_text import html_small, html_table, html_text, place_text, plain
 from msprobe.report.comparison_answer import (
     CulpritGroup,
     Outcome,
@@ -23,7 +23,6 @@ from msprobe.report.comparison_words import (
     STATUSES,
     TELLING,
     operation_label,
-    place_text,
 )
 from msprobe.report.value_text import number_text
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
-from msprobe.plain_text import count_text, plain
+from msprobe.plain_text import count_text, place_text, plain
 from msprobe.report.comparison_facts import OPERATION
-from msprobe.report.comparison_words import STATUS_STYLES, count_different, place_text
+from msprobe.report.comparison_words import STATUS_STYLES, count_different
 from msprobe.report.fact_lines import list_lines, title_lines
 from msprobe.report.grid import Cell, Column, columns_of, fitted, heading, row
 from msprobe.report.value_text import number_text

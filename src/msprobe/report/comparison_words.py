@@ -79,14 +79,6 @@ def count_different(counts: Mapping[str, int]) -> int:
     return sum(counts.get(status, 0) for status in DIFFERENCES)
 
 
-def place_text(step: int, rank: object) -> str:
-    """Return ``step 20, rank 3``; a rank without a number has the name of its folder."""
-    name = plain(str(rank))
-    if name.isdigit():
-        return f"step {step}, rank {name}"
-    return f"step {step}" if name == "rank" else f"step {step}, {name}"
-
-
 @dataclass(frozen=True, slots=True)
 class OperationLabel:
     """The name of an operation where module, direction and source are beside it.

@@ -9,7 +9,7 @@ from typing import Final
 from rich.text import Text
 
 from msprobe.dump.records import JsonTree
-from msprobe.plain_text import plain
+from msprobe.plain_text import place_text, plain
 from msprobe.report.fact_lines import fact_lines, list_lines, title_lines
 from msprobe.triage.determinism import Determinism, FirstDifference, Source
 
@@ -68,7 +68,7 @@ def _steps(steps: Sequence[int]) -> str:
 
 
 def _first_lines(first: FirstDifference, width: int) -> Iterator[Text]:
-    yield from fact_lines("step", f"{first.step}, rank {first.rank}", width)
+    yield from fact_lines("where", place_text(first.step, first.rank), width)
     if first.record is not None:
         yield from fact_lines("call", first.record, width)
     if first.module:
