@@ -19,6 +19,7 @@ from msprobe.cli.options import (
     decimal,
     whole_number,
 )
+from msprobe.plain_text import rank_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -130,6 +131,6 @@ def _lines(found: Mapping[RankKey, PerturbationResults]) -> Iterator[Text]:
 
     for key, results in found.items():
         if len(found) > 1:
-            yield Text(f"rank {plain(str(key))}", "bold")
+            yield Text(rank_text(key), "bold")
         for place, line in enumerate(results.lines()):
             yield Text(plain(line), "" if place else "bold")

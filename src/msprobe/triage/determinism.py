@@ -57,7 +57,7 @@ class Source(StrEnum):
     START = "start", "the parameters it starts with"
     ENVIRONMENT = "environment", "the environment"
     KERNEL = "kernel", "a kernel"
-    PROGRAM = "program", "the program takes another course"
+    PROGRAM = "program", "another course of the program"
 
 
 class Further(NamedTuple):

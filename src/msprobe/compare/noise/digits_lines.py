@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msprobe.compare.noise.digits import CallDigits, NoiseReport
-from msprobe.plain_text import plain
+from msprobe.plain_text import place_text, plain
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -72,7 +72,7 @@ def _table(calls: Sequence[CallDigits], has_several: bool) -> Iterator[Text]:
         worst = call.worst
         if worst is None or call.lost is None or call.digits_in is None:
             continue
-        where = f"step {call.step} rank {call.rank} " if has_several else ""
+        where = f"{place_text(call.step, call.rank)} " if has_several else ""
         lines.append(
             [
                 Cell(f"{call.lost:.1f}"),

@@ -26,6 +26,7 @@ from msprobe.dump.rank_view import RankView
 from msprobe.errors import UsageError
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.numerics.tolerances import RowTolerance
+from msprobe.plain_text import place_text
 
 _LEAST_RECORDINGS: Final = 2
 _ANY: Final = RowTolerance(rtol=0.0)
@@ -97,7 +98,7 @@ class NoiseFloor:
         noise = self._noise_of(comparison.reference.view)
         if noise is None:
             return (
-                f"step {comparison.step}, rank {comparison.rank}: rounding was estimated, because "
+                f"{place_text(comparison.step, comparison.rank)}: rounding was estimated, because "
                 f"fewer than {_LEAST_RECORDINGS} recordings with noise have it"
             )
         by_elements = noise.mode is Mode.TENSOR is comparison.mode

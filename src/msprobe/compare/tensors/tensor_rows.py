@@ -23,6 +23,7 @@ from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
 from msprobe.numerics.elementwise import Tolerance
 from msprobe.numerics.tolerances import Tolerances
+from msprobe.plain_text import place_text
 from msprobe.report.progress_bar import byte_progress
 
 
@@ -75,7 +76,7 @@ class TensorWork:
             tolerances: decide which elements count as mismatches.
         """
         jobs, members = self._jobs(comparison, tolerances)
-        label = f"step {comparison.step} rank {comparison.rank}"
+        label = place_text(comparison.step, comparison.rank)
         shown = self._options.show_progress
         size = files_size(jobs) if shown else 0
         with byte_progress(size, label, enabled=shown) as progress:

@@ -13,6 +13,7 @@ from msprobe.compare.model import Match, Mode, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.numerics.tolerances import Tolerances
+from msprobe.plain_text import place_text
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def for_inputs(names: Sequence[str], total: int) -> str:
 def notes_on(comparison: RankComparison) -> list[str]:
     """Return notes for a reader of the result on how a step and rank were compared."""
     notes = []
-    where = f"step {comparison.step}, rank {comparison.rank}"
+    where = place_text(comparison.step, comparison.rank)
     unmatched = sum(pair.match is Match.UNMATCHED for pair in comparison.pairs)
     if unmatched > len(comparison.pairs) / 2:
         notes.append(f"{where}: {unmatched} of {len(comparison.pairs)} calls have no partner")
