@@ -51,7 +51,7 @@ def net() -> Net:
     return net
 
 
-def compared(net: Net, depth: int = 2) -> Any:
+def compared(net: Net, depth: int = 1) -> Any:
     checker = PrecisionChecker()
     checker.wrap_all_children(net, depth=depth)
     return checker.compare(loss_of, net)

@@ -75,6 +75,29 @@ def test_a_healthy_model_passes_forward_and_backward(model: Model, backend: str)
     assert all(row.status == "PASS" for row in result.rows)
 
 
+def test_containers_that_never_run_are_no_level() -> None:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4)) for _ in range(2))
+            self.heads = nn.ModuleDict({"a": nn.Linear(4, 1)})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return self.heads["a"](x)
+
+    for depth, names in (
+        (1, {"layers.0", "layers.1", "heads.a"}),
+        (2, {"layers.0.0", "layers.1.0"}),
+    ):
+        checker, stack = PrecisionChecker("eager"), Stack()
+        checker.wrap_all_children(stack, depth=depth)
+        result = checker.compare(lambda model: model(torch.ones(2, 4)).sum(), stack)
+        assert result.passed
+        assert {row.module_name for row in result.rows} == names
+
+
 def test_a_wrong_fusion_is_named_with_module_graph_operator_and_line(
     model: Model, tmp_path: Path
 ) -> None:

@@ -8,10 +8,10 @@ and beyond twice the eager result's. Adapters run the modules: eagerly, compiled
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,8 @@ _SEED: Final = 1
 
 Probe = Callable[[Noise], StoredTensor]
 """Returns a result of a run in float64 with random errors."""
+
+Module = TypeVar("Module")
 
 
 class ResultKey(NamedTuple):
@@ -143,6 +145,29 @@ class CompareResult:
         if csv_path is not None:
             cells = [[getattr(row, column) for column in _COLUMNS] for row in self.rows]
             write_csv(Table.of(_COLUMNS, cells), Path(csv_path))
+
+
+def modules_below(
+    root: Module,
+    depth: int,
+    children_of: Callable[[Module], Iterable[tuple[str, Module]]],
+    never_runs: Callable[[Module], bool],
+) -> Iterator[tuple[str, Module]]:
+    """Yield the modules `depth` levels below one, with their paths.
+
+    Args:
+        root: the module.
+        depth: 1 for its children.
+        children_of: returns the children of a module by their names.
+        never_runs: whether a module only holds others; it is no level.
+    """
+    for name, child in children_of(root):
+        left = depth - (not never_runs(child))
+        if left == 0:
+            yield name, child
+        else:
+            for path, one in modules_below(child, left, children_of, never_runs):
+                yield f"{name}.{path}", one
 
 
 def left_out(module_name: str, note: str) -> CheckRow:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from msprobe.checks.compile_check import (
     judged_pair,
     judged_row,
     left_out,
+    modules_below,
     same_row,
 )
 from msprobe.dump.tensor_files import StoredTensor, first_line
@@ -65,10 +66,12 @@ class PrecisionChecker:
         return net
 
     def wrap_all_children(self, net: nn.Cell, depth: int = 1) -> nn.Cell:
-        """Choose all cells that are `depth` levels below the net; return it, unchanged."""
-        for name, cell in net.cells_and_names():
-            if name and name.count(".") == depth - 1:
-                self.wrap(cell, name)
+        """Choose all cells that are `depth` levels below the net; return it, unchanged.
+
+        A `CellList` or `CellDict` never runs and is no level.
+        """
+        for name, cell in modules_below(net, depth, _children_of, _never_runs):
+            self.wrap(cell, name)
         return net
 
     def ignore(self, cell: nn.Cell) -> nn.Cell:
@@ -220,6 +223,15 @@ def _noting(call: _CellCall, number: int) -> Callable[[Tensor], None]:
         call.gradients.setdefault(number, grad.copy())
 
     return note
+
+
+def _children_of(cell: nn.Cell) -> Iterable[tuple[str, nn.Cell]]:
+    children: Mapping[str, nn.Cell] = cell.name_cells()
+    return children.items()
+
+
+def _never_runs(cell: nn.Cell) -> bool:
+    return type(cell).construct in (nn.CellList.construct, nn.CellDict.construct)
 
 
 def _with_gradients(fn: Callable[[nn.Cell], Tensor], net: nn.Cell) -> Tensor:

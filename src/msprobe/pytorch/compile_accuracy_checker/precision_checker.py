@@ -23,6 +23,7 @@ from msprobe.checks.compile_check import (
     judged_pair,
     judged_row,
     left_out,
+    modules_below,
 )
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.layout import safe_file_name
@@ -105,10 +106,12 @@ class PrecisionChecker:
         return model
 
     def wrap_all_children(self, model: nn.Module, depth: int = 1) -> nn.Module:
-        """Choose all modules that are `depth` levels below the model; return it, unchanged."""
-        for name, module in model.named_modules():
-            if name and name.count(".") == depth - 1:
-                self.wrap(module, name)
+        """Choose all modules that are `depth` levels below the model; return it, unchanged.
+
+        Containers that only hold modules, such as `ModuleList`, never run and are no level.
+        """
+        for name, module in modules_below(model, depth, nn.Module.named_children, _never_runs):
+            self.wrap(module, name)
         return model
 
     def ignore(self, module: nn.Module) -> nn.Module:
@@ -371,6 +374,10 @@ def _is_same(first: Results, second: Results) -> bool:
     return first.keys() == second.keys() and all(
         torch.equal(one.nan_to_num(), second[key].nan_to_num()) for key, one in first.items()
     )
+
+
+def _never_runs(module: nn.Module) -> bool:
+    return type(module).forward is nn.Module.forward
 
 
 def _number(loss: object) -> float | None:
