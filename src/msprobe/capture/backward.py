@@ -6,6 +6,7 @@ Each backward pass over a call (a retained graph, a double backward) is one of i
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Final, cast
 
 import msgspec
@@ -26,22 +27,25 @@ def layout_of(count: int, positions: list[Position]) -> list[Layout]:
     layout: list[Layout] = [None] * count
     for position in positions:
         if type(position) is tuple and type(position[0]) is int:
-            layout[position[0]] = _grow(layout[position[0]], position[1:])
+            _grow(layout, position)
     return layout
 
 
-def _grow(layout: Layout, path: tuple[int | str, ...]) -> Layout:
-    if not path:
-        return layout
-    head = path[0]
-    if type(head) is int:
-        layout = layout if type(layout) is list else []
-        layout.extend([None] * (head + 1 - len(layout)))
+def _grow(layout: Layout, path: tuple[int | str, ...]) -> None:
+    """Make room for the value at `path`, whose containers may not be there yet."""
+    for key, inner in pairwise(path):
+        if type(layout) is list:
+            layout.extend([None] * (cast(int, key) + 1 - len(layout)))
+        found = layout[key] if type(layout) is list else layout.get(key)
+        wanted = list if type(inner) is int else dict
+        if type(found) is not wanted:
+            layout[key] = found = wanted()
+        layout = found
+    last = path[-1]
+    if type(layout) is list:
+        layout.extend([None] * (cast(int, last) + 1 - len(layout)))
     else:
-        layout = layout if type(layout) is dict else {}
-        layout.setdefault(head, None)
-    layout[head] = _grow(layout[head], path[1:])
-    return layout
+        layout.setdefault(last, None)
 
 
 class Gradients(msgspec.Struct, gc=False, eq=False):
