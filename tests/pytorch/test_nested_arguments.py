@@ -122,7 +122,7 @@ def test_numbers_without_end_do_not_hide_a_tensor_that_comes_later(tmp_path: Pat
 
 
 def test_of_one_large_mapping_the_first_entries_are_described(tmp_path: Path) -> None:
-    for large in ({index: None for index in range(5 * LIMIT)}, [None] * (5 * LIMIT) + [[]]):
+    for large in (dict.fromkeys(range(5 * LIMIT)), [None] * (5 * LIMIT) + [[]]):
         (record,) = described(tmp_path, large)
         assert len(record) == LIMIT + 1
         rest = record["…"] if isinstance(record, dict) else record[LIMIT]
