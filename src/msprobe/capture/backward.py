@@ -31,21 +31,22 @@ def layout_of(count: int, positions: list[Position]) -> list[Layout]:
     return layout
 
 
-def _grow(layout: Layout, path: tuple[int | str, ...]) -> None:
+def _grow(layout: Layout, path: tuple[Any, ...]) -> None:
     """Make room for the value at `path`, whose containers may not be there yet."""
     for key, inner in pairwise(path):
-        if type(layout) is list:
-            layout.extend([None] * (cast(int, key) + 1 - len(layout)))
-        found = layout[key] if type(layout) is list else layout.get(key)
-        wanted = list if type(inner) is int else dict
-        if type(found) is not wanted:
-            layout[key] = found = wanted()
-        layout = found
-    last = path[-1]
-    if type(layout) is list:
-        layout.extend([None] * (cast(int, last) + 1 - len(layout)))
+        wanted: type = list if type(inner) is int else dict
+        _make_room(layout, key)
+        if type(layout[key]) is not wanted:
+            layout[key] = wanted()
+        layout = layout[key]
+    _make_room(layout, path[-1])
+
+
+def _make_room(layout: Layout, key: Any) -> None:
+    if type(layout) is dict:
+        layout.setdefault(key, None)
     else:
-        layout.setdefault(last, None)
+        layout.extend([None] * (key + 1 - len(layout)))
 
 
 class Gradients(msgspec.Struct, gc=False, eq=False):
