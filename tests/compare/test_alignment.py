@@ -17,10 +17,10 @@ from pairing import write_side
 
 from builders.programs import Call, Program, run, transformer, with_insertions
 from msprobe.compare.matching import pair_operations
-from msprobe.compare.matching.merge_order import merged_order
 from msprobe.compare.matching.sequences import (
     align,
     longest_increasing,
+    merged_order,
     monotone,
     most_alike,
 )

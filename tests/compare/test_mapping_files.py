@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,10 @@ from pairing import both, names_of, rows_of, write_side
 
 from builders.records import backward, forward, tensor
 from msprobe.compare.matching import data_mapping_of, pair_operations
-from msprobe.compare.matching.api_mapping import read_api_mapping
-from msprobe.compare.matching.cell_mapping import read_cell_mapping
-from msprobe.compare.matching.data_mapping import read_data_mapping
-from msprobe.compare.matching.layer_mapping import read_layer_mapping
-from msprobe.compare.model import Match, Row, row_name
+from msprobe.compare.model import Match, OperationPair, Row, row_name
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side
 from msprobe.errors import ConfigError, ConfigFileError, UsageError
-
-Reader = Callable[[Path], object]
 
 
 def write(directory: Path, text: str, name: str = "mapping.yaml") -> Path:
@@ -42,99 +35,106 @@ def row_names(rows: list[Row]) -> list[tuple[str | None, str | None]]:
     ]
 
 
-FAULTS: list[tuple[Reader, str, str]] = [
+FAULTS: list[tuple[str, str, str]] = [
     # Any mapping file
-    (read_data_mapping, "", "mapping.yaml: is empty"),
-    (read_data_mapping, "a: [1", "mapping.yaml: line "),
-    (read_data_mapping, "a: b\n a: c\n", "mapping.yaml: line 2, column"),
+    ("data_mapping", "", "mapping.yaml: is empty"),
+    ("data_mapping", "a: [1", "mapping.yaml: line "),
+    ("data_mapping", "a: b\n a: c\n", "mapping.yaml: line 2, column"),
     (
-        read_data_mapping,
+        "data_mapping",
         "a: b\nc: d\na: e\n",
         'line 3: "a" is "given twice"; use each key once; it is on line 1',
     ),
     # Data mappings
-    (read_data_mapping, "- a\n", 'line 1: "the file" is "a list"; use lines of the form'),
-    (read_data_mapping, "just text", '"the file" is "just text"'),
-    (read_data_mapping, "a: b\nc: [d]\n", 'line 2: "c" is "a list"; use the name of a row'),
-    (read_data_mapping, "a: b\nc:\n", 'line 2: "c" is null'),
-    (read_data_mapping, "? [a, b]\n: c\n", "use a name"),
+    ("data_mapping", "- a\n", 'line 1: "the file" is "a list"; use lines of the form'),
+    ("data_mapping", "just text", '"the file" is "just text"'),
+    ("data_mapping", "a: b\nc: [d]\n", 'line 2: "c" is "a list"; use the name of a row'),
+    ("data_mapping", "a: b\nc:\n", 'line 2: "c" is null'),
+    ("data_mapping", "? [a, b]\n: c\n", "use a name"),
     # Cell mappings
-    (read_cell_mapping, "- a\n", "use lines of the form  cell: module"),
-    (read_cell_mapping, "a: b\n\nfc: {x: y}\n", 'line 3: "fc" is "a mapping"'),
+    ("cell_mapping", "- a\n", "use lines of the form  cell: module"),
+    ("cell_mapping", "a: b\n\nfc: {x: y}\n", 'line 3: "fc" is "a mapping"'),
     # API mappings
-    (read_api_mapping, "a: b\n", "use a list of records with ms_api and pt_api"),
-    (read_api_mapping, "- ms_api: Functional.a\n", 'line 1: "[0]" is ["ms_api"]; use a record'),
+    ("api_mapping", "a: b\n", "use a list of records with ms_api and pt_api"),
+    ("api_mapping", "- ms_api: Functional.a\n", 'line 1: "[0]" is ["ms_api"]; use a record'),
     (
-        read_api_mapping,
+        "api_mapping",
         "- ms_api: Functional.a\n  pt_api: Torch.a\n  ms_argz: [0]\n",
         'line 3: "[0]" is "ms_argz"; use one of ms_api, pt_api, ms_args',
     ),
     (
-        read_api_mapping,
+        "api_mapping",
         "- ms_api: Functional.a\n  pt_api: Torch.a\n  ms_argz: [0]\n",
         'did you mean "ms_args"?',
     ),
-    (read_api_mapping, "- ms_api: relu\n  pt_api: Torch.a\n", 'line 1: "[0].ms_api" is "relu"'),
+    ("api_mapping", "- ms_api: relu\n  pt_api: Torch.a\n", 'line 1: "[0].ms_api" is "relu"'),
     (
-        read_api_mapping,
+        "api_mapping",
         "- ms_api: Functional.a\n  pt_api: Torch.a\n  ms_args: [0, 1]\n  pt_args: [0]\n",
         'line 4: "[0].pt_args" is ["0"]; use as many as ms_args, which are 2',
     ),
     (
-        read_api_mapping,
+        "api_mapping",
         "- ms_api: Functional.a\n  pt_api: Torch.a\n  ms_args: [0]\n",
         "both ms_args and pt_args; pt_args is missing",
     ),
     (
-        read_api_mapping,
+        "api_mapping",
         "- ms_api: Functional.a\n  pt_api: Torch.a\n  ms_args: 0\n  pt_args: [0]\n",
         'line 3: "[0].ms_args" is "0"; use a list',
     ),
     (
-        read_api_mapping,
+        "api_mapping",
         "- ms_api: Functional.a\n  pt_api: Torch.a\n  ms_args: [0, 0]\n  pt_args: [0, 1]\n",
         "each argument once; 0 is there twice",
     ),
     # Layer mappings
-    (read_layer_mapping, "A: b\n", 'line 1: "A" is "b"; use lines of the form  child'),
-    (read_layer_mapping, "A:\n  b: [c]\n", 'line 2: "A.b" is "a list"'),
-    (read_layer_mapping, "TopLayer: {a: b}\nCell: {a: c}\n", "line 2"),
+    ("layer_mapping", "A: b\n", 'line 1: "A" is "b"; use lines of the form  child'),
+    ("layer_mapping", "A:\n  b: [c]\n", 'line 2: "A.b" is "a list"'),
+    ("layer_mapping", "TopLayer: {a: b}\nCell: {a: c}\n", "line 2"),
 ]
 
 
-@pytest.mark.parametrize(("read", "text", "message"), FAULTS)
+def paired(directory: Path, kind: str, mapping: Any) -> list[OperationPair]:
+    """Pair a cell with a module by a mapping of one of the kinds."""
+    target = modules(directory, "target", "Cell.fc2.Dense.forward.0")
+    reference = modules(directory, "reference", "Module.head.Linear.forward.0")
+    options: dict[str, Any] = {kind: mapping}
+    return pair_operations(target, reference, CompareOptions(**options))
+
+
+@pytest.mark.parametrize(("kind", "text", "message"), FAULTS)
 def test_faults_are_named_with_their_line(
-    tmp_path: Path, read: Reader, text: str, message: str
+    tmp_path: Path, kind: str, text: str, message: str
 ) -> None:
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        read(path)
+        paired(tmp_path, kind, path)
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigFileError, match=r"nowhere\.yaml: cannot be read"):
-        read_cell_mapping(tmp_path / "nowhere.yaml")
+        paired(tmp_path, "cell_mapping", tmp_path / "nowhere.yaml")
     path = tmp_path / "binary.yaml"
     path.write_bytes(b"a: \xff\xfe\n")
     with pytest.raises(ConfigFileError, match="is not UTF-8 text"):
-        read_cell_mapping(path)
+        paired(tmp_path, "cell_mapping", path)
     with pytest.raises(ConfigFileError, match="cannot be read"):
-        read_cell_mapping(tmp_path)
+        paired(tmp_path, "cell_mapping", tmp_path)
 
 
 def test_tags_of_yaml_are_not_executed(tmp_path: Path) -> None:
     path = write(tmp_path, "a: !!python/object/apply:os.getcwd []\n")
     with pytest.raises(ConfigError):
-        read_data_mapping(path)
+        paired(tmp_path, "data_mapping", path)
 
 
 def test_references_inside_a_file(tmp_path: Path) -> None:
     """YAML may name a piece and use it again; that is read once and never multiplied."""
-    path = write(tmp_path, "A: &shared {q: k}\nB: *shared\nTopLayer: {x: y}\n")
-    mapping = read_layer_mapping(path)
-    assert mapping.children["A"] == mapping.children["B"] == ((("q",), ("k",)),)
+    path = write(tmp_path, "TopLayer: &shared {fc2: head}\nOther: *shared\n")
+    assert paired(tmp_path, "layer_mapping", path)[0].match is Match.MAPPED
     bomb = "a: &a [x, x]\n" + "".join(
         f"{name}: &{name} [*{before}, *{before}]\n"
         for before, name in zip(
@@ -142,7 +142,7 @@ def test_references_inside_a_file(tmp_path: Path) -> None:
         )
     )
     with pytest.raises(ConfigError, match='line 1: "a" is "a list"'):
-        read_data_mapping(write(tmp_path, bomb))
+        paired(tmp_path, "data_mapping", write(tmp_path, bomb))
 
 
 def linears(directory: Path, **options: Any) -> tuple[Side, Side]:
@@ -250,9 +250,9 @@ def test_data_mapping_from_one_operation_to_several(tmp_path: Path) -> None:
     assert {row.pair.match for row in rows if row.target} == {Match.MAPPED}
 
 
-def test_data_mapping_in_python_is_checked() -> None:
+def test_data_mapping_in_python_is_checked(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="are not two names"):
-        read_data_mapping({"a": 3})  # type: ignore[dict-item]
+        paired(tmp_path, "data_mapping", {"a": 3})
 
 
 def test_data_mapping_knows_both_spellings_of_keywords(tmp_path: Path) -> None:

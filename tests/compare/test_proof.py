@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from judging import compare, judged
+from judging import compare
 from test_origin import X, chain
 
 from builders.dumps import DumpBuilder, value
-from msprobe.compare.verdicts.ranking import culprit_groups, culprits_of, rank_culprits
 
 MODEL = "Module.Net.forward.0"
 BOTH = pytest.mark.parametrize("task", ["statistics", "tensor"])
@@ -152,8 +151,8 @@ def test_culprits_of_one_line_are_a_group(tmp_path: Path) -> None:
             dump.call(name, [given, factor], [made], line=41)
         return dump.write()
 
-    comparison = judged(write("t", 0.9), write("r", 0.8))
-    groups = culprit_groups(rank_culprits(culprits_of(comparison)))
+    (group,) = compare(write("t", 0.9), write("r", 0.8)).summary["culprit_groups"]
 
-    assert [group.words for group in groups] == ["4 x Tensor.mul_: 0.9 instead of 0.8, train.py:41"]
-    assert (groups[0].count, groups[0].kind, groups[0].argument) == (4, "forward", "input.1")
+    assert (group["count"], group["call"], group["kind"]) == (4, "Tensor.mul_", "forward")
+    assert (group["argument"], group["source"]) == ("input.1", "train.py:41")
+    assert "0.9 instead of 0.8" in group["reason"]

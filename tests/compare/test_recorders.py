@@ -158,6 +158,18 @@ def test_a_gradient_that_comes_into_a_call_is_compared(tmp_path: Path) -> None:
     assert differences(result) == [(f"{ADD}.0.backward.input.0", "differs")]
 
 
+def test_a_gradient_that_a_call_hands_on_is_compared_where_it_was_made(tmp_path: Path) -> None:
+    target, reference = calls(f"{MUL}.0", f"{ADD}.0"), calls(f"{MUL}.0", f"{ADD}.0")
+    target[f"{MUL}.0.backward"] = backward([tensor()], [tensor(number=3.0)])
+    target[f"{ADD}.0.backward"] = backward([tensor(number=3.0)], [tensor()])
+
+    result = written(tmp_path, target, reference)
+
+    made, arrived = f"{MUL}.0.backward.output.0", f"{ADD}.0.backward.input.0"
+    assert differences(result) == [(made, "differs"), (arrived, "differs")]
+    assert [each["row"] for each in result.summary["introduced"]] == [made]
+
+
 def test_another_argument_is_no_matter_of_recorders(tmp_path: Path) -> None:
     def pad(made: float = 1.0, **kwargs: object) -> dict[str, object]:
         given = {key: {"type": "str", "value": value} for key, value in kwargs.items()}

@@ -166,3 +166,33 @@ def test_a_gradient_that_an_earlier_hook_uses_up_is_recorded(tmp_path: Path) -> 
     assert sorted(one["Norm"] for (one,) in recorded.values()) == pytest.approx(sorted(norms))
     model(BATCH).sum().backward()  # the program's hooks are in their places
     assert len(norms) == 4
+
+
+class MakesItsHead(nn.Module):
+    """Makes a part of itself in its first forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.body(x)
+        if not hasattr(self, "head"):
+            self.head = nn.Linear(4, 2)
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_module_made_while_recording_is_told_and_recorded_next(
+    level: str, tmp_path: Path
+) -> None:
+    model, other = MakesItsHead(), nn.Sequential(nn.Linear(4, 4))
+    with recording(tmp_path, level) as run:
+        for _ in range(2):
+            with run.step_of(model):
+                model(other(torch.ones(2, 4))).sum().backward()
+        first, second = (run.account(step=step)["skipped"] for step in range(2))
+        recorded = ["Module.head.Linear.forward.0" in run.records(step=step) for step in range(2)]
+    assert first.get("calls of modules added while recording") == 1
+    assert "calls of modules added while recording" not in second
+    assert recorded == [False, True]

@@ -168,6 +168,18 @@ def test_a_model_that_ran_in_another_thread_only_is_not_complete(tmp_path):
     assert "a module in another thread ran, and no call of the model was seen" in account["notes"]
 
 
+def test_gradients_alone_do_not_make_up_for_a_model_that_ran_in_another_thread(tmp_path):
+    model, made = nn.Linear(3, 3), []
+    with observed(tmp_path, Setting("L0", "statistics")) as run:
+        with run.step_of(model):
+            thread = threading.Thread(target=lambda: made.append(model(torch.ones(3))))
+            thread.start()
+            thread.join()
+            made.pop().sum().backward()
+        assert list(run.records()) == ["Module.Linear.parameters_grad"]
+        assert run.account()["complete"] is False
+
+
 @pytest.mark.parametrize("called", ["", "start"])
 def test_the_end_of_the_program_says_what_was_never_called(called, tmp_path):
     script = """

@@ -121,6 +121,31 @@ def test_numbers_without_end_do_not_hide_a_tensor_that_comes_later(tmp_path: Pat
     assert backward["output"][1]["Max"] == 2.0
 
 
+def test_of_one_large_mapping_the_first_entries_are_described(tmp_path: Path) -> None:
+    for large in (dict.fromkeys(range(5 * LIMIT)), [None] * (5 * LIMIT) + [[]]):
+        (record,) = described(tmp_path, large)
+        assert len(record) == LIMIT + 1
+        rest = record["…"] if isinstance(record, dict) else record[LIMIT]
+        assert rest["type"] == "omitted"
+        assert rest["value"].startswith(f"{4 * LIMIT} NoneType")
+
+
+def test_a_linked_list_has_its_gradients_at_its_places(tmp_path: Path) -> None:
+    x = torch.ones(2, requires_grad=True)
+    first = Node(x * 1)
+    for number in range(2, 6):
+        first = Node(x * number, near=[first])
+
+    def total(node: Node) -> torch.Tensor:
+        below = [total(near) for near in node.near]
+        return (node.value + sum(below)) * 2
+
+    (gradient,) = recorded(tmp_path, first, read=total)[1]["output"]
+    for depth in range(1, 6):
+        assert gradient["value"]["Max"] == 2.0 ** (depth + 1)
+        gradient = gradient.get("near", [None])[0]
+
+
 def test_of_very_many_tensors_the_first_are_recorded(tmp_path: Path) -> None:
     one = torch.ones(1)
     (record,) = described(tmp_path, [one] * (LIMIT + 200))

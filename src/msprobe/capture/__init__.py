@@ -4,5 +4,5 @@
 Entry point: `Session` in ``session.py``, the one mutable object of a run; an adapter (the
 ``Adapter`` protocol in ``adapter.py``) tells `Calls` of calls and `BackwardPasses` of gradients;
 these tell the sinks (``events.py``), of which `Recording` makes the records. May import
-`msprobe.config` and `msprobe.dump`.
+`config/`, `dump/` and `operators/`.
 """

@@ -69,7 +69,7 @@ class Account:
         self.is_whole = ended.how is Ending.WHOLE
         if (text := remark(ended)) is not None:
             self.note(text)
-        self.misses_model = bool(self.expected) and not saw_calls and not self.records
+        self.misses_model = bool(self.expected) and not saw_calls
         if self.misses_model:
             self.note(f"{self.expected} ran, and no call of the model was seen")
 

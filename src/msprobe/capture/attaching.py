@@ -21,6 +21,7 @@ import msgspec
 from msprobe.capture import signals
 from msprobe.capture.signals import SignalRequest
 from msprobe.errors import UsageError
+from msprobe.files import write_whole
 from msprobe.plain_text import reason
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class Attachable:
         logger.info("msprobe attach: recording steps %d to %d", step, self._until - 1)
 
     def _announce(self, folder: Path) -> None:
-        _write(folder / f"{self._process}.json", msgspec.json.encode(self._announced))
+        write_whole(folder / f"{self._process}.json", [msgspec.json.encode(self._announced)])
 
 
 def announcement(process: int) -> Announcement:
@@ -139,15 +140,9 @@ def request(process: int, steps: int) -> None:
     announcement(process)
     path = _own_folder() / f"{process}.request"
     try:
-        _write(path, msgspec.json.encode(_Request(steps)))
+        write_whole(path, [msgspec.json.encode(_Request(steps))])
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {reason(error)}") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
 
 
 def _own_folder() -> Path:

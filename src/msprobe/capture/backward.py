@@ -6,6 +6,7 @@ Each backward pass over a call (a retained graph, a double backward) is one of i
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Final, cast
 
 import msgspec
@@ -26,22 +27,26 @@ def layout_of(count: int, positions: list[Position]) -> list[Layout]:
     layout: list[Layout] = [None] * count
     for position in positions:
         if type(position) is tuple and type(position[0]) is int:
-            layout[position[0]] = _grow(layout[position[0]], position[1:])
+            _grow(layout, position)
     return layout
 
 
-def _grow(layout: Layout, path: tuple[int | str, ...]) -> Layout:
-    if not path:
-        return layout
-    head = path[0]
-    if type(head) is int:
-        layout = layout if type(layout) is list else []
-        layout.extend([None] * (head + 1 - len(layout)))
+def _grow(layout: Layout, path: tuple[Any, ...]) -> None:
+    """Make room for the value at `path`, whose containers may not be there yet."""
+    for key, inner in pairwise(path):
+        wanted: type = list if type(inner) is int else dict
+        _make_room(layout, key)
+        if type(layout[key]) is not wanted:
+            layout[key] = wanted()
+        layout = layout[key]
+    _make_room(layout, path[-1])
+
+
+def _make_room(layout: Layout, key: Any) -> None:
+    if type(layout) is dict:
+        layout.setdefault(key, None)
     else:
-        layout = layout if type(layout) is dict else {}
-        layout.setdefault(head, None)
-    layout[head] = _grow(layout[head], path[1:])
-    return layout
+        layout.extend([None] * (key + 1 - len(layout)))
 
 
 class Gradients(msgspec.Struct, gc=False, eq=False):

@@ -6,7 +6,7 @@
   run code of the user's, which may draw random numbers or load a file.
 - A container is entered once. Where it comes again it is said to be the same, unless it is flat.
 - Of one call's arguments, and of its result, at most `MOST_VALUES` each of tensors, containers and
-  other values are looked at; the rest is counted by type.
+  other values are looked at, and at most so many of one container; the rest is counted by type.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Walk(ABC):
         found = (
             self._sequence(values, place, path)
             if keys is None
-            else self._object(key_texts(keys), values, place, path)
+            else self._object(key_texts(keys[:MOST_VALUES]), values, place, path)
         )
         if self._containers == before:
             del self._seen[id(value)]
@@ -115,7 +115,9 @@ class Walk(ABC):
             return self._flat(values, kinds)
         found: list[JsonTree] = []
         for index, value in enumerate(values):
-            one = self._value(value, (*place, index), f"{path}.{index}")
+            one = _LEFT_OUT
+            if index < MOST_VALUES:
+                one = self._value(value, (*place, index), f"{path}.{index}")
             if one is _LEFT_OUT:
                 if len(values) - index > _SHORT_REST:
                     found.append(_omitted(values[index:]))
@@ -140,8 +142,8 @@ class Walk(ABC):
         self, keys: Sequence[str], values: Sequence[Any], place: Place, path: str
     ) -> JsonTree:
         found: dict[str, JsonTree] = {}
-        left_out: list[Any] = []
-        for key, part, value in zip(keys, _file_parts(keys), values, strict=True):
+        left_out = list(values[MOST_VALUES:])
+        for key, part, value in zip(keys, _file_parts(keys), values, strict=False):
             one = self._value(value, (*place, key), f"{path}.{part}")
             if one is _LEFT_OUT:
                 left_out.append(value)

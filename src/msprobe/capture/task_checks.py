@@ -7,14 +7,14 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from msprobe.capture.diff_check import DiffRecording, Judge
+from msprobe.capture.facts import FactSink
 from msprobe.capture.nan_check import NanCheck
 from msprobe.capture.overflow import OverflowCheck
 from msprobe.capture.recording import Recording, RecordingContext, TensorRecording
 from msprobe.capture.signature import StepSignatures
-from msprobe.capture.task_files import TaskFiles
 from msprobe.capture.watch_recording import WatchRecording
 from msprobe.config import (
     Config,
@@ -28,6 +28,27 @@ from msprobe.config import (
 
 Attempt = Callable[..., Any]
 """``attempt(where, action, *args)`` returns ``action(*args)``; notes an exception, returns None."""
+
+
+class TaskFiles(Protocol):
+    """Files of a task, kept up to date at the end of each step."""
+
+    def begin(self, dump_path: Path, rank_name: str) -> FactSink | None:
+        """Begin a step; return what takes its facts, None where the task keeps none.
+
+        Args:
+            dump_path: the dump path of the run.
+            rank_name: name of the rank folder.
+        """
+
+    def continue_at(self, step: int) -> None:
+        """Note that the run begins with this step; one that has begun is dropped."""
+
+    def write(self) -> None:
+        """Write what is known when a step ends; nothing if none has begun."""
+
+    def close(self) -> None:
+        """Finish the files at the end of the run."""
 
 
 class TaskChecks:

@@ -255,10 +255,13 @@ def _specification(path: Path, array: StoredTensor) -> str:
 def _write_text(path: Path, array: StoredTensor) -> Path:
     import numpy as np
 
+    from msprobe.files import replacing
+
     text = path.with_name(f"{path.name}.txt")
     values = array.values()
     lines = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1)
-    np.savetxt(text, lines, fmt="%s")
+    with replacing(text) as temporary:
+        np.savetxt(temporary, lines, fmt="%s")
     return text
 
 

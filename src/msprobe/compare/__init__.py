@@ -2,7 +2,7 @@
 """Compare two dumps: their differences, where these originate, and how large they are.
 
 Enter at `msprobe.compare.run.compare_dumps`. A comparison reads two sides (`sides`), pairs their
-operations (`matching/`), measures pairs of values (`metrics/`), judges them and finds the culprit
+operations (`matching/`), measures pairs of values (`tensors/`), judges them and finds the culprit
 (`verdicts/`), and becomes a `result.CompareResult`. `legacy/` makes the tables of mindstudio-probe
-from it. The room may import `dump/` and `report/`, and no framework.
+from it.
 """

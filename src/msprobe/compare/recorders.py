@@ -78,8 +78,12 @@ def leave_out_unrecorded(comparison: RankComparison, left_out: LeftOut) -> None:
     comparison.pairs = [pair for pair in comparison.pairs if id(pair) not in unrecorded]
     rows = [row for row in comparison.rows if id(row.pair) not in unrecorded]
     remarked = {id(row.pair) for row in rows if any(value.remark for value in row.values)}
+    arriving = {_numbers(row) for row in rows if row.value.role is Role.INPUT}
     comparison.rows = [
-        row for row in rows if not _is_unjudged(comparison, row, id(row.pair) in remarked)
+        row
+        for row in rows
+        if not _is_unjudged(comparison, row, id(row.pair) in remarked)
+        or (isinstance(row, Matched) and _numbers(row) in arriving)
     ]
     left_out.gradients += len(rows) - len(comparison.rows)
 
@@ -133,3 +137,11 @@ def _is_unjudged(comparison: RankComparison, row: Row, is_remarked: bool) -> boo
     # A module's gradients are the same in both, unless the record says that they are not.
     is_comparable = name.is_module and not is_remarked
     return not isinstance(row, Matched) or (row.value.role is Role.OUTPUT and not is_comparable)
+
+
+def _numbers(row: Row) -> tuple[tuple[float | None, ...], ...]:
+    """Return the statistics of both sides.
+
+    Where those of a gradient come into another call, on both sides, it is the one that flows.
+    """
+    return tuple((value.max, value.min, value.mean, value.norm) for value in row.values)

@@ -2,8 +2,7 @@
 """Capture in MindSpore: the only room that imports mindspore.
 
 Entry point: `PrecisionDebugger` (in ``debugger.py``); ``observer.py`` lists what is installed while
-capturing. ``docs/architecture.md`` says which file observes what. May import `msprobe.capture`,
-`msprobe.config`, `msprobe.dump`, `msprobe.kernels`, `msprobe.monitor`, `msprobe.run_config`.
+capturing. ``docs/architecture.md`` says which file observes what.
 """
 
 from __future__ import annotations

@@ -12,21 +12,41 @@ for batch in loader:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mindspore import nn
 from msprobe.capture.front import DebuggerFront, Place, lock
-from msprobe.capture.session import use_session
+from msprobe.capture.saving import Arrival, save_value
+from msprobe.capture.session import Session, use_session
 from msprobe.config import Config, GradProbeSection, Level
 from msprobe.errors import UnsupportedError
 from msprobe.mindspore.compiled.cells import refuse_static_graph
+from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.jit_calls import is_compiling
 from msprobe.mindspore.kernel_dump import KernelRun
 from msprobe.mindspore.run import Run, as_models
-from msprobe.mindspore.saved_values import save
 from msprobe.mindspore.script_steps import ScriptFollower
+
+
+def _save(session: Session, variable: Any, name: Any, save_backward: Any) -> None:
+    """Record `variable`, see `save_value`.
+
+    Raises:
+        UnsupportedError: MindSpore is in graph mode.
+    """
+    if session.config.level is Level.DEBUG:
+        refuse_static_graph("save()", Level.DEBUG)
+    save_value(session, variable, name, save_backward, quietly=quietly, watch=_watch)
+
+
+def _watch(tensor: Any, arrival: Arrival) -> Callable[[], None] | None:
+    if not tensor._requires_grad:
+        return None
+    remove: Callable[[], None] = tensor.register_hook(arrival).remove
+    return remove
 
 
 class PrecisionDebugger(DebuggerFront):
@@ -35,7 +55,7 @@ class PrecisionDebugger(DebuggerFront):
     A second construction returns the first object. All methods may be called on the class itself.
     """
 
-    _place = Place(save, is_compiling, dumps_kernels=True)
+    _place = Place(_save, is_compiling, dumps_kernels=True)
 
     def __init__(
         self,

@@ -5,5 +5,5 @@
 framework hands blocks of rows to `recorder.Recorder`, whose thread appends them to the run
 (`store.py`) and tells listeners; `collecting/` is what collectors share. `reader.open_monitor`
 reads a run, also while it grows.
-May import `config/`, `dump/`, `capture/` and `report/`.
+May import `config/`, `dump/`, `capture/`, `operators/` and `report/`.
 """

@@ -2,8 +2,7 @@
 """Capture in PyTorch: the only room that imports torch.
 
 Entry point: `PrecisionDebugger` (in ``debugger.py``); ``observer.py`` shows what is installed while
-capturing. ``docs/architecture.md`` says which file observes what. May import `msprobe.capture`,
-`msprobe.config`, `msprobe.dump`, `msprobe.run_config`, and `msprobe.compare` inside functions.
+capturing. ``docs/architecture.md`` says which file observes what.
 Public names are loaded on first use (PEP 562): processes that run calls again start sooner.
 """
 

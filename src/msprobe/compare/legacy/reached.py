@@ -6,14 +6,13 @@ Where a rule would call a row good that our own status calls different, the stat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msprobe.compare.legacy.cells import NOTHING, UNSUPPORTED, number
-from msprobe.compare.legacy.levels import JudgedRow
-from msprobe.compare.legacy.messages import old_message
+from msprobe.compare.legacy.levels import JudgedRow, is_gradient_inconsistent
 from msprobe.compare.legacy.real_data import SHAPE_UNMATCHED
-from msprobe.compare.model import Matched, Mode
+from msprobe.compare.model import Match, Matched, Missing, Mode, Row
 from msprobe.report.tables import Cell
 
 YES: Final = "Yes"
@@ -50,7 +49,7 @@ def old_verdict(judged: JudgedRow, mode: Mode) -> tuple[str, str]:
     else:
         verdict = WARNING if is_off or row.status.is_difference else ""
     is_bad = verdict in (*BAD, UNMATCHED)
-    return verdict, old_message(judged, mode, is_bad=is_bad, is_off=is_off)
+    return verdict, " ".join(_sentences(row, mode, is_bad=is_bad, is_off=is_off))
 
 
 def _reached(metrics: Sequence[Cell]) -> str:
@@ -83,3 +82,41 @@ def _any_statistic_off(judged: JudgedRow) -> bool:
         if abs(one - other) / (abs(max(one, other)) + _TINY) > _STATISTIC_BAD:
             return True
     return False
+
+
+def _sentences(row: Row, mode: Mode, *, is_bad: bool, is_off: bool) -> Iterator[str]:
+    if not isinstance(row, Matched):
+        yield f"No counterpart in {'NPU' if isinstance(row, Missing) else 'Bench'}."
+        return
+    target, reference = row.target, row.reference
+    if is_off:
+        yield "Check this value: a statistic is off by more than half."
+    if is_bad and row.reason:
+        yield row.reason
+    if row.problem:
+        yield row.problem
+    if row.pair.match is Match.ALIGNED:
+        yield "Paired by order and likeness instead of names: these may be two different calls."
+    if is_gradient_inconsistent(row):
+        yield "requires_grad differs."
+    if target.is_tensor and target.dtype != reference.dtype:
+        yield "The dtypes of NPU and Bench differ."
+    if mode is Mode.TENSOR and target.is_tensor:
+        yield from _about_elements(row)
+
+
+def _about_elements(row: Matched) -> Iterator[str]:
+    """Return why elements, or some of their metrics, could not be compared."""
+    target, reference = row.target, row.reference
+    if target.shape is not None and 0 in target.shape:
+        yield "The tensor is empty: there is nothing to compare."
+        return
+    for side, value in (("NPU", target), ("Bench", reference)):
+        if not value.data_name:
+            yield f"{side} has no file of the values."
+    if not target.has_shape_of(reference):
+        yield "The shapes of NPU and Bench differ: elements were not compared."
+    elif target.shape == ():
+        yield "A tensor without dimensions has no cosine, distance or shares of good elements."
+    if row.metrics is not None and row.metrics.first_nonfinite_mismatch is not None:
+        yield "NaN or infinite values of NPU and Bench differ in place or sign."

@@ -11,7 +11,7 @@ from msprobe.compare.matching.decompositions import argument_slots
 from msprobe.compare.matching.identities import SharedNames, shared_names
 from msprobe.compare.matching.mapped_rows import MappedRows
 from msprobe.compare.matching.matcher import Matcher
-from msprobe.compare.matching.merge_order import merged_order
+from msprobe.compare.matching.sequences import merged_order
 from msprobe.compare.model import Match, OperationPair
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side

@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from msprobe.checks.compile_check import Probe, is_fault_of, judged_pair
+from msprobe.files import write_report
 from msprobe.pytorch.live.operator_facts import tensors_of
 from msprobe.pytorch.replay.noise import NoiseMode
 from msprobe.pytorch.replay.rebuilding import from_torch
@@ -72,10 +73,9 @@ class GraphWatch:
 
     def save(self, folder: Path, name: str) -> None:
         """Write the code of each graph, ``{name}.graph{n}.py``."""
-        folder.mkdir(parents=True, exist_ok=True)
         for number, one in enumerate(self.seen):
             text = one.graph.print_readable(print_output=False)
-            (folder / f"{name}.graph{number}.py").write_text(text, encoding="utf-8")
+            write_report(folder / f"{name}.graph{number}.py", text, warns=False)
 
     def first_wrong(self) -> str:
         """Return the first graph whose results are wrong, and its operator; empty for none."""

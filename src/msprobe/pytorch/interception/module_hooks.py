@@ -74,7 +74,8 @@ class ModuleNames:
 
     def __init__(self) -> None:
         """Create it without a name."""
-        self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+        # None for modules that are not recorded.
+        self._by_id: dict[int, tuple[weakref.ref[nn.Module], str | None]] = {}
 
     @classmethod
     def of_models(cls, models: Sequence[Prefixed], keeps_compiled: bool) -> ModuleNames:
@@ -90,17 +91,13 @@ class ModuleNames:
         names = cls()
         for prefix, model in models:
             for name, module in model.named_modules():
-                if is_compiled_module(module):
-                    if not keeps_compiled:
-                        continue
-                    kind = class_name(module._orig_mod)
-                else:
-                    kind = class_name(module)
-                if kind in _SKIPPED_CLASSES:
-                    continue
-                parts = [part for part in name.split(".") if part and part != _COMPILED_PART]
-                path = "".join(f"{part}." for part in parts)
-                names._by_id[id(module)] = (weakref.ref(module), f"Module.{prefix}{path}{kind}")
+                is_compiled = is_compiled_module(module)
+                kind = class_name(module._orig_mod if is_compiled else module)
+                base = None
+                if not (kind in _SKIPPED_CLASSES or (is_compiled and not keeps_compiled)):
+                    parts = [part for part in name.split(".") if part and part != _COMPILED_PART]
+                    base = f"Module.{prefix}{''.join(f'{part}.' for part in parts)}{kind}"
+                names._by_id[id(module)] = (weakref.ref(module), base)
         return names
 
     @classmethod
@@ -112,17 +109,22 @@ class ModuleNames:
         return names
 
     def find(self, module: nn.Module) -> str | None:
-        """Return ``Module.{path}.{Class}``, None for a module of no model."""
+        """Return ``Module.{path}.{Class}``, None for a module that is not recorded."""
         known = self._by_id.get(id(module))
         if known is None or known[0]() is not module:
             return None
         return known[1]
 
+    def lacks(self, module: nn.Module) -> bool:
+        """Return whether a module was no part of the models when these were looked through."""
+        known = self._by_id.get(id(module))
+        return known is None or known[0]() is not module
+
     def items(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield the modules that are alive with their names."""
         for reference, name in self._by_id.values():
             module = reference()
-            if module is not None:
+            if module is not None and name is not None:
                 yield module, name
 
 
@@ -274,12 +276,19 @@ class ModuleObserver:
         base = self.names.find(module) if self.names is not None else None
         if self.hides is not None:
             session.calls.hide(self.hides.find(module))
+        elif base is None and self._open and self.names is not None and self.names.lacks(module):
+            quietly(session, "module begin", self._note_added, module)
         fused = self._apis is not None and isinstance(module, FAST_PATH_MODULES)
         if base is not None or fused:
             with_grad = self.with_grad = torch.is_grad_enabled()
             quietly(session, "module begin", self._begin, module, base, frame, with_grad, args)
         if self._model_calls.is_outermost(module):
             quietly(session, "data", self._begin_outermost, module, frame, args)
+
+    def _note_added(self, module: nn.Module) -> None:
+        parts = self._open[-1].module._modules.values()
+        if any(part is module for part in parts):
+            self._session.account.skipped["calls of modules added while recording"] += 1
 
     def _begin_outermost(self, module: nn.Module, frame: FrameType, args: tuple[Any, ...]) -> None:
         opened = self._open[-1] if self._open else None
