@@ -26,7 +26,7 @@ from msprobe.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from msprobe.checks.accuracy_call import CheckedCall
     from msprobe.checks.accuracy_check import (
@@ -294,14 +294,24 @@ def _listen(options: argparse.Namespace, settings: CheckSettings, source: Online
     receiver = Receiver(f"tcp://{source.address}", keys, folder)
     print(f"listening at {receiver.address}", flush=True)
 
-    def is_over() -> bool:
-        ended = {int(name.removeprefix("rank") or 0) for name in receiver.ended}
-        return set(source.ranks) <= ended
+    def awaited() -> set[int]:
+        return set(source.ranks) - _numbers(receiver.ended)
 
     try:
-        return _follow(options, settings, folder, is_over)
+        code = _follow(options, settings, folder, lambda: not awaited())
     finally:
         receiver.close()
+    for rank in sorted(awaited()):
+        said = "did not begin; see that its training has this address, and keys that fit"
+        if rank in _numbers(receiver.begun):
+            said = "did not end: its training was killed, or stopped sending, as its log says"
+        print(f"rank {rank} {said}", file=sys.stderr)
+    return code or (EXIT_UNABLE if awaited() else 0)
+
+
+def _numbers(folders: Iterable[str]) -> set[int]:
+    """Return the numbers of ranks by their folders."""
+    return {int(name.removeprefix("rank") or 0) for name in folders}
 
 
 def _follow(
