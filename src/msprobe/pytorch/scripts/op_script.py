@@ -11,7 +11,14 @@ from typing import Any, Final
 
 import torch
 
-from msprobe.checks.op_scripts import Allowed, ScriptError, ScriptOptions, docstring_text
+from msprobe.checks.op_scripts import (
+    LINE,
+    Allowed,
+    ScriptError,
+    ScriptOptions,
+    dictionary_lines,
+    docstring_text,
+)
 from msprobe.checks.shrinking import shrunk
 from msprobe.checks.verify_call import CallReport, ResultRow, VerifyOptions, verify_call
 from msprobe.dump.rank_view import RankView
@@ -28,7 +35,6 @@ from msprobe.pytorch.scripts.tensor_source import TensorTexts, number_text
 from msprobe.replay.recorded_calls import RecordedCall, recorded_call
 from msprobe.replay.runner import CannotReplayError
 
-_LINE: Final = 100
 # Two functions whose results in float64 agree this well compute the same.
 _SAME: Final = 1e-10
 # Longer tables of tensors are saved in the file.
@@ -260,7 +266,7 @@ def _heading(parts: _Parts, path: Path) -> Iterator[str]:
     if parts.source.is_known:
         default = "the recorded one" if parts.shown.is_recorded else "that of the CPU"
         text += f" Judges the result of DEVICE: python {path.name} [DEVICE] ({default})."
-    yield from wrap(docstring_text(f"{text} Exits with 1 if it is wrong."), _LINE)
+    yield from wrap(docstring_text(f"{text} Exits with 1 if it is wrong."), LINE)
     yield '"""'
     yield ""
 
@@ -280,7 +286,7 @@ def _values(parts: _Parts, texts: TensorTexts) -> Iterator[str]:
         yield from _table("expected", expected, texts, {})
     yield "# Allowed error of an element: a part of its exact value, and an absolute one."
     budgets = [(one.name, one.allowed) for one in parts.results]
-    yield from _dictionary(
+    yield from dictionary_lines(
         "budgets",
         [
             f'"{name}": ({allowed.relative}, {number_text(allowed.absolute)})'
@@ -304,18 +310,12 @@ def _table(
         else:
             text = f'torch.device("{value}")' if isinstance(value, torch.device) else str(value)
         entries.append(f'"{name}": {text}')
-    yield from _dictionary(title, entries)
-
-
-def _dictionary(title: str, entries: list[str]) -> Iterator[str]:
-    """Yield a dictionary, in one line if it fits or has one entry."""
-    line = f"{title} = {{{', '.join(entries)}}}"
-    if len(line) <= _LINE or len(entries) == 1:
-        yield line
+    beside = {name: f"{title} {name}" for name in values}
+    if len(values) > 1 and texts.beside.keys() >= {*beside.values()}:
+        texts.beside[title] = {name: texts.beside.pop(key) for name, key in beside.items()}
+        yield f'{title} = data["{title}"]'
         return
-    yield f"{title} = {{"
-    yield from (f"    {entry}," for entry in entries)
-    yield "}"
+    yield from dictionary_lines(title, entries)
 
 
 def _functions(parts: _Parts) -> Iterator[str]:
