@@ -217,7 +217,8 @@ class _Script:
         yield from self._judging()
 
     def _answer(self, path: Path) -> str:
-        rows = [row for row in self._report.rows if row.judgement is not None]
+        record = self._call.passes[0].name if self._incoming else self._call.name
+        rows = [row for row in self._report.rows if row.record == record and row.judgement]
         worst = max(rows, key=lambda row: row.judgement.ratio if row.judgement else 0.0)
         assert worst.judgement is not None
         found = worst.judgement
@@ -251,6 +252,16 @@ class _Script:
     ) -> Iterator[str]:
         """Yield a dictionary of arrays, with the names of their types if they become tensors."""
         entries = []
+        beside = {f"{title} {name}": one.values() for name, one in values.items()}
+        largest = max((array.size for array in beside.values()), default=0)
+        kinds = {one.dtype.replace("bool", "bool_") for one in values.values()}
+        if len(values) > 1 and largest > self._options.inline and (not typed or len(kinds) == 1):
+            self.beside |= beside
+            names = ", ".join(f'"{name}"' for name in values)
+            read = f'data[f"{title} {{name}}"]'
+            text = f"({read}, mindspore.{kinds.pop()})" if typed else read
+            yield f"{title} = {{name: {text} for name in [{names}]}}"
+            return
         for name, one in values.items():
             array = one.values()
             if array.size <= self._options.inline:
@@ -265,10 +276,6 @@ class _Script:
             entries.append(
                 f'"{name}": ({text}, mindspore.{kind})' if typed else f'"{name}": {text}'
             )
-        if not typed and len(values) > 1 and self.beside.keys() >= {f"{title} {k}" for k in values}:
-            names = ", ".join(f'"{name}"' for name in values)
-            yield f'{title} = {{name: data[f"{title} {{name}}"] for name in [{names}]}}'
-            return
         yield from dictionary_lines(title, entries)
 
     def _functions(self) -> Iterator[str]:

@@ -299,8 +299,10 @@ def _table(
     title: str, values: Mapping[str, Any], texts: TensorTexts, recipes: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield a dictionary of tensors."""
-    if len(values) > _ENTRIES and all(isinstance(one, torch.Tensor) for one in values.values()):
-        texts.beside[title] = dict(values)
+    tensors = [one for one in values.values() if isinstance(one, torch.Tensor)]
+    is_large = len(tensors) > 1 and not recipes and any(map(texts.is_large, tensors))
+    if len(tensors) == len(values) and (is_large or len(values) > _ENTRIES):
+        texts.beside[title] = {name: one.detach().cpu() for name, one in values.items()}
         yield f'{title} = data["{title}"]'
         return
     entries = []
@@ -310,11 +312,6 @@ def _table(
         else:
             text = f'torch.device("{value}")' if isinstance(value, torch.device) else str(value)
         entries.append(f'"{name}": {text}')
-    beside = {name: f"{title} {name}" for name in values}
-    if len(values) > 1 and texts.beside.keys() >= {*beside.values()}:
-        texts.beside[title] = {name: texts.beside.pop(key) for name, key in beside.items()}
-        yield f'{title} = data["{title}"]'
-        return
     yield from dictionary_lines(title, entries)
 
 
