@@ -193,6 +193,28 @@ def test_an_empty_argument_hides_no_wrong_result(tmp_path: Path) -> None:
     assert not call.report.generated
 
 
+def test_damaged_records_cost_their_own_rows(tmp_path: Path, capsys) -> None:
+    x = torch.ones(2, 3)
+    folder = recorded(tmp_path, lambda: (torch.exp(x), torch.sin(x), torch.cos(x)))
+    path = folder / "step0" / "rank" / "dump.json"
+    tree = json.loads(path.read_text())
+    deep: list[Any] = []
+    for _ in range(900):
+        deep = [deep]
+    tree["data"]["Torch.exp.0.forward"]["input_args"] = deep
+    tree["data"]["Torch.sin.0.forward"]["input_args"][0]["shape"] = [-1, 10**18]
+    path.write_text(json.dumps(tree))
+
+    found = verified(folder)
+    assert found.not_judged == {Reason.DAMAGED: 2}
+    details = [call.report.detail for call in found.calls if not call.report.is_judged]
+    assert "Torch.exp.0.forward: nested deeper than 100 levels" in details[0]
+    assert 'input.0: "shape" is a list with -1, not a list of sizes' in details[1]
+    for words in (["acc_check", "-d", "cpu", "-f", "-o", str(tmp_path)], ["run_overflow_check"]):
+        assert main([*words, "-api_info", str(path), "-n", "0"]) == 0
+    assert "2 not run" in capsys.readouterr().out
+
+
 def test_gradients_without_their_call_are_counted(tmp_path: Path) -> None:
     def program() -> None:
         F.relu(torch.ones(3, requires_grad=True)).sum().backward()

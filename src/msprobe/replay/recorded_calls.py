@@ -13,12 +13,14 @@ from msprobe.dump.record_names import RecordKind, RecordName, backward_name
 from msprobe.dump.records import JsonTree
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
+from msprobe.errors import DumpFormatError
 from msprobe.operators.lookup import operator_named, operator_of
 from msprobe.operators.operator import Operator
 from msprobe.replay.forms import tensor_forms
 from msprobe.replay.module_settings import ModuleSettings, module_settings
 
 _MOST_PASSES: Final = 64
+_DEEPEST: Final = 100
 # As docs/tasks/gradients.md has it: "same as output.0".
 _SAME: Final = "same as"
 # Losses whose target is the second argument, of classes by number, and the place of `ignore_index`.
@@ -172,6 +174,7 @@ def recorded_call(view: RankView, name: str) -> RecordedCall:
     """
     record = view.records[name]
     parts: Mapping[str, Any] = record.data if isinstance(record.data, dict) else {}
+    _require_shallow(view, name, parts)
     call = call_of(record.name, parts, view.head.framework)
     call = replace(call, passes=tuple(_passes(view, name, parts.get("output"))))
     module = module_settings(view.facts, record.name.path) if record.name.is_module else None
@@ -183,6 +186,22 @@ def recorded_call(view: RankView, name: str) -> RecordedCall:
         if inner is None
         else replace(call, module=module, parameters={**call.parameters, **inner})
     )
+
+
+def _require_shallow(view: RankView, name: str, tree: JsonTree) -> None:
+    """Refuse a record that is nested more deeply than arguments are, as damaged files may be."""
+    level: list[Any] = [tree]
+    for _ in range(_DEEPEST):
+        level = [
+            item
+            for one in level
+            for item in (one.values() if isinstance(one, dict) else one)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return
+    problem = f"{name}: nested deeper than {_DEEPEST} levels"
+    raise DumpFormatError(view.records_path, problem)
 
 
 def _parameters_inside(view: RankView, name: RecordName) -> Mapping[str, Any] | None:
@@ -269,6 +288,7 @@ def _passes(view: RankView, name: str, outputs: JsonTree) -> Iterator[BackwardPa
             return
         data = view.records[full].data
         if isinstance(data, dict):
+            _require_shallow(view, full, data)
             yield pass_of(full, outputs, data)
 
 
