@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -114,6 +115,12 @@ def dictionary_lines(title: str, entries: Sequence[str]) -> Iterator[str]:
     yield f"{title} = {{"
     yield from (f"    {entry}," for entry in entries)
     yield "}"
+
+
+def power_text(number: float) -> str:
+    """Return a number as source: a power of two, as unit roundoffs are, as such."""
+    part, exponent = math.frexp(number)
+    return f"2.0**{exponent - 1}" if part == 0.5 else repr(number)
 
 
 def docstring_text(text: str) -> str:

@@ -22,6 +22,7 @@ from msprobe.checks.op_scripts import (
     allowed_error,
     dictionary_lines,
     docstring_text,
+    power_text,
 )
 from msprobe.checks.shrinking import shrunk
 from msprobe.checks.verify_call import CallReport, ResultRow, VerifyOptions, verify_call
@@ -242,7 +243,7 @@ class _Script:
         yield from dictionary_lines(
             "budgets",
             [
-                f'"{name}": ({one.relative}, {one.absolute})'
+                f'"{name}": ({power_text(one.relative)}, {one.absolute})'
                 for name, one in self._found.allowed.items()
             ],
         )
