@@ -121,17 +121,14 @@ def test_a_custom_operator_is_imported_with_its_reference(tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scale", [1e-4, 1e-3, 1.0])
-def test_ten_percent_are_wrong_at_any_size(dtype: str, scale: float) -> None:
+@pytest.mark.parametrize("factor", [1.1, 3.0])
+@pytest.mark.parametrize("scale", [1e-6, 1e-5, 1e-4, 1e-3, 1.0])
+def test_results_that_are_too_large_are_wrong_at_any_size(dtype, factor, scale) -> None:
     reference = np.random.default_rng(0).uniform(0.5, 1, 1000) * scale
-    assert verdict(reference * 1.1, reference, dtype) is Verdict.WRONG
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tiny_values_three_times_too_large_are_wrong(dtype: str) -> None:
-    reference = np.random.default_rng(0).uniform(0.5, 1, 1000) * 1e-6
-    assert verdict(reference * 3, reference, dtype) is Verdict.WRONG
-    assert verdict(reference * 1.1, reference, dtype) is Verdict.WRONG
+    found = verdict(reference * factor, reference, dtype)
+    # Of numbers around 1e-6 those of float16 are 6 % apart.
+    coarse = (dtype, factor, scale) == ("float16", 1.1, 1e-6)
+    assert found is (Verdict.SUSPICIOUS if coarse else Verdict.WRONG)
 
 
 def test_a_wrong_scalar_is_wrong() -> None:

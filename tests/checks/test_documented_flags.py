@@ -120,6 +120,20 @@ def test_numbers_of_devices(command, dump, tmp_path, capsys) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("command", [*CHECKS, "-f pytorch run_overflow_check"])
+def test_a_number_that_no_device_has_is_refused(command, dump, capsys) -> None:
+    assert run(command, "-api_info", dump, "-d", 99999) == 2
+    assert "-d 99999: devices have numbers from 0 to 4095" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="numbers name its devices")
+@pytest.mark.parametrize("command", ["acc_check", "run_overflow_check"])
+def test_a_number_without_an_accelerator_is_said(command, dump, tmp_path, capsys) -> None:
+    place = [] if "overflow" in command else ["-o", tmp_path]
+    assert run(command, "-api_info", dump, *place, "-n", 0, "-d", 7) in (0, 1)
+    assert "-d 7: no accelerator was found, so calls run on the CPU" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", MANY)
 @pytest.mark.parametrize("flag", ["-n", "--num_splits"])
 def test_too_many_processes_are_refused(command, flag, dump, tmp_path, capsys) -> None:

@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -190,6 +191,28 @@ def test_an_empty_argument_hides_no_wrong_result(tmp_path: Path) -> None:
 
     assert call.report.verdict is Verdict.WRONG
     assert not call.report.generated
+
+
+def test_damaged_records_cost_their_own_rows(tmp_path: Path, capsys) -> None:
+    x = torch.ones(2, 3)
+    folder = recorded(tmp_path, lambda: (torch.exp(x), torch.sin(x), torch.cos(x)))
+    path = folder / "step0" / "rank" / "dump.json"
+    tree = json.loads(path.read_text())
+    deep: list[Any] = []
+    for _ in range(900):
+        deep = [deep]
+    tree["data"]["Torch.exp.0.forward"]["input_args"] = deep
+    tree["data"]["Torch.sin.0.forward"]["input_args"][0]["shape"] = [-1, 10**18]
+    path.write_text(json.dumps(tree))
+
+    found = verified(folder)
+    assert found.not_judged == {Reason.DAMAGED: 2}
+    details = [call.report.detail for call in found.calls if not call.report.is_judged]
+    assert "Torch.exp.0.forward: nested deeper than 100 levels" in details[0]
+    assert 'input.0: "shape" is a list with -1, not a list of sizes' in details[1]
+    for words in (["acc_check", "-d", "cpu", "-f", "-o", str(tmp_path)], ["run_overflow_check"]):
+        assert main([*words, "-api_info", str(path), "-n", "0"]) == 0
+    assert "2 not run" in capsys.readouterr().out
 
 
 def test_gradients_without_their_call_are_counted(tmp_path: Path) -> None:
@@ -487,6 +510,72 @@ def test_recurrent_modules_are_made_again_with_their_kind_of_cell(tmp_path: Path
     assert [call.report.name for call in judged if call.is_fault] == []
     for call in judged[1:]:
         assert any("backward" in row.record and row.judgement for row in call.report.rows)
+
+
+class Parts(torch.nn.Module):
+    """Modules of `torch.nn` that hold others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = torch.nn
+        relu = nn.ReLU()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, "gelu", batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8))
+        self.frozen = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True).eval()
+        self.heads = nn.MultiheadAttention(8, 2, bias=False, add_bias_kv=True, batch_first=True)
+        self.plain = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8), nn.BatchNorm1d(5))
+        self.shared = nn.Sequential(relu, nn.Linear(8, 8), relu)
+        self.drawn = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+        self.own = nn.TransformerEncoderLayer(8, 2, 16, 0.0, torch.sigmoid)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.frozen(self.encoder(x))
+        x, _ = self.heads(x, x, x)
+        return self.own(self.drawn(self.shared(self.plain(x * 2))))
+
+
+def test_modules_that_hold_others_are_put_together(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Parts()
+
+    def program() -> None:
+        model(torch.randn(2, 5, 8, requires_grad=True)).square().sum().backward()
+
+    folder = recorded(tmp_path / "dump", program, level="L0", model=model)
+
+    found = verified(folder)
+    assert [call.report.name for call in found.calls if call.is_fault] == []
+    names = ("encoder", "frozen", "heads", "plain", "shared", "drawn", "own")
+    told = {call.report.name.split(".")[1]: call.report for call in found.calls}  # the outermost
+    passes = {name: {row.record.split(".")[3] for row in told[name].rows} for name in names[:4]}
+    assert all(one == {"forward", "backward"} for one in passes.values())
+    # A module in two places, a drop-out that drew, a function whose name tells nothing.
+    reasons = [told[name].reason for name in names[4:]]
+    assert reasons == [Reason.MODULE, Reason.RANDOM, Reason.MODULE]
+    for name in ("encoder.TransformerEncoder", "heads.MultiheadAttention"):
+        damage(folder, f"Module.{name}.forward.0.output.0", lambda x: x * 1.001)
+        report = call_of(verified(folder), f"Module.{name}.forward.0").report
+        assert report.verdict is Verdict.WRONG
+
+
+def test_older_recordings_lack_what_attention_reads_of_its_parts(tmp_path: Path, capsys) -> None:
+    heads = torch.nn.MultiheadAttention(8, 2)
+
+    def program() -> None:
+        heads(*[torch.ones(3, 2, 8)] * 3)[0].sum().backward()
+
+    new = recorded(tmp_path / "new", program, level="L0", model=heads)
+    old = shutil.copytree(new, tmp_path / "old")
+    path = old / "step0" / "rank" / "dump.json"
+    tree = json.loads(path.read_text())
+    inner = tree["data"]["Module.MultiheadAttention.forward.0"].pop("inner_parameters")
+    assert inner.keys() == {"out_proj.weight", "out_proj.bias"}
+    path.write_text(json.dumps(tree))
+    assert call_of(verified(new), "Module.MultiheadAttention.forward.0").report.is_judged
+    assert verified(old).not_judged == {Reason.MODULE: 1}
+    for pair in ((old, new), (new, old)):
+        assert main(["compare", *map(str, pair), "-o", str(tmp_path / "out")]) == 0
+        assert "EQUAL" in capsys.readouterr().out
 
 
 def test_the_gradient_of_a_gate_that_is_nearly_open_is_a_difference(tmp_path: Path) -> None:

@@ -116,6 +116,18 @@ def test_large_tensors_lie_beside_the_script(tmp_path):
     assert run_scripts(path)[0][0] == "0"
 
 
+def test_three_large_arguments_make_no_long_script(tmp_path):
+    def program():
+        parts = [torch.randn(1, 2, 8, 8, requires_grad=True) for _ in range(3)]
+        functional.scaled_dot_product_attention(*parts, is_causal=True).square().sum().backward()
+
+    dump = record(program, tmp_path / "dump")
+    name = "Functional.scaled_dot_product_attention.0"
+    path = script(dump, name, tmp_path / "a.py", "--backward")
+    assert len(path.read_text().splitlines()) < 60
+    assert [code for code, _ in run_scripts(path)] == ["0"]
+
+
 def various():
     x = torch.randn(4, 6)
     odd = torch.tensor([1.0, -0.0, float("inf"), float("nan")])

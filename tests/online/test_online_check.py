@@ -112,6 +112,27 @@ def test_calls_are_checked_while_the_training_runs(tmp_path: Path, capsys) -> No
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize(
+    ("greets", "said"),
+    [(False, "rank 0 did not begin"), (True, "rank 0 did not end: its training")],
+)
+def test_a_rank_that_did_not_end_is_said(tmp_path: Path, capsys, greets: bool, said: str) -> None:
+    codes: list[int] = []
+    words = ["acc_check", "--listen", "127.0.0.1:0", "-n", "0", "-o", str(tmp_path), "--follow"]
+    checking = threading.Thread(target=lambda: codes.append(main([*words, "4"])))
+    checking.start()
+    printed = ""
+    while "listening at" not in printed:
+        time.sleep(0.05)
+        printed += capsys.readouterr().out
+    if greets:
+        with closing(SocketLink(re.search(r"tcp://\S+", printed)[0], None)) as link:
+            link.hello(HELLO)
+    checking.join(timeout=300)
+    assert codes == [2]
+    assert said in capsys.readouterr().err
+
+
 def test_a_shared_folder_receives_the_same_files(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()

@@ -20,11 +20,11 @@ from msprobe.config.reading import read_config_file
 from msprobe.dump.dump_steps import RankKey
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.reader import open_dump
-from msprobe.errors import ConfigError, UsageError
+from msprobe.errors import ConfigError, DumpFormatError, UsageError
 from msprobe.plain_text import place_text
 from msprobe.replay.recorded_calls import call_names, recorded_call
 from msprobe.replay.references import import_definitions
-from msprobe.replay.runner import Runner, runner_for
+from msprobe.replay.runner import Reason, Runner, runner_for
 from msprobe.replay.tensors import TensorSource
 from msprobe.replay.workers import Crash, Limits, run_tasks
 from msprobe.yaml_nodes import nearest
@@ -366,7 +366,11 @@ def start_checks(plan: CheckPlan, processes: int) -> Callable[[Task], CheckedCal
         if word not in devices:
             devices[word] = runner.device(word, jit_compile=plan.jit_compile)
         own = replace(options, device=devices[word])
-        return check_call(recorded_call(view, name), runner, tensors, own)
+        try:
+            call = recorded_call(view, name)
+        except DumpFormatError as exc:
+            return _crashed(name, Crash(Reason.DAMAGED, str(exc)))
+        return check_call(call, runner, tensors, own)
 
     return check
 
@@ -381,7 +385,11 @@ def _crashed(name: str, crash: Crash) -> CheckedCall:
 def _without_repeated(view: RankView, names: Iterable[str]) -> Iterator[str]:
     seen = set()
     for name in names:
-        call = recorded_call(view, name)
+        try:
+            call = recorded_call(view, name)
+        except DumpFormatError:
+            yield name  # the check says what is wrong with it
+            continue
         key = (call.function, json.dumps([_form(call.args), _form(call.kwargs)], sort_keys=True))
         if key not in seen:
             seen.add(key)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +26,8 @@ _WRITERS: Final = {
     "pytorch": "msprobe.pytorch.scripts.op_script",
     "mindspore": "msprobe.mindspore.replay.op_script",
 }
+LINE: Final = 100
+"""Longest line of a script, where it is no list of numbers."""
 
 
 class ScriptError(MsprobeError):
@@ -101,6 +104,23 @@ def allowed_error(row: ResultRow, found: StoredTensor, reference: StoredTensor) 
         absolute = max(absolute, float(beyond.max(initial=0.0)))
     # Rounded up to a few digits.
     return Allowed(unit, float(f"{absolute * 1.0005:.4g}"))
+
+
+def dictionary_lines(title: str, entries: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a dictionary, one if they fit or there is one entry."""
+    line = f"{title} = {{{', '.join(entries)}}}"
+    if len(line) <= LINE or len(entries) == 1:
+        yield line
+        return
+    yield f"{title} = {{"
+    yield from (f"    {entry}," for entry in entries)
+    yield "}"
+
+
+def power_text(number: float) -> str:
+    """Return a number as source: a power of two, as unit roundoffs are, as such."""
+    part, exponent = math.frexp(number)
+    return f"2.0**{exponent - 1}" if part == 0.5 else repr(number)
 
 
 def docstring_text(text: str) -> str:

@@ -17,6 +17,7 @@ from msprobe.checks.standards.metrics import as_floats, largest_value
 from msprobe.checks.verify_call import ResultRow, VerifyOptions, verify_call
 from msprobe.dump.formats.dtypes import COMPLEX_PARTS
 from msprobe.dump.tensor_files import StoredTensor
+from msprobe.errors import DumpFormatError
 from msprobe.numerics.number_types import Kind, kind_of
 from msprobe.replay.recorded_calls import recorded_call
 from msprobe.replay.tensors import TensorSource
@@ -127,7 +128,10 @@ def start_overflows(plan: CheckPlan, word: str, processes: int) -> Callable[[str
             found.append(overflow_of(result, reference))
 
         options = VerifyOptions(device=device, rerun=True)
-        call = replace(recorded_call(view, name), passes=())
+        try:
+            call = replace(recorded_call(view, name), passes=())
+        except DumpFormatError as exc:
+            return Overflow(OverflowKind.UNKNOWN, str(exc))
         report = verify_call(call, runner, tensors, options, seen)
         if not found:
             words = ": ".join(filter(None, (str(report.reason or ""), report.detail)))

@@ -236,7 +236,7 @@ class _Verification:
         Raises:
             CannotReplayError: the call drew random numbers in another way.
         """
-        if not self._call.operator.draws_random:
+        if not self._call.may_draw:
             return None
         setting = self._options.reference
         if self._prepared.draws_again:
@@ -245,7 +245,8 @@ class _Verification:
                 self._options = replace(self._options, reference=replace(setting, dtype=None))
                 self._reference = self._prepared.run(self._options.reference)
             return None
-        again = self._prepared.run(replace(setting, seed=setting.seed + 1), backward=False)
+        # Without gradients a module in evaluation takes another kernel: only the seed may differ.
+        again = self._prepared.run(replace(setting, seed=setting.seed + 1))
         outputs = self._reference.outputs
         if all(_is_same(one, again.outputs.get(place)) for place, one in outputs.items()):
             return None

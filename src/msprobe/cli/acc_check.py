@@ -26,7 +26,7 @@ from msprobe.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from msprobe.checks.accuracy_call import CheckedCall
     from msprobe.checks.accuracy_check import (
@@ -44,6 +44,8 @@ EXIT_FOUND: Final = 1
 EXIT_UNABLE: Final = 2
 _MOST_LISTED: Final = 20
 _MOST_WORKERS: Final = 64
+# The largest number of the documents.
+_LAST_DEVICE: Final = 4095
 _THIS_MACHINE: Final = ("127.0.0.1:", "localhost:", "[::1]:")
 # A training may take that long between two steps.
 _PATIENCE_S: Final = 3600.0
@@ -212,7 +214,6 @@ def run(options: argparse.Namespace) -> int:
     from msprobe.checks.verify_json import verify_json
     from msprobe.cli.terminal import print_json
     from msprobe.errors import UsageError
-    from msprobe.replay.runner import runner_for
 
     if len(options.device) > 1 and options.dump is None and Path(options.device[-1]).exists():
         options.dump = options.device.pop()  # in "-d cpu DUMP" argparse takes both for devices
@@ -234,9 +235,8 @@ def run(options: argparse.Namespace) -> int:
         filter_repeated=options.filter_api,
         tensor_methods=standards.tensor_methods,
     )
-    devices = _devices(options.device)
-    for word in options.device:
-        runner_for(view.head.framework).device(word)  # here, where it is refused in one line
+    devices = checked_devices(options.device)
+    resolve_devices(options.device, view.head.framework)
     files = _files(options, settings, recording)
     plan = _plan(options, settings, recording, files)
     reports: dict[str, CallReport] = {}
@@ -294,14 +294,24 @@ def _listen(options: argparse.Namespace, settings: CheckSettings, source: Online
     receiver = Receiver(f"tcp://{source.address}", keys, folder)
     print(f"listening at {receiver.address}", flush=True)
 
-    def is_over() -> bool:
-        ended = {int(name.removeprefix("rank") or 0) for name in receiver.ended}
-        return set(source.ranks) <= ended
+    def awaited() -> set[int]:
+        return set(source.ranks) - _numbers(receiver.ended)
 
     try:
-        return _follow(options, settings, folder, is_over)
+        code = _follow(options, settings, folder, lambda: not awaited())
     finally:
         receiver.close()
+    for rank in sorted(awaited()):
+        said = "did not begin; see that its training has this address, and keys that fit"
+        if rank in _numbers(receiver.begun):
+            said = "did not end: its training was killed, or stopped sending, as its log says"
+        print(f"rank {rank} {said}", file=sys.stderr)
+    return code or (EXIT_UNABLE if awaited() else 0)
+
+
+def _numbers(folders: Iterable[str]) -> set[int]:
+    """Return the numbers of ranks by their folders."""
+    return {int(name.removeprefix("rank") or 0) for name in folders}
 
 
 def _follow(
@@ -320,7 +330,7 @@ def _follow(
     path = received or options.api_info_file or options.dump
     if path is None:
         raise UsageError("name the folder that is recorded into: msprobe acc-check DUMP --follow S")
-    devices = _devices(options.device)
+    devices = checked_devices(options.device)
     open_files: dict[Recording, tuple[CheckFiles, dict[str, CallReport]]] = {}
     codes: dict[Recording, int] = {}
     patience_s = _PATIENCE_S if options.follow is None else options.follow
@@ -524,7 +534,7 @@ def _write_scripts(
     if not faulty:
         return
     view, runner = plan.opened()
-    device = runner.device(_devices(options.device)[0])
+    device = runner.device(checked_devices(options.device)[0])
     step = plan.recording.step
     calls = (
         FaultyCall(view, f"{one.name}.forward", one.forward is not Status.ERROR, step)
@@ -535,12 +545,36 @@ def _write_scripts(
         print(f"script: python {path} {device}")
 
 
-def _devices(words: list[str]) -> list[str]:
+def checked_devices(words: list[str]) -> list[str]:
+    """Return the words for devices; one empty word for none, which means the best there is.
+
+    Raises:
+        UsageError: one is named twice, or has a number that no device has.
+    """
     from msprobe.errors import UsageError
 
     if len(set(words)) < len(words):
         raise UsageError(f"-d {' '.join(words)}: name each device once")
+    for word in words:
+        if word.isdigit() and int(word) > _LAST_DEVICE:
+            raise UsageError(f"-d {word}: devices have numbers from 0 to {_LAST_DEVICE}")
     return words or [""]
+
+
+def resolve_devices(words: Sequence[str], framework: str) -> None:
+    """Say where numbers of devices mean the CPU, for there is no accelerator.
+
+    Raises:
+        UsageError: there is no such device: here it is refused in one line.
+    """
+    from msprobe.replay.runner import runner_for
+
+    runner = runner_for(framework)
+    found = {word: runner.device(word) for word in words}
+    numbers = [word for word, device in found.items() if word.isdigit() and device == "cpu"]
+    if numbers:
+        said = f"-d {' '.join(numbers)}: no accelerator was found, so calls run on the CPU"
+        print(said, file=sys.stderr)
 
 
 def _workers(text: str) -> int:

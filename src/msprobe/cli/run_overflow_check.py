@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from msprobe.cli.acc_check import add_input, named_recording
+from msprobe.cli.acc_check import add_input, checked_devices, named_recording, resolve_devices
 from msprobe.cli.options import add_imports, add_workers, whole_number
 
 EXIT_FOUND: Final = 1
@@ -43,7 +43,10 @@ def run(options: argparse.Namespace) -> int:
     from msprobe.replay.references import whole_path
 
     recording = named_recording(options)
-    names = wanted_calls(recording.view(), CheckSettings())
+    view = recording.view()
+    names = wanted_calls(view, CheckSettings())
+    if options.device:
+        resolve_devices(checked_devices([options.device]), view.head.framework)
     plan = CheckPlan(
         recording=recording,
         seed=options.seed,

@@ -23,6 +23,8 @@ import re
 from pathlib import Path, PurePath
 from typing import Final
 
+INNER_PARAMETERS: Final = "inner_parameters"
+"""Part of a module's record with the parameters of modules in it that it reads, not calls."""
 DUMP_JSON: Final = "dump.json"
 DEBUG_JSON: Final = "debug.json"
 STACK_JSON: Final = "stack.json"

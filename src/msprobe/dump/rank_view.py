@@ -46,6 +46,7 @@ _CACHED: Final = (
     "head",
     "records",
     "call_tree",
+    "_calls_by_parent",
     "facts",
     "account",
     "missing_tensors",
@@ -275,6 +276,24 @@ class RankView:
             chain[parent] = None
             parent = self.parents.get(parent)
         return list(chain)
+
+    def calls_inside(self, name: str) -> list[str]:
+        """Return the records of the calls that ran inside `name`, at any depth."""
+        found: dict[str, None] = {}
+        waiting = [name]
+        while waiting:
+            inner = self._calls_by_parent.get(waiting.pop(), ())
+            waiting += [one for one in inner if one not in found]
+            found |= dict.fromkeys(inner)
+        return list(found)
+
+    @cached_property
+    def _calls_by_parent(self) -> Mapping[str, list[str]]:
+        calls: dict[str, list[str]] = {}
+        for name, parent in self.parents.items():
+            if parent is not None:
+                calls.setdefault(parent, []).append(name)
+        return calls
 
     def frames(self, name: str) -> list[str]:
         """Return the call stack of a forward record, innermost frame first; empty if unknown.

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.dump.layout import INNER_PARAMETERS
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName
 from msprobe.dump.records import JsonTree
 from msprobe.dump.stored_values import integers_of, optional_of, pair_of, shape_of, statistic_of
@@ -46,6 +47,7 @@ _PARTS: Final = {
     "input_kwargs": Role.INPUT,
     "input": Role.INPUT,
     "parameters": Role.PARAMETER,
+    INNER_PARAMETERS: Role.PARAMETER,
     "output": Role.OUTPUT,
     "output_kwargs": Role.OUTPUT,
 }
@@ -104,6 +106,7 @@ class _UsualCall(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     input_kwargs: _UsualPart = UNSET
     input: _UsualPart = UNSET
     parameters: _UsualPart = UNSET
+    inner_parameters: _UsualPart = UNSET
     output: _UsualPart = UNSET
     output_kwargs: _UsualPart = UNSET
     remarks: dict[str, str] | UnsetType = UNSET

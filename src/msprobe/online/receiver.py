@@ -71,10 +71,15 @@ class Receiver:
         self._ranks: dict[bytes, str] = {}
         self._runs: dict[str, str] = {}
         self._ended: set[str] = set()
-        self._refused: set[tuple[bytes, str]] = set()
+        self._refused: set[bytes] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="msprobe-receiver", daemon=True)
         self._thread.start()
+
+    @property
+    def begun(self) -> frozenset[str]:
+        """Rank folders that senders began with."""
+        return frozenset(self._runs)
 
     @property
     def ended(self) -> frozenset[str]:
@@ -110,8 +115,8 @@ class Receiver:
             problem = f"the receiver cannot write to {self.folder}: {reason(exc)}"
             answer = Head(kind="error", problem=problem)
         # A sender has many pieces on the way when the first is refused.
-        if answer.kind != "ok" and (sender, answer.problem) not in self._refused:
-            self._refused.add((sender, answer.problem))
+        if answer.kind != "ok" and sender not in self._refused:
+            self._refused.add(sender)
             logger.warning("a sender is refused: %s", answer.problem)
         self._socket.send_multipart([sender, encode(answer)])
 

@@ -17,6 +17,8 @@ _ROOT: Final = "module"
 # Of an argument that is no value of Python.
 _NO_VALUE: Final = object()
 _MODULE: Final = re.compile(r"\w+\(.*\)", re.DOTALL)
+# No model is nested deeper; a damaged file may be.
+_DEEPEST: Final = 64
 OWN_CLASS: Final = "class"
 """Setting of a module whose class has a name of `torch.nn` and is another one."""
 
@@ -26,18 +28,26 @@ class ModuleSettings:
     """How a module was made.
 
     Attributes:
+        class_name: of its class, without its module.
         args: positional arguments of its class, as ``extra_repr`` shows them.
         kwargs: keyword arguments, shown or among its plain attributes.
-        children: names of the modules in it.
+        children: the modules in it, by name.
         training: whether it was training when the step began.
         is_of_framework: whether its class is the framework's of that name.
     """
 
+    class_name: str
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    children: frozenset[str] = frozenset()
+    children: Mapping[str, ModuleSettings] = field(default_factory=dict)
     training: bool = True
     is_of_framework: bool = True
+
+    @property
+    def changes_inputs(self) -> bool:
+        """Whether it, or a module in it, writes into its argument."""
+        inner = (child.changes_inputs for child in self.children.values())
+        return bool(self.kwargs.get("inplace")) or any(inner)
 
 
 def module_settings(facts: Facts | None, path: str) -> ModuleSettings | None:
@@ -58,14 +68,29 @@ def module_settings(facts: Facts | None, path: str) -> ModuleSettings | None:
         for key, text in facts.settings.items()
         if key.startswith(f"{name}.")
     }
+    return _settings(shown, below, path, facts.modes.training if facts.modes else {})
+
+
+def _settings(
+    shown: str, below: Mapping[str, str], path: str, modes: Mapping[str, bool]
+) -> ModuleSettings:
+    """Return the settings of a module from its text, and those of everything in it by path."""
     args, kwargs = _arguments(shown)
-    attributes = {key: _value(text) for key, text in below.items() if "." not in key}
+    own = {key: text for key, text in below.items() if "." not in key}
+    children: dict[str, ModuleSettings] = {}
+    for name, text in own.items():
+        if _MODULE.fullmatch(text) and path.count(".") < _DEEPEST:
+            start = f"{name}."
+            inner = {k.removeprefix(start): v for k, v in below.items() if k.startswith(start)}
+            children[name] = _settings(text, inner, f"{path}.{name}" if path else name, modes)
+    attributes = {key: _value(text) for key, text in own.items() if key not in children}
     return ModuleSettings(
+        class_name=shown.partition("(")[0],
         args=args,
         kwargs={**attributes, **kwargs},
-        children=frozenset(key for key, text in below.items() if _MODULE.fullmatch(text)),
-        training=_is_training(facts.modes.training, path) if facts.modes else True,
-        is_of_framework=OWN_CLASS not in below,
+        children=children,
+        training=_is_training(modes, path),
+        is_of_framework=OWN_CLASS not in own,
     )
 
 

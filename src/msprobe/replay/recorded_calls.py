@@ -7,17 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from msprobe.dump.layout import INNER_PARAMETERS
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordKind, RecordName, backward_name
 from msprobe.dump.records import JsonTree
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
+from msprobe.errors import DumpFormatError
 from msprobe.operators.lookup import operator_named, operator_of
 from msprobe.operators.operator import Operator
 from msprobe.replay.forms import tensor_forms
 from msprobe.replay.module_settings import ModuleSettings, module_settings
 
 _MOST_PASSES: Final = 64
+_DEEPEST: Final = 100
 # As docs/tasks/gradients.md has it: "same as output.0".
 _SAME: Final = "same as"
 # Losses whose target is the second argument, of classes by number, and the place of `ignore_index`.
@@ -74,7 +77,7 @@ class RecordedCall:
         framework: ``pytorch`` or ``mindspore``.
         args: forms of the positional arguments.
         kwargs: forms of the keyword arguments.
-        parameters: forms of a module's own parameters.
+        parameters: forms of a module's own parameters, and of those of modules in it.
         outputs: forms of the results: a list, or an object by field for a named tuple.
         passes: its backward passes.
         random: states of the random generators before the call, where recorded.
@@ -108,6 +111,11 @@ class RecordedCall:
             return operator_named(self.class_name)
         is_mindspore = self.framework == "mindspore"
         return operator_of(self.prefix, self.api, is_mindspore=is_mindspore)
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether it may take random numbers, by itself or through modules in it."""
+        return self.operator.draws_random or bool(self.module and self.module.children)
 
     def first_place(self, place: PartPath) -> str:
         """Return where a tensor was passed first whose gradient has a place; empty if only there.
@@ -166,9 +174,53 @@ def recorded_call(view: RankView, name: str) -> RecordedCall:
     """
     record = view.records[name]
     parts: Mapping[str, Any] = record.data if isinstance(record.data, dict) else {}
+    _require_shallow(view, name, parts)
     call = call_of(record.name, parts, view.head.framework)
+    call = replace(call, passes=tuple(_passes(view, name, parts.get("output"))))
     module = module_settings(view.facts, record.name.path) if record.name.is_module else None
-    return replace(call, passes=tuple(_passes(view, name, parts.get("output"))), module=module)
+    if module is None or not module.children:
+        return replace(call, module=module)
+    inner = _parameters_inside(view, record.name)
+    return (
+        call
+        if inner is None
+        else replace(call, module=module, parameters={**call.parameters, **inner})
+    )
+
+
+def _require_shallow(view: RankView, name: str, tree: JsonTree) -> None:
+    """Refuse a record that is nested more deeply than arguments are, as damaged files may be."""
+    level: list[Any] = [tree]
+    for _ in range(_DEEPEST):
+        level = [
+            item
+            for one in level
+            for item in (one.values() if isinstance(one, dict) else one)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return
+    problem = f"{name}: nested deeper than {_DEEPEST} levels"
+    raise DumpFormatError(view.records_path, problem)
+
+
+def _parameters_inside(view: RankView, name: RecordName) -> Mapping[str, Any] | None:
+    """Return the parameters of the modules that a module called, by their names in it.
+
+    None where one was called twice: it may be in several places, which settings do not tell.
+    """
+    found: dict[str, Any] = {}
+    start = f"{name.path}." if name.path else ""
+    seen = set()
+    for one in map(view.records.parsed, view.calls_inside(name.full)):
+        if not one.is_module or one.path in seen or not one.path.startswith(start):
+            return None
+        seen.add(one.path)
+        record = view.records[one.full].data if one.full in view.records else None
+        if isinstance(record, dict):
+            inside = one.path.removeprefix(start)
+            found |= {f"{inside}.{key}": form for key, form in _parameters(record).items()}
+    return found
 
 
 def call_of(name: RecordName, parts: Mapping[str, Any], framework: str) -> RecordedCall:
@@ -191,7 +243,7 @@ def call_of(name: RecordName, parts: Mapping[str, Any], framework: str) -> Recor
         framework=framework,
         args=args,
         kwargs=kwargs,
-        parameters=_fields(parts.get("parameters")),
+        parameters=_parameters(parts),
         outputs=parts.get("output"),
         passes=(),
         random=_fields(parts.get("rng")),
@@ -236,6 +288,7 @@ def _passes(view: RankView, name: str, outputs: JsonTree) -> Iterator[BackwardPa
             return
         data = view.records[full].data
         if isinstance(data, dict):
+            _require_shallow(view, full, data)
             yield pass_of(full, outputs, data)
 
 
@@ -260,6 +313,10 @@ def _placed(tree: JsonTree, gradients: Iterator[JsonTree]) -> JsonTree:
     if not isinstance(tree.get("type"), str):
         return {key: _placed(one, gradients) for key, one in tree.items()}
     return next(gradients) if "shape" in tree else None
+
+
+def _parameters(parts: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**_fields(parts.get("parameters")), **_fields(parts.get(INNER_PARAMETERS))}
 
 
 def _items(tree: JsonTree) -> Sequence[JsonTree]:

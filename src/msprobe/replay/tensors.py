@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from msprobe.dump.formats.dtypes import FLOATS, item_size, normal_dtype
 from msprobe.dump.rank_view import RankView
+from msprobe.dump.stored_values import shape_of
 from msprobe.dump.tensor_files import StoredTensor
+from msprobe.errors import DumpFormatError
 from msprobe.replay.generated import generate, narrow
 
 ROWS: Final = "rows"
@@ -87,9 +89,13 @@ class TensorSource:
 
         Raises:
             RecordNotFoundError: its file is gone.
-            DumpFormatError: its file is damaged.
+            DumpFormatError: its file is damaged, or its shape is none.
             UnsupportedError: a special tensor, or a type that cannot be generated.
         """
+        try:
+            shape_of(tree.get("shape") or [])
+        except ValueError as exc:
+            raise DumpFormatError(self._view.records_path, f'{place}: "shape" {exc}') from exc
         name = tree.get("data_name")
         if isinstance(name, str):
             return _simplified(_rows(in_recorded_type(self._view.tensor(name), tree), tree), tree)

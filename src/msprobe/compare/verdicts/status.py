@@ -25,6 +25,7 @@ from msprobe.compare.verdicts.statistics_error import (
     statistics_equal,
     statistics_error,
 )
+from msprobe.dump.layout import INNER_PARAMETERS
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.values import Role
 from msprobe.numerics.element_metrics import ElementMetrics
@@ -111,6 +112,9 @@ def _judge_alone(row: Row) -> None:
     elif row.value.role is Role.INPUT and _is_default(row):
         row.status = Status.EQUAL
         row.finding = "the default, which the other side leaves out"
+    elif row.value.path[0] == INNER_PARAMETERS:
+        row.status = Status.EQUAL
+        row.finding = "the other recorder does not record it"
     else:
         side = "reference" if is_missing else "target"
         shown = "" if row.value.is_tensor else f" ({row.value.value})"

@@ -15,11 +15,14 @@ import numpy as np
 import mindspore
 from mindspore import Tensor
 from msprobe.checks.op_scripts import (
+    LINE,
     Allowed,
     ScriptError,
     ScriptOptions,
     allowed_error,
+    dictionary_lines,
     docstring_text,
+    power_text,
 )
 from msprobe.checks.shrinking import shrunk
 from msprobe.checks.verify_call import CallReport, ResultRow, VerifyOptions, verify_call
@@ -38,7 +41,6 @@ from msprobe.replay.recorded_calls import RecordedCall, recorded_call
 from msprobe.replay.runner import CannotReplayError, runner_for
 from msprobe.replay.tensors import TensorSource
 
-_LINE: Final = 100
 # Rows of the documented check of MindSpore.
 _METRICS: Final = (
     "    size = float(np.sqrt((target**2).sum() * (exact**2).sum()))",
@@ -202,7 +204,7 @@ class _Script:
         made = f", called at {self._line}" if self._line else ""
         yield f'"""{docstring_text(self._call.name + made)}: {question}'
         yield ""
-        yield from wrap(docstring_text(self._answer(path)), _LINE)
+        yield from wrap(docstring_text(self._answer(path)), LINE)
         yield '"""'
         yield ""
         body = list(self._values())
@@ -216,7 +218,8 @@ class _Script:
         yield from self._judging()
 
     def _answer(self, path: Path) -> str:
-        rows = [row for row in self._report.rows if row.judgement is not None]
+        record = self._call.passes[0].name if self._incoming else self._call.name
+        rows = [row for row in self._report.rows if row.record == record and row.judgement]
         worst = max(rows, key=lambda row: row.judgement.ratio if row.judgement else 0.0)
         assert worst.judgement is not None
         found = worst.judgement
@@ -237,16 +240,29 @@ class _Script:
         yield f"# By {self._report.by}."
         yield from self._table("expected", self._found.exact, typed=False)
         yield "# Allowed error of an element: a part of its exact value, and an absolute one."
-        yield "budgets = {"
-        for name, one in self._found.allowed.items():
-            yield f'    "{name}": ({one.relative}, {one.absolute}),'
-        yield "}"
+        yield from dictionary_lines(
+            "budgets",
+            [
+                f'"{name}": ({power_text(one.relative)}, {one.absolute})'
+                for name, one in self._found.allowed.items()
+            ],
+        )
 
     def _table(
         self, title: str, values: Mapping[str, StoredTensor], *, typed: bool = True
     ) -> Iterator[str]:
         """Yield a dictionary of arrays, with the names of their types if they become tensors."""
-        yield f"{title} = {{"
+        entries = []
+        beside = {f"{title} {name}": one.values() for name, one in values.items()}
+        largest = max((array.size for array in beside.values()), default=0)
+        kinds = {one.dtype.replace("bool", "bool_") for one in values.values()}
+        if len(values) > 1 and largest > self._options.inline and (not typed or len(kinds) == 1):
+            self.beside |= beside
+            names = ", ".join(f'"{name}"' for name in values)
+            read = f'data[f"{title} {{name}}"]'
+            text = f"({read}, mindspore.{kinds.pop()})" if typed else read
+            yield f"{title} = {{name: {text} for name in [{names}]}}"
+            return
         for name, one in values.items():
             array = one.values()
             if array.size <= self._options.inline:
@@ -258,10 +274,10 @@ class _Script:
                 self.beside[key] = array
                 text = f'data["{key}"]'
             kind = one.dtype.replace("bool", "bool_")
-            yield (
-                f'    "{name}": ({text}, mindspore.{kind}),' if typed else f'    "{name}": {text},'
+            entries.append(
+                f'"{name}": ({text}, mindspore.{kind})' if typed else f'"{name}": {text}'
             )
-        yield "}"
+        yield from dictionary_lines(title, entries)
 
     def _functions(self) -> Iterator[str]:
         yield from ("", "def call(" + ", ".join(self._inputs) + "):")
@@ -273,19 +289,21 @@ class _Script:
             roots = ", ".join(self._incoming)
             yield f"    names = [{wanted}]"
             yield "    def roots(*leaves):"
-            yield "        output = call(**{**values, **dict(zip(names, leaves))})"
-            yield f"        return {roots}"
-            yield "    arrived = [mindspore.Tensor(np.array(v), t) for v, t in incoming.values()]"
-            yield "    arrived = tuple(arrived) if len(arrived) > 1 else arrived[0]"
+            made = "call(**{**values, **dict(zip(names, leaves))})"
+            if roots == "output":
+                yield f"        return {made}"
+            else:
+                yield from (f"        output = {made}", f"        return {roots}")
+            arrived = "arrived = tuple" if len(self._incoming) > 1 else "(arrived,) = "
+            yield f"    {arrived}(mindspore.Tensor(np.array(v), t) for v, t in incoming.values())"
             yield "    take = mindspore.ops.GradOperation(get_all=True, sens_param=True)"
             yield "    found = take(roots)(*[values[name] for name in names], arrived)"
         else:
             yield "    output = call(**values)"
             yield f"    found = [{', '.join(self._found.targets)}]"
-        yield "    wide = [mindspore.ops.cast(one, mindspore.float32) for one in found]"
-        yield "    exact = [one.asnumpy() if one.dtype == mindspore.float64 else w.asnumpy()"
-        yield "             for one, w in zip(found, wide)]"
-        yield "    return dict(zip(budgets, exact))"
+        yield "    half = mindspore.bfloat16  # NumPy has none"
+        yield "    plain = [one.float() if one.dtype == half else one for one in found]"
+        yield "    return dict(zip(budgets, (one.asnumpy() for one in plain)))"
 
     def _judging(self) -> Iterator[str]:
         yield ""
@@ -296,8 +314,8 @@ class _Script:
         yield from (
             "failed = False",
             "for name, (relative, absolute) in budgets.items():",
-            "    target, exact = (np.asarray(one[name]).reshape(-1) for one in (found, expected))",
-            "    target, exact = target.astype(np.float64), exact.astype(np.float64)",
+            "    target, exact = (np.asarray(one[name], np.float64).reshape(-1)"
+            " for one in (found, expected))",
             "    same = (target == exact) | (np.isnan(target) & np.isnan(exact))",
             "    error = np.where(same, 0.0, np.abs(target - exact))",
             "    budget = relative * np.abs(exact) + absolute + 1e-300",

@@ -22,12 +22,14 @@ from torch.nn.modules import module as module_code
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from msprobe.capture.call import Call
+from msprobe.capture.calls import Calls
 from msprobe.capture.headroom import Headroom
 from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.capture.stacks import Stack, calling_frame
 from msprobe.capture.token_range import TokenGate
 from msprobe.capture.values import Found
+from msprobe.dump.layout import INNER_PARAMETERS
 from msprobe.pytorch.apis.api_rules import FAST_PATH_MODULES
 from msprobe.pytorch.gradients.input_edges import InputEdges, input_edges
 from msprobe.pytorch.gradients.quick_taps import tap_gradients
@@ -50,6 +52,11 @@ _CALLERS: Final = (
     str(Path(torch.__file__).parent / "_dynamo" / "eval_frame.py"),
 )
 _SKIPPED_CLASSES: Final = frozenset({"FullyShardedDataParallel"})
+# Modules that read the parameters of modules in them, which they do not call.
+_READERS: Final = (
+    nn.MultiheadAttention,
+    *filter(None, [getattr(nn, "LinearCrossEntropyLoss", None)]),
+)
 
 
 def class_name(module: nn.Module) -> str:
@@ -316,7 +323,8 @@ class ModuleObserver:
         is_one_api = type(module).forward is nn.Linear.forward
         recorder = self._recorder
         is_lazy = isinstance(module, LazyModuleMixin)
-        if not (base is None or recorder is None or is_lazy or stack.traits.checkpointed):
+        is_slow = is_lazy or stack.traits.checkpointed or isinstance(module, _READERS)
+        if not (base is None or recorder is None or is_slow):
             own = module._parameters
             quick = recorder.begin(base, stack, args, kwargs, own, with_grad, is_one_api)
         if quick is not None:
@@ -338,7 +346,7 @@ class ModuleObserver:
         calls = session.calls
         is_searched = calls.inputs(call, args, kwargs, opened.found)
         if base is not None and not opened.is_lazy:
-            calls.part(call, "parameters", _own_parameters(module))
+            _take_parameters(calls, call, module)
         if not with_grad or not call.keeps_gradients or _functorch_active():
             return
         if not is_searched:
@@ -471,7 +479,7 @@ class ModuleObserver:
         calls = self._session.calls
         calls.outputs(call, output)
         if opened.is_lazy and call.is_module:
-            calls.part(call, "parameters", _own_parameters(opened.module))
+            _take_parameters(calls, call, opened.module)
         if opened.edges is not None:
             tap_gradients(self._session, self._shared, recorder, opened.edges, output)
         calls.end(call)
@@ -481,6 +489,19 @@ def _error_name() -> str:
     """Return the class of the exception that ends a module: torch is handling it right now."""
     kind = sys.exc_info()[0]
     return kind.__name__ if kind is not None else "exception"
+
+
+def _take_parameters(calls: Calls, call: Call, module: nn.Module) -> None:
+    """Record the parameters of a module, and those that it reads of modules in it."""
+    calls.part(call, "parameters", _own_parameters(module))
+    if isinstance(module, _READERS):
+        parts = module.named_children()
+        inner = {
+            f"{name}.{key}": one
+            for name, part in parts
+            for key, one in _own_parameters(part).items()
+        }
+        calls.part(call, INNER_PARAMETERS, inner)
 
 
 def _own_parameters(module: nn.Module) -> dict[str, Any]:

@@ -77,8 +77,10 @@ class TorchRunner:
         functions = _functions(call)
         rebuilder = Rebuilder(tensors, to_torch, MAKERS)
         args = [rebuilder.value(tree, ("input", i)) for i, tree in enumerate(call.args)]
-        # The reference of a module takes its parameters by name.
-        named = {**call.kwargs, **call.parameters}
+        # The reference of a module takes its own parameters by name.
+        is_made = isinstance(functions[0], ModuleFunction)
+        parameters = {k: v for k, v in call.parameters.items() if is_made or "." not in k}
+        named = {**call.kwargs, **parameters}
         kwargs = {key: rebuilder.value(tree, (key,)) for key, tree in named.items()}
         gradients = {
             one.name: {
@@ -247,7 +249,7 @@ class _Run:
         self._noise = None if setting.noise is None else NoiseMode(setting.noise)
         self._in_place = is_in_place(call.api) or bool(
             (call.kwargs.get("inplace") or {}).get("value")
-            or (call.module and call.module.kwargs.get("inplace"))
+            or (call.module and call.module.changes_inputs)
         )
         self._wanted = call.wanted_gradients
         self._leaves: dict[PartPath, torch.Tensor] = {}

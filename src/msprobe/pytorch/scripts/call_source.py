@@ -97,9 +97,15 @@ class _Writer:
         if changes_first and isinstance(args[0], torch.Tensor):
             texts[0] += ".clone()"  # a leaf must not be written into
         by_name = {
-            name: self._value(one, name, ("output_kwargs", name)) for name, one in kwargs.items()
+            # Parameters of modules in a module: "out_proj.weight".
+            name: self._value(one, name.replace(".", "_"), ("output_kwargs", name))
+            for name, one in kwargs.items()
         }
         if isinstance(function, ModuleFunction):
+            for part in kwargs.keys() - function.parameters:
+                _require_identifier(part)
+            if function.source is None:
+                raise UnsupportedError(f"{self._call.class_name} cannot be made in a few lines")
             self._found.text = _module_text(function, texts, by_name)
             return self._found
         texts += [f"{name}={text}" for name, text in by_name.items()]

@@ -11,7 +11,15 @@ from typing import Any, Final
 
 import torch
 
-from msprobe.checks.op_scripts import Allowed, ScriptError, ScriptOptions, docstring_text
+from msprobe.checks.op_scripts import (
+    LINE,
+    Allowed,
+    ScriptError,
+    ScriptOptions,
+    dictionary_lines,
+    docstring_text,
+    power_text,
+)
 from msprobe.checks.shrinking import shrunk
 from msprobe.checks.verify_call import CallReport, ResultRow, VerifyOptions, verify_call
 from msprobe.dump.rank_view import RankView
@@ -28,7 +36,6 @@ from msprobe.pytorch.scripts.tensor_source import TensorTexts, number_text
 from msprobe.replay.recorded_calls import RecordedCall, recorded_call
 from msprobe.replay.runner import CannotReplayError
 
-_LINE: Final = 100
 # Two functions whose results in float64 agree this well compute the same.
 _SAME: Final = 1e-10
 # Longer tables of tensors are saved in the file.
@@ -37,20 +44,19 @@ _ENTRIES: Final = 6
 
 # Rows of the metrics that mindstudio-probe judges by, with its limits for each type.
 _METRICS: Final = (
-    "    relative_error = error / exact.abs().clamp_min(2.0**-24)",
-    "    narrow = found[name].dtype in (torch.float16, torch.bfloat16)",
-    "    strict = 2 if narrow else 3  # fewer digits are an error, more of them a warning",
-    "    size, worst = float(target.norm() * exact.norm()), float(error.max())",
-    "    cosine = float((target.conj() * exact).sum().real) / size if size else float(worst == 0)",
-    "    rows = [('cosine', cosine, 'pass' if cosine > 0.99 else 'error'),",
-    "            ('max absolute error', worst, 'pass' if worst < 0.001 else 'warning')]",
+    "    worst, size = float(error.max()), target.norm() * exact.norm()",
+    "    cosine = float((target.conj() * exact).sum().real / size) if worst else 1.0",
+    '    print(f"    cosine               {cosine:<12.6g} "'
+    " + ('pass' if cosine > 0.99 else 'error'))",
+    "    word = 'pass' if worst < 0.001 else 'warning'",
+    "    print(f'    max absolute error   {worst:<12.6g} {word}')",
+    "    strict = 2 if found[name].itemsize == 2 else 3  # fewer digits: an error, more: a warning",
     "    for digits in (2, 3, 4):",
-    "        share = float((relative_error < 10.0**-digits).double().mean())",
+    "        share = float((error < 10.0**-digits * exact.abs().clamp_min(2.0**-24))"
+    ".double().mean())",
     "        word = 'pass' if share > 1 - 10.0**-digits else 'error' if digits <= strict else "
     "'warning'",
-    "        rows.append((f'share within 1e-{digits}', share, word))",
-    "    for metric, value, word in rows:",
-    "        print(f'    {metric:20} {value:<12.6g} {word}')",
+    "        print(f'    share within 1e-{digits}    {share:<12.6g} {word}')",
 )
 
 
@@ -260,7 +266,7 @@ def _heading(parts: _Parts, path: Path) -> Iterator[str]:
     if parts.source.is_known:
         default = "the recorded one" if parts.shown.is_recorded else "that of the CPU"
         text += f" Judges the result of DEVICE: python {path.name} [DEVICE] ({default})."
-    yield from wrap(docstring_text(f"{text} Exits with 1 if it is wrong."), _LINE)
+    yield from wrap(docstring_text(f"{text} Exits with 1 if it is wrong."), LINE)
     yield '"""'
     yield ""
 
@@ -280,10 +286,10 @@ def _values(parts: _Parts, texts: TensorTexts) -> Iterator[str]:
         yield from _table("expected", expected, texts, {})
     yield "# Allowed error of an element: a part of its exact value, and an absolute one."
     budgets = [(one.name, one.allowed) for one in parts.results]
-    yield from _dictionary(
+    yield from dictionary_lines(
         "budgets",
         [
-            f'"{name}": ({allowed.relative}, {number_text(allowed.absolute)})'
+            f'"{name}": ({power_text(allowed.relative)}, {number_text(allowed.absolute)})'
             for name, allowed in budgets
         ],
     )
@@ -293,8 +299,10 @@ def _table(
     title: str, values: Mapping[str, Any], texts: TensorTexts, recipes: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield a dictionary of tensors."""
-    if len(values) > _ENTRIES and all(isinstance(one, torch.Tensor) for one in values.values()):
-        texts.beside[title] = dict(values)
+    tensors = [one for one in values.values() if isinstance(one, torch.Tensor)]
+    is_large = len(tensors) > 1 and not recipes and any(map(texts.is_large, tensors))
+    if len(tensors) == len(values) and (is_large or len(values) > _ENTRIES):
+        texts.beside[title] = {name: one.detach().cpu() for name, one in values.items()}
         yield f'{title} = data["{title}"]'
         return
     entries = []
@@ -304,18 +312,7 @@ def _table(
         else:
             text = f'torch.device("{value}")' if isinstance(value, torch.device) else str(value)
         entries.append(f'"{name}": {text}')
-    yield from _dictionary(title, entries)
-
-
-def _dictionary(title: str, entries: list[str]) -> Iterator[str]:
-    """Yield a dictionary, in one line if it fits or has one entry."""
-    line = f"{title} = {{{', '.join(entries)}}}"
-    if len(line) <= _LINE or len(entries) == 1:
-        yield line
-        return
-    yield f"{title} = {{"
-    yield from (f"    {entry}," for entry in entries)
-    yield "}"
+    yield from dictionary_lines(title, entries)
 
 
 def _functions(parts: _Parts) -> Iterator[str]:

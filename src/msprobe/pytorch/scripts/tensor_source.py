@@ -23,13 +23,17 @@ class TensorTexts:
         self.beside: dict[str, Any] = {}
         self._inline = inline
 
+    def is_large(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor goes into the file."""
+        return tensor.numel() > self._inline and not _is_constant(tensor.detach().cpu())
+
     def of(self, name: str, tensor: torch.Tensor) -> str:
         """Return an expression that makes a tensor."""
         plain = tensor.detach().cpu()
         if plain.numel() and _is_constant(plain):
             value = number_text(plain.reshape(-1)[0].item())
             return f"torch.full({tuple(plain.shape)}, {value}, dtype={plain.dtype})"
-        if plain.numel() > self._inline:
+        if self.is_large(plain):
             self.beside[name] = plain
             return f'data["{name}"]'
         return _numbers(plain)

@@ -310,7 +310,7 @@ export const sentences = {
   
   "the call does not read it: what the memory held before means nothing": "调用不读取它：内存中原有的内容没有意义",
   "shape {} instead of {}": "形状为 {}，而非 {}", "{} instead of {}; the values are {}": "{}，而非 {}；数值{}",
-  "at other places than in the reference": "位置与标杆侧不同", "the default, which the other side leaves out": "默认值，另一侧省略",
+  "at other places than in the reference": "位置与标杆侧不同", "the default, which the other side leaves out": "默认值，另一侧省略", "the other recorder does not record it": "另一侧的采集不记录它",
   "only the {} has it": "仅{}有", "equal up to dimensions of size 1 in their shapes": "除形状中大小为 1 的维度外相同",
   "requires_grad is {} instead of {}": "requires_grad 为 {}，而非 {}", "{} against {}, judged as {}": "{} 对比 {}，按 {} 判定", " instead of {}": "，而非 {}",
   "{} of {} elements beyond the tolerance, at worst {} instead of {}": "{2} 个元素中有 {1} 个超出容差，最差为 {3}，而非 {4}",
