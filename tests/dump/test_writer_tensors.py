@@ -355,6 +355,19 @@ def test_names_are_files_of_the_folder_on_windows_too(wanted: str) -> None:
     assert name != safe_file_name(f"other {wanted}", windows=True)
 
 
+@pytest.mark.parametrize("ignores_case", [True, False])
+def test_names_that_differ_in_case_alone_are_two_files(tmp_path: Path, ignores_case: bool) -> None:
+    store = TensorStore(tmp_path, ignores_case=ignores_case)
+    wanted = [f"Tensor.{name}.0.forward.output.0.pt" for name in ("T", "t", "T", "mT", "mt")]
+    names = [store.file_name(each) for each in wanted]
+    assert names[0] == names[2] == wanted[0]
+    assert (names == wanted) is not ignores_case
+    fold = str.casefold if ignores_case else str
+    assert len({fold(name) for name in names}) == 4
+    assert [store.file_name(name) for name in names] == names
+    assert [safe_file_name(name) for name in names] == names
+
+
 @pytest.mark.parametrize(
     "name", ["..\\x.pt", "C:x.pt", "C:\\x.pt", "\\\\host\\share\\x.pt", "/x.pt", "a/../x.pt"]
 )

@@ -94,6 +94,11 @@ def safe_file_name(wanted: str, *, windows: bool = _IS_WINDOWS) -> str:
         name = "_" + name[1:]
     if name and name == wanted and (len(name) * 4 <= MAX_NAME_BYTES or _fits(name)):
         return name
+    return marked_file_name(wanted, name)
+
+
+def marked_file_name(wanted: str, name: str) -> str:
+    """Return a file name with a hash of the wanted one, of at most 255 bytes."""
     digest = hashlib.sha256(wanted.encode(errors="surrogatepass")).hexdigest()[:_HASH_DIGITS]
     suffix = PurePath(name).suffix
     if len(suffix.encode()) > _MAX_SUFFIX_BYTES:
