@@ -108,5 +108,12 @@ def marked_file_name(wanted: str, name: str) -> str:
     return f"{stem.encode()[:room].decode(errors='ignore')}~{digest}{suffix}"
 
 
+def unmarked_file_name(name: str) -> str:
+    """Return a file name without its hash, if that was all that `marked_file_name` changed."""
+    stem, dot, suffix = name.rpartition(".")
+    wanted = f"{stem[: -_HASH_DIGITS - 1]}{dot}{suffix}"
+    return wanted if "~" in name and marked_file_name(wanted, wanted) == name else name
+
+
 def _fits(name: str) -> bool:
     return len(name.encode()) <= MAX_NAME_BYTES

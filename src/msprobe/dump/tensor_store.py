@@ -170,10 +170,8 @@ class TensorStore:
 
 
 def _ignores_case(folder: Path) -> bool:
-    try:
-        return folder.with_name(folder.name.swapcase()).samefile(folder)
-    except OSError:
-        return False
+    # Not `samefile`: FUSE gives the two names two inodes.
+    return folder.with_name(folder.name.swapcase()).exists()
 
 
 def _inode(path: Path) -> int | None:
