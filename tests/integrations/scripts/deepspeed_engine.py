@@ -29,7 +29,7 @@ config = {
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
     "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 3}},
     "bf16": {"enabled": True},
-    "zero_optimization": {"stage": 2},
+    "zero_optimization": {"stage": int(os.environ.get("ZERO", "2"))},
 }
 data = TensorDataset(torch.randn(32, 8, dtype=torch.bfloat16), torch.randint(0, 3, (32,)))
 model_engine, optimizer, trainloader, schedule = deepspeed.initialize(
