@@ -93,6 +93,11 @@ SCRIPTS = {
         for stage in ("0", "1", "3")
     },
     "megatron": Script("megatron.core", "megatron_schedule.py"),
+    "megatron_shared": Script(
+        "megatron.core",
+        "megatron_schedule.py",
+        environment=(("DISTRIBUTED_OPTIMIZER", "1"),),
+    ),
     "torchtune": Script("torch", "torchtune_recipe.py"),
     "fsdp2": Script("torch", "torchtitan_trainer.py"),
     "fsdp1": Script("torch", "torchtitan_trainer.py", environment=(("FSDP", "1"),)),
