@@ -27,7 +27,7 @@ MADE_FROM := $(wildcard pyproject.toml setup.py requirements/*.txt src/msprobe/*
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-mindspore test test-slow test-mindspore lint format types docs check bench setup lock audit clean FORCE
+.PHONY: help demo demo-mindspore test test-slow test-mindspore lint format types docs screenshots check bench setup lock audit clean FORCE
 
 help: ## list the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -62,6 +62,9 @@ docs: $(VENV)/.ready-dev ## build the documentation into site/
 	$(BIN)/python scripts/generate_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "documentation: site/index.html"
+
+screenshots: $(VENV)/.ready-dev ## make the pictures of the documentation anew
+	$(BIN)/python scripts/screenshots.py
 
 check: lint types docs test test-slow test-mindspore ## everything that CI runs
 

@@ -184,6 +184,23 @@ def test_bash_completes_commands_and_options(capsys, tmp_path):
     assert done.stdout.split() == ["compare-ckpt", "--target-path", "--stream"]
 
 
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_completes_commands_and_options(capsys, tmp_path):
+    assert ended("--completion", "fish") == 0
+    script = tmp_path / "completion.fish"
+    script.write_text(capsys.readouterr().out)
+    asked = """
+        source $argv[1]
+        for typed in 'compare-c' 'compare --tar' 'monitor show --str'
+            complete -C "msprobe $typed"
+        end
+    """
+    words = ["fish", "--no-config", "-c", asked, script]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    found = [line.split("\t")[0] for line in done.stdout.splitlines() if "\t" in line]
+    assert found == ["compare-ckpt", "--target-path", "--stream"]
+
+
 @pytest.mark.parametrize("shell", ["zsh", "fish", "tcsh"])
 def test_other_shells_have_a_script(capsys, shell):
     assert ended("--completion", shell) == 0

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe.dump.layout import MAX_NAME_BYTES, is_bare_name, safe_file_name
+from msprobe.dump.layout import MAX_NAME_BYTES, is_bare_name, safe_file_name, unmarked_file_name
 from msprobe.dump.tensor_store import TensorStore
 from msprobe.dump.writer import DumpHead, DumpWriter
 
@@ -353,6 +353,28 @@ def test_names_are_files_of_the_folder_on_windows_too(wanted: str) -> None:
     assert is_bare_name(name)
     assert safe_file_name(name, windows=True) == name
     assert name != safe_file_name(f"other {wanted}", windows=True)
+
+
+@pytest.mark.parametrize("ignores_case", [True, False])
+def test_names_that_differ_in_case_alone_are_two_files(tmp_path: Path, ignores_case: bool) -> None:
+    store = TensorStore(tmp_path, ignores_case=ignores_case)
+    wanted = [f"Tensor.{name}.0.forward.output.0.pt" for name in ("T", "t", "T", "mT", "mt")]
+    names = [store.file_name(each) for each in wanted]
+    assert names[0] == names[2] == wanted[0]
+    assert (names == wanted) is not ignores_case
+    fold = str.casefold if ignores_case else str
+    assert len({fold(name) for name in names}) == 4
+    assert [store.file_name(name) for name in names] == names
+    assert [safe_file_name(name) for name in names] == names
+    assert [unmarked_file_name(name) for name in names] == wanted
+
+
+def test_a_file_system_that_ignores_case_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "RANK").mkdir()
+    (tmp_path / "rank").mkdir(exist_ok=True)  # two folders here, one on such a file system
+    store = TensorStore(tmp_path / "rank" / "dump_tensor_data")
+    assert store.file_name("T.pt") == "T.pt"
+    assert store.file_name("t.pt").casefold() != "t.pt"
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,14 @@ def test_training(msprobe_golden):
 def test_without_it():
     assert True
 """
+NO_MODEL = """
+import torch
+
+class TestFunction:
+    def test_training(self, msprobe_golden):
+        with msprobe_golden():
+            torch.ones(3).sum()
+"""
 
 
 def run(folder: Path, *flags: str, eps: float = 1e-5, noise: float = 0.0) -> str:
@@ -51,7 +59,10 @@ def test_golden_recordings_are_made_held_and_updated(tmp_path: Path) -> None:
     assert "1 failed, 1 passed" in missing
     assert "make it with --msprobe-golden-update" in missing
 
-    assert "2 passed" in run(tmp_path, "--msprobe-golden-update")
+    (tmp_path / "test_other.py").write_text(NO_MODEL)
+    updated = run(tmp_path, "--msprobe-golden-update", "test_other.py")
+    assert "1 failed, 2 passed" in updated
+    assert "nothing was recorded: no module with parameters was called" in updated
     assert "2 passed" in run(tmp_path, "--msprobe-golden")
 
     junit = tmp_path / "junit.xml"

@@ -14,7 +14,7 @@ import re
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +70,7 @@ class Script:
 
 
 _ACCELERATE = "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1"
+_DEEPSPEED = Script("deepspeed", "deepspeed_engine.py", layer="Module.module.0.Linear.forward.")
 SCRIPTS = {
     "accelerate_script": Script("accelerate", "accelerate/test_utils/scripts/test_script.py"),
     "accelerate_sync": Script(
@@ -86,10 +87,17 @@ SCRIPTS = {
     "lightning": Script("lightning", "lightning_autoencoder.py"),
     "diffusers": Script("diffusers", "diffusers_unconditional.py"),
     "timm": Script("timm", "timm_train.py"),
-    "deepspeed": Script(
-        "deepspeed", "deepspeed_engine.py", layer="Module.module.0.Linear.forward."
-    ),
+    "deepspeed": _DEEPSPEED,
+    **{
+        f"deepspeed_zero{stage}": replace(_DEEPSPEED, environment=(("ZERO", stage),))
+        for stage in ("0", "1", "3")
+    },
     "megatron": Script("megatron.core", "megatron_schedule.py"),
+    "megatron_shared": Script(
+        "megatron.core",
+        "megatron_schedule.py",
+        environment=(("DISTRIBUTED_OPTIMIZER", "1"),),
+    ),
     "torchtune": Script("torch", "torchtune_recipe.py"),
     "fsdp2": Script("torch", "torchtitan_trainer.py"),
     "fsdp1": Script("torch", "torchtitan_trainer.py", environment=(("FSDP", "1"),)),

@@ -9,13 +9,20 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+import torch
 
 from msprobe import open_dump
+from msprobe.capture.attaching import Request
+from msprobe.capture.session import reset_session
 from msprobe.cli import main
+from msprobe.pytorch import PrecisionDebugger
 
 SCRIPT = """
     import time
@@ -51,6 +58,9 @@ def test_a_running_program_records_what_it_is_asked_for(
         finally:
             started.kill()
     assert list(open_dump(tmp_path / "dump").steps) == [int(said[1]), int(said[2])]
+    # A killed process leaves its announcement.
+    assert main(["attach", str(started.pid)]) == 2
+    assert "it has ended" in capsys.readouterr().err
 
 
 PLAIN = """
@@ -84,6 +94,58 @@ def test_a_signal_asks_an_unedited_script_for_one_step(tmp_path: Path) -> None:
         finally:
             started.kill()
     assert len(open_dump(tmp_path / "dump").steps) == 1
+
+
+@pytest.fixture
+def announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Path, Callable[[int], list[int]]]]:
+    """Yield the announcement of a debugger in this process, and what trains and tells the steps."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"dump_path": str(tmp_path / "dump"), "dump_enable": False}))
+    debugger = PrecisionDebugger(str(config))
+    net = torch.nn.Linear(3, 3)
+    (path,) = tmp_path.glob(f"msprobe-*/{os.getpid()}.json")
+
+    def train(steps: int) -> list[int]:
+        for _ in range(steps):
+            with debugger(net):
+                net(torch.ones(2, 3))
+        return [int(each.name[4:]) for each in sorted(tmp_path.glob("dump/step*"))]
+
+    yield path, train
+    reset_session()
+
+
+def test_a_request_is_taken_once_and_with_the_right_token_only(announced, caplog) -> None:
+    path, train = announced
+    if sys.platform != "win32":
+        assert (path.parent.stat().st_mode & 0o077) == 0
+    content = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**content, "token": content["token"][::-1]}))
+    wrong = Request(os.getpid(), 2)
+    wrong.send()
+    assert train(1) == []
+    assert wrong.answer(time.monotonic() + 0.01) is None
+    assert "its token is not that of this process" in caplog.text
+
+    path.write_text(json.dumps(content))
+    right = Request(os.getpid(), 2)
+    right.send()
+    right.send()
+    assert train(4) == [1, 2]
+    answer = right.answer(time.monotonic() + 10)
+    assert answer is not None
+    assert answer.step == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs permissions")
+def test_a_folder_that_others_may_write_to_is_not_used(announced, capsys) -> None:
+    path, _ = announced
+    path.parent.chmod(0o777)
+    assert main(["attach", str(os.getpid())]) == 2
+    assert "is not a folder of this user alone; remove it" in capsys.readouterr().err
 
 
 def test_a_process_without_a_debugger_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,13 +54,16 @@ def loss(net: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("task", ["statistics", "tensor"])
 def test_records_and_disk_are_those_of_the_recording_that_follows(
-    task: str, tmp_path: Path
+    task: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     net, optimizer = make()
     batch = torch.randn(16, 8)
     debugger = PrecisionDebugger(dump_path=tmp_path, level="mix", task=task)
     found = debugger.estimate(net, batch, run_model=loss, optimizer=optimizer, tasks=[task])
     assert not list(tmp_path.iterdir())
+    assert "recording to" not in caplog.text
+    assert "each recorded step costs" in caplog.text
     assert [each.level for each in found] == ["L0", "L1", "mix"]
     for _ in range(2):
         debugger.start(net)

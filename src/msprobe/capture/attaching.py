@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask a running program for a recording, by `msprobe attach` or by a signal.
 
-A session that can be switched (`dump_enable`) announces itself by a file in a folder that only its
-user may enter, and looks for a request there at each `start`: one `stat`, no thread, no port.
-SIGUSR1 asks for the next step.
+A session that can be switched (`dump_enable`) has a socket on 127.0.0.1 and looks for a datagram at
+each `start`: one system call, no thread. A request counts if it holds the session's token, which is
+in a file that only the user of the program may read. SIGUSR1 asks for the next step.
 """
 
 from __future__ import annotations
 
 import atexit
+import hmac
 import logging
 import os
+import secrets
+import socket
 import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
@@ -26,25 +30,36 @@ from msprobe.plain_text import reason
 
 logger = logging.getLogger(__name__)
 
+_HOST: Final = "127.0.0.1"
 _MOST_STEPS: Final = 1_000_000
+_MOST_BYTES: Final = 65_535
+_MOST_REQUESTS: Final = 100  # at one step
+_REPEAT_S: Final = 1.0
 
 
-class Announcement(msgspec.Struct):
-    """State of a session that can be attached to.
-
-    Attributes:
-        dump_path: where it records.
-        step: the step it was in when it took the last request; -1 before the first.
-        requests: number of requests that it took.
-    """
-
-    dump_path: str
-    step: int = -1
-    requests: int = 0
+class _Announcement(msgspec.Struct):
+    port: int
+    token: str
 
 
 class _Request(msgspec.Struct):
+    token: str
+    number: str
     steps: int
+
+
+class Answer(msgspec.Struct):
+    """Answer of a session that took a request.
+
+    Attributes:
+        number: of the request.
+        step: the first step that it records.
+        dump_path: where.
+    """
+
+    number: str
+    step: int
+    dump_path: str
 
 
 class Attachable:
@@ -59,24 +74,23 @@ class Attachable:
         """
         self._is_asked = False
         self._signal = SignalRequest(self._signalled) if listens else None
-        self._announced = Announcement(str(dump_path))
+        self._dump_path = dump_path
         self._until = 0
         self._process = os.getpid()
-        self._folder: Path | None = None
+        self._token = secrets.token_hex()
+        self._taken = Answer("", 0, "")
+        self._socket: socket.socket | None = None
         try:
-            self._folder = _own_folder()
-            self._announce(self._folder)
+            self._announced = _own_folder() / f"{self._process}.json"
+            self._socket = self._open()
             atexit.register(self.close)
         except (OSError, UsageError) as error:
             logger.info("msprobe attach will not find this process: %s", reason(error))
-            self._folder = None
 
     def wanted(self, step: int) -> bool:
         """Return whether a request asks for this step, which begins now."""
-        if self._folder is not None and os.getpid() == self._process:
-            request = self._folder / f"{self._process}.request"
-            if request.exists():
-                self._take(request, step)
+        if self._socket is not None and os.getpid() == self._process:
+            self._look(self._socket, step)
         if self._is_asked:
             self._is_asked = False
             self._until = max(self._until, step + 1)
@@ -87,62 +101,110 @@ class Attachable:
         """Let go of the signal and take the announcement back; a forked child leaves it alone."""
         if self._signal is not None:
             self._signal.close()
-        if self._folder is not None and os.getpid() == self._process:
-            for suffix in ("json", "request"):
-                (self._folder / f"{self._process}.{suffix}").unlink(missing_ok=True)
+        if self._socket is not None and os.getpid() == self._process:
+            self._socket.close()
+            self._socket = None
+            self._announced.unlink(missing_ok=True)
 
     def _signalled(self) -> None:
         self._is_asked = True
 
-    def _take(self, request: Path, step: int) -> None:
+    def _open(self) -> socket.socket:
+        opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            found = msgspec.json.decode(request.read_bytes(), type=_Request)
-            request.unlink()
-            self._until = step + min(max(found.steps, 0), _MOST_STEPS)
-            self._announced.step = step
-            self._announced.requests += 1
-            self._announce(request.parent)
-        except (OSError, msgspec.MsgspecError) as error:
-            logger.warning("a request of msprobe attach cannot be used: %s", reason(error))
-            request.unlink(missing_ok=True)
-            return
+            opened.setblocking(False)
+            opened.bind((_HOST, 0))
+            announced = _Announcement(opened.getsockname()[1], self._token)
+            write_whole(self._announced, [msgspec.json.encode(announced)])
+        except OSError:
+            opened.close()
+            raise
+        return opened
+
+    def _look(self, opened: socket.socket, step: int) -> None:
+        for _ in range(_MOST_REQUESTS):
+            try:
+                content, sender = opened.recvfrom(_MOST_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                continue  # Windows: an earlier sender is gone
+            try:
+                found = msgspec.json.decode(content, type=_Request)
+                if not hmac.compare_digest(found.token.encode(), self._token.encode()):
+                    raise msgspec.ValidationError("its token is not that of this process")
+            except msgspec.MsgspecError as error:
+                logger.warning("a request of msprobe attach is not taken: %s", error)
+                continue
+            if found.number != self._taken.number:
+                self._take(found, step)
+            try:
+                opened.sendto(msgspec.json.encode(self._taken), sender)
+            except OSError as error:
+                logger.info("msprobe attach gets no answer: %s", reason(error))
+
+    def _take(self, found: _Request, step: int) -> None:
+        self._until = step + min(max(found.steps, 0), _MOST_STEPS)
+        self._taken = Answer(found.number, step, str(self._dump_path))
         logger.info("msprobe attach: recording steps %d to %d", step, self._until - 1)
 
-    def _announce(self, folder: Path) -> None:
-        write_whole(folder / f"{self._process}.json", [msgspec.json.encode(self._announced)])
 
+class Request:
+    """Asks a process to record its next steps."""
 
-def announcement(process: int) -> Announcement:
-    """Return the announcement of the session in a process.
+    def __init__(self, process: int, steps: int) -> None:
+        """Find the process; `send` asks it.
 
-    Raises:
-        UsageError: there is none that can be asked.
-    """
-    path = _own_folder() / f"{process}.json"
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=Announcement)
-        os.kill(process, 0)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise UsageError(
-            f"process {process} cannot be asked to record: it has ended, belongs to another user, "
-            "or was started without msprobe run --on-request and without "
+        Raises:
+            UsageError: it cannot be asked.
+        """
+        self._process = process
+        try:
+            content = (_own_folder() / f"{process}.json").read_bytes()
+            announced = msgspec.json.decode(content, type=_Announcement)
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            self._socket.connect((_HOST, announced.port))
+        except (OSError, msgspec.MsgspecError) as error:
+            raise self._refused() from error
+        self._number = secrets.token_hex()
+        self._content = msgspec.json.encode(_Request(announced.token, self._number, steps))
+
+    def send(self) -> None:
+        """Send the request; a repetition is taken once."""
+        try:
+            self._socket.send(self._content)
+        except OSError as error:
+            raise self._refused() from error
+
+    def answer(self, until: float) -> Answer | None:
+        """Wait for the answer, which comes when the next step begins, and return it.
+
+        Args:
+            until: when to give up (`time.monotonic()`); None is returned then.
+
+        Raises:
+            UsageError: the process has ended.
+        """
+        with self._socket:
+            while (left := until - time.monotonic()) > 0:
+                self._socket.settimeout(min(left, _REPEAT_S))
+                try:
+                    found = msgspec.json.decode(self._socket.recv(_MOST_BYTES), type=Answer)
+                except TimeoutError:
+                    self.send()
+                    continue
+                except (OSError, msgspec.MsgspecError) as error:
+                    raise self._refused() from error
+                if found.number == self._number:
+                    return found
+        return None
+
+    def _refused(self) -> UsageError:
+        return UsageError(
+            f"process {self._process} cannot be asked to record: it has ended, belongs to another "
+            "user, or was started without msprobe run --on-request and without "
             '"dump_enable" in its config.json'
-        ) from error
-    return found
-
-
-def request(process: int, steps: int) -> None:
-    """Ask a process to record its next steps.
-
-    Raises:
-        UsageError: it cannot be asked.
-    """
-    announcement(process)
-    path = _own_folder() / f"{process}.request"
-    try:
-        write_whole(path, [msgspec.json.encode(_Request(steps))])
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {reason(error)}") from error
+        )
 
 
 def _own_folder() -> Path:

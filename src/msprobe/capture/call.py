@@ -64,7 +64,8 @@ class Draft(msgspec.Struct, eq=False):
 
     def file_name(self, path: str, suffix: str | None = None) -> str:
         """Return the file name of the tensor at `path`, such as ``input.0``."""
-        return safe_file_name(f"{self.stem or self.name}.{path}{suffix or self.suffix}")
+        wanted = f"{self.stem or self.name}.{path}{suffix or self.suffix}"
+        return safe_file_name(wanted) if self.files is None else self.files.tensor_file_name(wanted)
 
     def save(self, payload: TensorPayload, record: TensorRecord, path: str) -> str:
         """Hand the value of the tensor at `path` to the writer; its record names the file."""

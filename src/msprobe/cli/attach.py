@@ -10,7 +10,6 @@ from typing import Final
 from msprobe.cli.options import positive_number
 
 _WAIT_S: Final = 60
-_POLL_S: Final = 0.1
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -36,22 +35,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Ask, wait for the answer and print where the recording will be."""
-    from msprobe.capture.attaching import announcement, request
+    from msprobe.capture.attaching import Request
     from msprobe.errors import UsageError
 
-    before = {process: announcement(process).requests for process in options.process}
-    for process in options.process:
-        request(process, options.steps)
+    requests = {process: Request(process, options.steps) for process in options.process}
+    for request in requests.values():
+        request.send()
     until = time.monotonic() + options.wait
-    for process, requests in before.items():
-        while (announced := announcement(process)).requests == requests:
-            if time.monotonic() > until:
-                raise UsageError(
-                    f"process {process} began no step within {options.wait} s; it will record the "
-                    "next ones when it does"
-                )
-            time.sleep(_POLL_S)
-        last = announced.step + options.steps - 1
-        steps = f"step {last}" if last == announced.step else f"steps {announced.step} to {last}"
-        print(f"process {process} records {steps} into {announced.dump_path}")
+    for process, request in requests.items():
+        answer = request.answer(until)
+        if answer is None:
+            raise UsageError(
+                f"process {process} began no step within {options.wait} s; it will record the "
+                "next ones when it does"
+            )
+        last = answer.step + options.steps - 1
+        steps = f"step {last}" if last == answer.step else f"steps {answer.step} to {last}"
+        print(f"process {process} records {steps} into {answer.dump_path}")
     return 0

@@ -96,6 +96,11 @@ def safe_file_name(wanted: str, *, windows: bool = _IS_WINDOWS) -> str:
         name = "_" + name[1:]
     if name and name == wanted and (len(name) * 4 <= MAX_NAME_BYTES or _fits(name)):
         return name
+    return marked_file_name(wanted, name)
+
+
+def marked_file_name(wanted: str, name: str) -> str:
+    """Return a file name with a hash of the wanted one, of at most 255 bytes."""
     digest = hashlib.sha256(wanted.encode(errors="surrogatepass")).hexdigest()[:_HASH_DIGITS]
     suffix = PurePath(name).suffix
     if len(suffix.encode()) > _MAX_SUFFIX_BYTES:
@@ -103,6 +108,13 @@ def safe_file_name(wanted: str, *, windows: bool = _IS_WINDOWS) -> str:
     stem = name[: len(name) - len(suffix)]
     room = MAX_NAME_BYTES - len(suffix.encode()) - _HASH_DIGITS - 1
     return f"{stem.encode()[:room].decode(errors='ignore')}~{digest}{suffix}"
+
+
+def unmarked_file_name(name: str) -> str:
+    """Return a file name without its hash, if that was all that `marked_file_name` changed."""
+    stem, dot, suffix = name.rpartition(".")
+    wanted = f"{stem[: -_HASH_DIGITS - 1]}{dot}{suffix}"
+    return wanted if "~" in name and marked_file_name(wanted, wanted) == name else name
 
 
 def _fits(name: str) -> bool:

@@ -241,12 +241,16 @@ class RankDump:
         except OSError as exc:
             self.fail(exc, self._journal.path)
 
+    def tensor_file_name(self, wanted: str) -> str:
+        """Return the ``data_name`` of a tensor whose file is to have this name."""
+        return self._store.file_name(wanted)
+
     def put_tensor(self, file_name: str, payload: TensorPayload) -> None:
         """Queue a tensor file; waits while the queue is full.
 
         Args:
             file_name: its name in ``dump_tensor_data``, passed through `layout.safe_file_name`;
-                the record's ``data_name`` must be that function's result.
+                the record's ``data_name`` must be that function's result (`tensor_file_name`).
             payload: serialises itself on the writer's thread. It must not change after the call.
 
         Raises:

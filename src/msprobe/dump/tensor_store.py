@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from msprobe.dump.layout import marked_file_name, safe_file_name
 from msprobe.files import remove_quietly, replacing, temporary_name
 
 # ext4 allows 65,000 names for one inode, others more; where one allows fewer, EMLINK tells.
@@ -51,11 +52,17 @@ class TensorStore:
     Args:
         folder: the folder; made with the first file.
         max_links: names for one inode at which a fresh copy starts.
+        ignores_case: whether the file system takes ``T.pt`` and ``t.pt`` for one file; None to ask
+            it, which is possible once the folder's parent exists.
     """
 
-    def __init__(self, folder: Path, *, max_links: int = MAX_LINKS) -> None:
+    def __init__(
+        self, folder: Path, *, max_links: int = MAX_LINKS, ignores_case: bool | None = None
+    ) -> None:
         self.folder = folder
         self._max_links = max_links
+        self._ignores_case = ignores_case
+        self._names: dict[str, str] = {}
         self._links_work = True
         self._fresh: dict[str, _FreshCopy] = {}
 
@@ -66,6 +73,19 @@ class TensorStore:
             OSError: it cannot be made.
         """
         self.folder.mkdir(exist_ok=True)
+
+    def file_name(self, wanted: str) -> str:
+        """Return the name of the file for a wanted name, `layout.safe_file_name` as a rule.
+
+        Where the file system ignores case, a name that differs from an earlier one in case alone
+        (``Tensor.T``, ``Tensor.t``) has a hash.
+        """
+        name = safe_file_name(wanted)
+        if self._ignores_case is None:
+            self._ignores_case = _ignores_case(self.folder.parent)
+        if not self._ignores_case or self._names.setdefault(name.casefold(), name) == name:
+            return name
+        return marked_file_name(wanted, name)
 
     def write(self, name: str, payload: TensorPayload) -> int:
         """Write a file, replacing one of that name; return its size.
@@ -147,6 +167,11 @@ class TensorStore:
 
     def _temporary(self, name: str) -> Path:
         return self.folder / temporary_name(os.path.splitext(name)[1][:16])  # noqa: PTH122
+
+
+def _ignores_case(folder: Path) -> bool:
+    # Not `samefile`: FUSE gives the two names two inodes.
+    return folder.with_name(folder.name.swapcase()).exists()
 
 
 def _inode(path: Path) -> int | None:

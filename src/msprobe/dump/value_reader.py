@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from msprobe.dump.formats.dtypes import normal_dtype
-from msprobe.dump.layout import INNER_PARAMETERS
+from msprobe.dump.layout import INNER_PARAMETERS, unmarked_file_name
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName
 from msprobe.dump.records import JsonTree
 from msprobe.dump.stored_values import integers_of, optional_of, pair_of, shape_of, statistic_of
@@ -525,7 +525,7 @@ class _Walk:
 
     def _slot_of_file(self, data_name: str, slot: str, role: Role) -> str:
         """Return the slot in a file's name; `slot` for very long names, which were shortened."""
-        stem, _, _ = data_name.rpartition(".")
+        stem, _, _ = unmarked_file_name(data_name).rpartition(".")
         if stem == self._record:
             return ""
         if stem.startswith(self._record) and stem[len(self._record)] == ".":

@@ -62,7 +62,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def msprobe_golden(request: pytest.FixtureRequest) -> Golden:
     """Return a context in which a training is recorded: ``with msprobe_golden(): train()``."""
-    name = _UNSAFE.sub("_", request.node.name)
+    _, _, within_file = request.node.nodeid.partition("::")
+    name = _UNSAFE.sub("_", within_file)
     folder = Path(str(request.config.getini("msprobe_golden_dir")))
     place = request.path.parent / folder / request.path.stem / name
     mode = request.config.getoption("msprobe_mode")
@@ -121,6 +122,12 @@ class Golden:
 
     def _use(self, new: Path) -> None:
         """Keep a recording, or compare it with the golden one."""
+        if not new.is_dir():
+            pytest.fail(
+                "nothing was recorded: no module with parameters was called in the body of "
+                "msprobe_golden()",
+                pytrace=False,
+            )
         golden = self.folder / _RECORDING
         if self.mode is Mode.UPDATE:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -81,7 +81,7 @@ def estimate(
         undo.callback(kept.restore)
         training.forget_gradients()
         # Its lines for each step would look like those of a recording.
-        steps_log = logging.getLogger("msprobe.capture.session")
+        steps_log = logging.getLogger("msprobe.capture.step_dumps")
         undo.callback(steps_log.setLevel, steps_log.level)
         steps_log.setLevel(logging.WARNING)
         return [_measured(each, training) for each in settings]

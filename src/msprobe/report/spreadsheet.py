@@ -40,7 +40,7 @@ def write_xlsx(table: Table, path: Path) -> list[Path]:
         OSError: the file cannot be written.
     """
     parts = max(1, math.ceil(table.count / MAX_ROWS))
-    names = ["Sheet"] if parts == 1 else [f"part_{part}" for part in range(parts)]
+    names = ["Sheet1"] if parts == 1 else [f"part_{part}" for part in range(parts)]
 
     def write(writer: _SheetWriter) -> None:
         rows, left = table.rows(), table.count

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-core's training loop: a `GPTModel`, a schedule of `pipeline_parallel`, its optimizer.
 
-With two ranks the model is a pipeline of two stages, with two chunks each (interleaved). The
-schedules ask for CUDA by name; without one, the first lines let the CPU answer.
+With two ranks the model is a pipeline of two stages, with two chunks each (interleaved); with
+DISTRIBUTED_OPTIMIZER=1 both hold all of it and share the optimizer's state. Megatron-core asks for
+CUDA by name; without one, the first lines let the CPU answer.
 """
 
 import os
@@ -19,6 +20,8 @@ class OnCpu(TorchFunctionMode):
             kwargs["device"] = "cpu"
         if func is torch.Tensor.cuda:
             return args[0]
+        if func is torch.Tensor.type and len(args) == 1:
+            return func(*args).replace("torch.", "torch.cuda.")
         return func(*args, **kwargs)
 
 
@@ -51,7 +54,8 @@ for name, value in {
 }.items():
     os.environ.setdefault(name, value)
 torch.distributed.init_process_group("gloo")
-ranks = torch.distributed.get_world_size()
+is_shared = os.environ.get("DISTRIBUTED_OPTIMIZER") == "1"
+ranks = 1 if is_shared else torch.distributed.get_world_size()
 chunks = 2 if ranks > 1 else 1
 parallel_state.initialize_model_parallel(
     pipeline_model_parallel_size=ranks,
@@ -88,12 +92,16 @@ def chunk(number):
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, **where),
         **where,
     )
-    return DistributedDataParallel(config, DistributedDataParallelConfig(), model)
+    shared = DistributedDataParallelConfig(use_distributed_optimizer=is_shared)
+    return DistributedDataParallel(config, shared, model)
 
 
 model = [chunk(number) for number in range(chunks)]
 config.finalize_model_grads_func = finalize_model_grads
-optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-2, clip_grad=0.0), model)
+settings = OptimizerConfig(
+    optimizer="adam", lr=1e-2, clip_grad=0.0, use_distributed_optimizer=is_shared
+)
+optimizer = get_megatron_optimizer(settings, model)
 
 
 def batches():

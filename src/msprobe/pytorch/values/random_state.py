@@ -11,7 +11,6 @@ import torch
 from torch import Generator, Tensor
 
 from msprobe.capture.call import Call
-from msprobe.dump.layout import safe_file_name
 from msprobe.dump.records import JsonTree, TensorRecord
 from msprobe.dump.writer import RankDump
 from msprobe.pytorch.values.tensor_payload import TensorFile
@@ -102,7 +101,8 @@ class RandomReplay:
 
 def _save(state: Tensor, call: Call, device: str, dump: RankDump) -> TensorRecord:
     record = TensorRecord("torch.Tensor", str(state.dtype), tuple(state.shape))
-    record.data_name = safe_file_name(f"{call.forward_name}.rng.{device.replace(':', '_')}.pt")
+    wanted = f"{call.forward_name}.rng.{device.replace(':', '_')}.pt"
+    record.data_name = dump.tensor_file_name(wanted)
     dump.put_tensor(record.data_name, TensorFile(state))
     return record
 
