@@ -206,8 +206,85 @@ def test_each_of_two_monitors_has_the_losses_of_its_model(tmp_path: Path) -> Non
     assert codes() == before
     for number in range(2):
         with msprobe.open_monitor(paths[number]) as run:
-            found = run.series("run", "loss", "value")["value"].to_list()
-        assert found == pytest.approx([*losses[number], both.item()], rel=1e-6)
+            found = [
+                run.series("run", name, "value")["value"].to_list()
+                for name in ("loss", "0+other.loss")
+            ]
+        assert found[0] == pytest.approx(losses[number], rel=1e-6)
+        assert found[1] == pytest.approx([both.item()], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("watched", "own", "other"),
+    [
+        ("generator", "loss", "other.loss"),
+        ("judge", "0+other.loss", "loss"),
+        ("list", "loss", "1.loss"),
+        ("one model", "loss", "other.loss"),
+    ],
+)
+def test_losses_that_train_other_models_are_series_of_their_own(
+    tmp_path: Path, watched: str, own: str, other: str
+) -> None:
+    generator, judge = nn.Linear(2, 3), nn.Linear(3, 1)
+    makers = torch.optim.SGD(generator.parameters(), 0.1)
+    judges = torch.optim.SGD(judge.parameters(), 0.1)
+    model: Any = {
+        "generator": generator,
+        "judge": judge,
+        "list": [generator, judge],
+        "one model": nn.ModuleList([generator, judge]),
+    }[watched]
+    losses: dict[str, list[float]] = {own: [], other: []}
+    with TrainerMon(config(tmp_path)) as monitor:
+        monitor.set_monitor(model, judges if watched == "judge" else makers)
+        for step in range(3):
+            made = generator(torch.full((4, 2), step + 1.0))
+            judged = judge(made.detach()).square().mean()
+            judged.backward()
+            losses[other].append(judged.item())
+            if watched == "judge":  # its step ends here
+                judges.step()
+            fooled = (judge(made) - 1).square().mean()
+            fooled.backward()
+            losses[own].append(fooled.item())
+            makers.step()
+            if watched != "judge":
+                judges.step()
+            makers.zero_grad()
+            judges.zero_grad()
+        path = monitor.path
+    if watched == "judge":
+        losses[own].pop()  # of a step that never ended
+    with msprobe.open_monitor(path) as run:
+        for name, values in losses.items():
+            assert run.series("run", name, "value")["value"].to_list() == pytest.approx(values)
+
+
+def test_monitors_of_one_program_have_runs_of_their_own_and_resume_them(tmp_path: Path) -> None:
+    models = [nn.Linear(2, 1), nn.Linear(3, 1)]
+
+    def train(start: int) -> list[Path]:
+        monitors = []
+        for model in models:
+            monitors.append(TrainerMon(config(tmp_path, wg_distribution=True)))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            monitors[-1].set_monitor(model, optimizer, start_iteration=start)
+            model(torch.ones(1, model.in_features)).sum().backward()
+            optimizer.step()
+        paths = [monitor.path for monitor in monitors]
+        for monitor in monitors:
+            monitor.close()
+        return paths
+
+    first = train(0)
+    assert len({*first, *train(0)}) == 4  # at once, and one soon after the other
+    last = train(0)
+    assert train(1) == last
+    for path, model in zip(last, models, strict=True):
+        with msprobe.open_monitor(path) as run:
+            assert run.steps() == [0, 1]
+            assert run.table("grad_reduced")["shape"][0] == f"[1, {model.in_features}]"
 
 
 def test_activations_and_their_gradients(tmp_path: Path) -> None:

@@ -85,8 +85,6 @@ class Collector(StepCollector):
             holds: tells of a parameter whether this rank measures it.
         """
         self._models = models
-        self._own_losses = OwnLosses(models)
-        self._own_losses.open()
         self._optimizer = optimizer
         keys = settings.keys
         streams = streams_of(settings, rank)
@@ -122,6 +120,8 @@ class Collector(StepCollector):
         self._session.calls.remove(self._session.recording)
         view = view_of(optimizer, reads_main_grad=reads_main_grad)
         self._view = view
+        self._own_losses = OwnLosses(models, view.groups())
+        self._own_losses.open()
         self._parameters = Parameters(
             self._session,
             _parameters(models, holds, squash=keys.squash_name),
@@ -208,7 +208,7 @@ class Collector(StepCollector):
         if Stream.RUN in due:
             scaled = ScaledLosses(session)
             session.attempt("hooking gradient scalers", scaled.install, self._optimizer)
-            losses = Losses(session, scaled.of, self._own_losses.has)
+            losses = Losses(session, scaled.of, self._own_losses.fact_of)
             session.attempt("hooking backward", losses.install, BackwardEntry())
             calls = TrainingCalls(session, lambda _: lambda: None)
             session.attempt("hooking training calls", calls.install)
