@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -535,6 +536,49 @@ def test_a_scaler_that_skips_a_step(tmp_path: Path) -> None:
             assert run.series("run", "skipped", "value")["value"].to_list() == [1.0, 0.0]
             assert run.series("run", "loss_scale", "value")["value"].to_list() == [2.0, 2.0]
             assert run.series("run", "loss", "value")["value"].to_list() == losses  # unscaled
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+def test_what_accelerate_prepared_is_monitored(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+
+    def train(*, monitored: bool) -> tuple[list[Tensor], list[float], Path | None]:
+        torch.manual_seed(0)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        model = Net()
+        model, optimizer, batches = accelerator.prepare(
+            model,
+            torch.optim.AdamW(model.layers.parameters(), 1e-2),
+            torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=2, shuffle=True),
+        )
+        monitor = TrainerMon(config(tmp_path, wg_distribution=True, xy_distribution=True))
+        if monitored:
+            monitor.set_monitor(model, optimizer, grad_acc_steps=2)
+        losses = []
+        for x in batches:
+            with accelerator.accumulate(model):
+                loss = model(x).square().mean()
+                accelerator.backward(loss)
+                losses.append(loss.item())
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.01)
+                optimizer.step()
+                optimizer.zero_grad()
+        path = monitor.path if monitored else None
+        monitor.close()
+        return [one.detach() for one in model.parameters()], losses, path
+
+    plain, losses, _ = train(monitored=False)
+    monitored, same_losses, path = train(monitored=True)
+    assert losses == same_losses
+    assert all(map(torch.equal, plain, monitored))
+    assert path is not None
+    with msprobe.open_monitor(path) as run:
+        halves = [loss / 2 for loss in losses]  # accelerate divides them by the micro steps
+        assert run.series("run", "loss", "value")["value"].to_list() == pytest.approx(halves)
+        clipped = run.series("run", "grad_norm_clipped", "value")["value"]
+        assert clipped.to_list() == pytest.approx([0.01] * 3, rel=1e-3)
+        assert "layers.0.output" in run.names("actv")
 
 
 def test_older_scripts(tmp_path: Path) -> None:
