@@ -274,17 +274,16 @@ def test_features_are_those_of_the_tensors(tmp_path: Path) -> None:
             super().__init__()
             self.attention = Attention()
             self.router = nn.Dense(4, 3, has_bias=False)
-            self.probe = nn.ReLU()
 
         def construct(self, x: Tensor) -> Tensor:
             heads = x.view(2, 5, 1, 4)
-            return self.probe(self.router(self.attention(heads, heads)))
+            return self.router(self.attention(heads, heads))
 
     targets = {
         "attention_hook": ["attention"],
         "linear_hook": [],
         "moe_router_weight_hook": ["router"],
-        "moe_router_logit_hook": ["probe"],
+        "moe_router_logit_hook": ["router"],
     }
     net = Model()
     optimizer = nn.SGD(net.trainable_params(), learning_rate=0.1)

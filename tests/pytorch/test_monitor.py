@@ -703,11 +703,11 @@ def test_features_do_not_touch_the_random_state(tmp_path: Path) -> None:
             super().__init__()
             self.attention = Attention()
             self.router = nn.Linear(4, 3, bias=False)
-            self.probe = nn.Identity()
+            self.wide = nn.Linear(3, 4, bias=False)  # its weight is (width, experts)
 
         def forward(self, x: Tensor) -> Tensor:
             heads = x.view(2, 5, 1, 4)
-            return self.probe(self.router(self.attention(heads, heads)))
+            return self.wide(self.router(self.attention(heads, heads)))
 
     torch.manual_seed(0)
     model = Model()
@@ -715,15 +715,15 @@ def test_features_do_not_touch_the_random_state(tmp_path: Path) -> None:
     targets = {
         "attention_hook": ["0:attention"],
         "linear_hook": [],
-        "moe_router_weight_hook": ["router"],
-        "moe_router_logit_hook": ["probe"],
+        "moe_router_weight_hook": ["router", "wide"],
+        "moe_router_logit_hook": ["router"],
     }
     keys = {"recording_l2_features": True, "l2_targets": targets, "sa_order": "b,s,h,d"}
     with TrainerMon(config(tmp_path, **keys)) as monitor:
         monitor.set_monitor(model, optimizer)
         x = torch.randn(2, 20)
         before = torch.get_rng_state()
-        weight = model.router.weight.detach().clone().double()
+        weight, wide = (one.weight.detach().clone().double() for one in (model.router, model.wide))
         model(x).sum().backward()
         assert torch.equal(before, torch.get_rng_state())
         optimizer.step()
@@ -731,17 +731,22 @@ def test_features_do_not_touch_the_random_state(tmp_path: Path) -> None:
             spectral = value(run, "linear_hook", "router.linear", "kernel_norm", 0)
             rank = value(run, "linear_hook", "router.linear", "sr", 0)
             name = "router.moe_router"
-            cosine = value(run, "moe_router_weight_hook", name, "router_weight_similarity", 0)
-            name = "probe.moe_router"
             entropy = value(run, "moe_router_logit_hook", name, "per_token_expert_entropy", 0)
+            cosines = [
+                value(run, "moe_router_weight_hook", one, "router_weight_similarity", 0)
+                for one in (name, "wide.moe_router")
+            ]
             largest = value(run, "attention_hook", "attention.attention", "softmax_max", 0)
     exact = torch.linalg.matrix_norm(weight, 2).item()
     assert 0.7 * exact <= spectral <= exact * (1 + 1e-6)  # estimated from below
     assert rank == pytest.approx(weight.norm().item() / spectral, rel=1e-5)
-    unit = weight / weight.norm(dim=1, keepdim=True)
-    pairs = [(unit[i] @ unit[j]).item() for i in range(3) for j in range(i)]
-    assert cosine == pytest.approx(sum(pairs) / 3, rel=1e-4)
-    assert 0 < entropy <= math.log(3)
+    for cosine, experts in zip(cosines, (weight, wide.T), strict=True):
+        unit = experts / experts.norm(dim=1, keepdim=True)
+        pairs = [(unit[i] @ unit[j]).item() for i in range(3) for j in range(i)]
+        assert cosine == pytest.approx(sum(pairs) / 3, rel=1e-4)
+    q = x.double().view(2, 5, 4)
+    shares = ((q + q) @ weight.T).softmax(-1)
+    assert entropy == pytest.approx(-(shares * shares.log()).sum(-1).mean().item(), rel=1e-4)
     assert 0 < largest <= 1
 
 

@@ -109,7 +109,7 @@ class Collector(StepCollector):
         if keys.recording_l2_features:
             named = {name: one for model in models for name, one in model.cells_and_names()}
             self._features = Features(NUMPY, chosen_modules(named, keys, is_linear), keys.sa_order)
-            self.activations.on_inputs = self._take_features
+            self.activations.on_values = self._take_features
         self._communication: Communication | None = None
         if keys.cc_distribution.enable and GlobalComm.INITED:
             self._communication = Communication(self._session, keys.cc_distribution)
@@ -189,9 +189,9 @@ class Collector(StepCollector):
         self.remove()
         self._session.close()
 
-    def _take_features(self, path: str, key: Key, micro_step: int, args: Sequence[Any]) -> None:
+    def _take_features(self, *call: Any) -> None:
         if self._rows is not None and self._features is not None:
-            self._features.take(self._rows, path, key, micro_step, args)
+            self._features.take(self._rows, *call)
 
     def _install_cells(self, repeated: Recomputations) -> None:
         session = self._session

@@ -115,7 +115,7 @@ class Collector(StepCollector):
             named = {name: one for model in models for name, one in model.named_modules()}
             targets = chosen_modules(named, keys, is_linear)
             self._features = Features(TORCH, targets, keys.sa_order)
-            self.activations.on_inputs = self._take_features
+            self.activations.on_values = self._take_features
         self._session.calls.add(self.activations)
         self._session.calls.remove(self._session.recording)
         view = view_of(optimizer, reads_main_grad=reads_main_grad)
@@ -192,9 +192,9 @@ class Collector(StepCollector):
         with_grad = self._observer is None or self._observer.with_grad
         return module.training and not only_evaluates(module, with_grad=with_grad)
 
-    def _take_features(self, path: str, key: Key, micro_step: int, args: Sequence[Any]) -> None:
+    def _take_features(self, *call: Any) -> None:
         if self._rows is not None and self._features is not None:
-            self._features.take(self._rows, path, key, micro_step, args)
+            self._features.take(self._rows, *call)
 
     def install(self, due: frozenset[Stream]) -> None:
         """Install the hooks of some streams."""
