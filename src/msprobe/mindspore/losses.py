@@ -123,9 +123,10 @@ class Losses:
             if isinstance(root, Tensor):
                 self._entries += 1
                 scale = None if self._scales is None else self._scales.of(root)
+                values = values_of(root) if on_host() else None
                 value = None
-                if on_host():
-                    value = float(np.sum(values_of(root), dtype=np.float64)) / (scale or 1.0)
+                if values is not None:
+                    value = float(np.sum(values, dtype=np.float64)) / (scale or 1.0)
                 facts.append(
                     "loss",
                     fact(

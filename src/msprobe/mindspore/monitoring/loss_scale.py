@@ -38,12 +38,15 @@ class LossScale:
     def compiled_ran(self, executor: Any, args: tuple[Any, ...], result: Any) -> None:
         """Take a call of compiled code."""
         function = getattr(executor, "fn", None)
-        if function is _SCALES:
-            scale = float(values_of(args[0]))
-            for one in result if isinstance(result, tuple | list) else (result,):
-                self._known.append((weakref.ref(one), scale))
-        elif function is _ALL_FINITE:
-            self._overflowed = not bool(values_of(result))
+        told = args[0] if function is _SCALES else result if function is _ALL_FINITE else None
+        values = None if told is None else values_of(told)
+        if values is None:
+            return
+        if function is _ALL_FINITE:
+            self._overflowed = not values.all()
+            return
+        for one in result if isinstance(result, tuple | list) else (result,):
+            self._known.append((weakref.ref(one), float(values)))
 
     def forward_begins(self) -> None:
         """Tell that a step is skipped: after an overflow, gradients are taken anew."""
