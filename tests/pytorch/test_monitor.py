@@ -470,8 +470,9 @@ def test_configure_and_stop_hold_from_the_next_step(tmp_path: Path) -> None:
         monitor.configure(cc_distribution={"enable": True, "cc_codeline": ["("]})
 
 
+@pytest.mark.parametrize(("start_step", "collected"), [(0, [3, 4]), (5, [5, 6])])
 def test_the_file_is_followed_and_never_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_step: int, collected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYNAMIC_MONITOR", "True")
     path = config(tmp_path, param_distribution=True)
@@ -482,7 +483,8 @@ def test_the_file_is_followed_and_never_written(
         for step in range(8):
             model(torch.randn(3, 4)).sum().backward()
             if step == 2:
-                config(tmp_path, param_distribution=True, dynamic_on=True, collect_times=2)
+                keys = {"dynamic_on": True, "collect_times": 2, "start_step": start_step}
+                config(tmp_path, param_distribution=True, **keys)
                 written = path.read_text()
             if step == 6:
                 path.write_text("{ broken")
@@ -490,7 +492,7 @@ def test_the_file_is_followed_and_never_written(
             if step == 5:
                 assert path.read_text() == written
         with monitor.open() as run:
-            assert run.steps() == [3, 4]
+            assert run.steps() == collected
 
 
 def test_resuming_appends_to_the_same_run(tmp_path: Path) -> None:

@@ -370,7 +370,9 @@ class MonitorFront(ABC):
             raw = self._control.due(self._step)
             if raw is not None:
                 try:
-                    changed = make_settings({**raw, "start_step": self._step})
+                    changed = make_settings(raw)
+                    begins = max(changed.keys.start_step, self._step)
+                    changed = make_settings({**raw, "start_step": begins})
                     parse_alert(changed.keys.alert, source=self._settings.source or "")
                 except ConfigError as error:
                     logger.warning("the changed configuration is left out: %s", error)
