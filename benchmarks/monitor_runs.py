@@ -12,164 +12,17 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from monitor_models import MODELS
+from monitor_optimizers import OPTIMIZERS, SCHEDULES
 from torch import nn
 from torch.nn import functional
 
 from msprobe.monitor.rows import MISSING, Layout, Rows, Stream
-
-STEPS: Final = 300
-
-
-class Experts(nn.Module):
-    """A mixture of experts with top-1 routing."""
-
-    def __init__(self, width: int, count: int = 4) -> None:
-        super().__init__()
-        self.router = nn.Linear(width, count)
-        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
-        self.dead: int | None = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        scores = self.router(flat)
-        if self.dead is not None:
-            mask = torch.zeros(scores.shape[-1])
-            mask[self.dead] = -1e9
-            scores = scores + mask
-        chance = scores.softmax(-1)
-        best, index = chance.max(-1)
-        result = torch.zeros_like(flat)
-        for number, expert in enumerate(self.experts):
-            rows = (index == number).nonzero()[:, 0]
-            if len(rows):
-                result = result.index_add(0, rows, expert(flat[rows]) * best[rows, None])
-        return x + result.reshape(x.shape)
-
-
-class Block(nn.Module):
-    """A transformer layer, pre-norm."""
-
-    def __init__(self, width: int, *, moe: bool) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.fc1 = nn.Linear(width, 2 * width)
-        self.fc2 = nn.Linear(2 * width, width)
-        self.moe = Experts(width) if moe else None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
-        x = x + self.proj(functional.scaled_dot_product_attention(q, k, v, is_causal=True))
-        x = x + self.fc2(functional.gelu(self.fc1(self.norm2(x))))
-        return x if self.moe is None else self.moe(x)
-
-
-class Language(nn.Module):
-    """A small language model of a random Markov chain."""
-
-    def __init__(self, *, layers: int = 2, width: int = 24, moe: bool = False) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(24, width)
-        self.layers = nn.ModuleList(Block(width, moe=moe) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, 24)
-        chain = torch.Generator().manual_seed(3)
-        self.chain = torch.rand(24, 24, generator=chain).pow(6)
-
-    def batch(self, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens = [torch.randint(24, (size,), generator=generator)]
-        for _ in range(12):
-            tokens.append(torch.multinomial(self.chain[tokens[-1]], 1, generator=generator)[:, 0])
-        text = torch.stack(tokens, 1)
-        return text[:, :-1], text[:, 1:]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.embed(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x)).transpose(1, 2)
-
-
-class Classifier(nn.Module):
-    """Classifies points or small pictures of four kinds."""
-
-    def __init__(self, body: nn.Module, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.layers = body
-        self.shape = shape
-        centre = torch.Generator().manual_seed(5)
-        self.centres = torch.randn(4, *shape, generator=centre)
-
-    def batch(self, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        kind = torch.randint(4, (size,), generator=generator)
-        noise = 1.5 * torch.randn(size, *self.shape, generator=generator)
-        return self.centres[kind] + noise, kind
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)
-
-
-class Last(nn.Module):
-    def forward(self, x: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return x[0][:, -1]
-
-
-def mlp(activation: type[nn.Module] = nn.ReLU) -> nn.Module:
-    layers: list[nn.Module] = []
-    for _ in range(4):
-        layers += [nn.Linear(16, 16), activation()]
-    return Classifier(nn.Sequential(*layers, nn.Linear(16, 4)), (16,))
-
-
-def conv() -> nn.Module:
-    layers = [nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
-    layers += [nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
-    return Classifier(nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 36, 4)), (2, 6, 6))
-
-
-def recurrent() -> nn.Module:
-    return Classifier(
-        nn.Sequential(nn.GRU(8, 16, batch_first=True), Last(), nn.Linear(16, 4)), (6, 8)
-    )
-
-
-MODELS: Final[dict[str, Callable[[], nn.Module]]] = {
-    "transformer": Language,
-    "deep transformer": lambda: Language(layers=4, width=16),
-    "moe": lambda: Language(layers=1, moe=True),
-    "mlp": mlp,
-    "tanh mlp": lambda: mlp(nn.Tanh),
-    "conv": conv,
-    "gru": recurrent,
-}
-OPTIMIZERS: Final[dict[str, Callable[[Any], torch.optim.Optimizer]]] = {
-    "adamw": lambda p: torch.optim.AdamW(p, lr=2e-3, weight_decay=0.01, foreach=True),
-    "adam": lambda p: torch.optim.Adam(p, lr=2e-3, betas=(0.9, 0.95)),
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
-}
-
-
-def _warm_cosine(step: int) -> float:
-    if step < 30:
-        return step / 30
-    return 0.5 * (1 + math.cos(math.pi * (step - 30) / (STEPS - 30)))
-
-
-SCHEDULES: Final[dict[str, Callable[[int], float]]] = {
-    "constant": lambda step: 1.0,
-    "warm-up, cosine": _warm_cosine,
-    "drops": lambda step: 0.1 ** (step // 110),
-    "linear to zero": lambda step: 1 - step / (STEPS - 1),
-    "restarts": lambda step: 0.5 * (1 + math.cos(math.pi * (step % 75) / 75)),
-    "warm-up by tens": lambda step: min(1.0, (1 + step // 10) / 5),
-}
 
 
 @dataclass
@@ -187,13 +40,8 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        parts = [
-            self.model,
-            self.optimizer,
-            self.schedule,
-            f"{self.ranks} ranks",
-            f"seed {self.seed}",
-        ]
+        parts = [self.model, self.optimizer, self.schedule]
+        parts += [f"{self.ranks} ranks", f"seed {self.seed}"]
         return ", ".join(parts + ["clipped"] * (self.clip is not None) + ["scaled"] * self.scaled)
 
 
@@ -329,16 +177,11 @@ class Run:
     ) -> Iterator[Rows]:
         names, parameters = replica.names, replica.parameters
         total = math.sqrt(sum(float(p.grad.norm()) ** 2 for p in parameters if p.grad is not None))
-        yield self._block(
-            rank,
-            step,
-            Stream.PARAM_ORIGIN,
-            {"norm": dict(zip(names, map(_norm, origin), strict=True))},
-        )
+        block = partial(self._block, rank, step)
+        sizes = dict(zip(names, map(_norm, origin), strict=True))
+        yield block(Stream.PARAM_ORIGIN, {"norm": sizes})
         actv = replica.activations
-        yield self._block(
-            rank,
-            step,
+        yield block(
             Stream.ACTV,
             {
                 "norm": {name: _norm(one) for name, one in actv.items()},
@@ -346,19 +189,10 @@ class Run:
                 "zeros": {name: float((one == 0).float().mean()) for name, one in actv.items()},
             },
         )
-        yield self._block(
-            rank,
-            step,
-            Stream.ACTV_GRAD,
-            {"norm": {name: _norm(one) for name, one in replica.gradients.items()}},
-        )
-        yield self._block(rank, step, Stream.GRAD_UNREDUCED, {"norm": _present(names, unreduced)})
-        yield self._block(
-            rank,
-            step,
-            Stream.GRAD_REDUCED,
-            {"norm": _present(names, self._norms(parameters, "grad"))},
-        )
+        gradients = {name: _norm(one) for name, one in replica.gradients.items()}
+        yield block(Stream.ACTV_GRAD, {"norm": gradients})
+        yield block(Stream.GRAD_UNREDUCED, {"norm": _present(names, unreduced)})
+        yield block(Stream.GRAD_REDUCED, {"norm": _present(names, self._norms(parameters, "grad"))})
         scalars = {
             "loss": loss,
             "grad_norm": total,
@@ -374,7 +208,7 @@ class Run:
             scalars["grad_norm_clipped"] = min(total, self.recipe.clip)
         if self.recipe.scaled:
             scalars |= {"loss_scale": self.scale, "skipped": float(skipped)}
-        yield self._block(rank, step, Stream.RUN, {"value": scalars})
+        yield block(Stream.RUN, {"value": scalars})
         for key, stream in (
             ("exp_avg", Stream.EXP_AVG),
             ("exp_avg_sq", Stream.EXP_AVG_SQ),
@@ -389,13 +223,8 @@ class Run:
             }
             if states:
                 dtypes = {name: str(one.dtype) for name, one in states.items()}
-                yield self._block(
-                    rank,
-                    step,
-                    stream,
-                    {"norm": {name: _norm(one) for name, one in states.items()}},
-                    dtypes,
-                )
+                norms = {name: _norm(one) for name, one in states.items()}
+                yield block(stream, {"norm": norms}, dtypes)
         if not skipped:
             for name, one in zip(names, parameters, strict=True):
                 if name in self.stale:
@@ -405,24 +234,10 @@ class Run:
             name: _norm(one.detach() - old)
             for name, one, old in zip(names, parameters, origin, strict=True)
         }
-        yield self._block(
-            rank,
-            step,
-            Stream.UPDATE,
-            {
-                "ratio": {
-                    name: moved[name] / max(_norm(old), 1e-12)
-                    for name, old in zip(names, origin, strict=True)
-                },
-                "norm": moved,
-            },
-        )
-        yield self._block(
-            rank,
-            step,
-            Stream.PARAM_UPDATED,
-            {"norm": {name: _norm(one) for name, one in zip(names, parameters, strict=True)}},
-        )
+        ratios = {name: moved[name] / max(size, 1e-12) for name, size in sizes.items()}
+        yield block(Stream.UPDATE, {"ratio": ratios, "norm": moved})
+        updated = {name: _norm(one) for name, one in zip(names, parameters, strict=True)}
+        yield block(Stream.PARAM_UPDATED, {"norm": updated})
 
     def _block(
         self,

@@ -12,7 +12,7 @@ import pytest
 
 import mindspore
 import msprobe
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, amp, nn, ops
 from msprobe.errors import ConfigError, UnsupportedError
 from msprobe.mindspore import TrainerMon
 from msprobe.monitor.alerts.actions import read_incidents
@@ -182,6 +182,56 @@ def test_losses_are_those_of_the_own_model_once(tmp_path: Path) -> None:
         assert run.series("run", "loss", "value")["value"].to_list() == losses
 
 
+def test_scaled_losses_are_told_without_the_scale_and_skipped_steps_count(tmp_path: Path) -> None:
+    net = nn.Dense(2, 1)
+    optimizer = nn.SGD(net.trainable_params(), 0.01)
+    scaler = amp.DynamicLossScaler(2.0**10, 2, 50)
+
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        loss = net(x).square().mean()
+        return scaler.scale(loss), loss
+
+    gradients_of = mindspore.value_and_grad(forward, None, net.trainable_params(), has_aux=True)
+    losses = []
+    with TrainerMon(config(tmp_path, xy_distribution=True)) as monitor:
+        monitor.set_monitor(net, optimizer)
+        for batch in (1.0, 2.0, np.inf, 3.0):
+            (_, loss), gradients = gradients_of(Tensor(np.full((3, 2), batch, np.float32)))
+            is_finite = amp.all_finite(gradients)
+            if is_finite:
+                losses.append(loss.asnumpy().item())
+                optimizer(scaler.unscale(gradients))
+            scaler.adjust(is_finite)
+        path = monitor.path
+    with msprobe.open_monitor(path) as run:
+        assert run.series("run", "loss", "value")["value"].to_list() == losses
+        scales, skipped = (run.series("run", one, "value") for one in ("loss_scale", "skipped"))
+        assert scales["value"].to_list() == [2.0**10, 2.0**10, 2.0**9]
+        assert skipped["value"].to_list() == [0, 0, 1]
+        assert run.table("actv", steps=[2])["micro_step"].unique().to_list() == [0]
+
+
+def test_losses_of_two_models_are_two_series(tmp_path: Path) -> None:
+    maker, judge = nn.Dense(2, 3), nn.Dense(3, 1)
+    optimizer = nn.SGD(maker.trainable_params(), 0.01)
+
+    def fooled(x: Tensor) -> Tensor:
+        return (judge(maker(x)) - 1).square().mean()
+
+    of_maker = mindspore.value_and_grad(fooled, None, maker.trainable_params())
+    of_judge = mindspore.value_and_grad(fooled, None, judge.trainable_params())
+    with TrainerMon(config(tmp_path)) as monitor:
+        monitor.set_monitor([maker, judge], optimizer)
+        x = Tensor(np.ones((3, 2), np.float32))
+        first, _ = of_judge(x)
+        second, gradients = of_maker(2 * x)
+        optimizer(gradients)
+        path = monitor.path
+    with msprobe.open_monitor(path) as run:
+        assert run.series("run", "1.loss", "value")["value"].to_list() == [first.asnumpy().item()]
+        assert run.series("run", "loss", "value")["value"].to_list() == [second.asnumpy().item()]
+
+
 def test_a_nan_is_told_and_hooks_go(tmp_path: Path) -> None:
     def observe(when: str, step: int, micro: int, net: Any, gradients: Any, other: Any) -> None:
         if when == "before" and step == 25:
@@ -224,17 +274,16 @@ def test_features_are_those_of_the_tensors(tmp_path: Path) -> None:
             super().__init__()
             self.attention = Attention()
             self.router = nn.Dense(4, 3, has_bias=False)
-            self.probe = nn.ReLU()
 
         def construct(self, x: Tensor) -> Tensor:
             heads = x.view(2, 5, 1, 4)
-            return self.probe(self.router(self.attention(heads, heads)))
+            return self.router(self.attention(heads, heads))
 
     targets = {
         "attention_hook": ["attention"],
         "linear_hook": [],
         "moe_router_weight_hook": ["router"],
-        "moe_router_logit_hook": ["probe"],
+        "moe_router_logit_hook": ["router"],
     }
     net = Model()
     optimizer = nn.SGD(net.trainable_params(), learning_rate=0.1)

@@ -180,6 +180,19 @@ def test_main_gradients_come_first(tmp_path: Path) -> None:
     assert {row["param_name"]: row["max"] for row in found}["0.weight"] == "7.0"
 
 
+def test_optimizers_of_other_parameters_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with probing(tmp_path) as debugger:
+        debugger.monitor(model_of())
+        other = nn.Linear(2, 1)
+        other(torch.ones(1, 2)).sum().backward()
+        torch.optim.SGD(other.parameters(), lr=0.1).step()
+        debugger.stop()
+    assert "grad_probe wrote nothing: 1 step" in caplog.text
+    assert not (tmp_path / "dump" / "rank0").exists()
+
+
 def flip(step: int, model: nn.Module) -> None:
     if step >= 2:
         model[2].weight.grad[:, :2] *= -1
@@ -263,7 +276,9 @@ def test_documented_files_are_compared_and_missing_ones_said(tmp_path: Path) -> 
             packed.unlink()
     (both[0] / "rank0" / "step1" / "0.bias.npy").unlink()
     (both[1] / "rank0" / "step2" / "2.bias.npy").write_bytes(b"no array")
-    found = GradComparator.compare(both[0] / "rank0", both[1] / "rank0", tmp_path / "out")
+    for number, folder in enumerate(both):  # on a CPU ranks are named after their processes
+        (folder / "rank0").rename(folder / f"rank{4000 + number}")
+    (found,) = GradComparator.compare_distributed(*both, tmp_path / "out")
     by_name = {one.name: one for one in found.parameters}
     assert by_name["0.weight"].similarity == {0: 1.0, 1: 1.0, 2: 1.0}
     assert sorted(by_name["0.bias"].similarity) == [0, 2]

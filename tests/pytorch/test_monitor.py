@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -206,8 +207,85 @@ def test_each_of_two_monitors_has_the_losses_of_its_model(tmp_path: Path) -> Non
     assert codes() == before
     for number in range(2):
         with msprobe.open_monitor(paths[number]) as run:
-            found = run.series("run", "loss", "value")["value"].to_list()
-        assert found == pytest.approx([*losses[number], both.item()], rel=1e-6)
+            found = [
+                run.series("run", name, "value")["value"].to_list()
+                for name in ("loss", "0+other.loss")
+            ]
+        assert found[0] == pytest.approx(losses[number], rel=1e-6)
+        assert found[1] == pytest.approx([both.item()], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("watched", "own", "other"),
+    [
+        ("generator", "loss", "other.loss"),
+        ("judge", "0+other.loss", "loss"),
+        ("list", "loss", "1.loss"),
+        ("one model", "loss", "other.loss"),
+    ],
+)
+def test_losses_that_train_other_models_are_series_of_their_own(
+    tmp_path: Path, watched: str, own: str, other: str
+) -> None:
+    generator, judge = nn.Linear(2, 3), nn.Linear(3, 1)
+    makers = torch.optim.SGD(generator.parameters(), 0.1)
+    judges = torch.optim.SGD(judge.parameters(), 0.1)
+    model: Any = {
+        "generator": generator,
+        "judge": judge,
+        "list": [generator, judge],
+        "one model": nn.ModuleList([generator, judge]),
+    }[watched]
+    losses: dict[str, list[float]] = {own: [], other: []}
+    with TrainerMon(config(tmp_path)) as monitor:
+        monitor.set_monitor(model, judges if watched == "judge" else makers)
+        for step in range(3):
+            made = generator(torch.full((4, 2), step + 1.0))
+            judged = judge(made.detach()).square().mean()
+            judged.backward()
+            losses[other].append(judged.item())
+            if watched == "judge":  # its step ends here
+                judges.step()
+            fooled = (judge(made) - 1).square().mean()
+            fooled.backward()
+            losses[own].append(fooled.item())
+            makers.step()
+            if watched != "judge":
+                judges.step()
+            makers.zero_grad()
+            judges.zero_grad()
+        path = monitor.path
+    if watched == "judge":
+        losses[own].pop()  # of a step that never ended
+    with msprobe.open_monitor(path) as run:
+        for name, values in losses.items():
+            assert run.series("run", name, "value")["value"].to_list() == pytest.approx(values)
+
+
+def test_monitors_of_one_program_have_runs_of_their_own_and_resume_them(tmp_path: Path) -> None:
+    models = [nn.Linear(2, 1), nn.Linear(3, 1)]
+
+    def train(start: int) -> list[Path]:
+        monitors = []
+        for model in models:
+            monitors.append(TrainerMon(config(tmp_path, wg_distribution=True)))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            monitors[-1].set_monitor(model, optimizer, start_iteration=start)
+            model(torch.ones(1, model.in_features)).sum().backward()
+            optimizer.step()
+        paths = [monitor.path for monitor in monitors]
+        for monitor in monitors:
+            monitor.close()
+        return paths
+
+    first = train(0)
+    assert len({*first, *train(0)}) == 4  # at once, and one soon after the other
+    last = train(0)
+    assert train(1) == last
+    for path, model in zip(last, models, strict=True):
+        with msprobe.open_monitor(path) as run:
+            assert run.steps() == [0, 1]
+            assert run.table("grad_reduced")["shape"][0] == f"[1, {model.in_features}]"
 
 
 def test_activations_and_their_gradients(tmp_path: Path) -> None:
@@ -392,8 +470,9 @@ def test_configure_and_stop_hold_from_the_next_step(tmp_path: Path) -> None:
         monitor.configure(cc_distribution={"enable": True, "cc_codeline": ["("]})
 
 
+@pytest.mark.parametrize(("start_step", "collected"), [(0, [3, 4]), (5, [5, 6])])
 def test_the_file_is_followed_and_never_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_step: int, collected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYNAMIC_MONITOR", "True")
     path = config(tmp_path, param_distribution=True)
@@ -404,7 +483,8 @@ def test_the_file_is_followed_and_never_written(
         for step in range(8):
             model(torch.randn(3, 4)).sum().backward()
             if step == 2:
-                config(tmp_path, param_distribution=True, dynamic_on=True, collect_times=2)
+                keys = {"dynamic_on": True, "collect_times": 2, "start_step": start_step}
+                config(tmp_path, param_distribution=True, **keys)
                 written = path.read_text()
             if step == 6:
                 path.write_text("{ broken")
@@ -412,7 +492,7 @@ def test_the_file_is_followed_and_never_written(
             if step == 5:
                 assert path.read_text() == written
         with monitor.open() as run:
-            assert run.steps() == [3, 4]
+            assert run.steps() == collected
 
 
 def test_resuming_appends_to_the_same_run(tmp_path: Path) -> None:
@@ -458,6 +538,49 @@ def test_a_scaler_that_skips_a_step(tmp_path: Path) -> None:
             assert run.series("run", "skipped", "value")["value"].to_list() == [1.0, 0.0]
             assert run.series("run", "loss_scale", "value")["value"].to_list() == [2.0, 2.0]
             assert run.series("run", "loss", "value")["value"].to_list() == losses  # unscaled
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+def test_what_accelerate_prepared_is_monitored(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+
+    def train(*, monitored: bool) -> tuple[list[Tensor], list[float], Path | None]:
+        torch.manual_seed(0)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        model = Net()
+        model, optimizer, batches = accelerator.prepare(
+            model,
+            torch.optim.AdamW(model.layers.parameters(), 1e-2),
+            torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=2, shuffle=True),
+        )
+        monitor = TrainerMon(config(tmp_path, wg_distribution=True, xy_distribution=True))
+        if monitored:
+            monitor.set_monitor(model, optimizer, grad_acc_steps=2)
+        losses = []
+        for x in batches:
+            with accelerator.accumulate(model):
+                loss = model(x).square().mean()
+                accelerator.backward(loss)
+                losses.append(loss.item())
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.01)
+                optimizer.step()
+                optimizer.zero_grad()
+        path = monitor.path if monitored else None
+        monitor.close()
+        return [one.detach() for one in model.parameters()], losses, path
+
+    plain, losses, _ = train(monitored=False)
+    monitored, same_losses, path = train(monitored=True)
+    assert losses == same_losses
+    assert all(map(torch.equal, plain, monitored))
+    assert path is not None
+    with msprobe.open_monitor(path) as run:
+        halves = [loss / 2 for loss in losses]  # accelerate divides them by the micro steps
+        assert run.series("run", "loss", "value")["value"].to_list() == pytest.approx(halves)
+        clipped = run.series("run", "grad_norm_clipped", "value")["value"]
+        assert clipped.to_list() == pytest.approx([0.01] * 3, rel=1e-3)
+        assert "layers.0.output" in run.names("actv")
 
 
 def test_older_scripts(tmp_path: Path) -> None:
@@ -582,11 +705,11 @@ def test_features_do_not_touch_the_random_state(tmp_path: Path) -> None:
             super().__init__()
             self.attention = Attention()
             self.router = nn.Linear(4, 3, bias=False)
-            self.probe = nn.Identity()
+            self.wide = nn.Linear(3, 4, bias=False)  # its weight is (width, experts)
 
         def forward(self, x: Tensor) -> Tensor:
             heads = x.view(2, 5, 1, 4)
-            return self.probe(self.router(self.attention(heads, heads)))
+            return self.wide(self.router(self.attention(heads, heads)))
 
     torch.manual_seed(0)
     model = Model()
@@ -594,15 +717,15 @@ def test_features_do_not_touch_the_random_state(tmp_path: Path) -> None:
     targets = {
         "attention_hook": ["0:attention"],
         "linear_hook": [],
-        "moe_router_weight_hook": ["router"],
-        "moe_router_logit_hook": ["probe"],
+        "moe_router_weight_hook": ["router", "wide"],
+        "moe_router_logit_hook": ["router"],
     }
     keys = {"recording_l2_features": True, "l2_targets": targets, "sa_order": "b,s,h,d"}
     with TrainerMon(config(tmp_path, **keys)) as monitor:
         monitor.set_monitor(model, optimizer)
         x = torch.randn(2, 20)
         before = torch.get_rng_state()
-        weight = model.router.weight.detach().clone().double()
+        weight, wide = (one.weight.detach().clone().double() for one in (model.router, model.wide))
         model(x).sum().backward()
         assert torch.equal(before, torch.get_rng_state())
         optimizer.step()
@@ -610,17 +733,22 @@ def test_features_do_not_touch_the_random_state(tmp_path: Path) -> None:
             spectral = value(run, "linear_hook", "router.linear", "kernel_norm", 0)
             rank = value(run, "linear_hook", "router.linear", "sr", 0)
             name = "router.moe_router"
-            cosine = value(run, "moe_router_weight_hook", name, "router_weight_similarity", 0)
-            name = "probe.moe_router"
             entropy = value(run, "moe_router_logit_hook", name, "per_token_expert_entropy", 0)
+            cosines = [
+                value(run, "moe_router_weight_hook", one, "router_weight_similarity", 0)
+                for one in (name, "wide.moe_router")
+            ]
             largest = value(run, "attention_hook", "attention.attention", "softmax_max", 0)
     exact = torch.linalg.matrix_norm(weight, 2).item()
     assert 0.7 * exact <= spectral <= exact * (1 + 1e-6)  # estimated from below
     assert rank == pytest.approx(weight.norm().item() / spectral, rel=1e-5)
-    unit = weight / weight.norm(dim=1, keepdim=True)
-    pairs = [(unit[i] @ unit[j]).item() for i in range(3) for j in range(i)]
-    assert cosine == pytest.approx(sum(pairs) / 3, rel=1e-4)
-    assert 0 < entropy <= math.log(3)
+    for cosine, experts in zip(cosines, (weight, wide.T), strict=True):
+        unit = experts / experts.norm(dim=1, keepdim=True)
+        pairs = [(unit[i] @ unit[j]).item() for i in range(3) for j in range(i)]
+        assert cosine == pytest.approx(sum(pairs) / 3, rel=1e-4)
+    q = x.double().view(2, 5, 4)
+    shares = ((q + q) @ weight.T).softmax(-1)
+    assert entropy == pytest.approx(-(shares * shares.log()).sum(-1).mean().item(), rel=1e-4)
     assert 0 < largest <= 1
 
 

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from families.process_group import run_ranks
@@ -25,7 +27,8 @@ os.environ.update(DS_ACCELERATOR="cpu", LOCAL_RANK=str(rank))
 import deepspeed
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # nothing is compiled
 from deepspeed.utils import safe_get_full_grad, safe_get_full_optimizer_state
-from msprobe.pytorch import TrainerMon
+from msprobe.capture.session import reset_session
+from msprobe.pytorch import PrecisionDebugger, TrainerMon
 
 def train(stage, kind, monitored):
     is_half = kind == "fp16"  # its first scale, 2^18, overflows: the first steps are skipped
@@ -56,6 +59,9 @@ def train(stage, kind, monitored):
         }))
         monitor = TrainerMon(path)
         monitor.set_monitor(model, optimizer, grad_acc_steps=2)
+        reset_session()
+        probe = PrecisionDebugger(task="grad_probe", dump_path=str(folder / f"{stage}_{kind}"))
+        probe.monitor(engine)
     torch.manual_seed(rank + 1)
     losses, expected, unreduced, norms = [], {}, {}, {}
     for step in range(3):
@@ -81,6 +87,7 @@ def train(stage, kind, monitored):
             norms[step] = float(optimizer._global_grad_norm)
     if monitored:
         monitor.close()
+        probe.stop()
     return {"losses": losses, "expected": expected, "unreduced": unreduced, "norms": norms}
 
 cases = {}
@@ -89,6 +96,18 @@ for stage, kind in options["cases"]:
         cases[f"{stage} {kind} {monitored}"] = train(stage, kind, monitored)
 report({"cases": repr(cases)})
 """
+
+
+def probed(folder: Path, name: str, step: str, *, ranks: int) -> tuple[float, str]:
+    """Return the norm of a gradient in files of `grad_probe`, and which part a rank has of it."""
+    norms, shard = [], ""
+    for path in sorted(folder.glob(f"rank*/step{step}/gradients.npz"))[:ranks]:
+        with np.load(path) as file:
+            if f"module.{name}/facts" in file:
+                facts = json.loads(bytes(file[f"module.{name}/facts"]))
+                norms.append(facts["norm"])
+                shard = shard or facts["shard"]
+    return math.hypot(*norms), shard
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
@@ -108,6 +127,13 @@ def test_zero_of_deepspeed(tmp_path: Path) -> None:
                 whole = parts[:1] if stage < 2 and stream == "grad_reduced" else parts
                 got = math.sqrt(sum(part * part for part in whole))
                 assert got == pytest.approx(expected, rel=1e-5), (stage, key)
+                if stream == "grad_reduced":
+                    got, shard = probed(
+                        tmp_path / f"{stage}_{kind}", name, step, ranks=1 + (stage > 1)
+                    )
+                    assert got == pytest.approx(expected, rel=1e-5), (stage, key)
+                    # Others may lie on one rank as a whole.
+                    assert name != "0.weight" or bool(shard) == (stage > 1), (stage, key)
             run_rows = run.table("run", ranks=[0])
             told = {
                 name: run_rows.filter(pl.col("name") == name) for name in run_rows["name"].unique()

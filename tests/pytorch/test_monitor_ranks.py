@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import numpy as np
@@ -159,7 +160,7 @@ import torch.distributed as dist
 from torch import nn
 from contextlib import nullcontext
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from msprobe.pytorch import TrainerMon
+from msprobe.pytorch import PrecisionDebugger, TrainerMon
 def make():
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(5, 5))
@@ -183,6 +184,8 @@ path.write_text(json.dumps({
 }))
 monitor = TrainerMon(path)
 monitor.set_monitor(model, optimizer, grad_acc_steps=2)
+probe = PrecisionDebugger(task="grad_probe", dump_path=str(folder / "probe"))
+probe.monitor(model)
 norms = []
 for step in range(3):
     for micro in range(2):
@@ -199,9 +202,12 @@ for step in range(3):
     optimizer.step()
     reference.step()
     optimizer.zero_grad()
-    reference.zero_grad()
+    if step < 2:
+        reference.zero_grad()
 monitor.close()
-report({"norms": repr(norms)})
+probe.stop()
+means = {name: one.grad.square().sum().item() for name, one in plain.named_parameters()}
+report({"norms": repr(norms), "means": repr(means)})
 """
 
 
@@ -220,3 +226,13 @@ def test_gradients_before_fsdp_reduces_them(form: int, tmp_path: Path) -> None:
                 assert shape_of["2.0.weight"] == "[5, 5]"
         # Those of parts are not that of all gradients.
         assert "grad_norm" not in run.names("run")
+    parts: dict[str, float] = {}
+    for rank in range(2):
+        with np.load(tmp_path / "probe" / f"rank{rank}" / "step2" / "gradients.npz") as file:
+            for key in file.files:
+                name, _, what = key.replace("_fsdp_wrapped_module.", "").partition("/")
+                if what == "facts":
+                    facts = json.loads(bytes(file[key]))
+                    assert facts["shard"] or name != "2.0.weight"  # others lie on one rank
+                    parts[name] = parts.get(name, 0.0) + facts["norm"] ** 2
+    assert parts == pytest.approx(ast.literal_eval(reported[0]["means"]), 1e-4)

@@ -8,10 +8,10 @@ MindSpore has no hook there, so the two functions of its module that do this are
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -34,22 +34,39 @@ _HAS_AUX: Final = 4
 _MOST_ENTRIES: Final = 1000  # of one step
 
 
+class Scales(Protocol):
+    """Knows what losses were multiplied by."""
+
+    def forward_begins(self) -> None:
+        """Note that a function begins of which gradients are taken."""
+
+    def of(self, root: Any) -> float | None:
+        """Return the scale of a loss; None for one that has none."""
+
+
 class Losses:
     """Takes the roots of the backward passes that the training starts.
 
     Those inside of such a pass are no losses: a recomputed cell takes gradients of its own.
     """
 
-    def __init__(self, session: Session, trained: Iterable[Any] = ()) -> None:
+    def __init__(
+        self,
+        session: Session,
+        fact_of: Callable[[Any], Callable[..., Loss] | None] = lambda _: Loss,
+        scales: Scales | None = None,
+    ) -> None:
         """Create it; nothing is exchanged.
 
         Args:
             session: gets the values, and learns of exceptions.
-            trained: parameters; passes that only take gradients of others are left out. All count
-                if there is none.
+            fact_of: returns what makes the fact of a pass, given the parameters of which it takes
+                gradients; None to leave it out.
+            scales: knows what losses were multiplied by; their values are told without that.
         """
         self._session = session
-        self._trained = frozenset(map(id, trained))
+        self._fact_of = fact_of
+        self._scales = scales
         self._is_running = False
         self._result: Any = None
         self._count = 0
@@ -68,6 +85,8 @@ class Losses:
         self._count = self._entries = 0
 
     def _forward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._scales is not None and not self._is_running:
+            quietly(self._session, "loss", self._scales.forward_begins)
         found = run(*args, **kwargs)
         self._result = found[1] if isinstance(found, tuple) and len(found) > 1 else None
         return found
@@ -75,11 +94,12 @@ class Losses:
     def _backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result, self._result = self._result, None
         session = self._session
-        is_own = not self._is_running and self._is_of_model(args[_WEIGHTS : _WEIGHTS + 1])
-        if not is_own or is_compiling() or threading.get_ident() != session.thread:
+        weights = args[_WEIGHTS] if len(args) > _WEIGHTS else None
+        fact = None if self._is_running else self._fact_of(weights)
+        if fact is None or is_compiling() or threading.get_ident() != session.thread:
             return run(*args, **kwargs)
         has_aux = len(args) > _HAS_AUX and bool(args[_HAS_AUX])
-        quietly(session, "loss", self._take, result, has_aux)
+        quietly(session, "loss", self._take, fact, result, has_aux)
         ending = session.current.ending
         self._is_running = True
         try:
@@ -92,13 +112,7 @@ class Losses:
         ending.succeeded(Work.BACKWARD)
         return found
 
-    def _is_of_model(self, given: Sequence[Any]) -> bool:
-        weights = given[0] if given else None
-        if not self._trained or not isinstance(weights, tuple | list) or not weights:
-            return True
-        return not self._trained.isdisjoint(map(id, weights))
-
-    def _take(self, result: Any, has_aux: bool) -> None:
+    def _take(self, fact: Callable[..., Loss], result: Any, has_aux: bool) -> None:
         micro = self._count
         self._count += 1
         facts = self._session.facts
@@ -108,12 +122,16 @@ class Losses:
         for root in (roots[:1] if has_aux else roots)[: _MOST_ENTRIES - self._entries]:
             if isinstance(root, Tensor):
                 self._entries += 1
+                scale = None if self._scales is None else self._scales.of(root)
                 values = values_of(root) if on_host() else None
+                value = None
+                if values is not None:
+                    value = float(np.sum(values, dtype=np.float64)) / (scale or 1.0)
                 facts.append(
                     "loss",
-                    Loss(
+                    fact(
                         micro=micro,
-                        value=None if values is None else float(np.sum(values, dtype=np.float64)),
+                        value=value,
                         shape=list(root.shape),
                         dtype=dtype_name(root),
                     ),

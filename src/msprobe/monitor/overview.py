@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.errors import UsageError
-from msprobe.monitor.alerts.series import MAGNITUDES
+from msprobe.monitor.alerts.series import MAGNITUDES, is_loss
 from msprobe.monitor.findings import Judging, may_be_judged
 from msprobe.monitor.noise import gradient_noise, no_noise
 from msprobe.monitor.reader import MonitorRun
@@ -83,9 +83,11 @@ def _scalars(run: MonitorRun, rank: int) -> dict[str, Any]:
     if Stream.RUN not in run.streams:
         return {}
     matrix = run.matrix(Stream.RUN, VALUE, rank=rank)
+    first, *others = _SHOWN_SCALARS
+    losses = [name for name in matrix.names if is_loss(name) and name != first]
     return {
         name: _ends(matrix.values[:, matrix.names.index(name)])
-        for name in _SHOWN_SCALARS
+        for name in (first, *losses, *others)
         if name in matrix.names
     } | _noise(run)
 

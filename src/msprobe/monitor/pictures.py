@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from msprobe.errors import UsageError
 from msprobe.json_text import strict
+from msprobe.monitor.alerts.series import is_loss
 from msprobe.monitor.findings import Findings
 from msprobe.monitor.overview import (
     NOISE_SCALE,
@@ -31,7 +32,7 @@ COLUMNS: Final = 600
 ROWS: Final = 400
 POINTS: Final = 2000
 AXES: Final = ("layer", "rank", "layers of ranks")
-_SCALARS: Final = ("loss", "grad_norm", "grad_norm_clipped", "loss_scale")
+_SCALARS: Final = ("grad_norm", "grad_norm_clipped", "loss_scale")
 _DIGITS: Final = 6
 
 Values = NDArray[np.float64]
@@ -120,7 +121,7 @@ class Pictures:
         names = [
             name
             for name in self.runs[0].names(Stream.RUN)
-            if name in _SCALARS or name.startswith("lr.")
+            if name in _SCALARS or is_loss(name) or name.startswith("lr.")
         ]
         found = [self.series(Stream.RUN, name, VALUE) for name in names]
         found.append(self.series(Stream.RUN, NOISE_SCALE, VALUE))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -402,11 +402,16 @@ def open_monitor(path: str | Path) -> MonitorRun:
     return MonitorRun(folder, files_of(folder))
 
 
-def newest_run(path: Path) -> Path | None:
-    """Return the folder itself if it holds a run, else the newest run inside; None without any."""
+def newest_run(path: Path, is_meant: Callable[[Path], bool] = lambda _: True) -> Path | None:
+    """Return the folder itself if it holds a run, else the newest run inside; None without any.
+
+    Args:
+        path: the folder.
+        is_meant: whether a folder inside counts.
+    """
     if files_of(path):
         return path
-    folders = [one for one in path.glob("*") if one.is_dir() and files_of(one)]
+    folders = [one for one in path.glob("*") if one.is_dir() and is_meant(one) and files_of(one)]
     return max(folders, key=lambda one: one.name, default=None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mindspore import nn
 from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.config import Config, DataMode, Level, StatisticsSection
+from msprobe.dump.facts import Loss
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter, on_host
 from msprobe.mindspore.bytecode_jit import run_as_python
 from msprobe.mindspore.cell_hooks import CellNames, CellObserver
@@ -24,6 +26,7 @@ from msprobe.mindspore.jit_calls import JitCalls
 from msprobe.mindspore.losses import Losses
 from msprobe.mindspore.monitoring.communication import Communication
 from msprobe.mindspore.monitoring.features import NUMPY, is_linear
+from msprobe.mindspore.monitoring.loss_scale import LossScale
 from msprobe.mindspore.monitoring.measures import READING
 from msprobe.mindspore.monitoring.parameters import Named, Parameters, as_number
 from msprobe.mindspore.recompute_frames import recomputations
@@ -36,6 +39,7 @@ from msprobe.monitor.collecting.collector import (
     streams_of,
 )
 from msprobe.monitor.collecting.features import Features, chosen_modules
+from msprobe.monitor.collecting.run_numbers import ModelLoss, Trained
 from msprobe.monitor.collecting.step_rows import Key, StepRows
 from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.rows import Stream
@@ -105,11 +109,13 @@ class Collector(StepCollector):
         if keys.recording_l2_features:
             named = {name: one for model in models for name, one in model.cells_and_names()}
             self._features = Features(NUMPY, chosen_modules(named, keys, is_linear), keys.sa_order)
-            self.activations.on_inputs = self._take_features
+            self.activations.on_values = self._take_features
         self._communication: Communication | None = None
         if keys.cc_distribution.enable and GlobalComm.INITED:
             self._communication = Communication(self._session, keys.cc_distribution)
             self._session.calls.add(self._communication)
+        self._cells: CellObserver | None = None
+        self._loss_scale = LossScale(self._session)
         self._undo = ExitStack()
         self.begin_step()
 
@@ -124,6 +130,7 @@ class Collector(StepCollector):
     def read_before(self, rows: StepRows) -> None:
         """Measure what the optimizer gets."""
         gradients, self._gradients = self._gradients, ()
+        self._loss_scale.steps()
         self._parameters.read_before(rows, gradients)
         if Stream.RUN in rows.streams:
             total = self._parameters.total_norm(READING.table)
@@ -164,8 +171,12 @@ class Collector(StepCollector):
         if Stream.GRAD_UNREDUCED in due:
             session.attempt("hooking parameters", self._parameters.install, self._undo)
         if Stream.RUN in due:
-            trained = [one for model in self._models for one in model.get_parameters()]
-            session.attempt("hooking backward", Losses(session, trained).install)
+            losses = Losses(session, _trained_by(self._models), self._loss_scale)
+            session.attempt("hooking backward", losses.install)
+        if due & (OF_MODULES | {Stream.RUN}):
+            calls = JitCalls(self._run_compiled, lambda: None)
+            session.attempt("hooking compiled code", calls.install)
+            session.undo.callback(calls.remove)
 
     def remove(self) -> None:
         """Take all hooks away."""
@@ -178,9 +189,9 @@ class Collector(StepCollector):
         self.remove()
         self._session.close()
 
-    def _take_features(self, path: str, key: Key, micro_step: int, args: Sequence[Any]) -> None:
+    def _take_features(self, *call: Any) -> None:
         if self._rows is not None and self._features is not None:
-            self._features.take(self._rows, path, key, micro_step, args)
+            self._features.take(self._rows, *call)
 
     def _install_cells(self, repeated: Recomputations) -> None:
         session = self._session
@@ -191,25 +202,39 @@ class Collector(StepCollector):
             session.undo.callback(undo)
         cells = CellObserver(session, self._names, repeated, self._models, None)
         cells.install()
-        calls = JitCalls(_StepAside(cells).run, lambda: None)
-        calls.install()
-        session.undo.callback(calls.remove)
-
-
-class _StepAside:
-    """Takes the hooks off cells while compiled code runs, which must not find them."""
-
-    def __init__(self, cells: CellObserver) -> None:
         self._cells = cells
+        session.undo.callback(setattr, self, "_cells", None)
 
-    def run(
+    def _run_compiled(
         self, executor: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        self._cells.suspend()
+        """Take the hooks off cells while compiled code runs, which must not find them."""
+        cells = self._cells
+        if cells is not None:
+            cells.suspend()
         try:
-            return run(*args, **kwargs)
+            result = run(*args, **kwargs)
         finally:
-            self._cells.resume()
+            if cells is not None:
+                cells.resume()
+        if on_host():
+            self.attempt("loss scale", self._loss_scale.compiled_ran, executor, args, result)
+        return result
+
+
+def _trained_by(models: Sequence[nn.Cell]) -> Callable[[Any], Callable[..., Loss] | None]:
+    """Return what makes the fact of a loss, given the parameters of which gradients are taken."""
+    own = {id(one): chunk for chunk, model in enumerate(models) for one in model.get_parameters()}
+    everything = Trained(frozenset(own.values()), others=False)
+
+    def fact_of(weights: Any) -> Callable[..., Loss] | None:
+        if not isinstance(weights, tuple | list) or not weights:
+            return partial(ModelLoss, trained=everything)
+        found = {own.get(id(one)) for one in weights}
+        trained = frozenset(one for one in found if one is not None)
+        return partial(ModelLoss, trained=Trained(trained, None in found)) if trained else None
+
+    return fact_of
 
 
 def _is_training(cell: nn.Cell) -> bool:

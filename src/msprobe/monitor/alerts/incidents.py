@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from msprobe.monitor.alerts.series import Series
+from msprobe.monitor.alerts.series import Series, is_loss
 from msprobe.monitor.alerts.signals import Sign, Signal
 from msprobe.monitor.rows import Stream
 
@@ -230,7 +230,7 @@ def _tells(signal: Signal, cause: IncidentCause) -> bool:
 
 
 def _is_loss(signal: Signal) -> bool:
-    return signal.series.stream == Stream.RUN and signal.series.name.endswith("loss")
+    return signal.series.stream == Stream.RUN and is_loss(signal.series.name)
 
 
 class Incidents:

@@ -97,8 +97,13 @@ def kind_of(stream: str, name: str, op: str, ops: tuple[str, ...]) -> Kind | Non
     return None
 
 
+def is_loss(name: str) -> bool:
+    """Return whether a number of the run is a loss: ``loss``, ``1.loss``, ``aux_loss``."""
+    return name.endswith("loss")
+
+
 def _kind_of_scalar(name: str) -> Kind:
-    if name.endswith("loss"):
+    if is_loss(name):
         return Kind.LOSS
     if name == "grad_norm":  # clipped, it says less
         return Kind.MAGNITUDE

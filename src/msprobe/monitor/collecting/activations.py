@@ -70,7 +70,8 @@ class Activations(CallSink):
         rows: of the step; None while nothing is collected.
         micro_step: of the forward pass that runs, or ran last; -1 before the first.
         on_call: told of each call that begins, with its stack; None for no receiver.
-        on_inputs: told of each call, its micro step and positional arguments; None for no receiver.
+        on_values: told of each call twice: its key, micro step, positional arguments or the tensors
+            that it returned, and whether it is the latter; None for no receiver.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Activations(CallSink):
         self.rows: StepRows | None = None
         self.micro_step = -1
         self.on_call: Callable[[MonitoredModule, Stack], None] | None = None
-        self.on_inputs: Callable[[str, Key, int, Sequence[Any]], None] | None = None
+        self.on_values: Callable[[str, Key, int, Sequence[Any], bool], None] | None = None
         self._places: dict[str, _Place] = {}
         self._calls: Counter[str] = Counter()
         self._skipped: str | None = None
@@ -120,7 +121,7 @@ class Activations(CallSink):
                 self._skipped = call.forward_name
                 return
             self._next_micro_step(module.chunk)
-        if not (module.wants_forward or module.wants_gradients or self.on_inputs is not None):
+        if not (module.wants_forward or module.wants_gradients or self.on_values is not None):
             return
         number = self._calls[base]
         self._calls[base] = number + 1
@@ -138,9 +139,7 @@ class Activations(CallSink):
         self._tensors_in(args, kwargs, found)
         place.inputs = [position for _, position in found]
         self._put(place, found, INPUT)
-        if self.on_inputs is not None:
-            key = Key(place.module.name, place.module.chunk, place.call)
-            self.on_inputs(place.module.path, key, place.micro_step, args)
+        self._tell(place, args, is_output=False)
         return True
 
     def outputs(self, call: Call, output: Any) -> None:
@@ -152,6 +151,12 @@ class Activations(CallSink):
         self._tensors_in(output if type(output) is tuple else (output,), None, found)
         place.outputs = [position for _, position in found]
         self._put(place, found, OUTPUT)
+        self._tell(place, [one for one, _ in found], is_output=True)
+
+    def _tell(self, place: _Place, values: Sequence[Any], *, is_output: bool) -> None:
+        if self.on_values is not None:
+            key = Key(place.module.name, place.module.chunk, place.call)
+            self.on_values(place.module.path, key, place.micro_step, values, is_output)
 
     def end(self, call: Call) -> None:
         """Note that a call returned."""

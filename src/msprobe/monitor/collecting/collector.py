@@ -148,6 +148,7 @@ class StepCollector(ABC):
         if rows is not None:
             self.attempt("optimizer step", self.read_after, rows, result)
             self.end_observing()
+            self.numbers.put_losses()
             self.attempt("end of step", self._hand_on, rows)
         self.step += 1
         self.begin_step()

@@ -77,27 +77,36 @@ class Features:
         self._weighed.clear()
 
     def take(
-        self, rows: StepRows, path: str, key: Key, micro_step: int, args: Sequence[Any]
+        self,
+        rows: StepRows,
+        path: str,
+        key: Key,
+        micro_step: int,
+        values: Sequence[Any],
+        is_output: bool,
     ) -> None:
-        """Compute the features of a call that begins; a weight's once a step.
+        """Compute the features of a call; a weight's once a step.
 
         Args:
             rows: of the step.
             path: name of the module in its model.
             key: its name as shown, chunk and number of the call.
             micro_step: of the call.
-            args: its positional arguments.
+            values: its positional arguments, or the tensors that it returned.
+            is_output: whether they are the latter.
         """
         for stream, modules in self._modules.items():
             module = modules.get(path)
             if module is None or stream not in rows.streams:
+                continue
+            if is_output is not (stream is Stream.ROUTER_LOGIT):
                 continue
             kept = micro_step if stream in _PER_MICRO_STEP else 0
             if stream not in _PER_MICRO_STEP:
                 if (stream, key) in self._weighed:
                     continue
                 self._weighed.add((stream, key))
-            suffix, found = self._features(stream, module, args)
+            suffix, found = self._features(stream, module, values)
             shown = key._replace(name=f"{key.name}.{suffix}")
             self._found += (_Found(stream, kept, op, shown, one) for op, one in found.items())
 
@@ -110,10 +119,10 @@ class Features:
                 rows.put_number(one.key, value, one.micro_step, stream=one.stream, op=one.op)
 
     def _features(
-        self, stream: Stream, module: Any, args: Sequence[Any]
+        self, stream: Stream, module: Any, values: Sequence[Any]
     ) -> tuple[str, dict[str, Array]]:
         xp, kind, array = self._library[:3]
-        tensors = [array(one) for one in args if isinstance(one, kind)]
+        tensors = [array(one) for one in values if isinstance(one, kind)]
         if stream is Stream.ATTENTION:
             return "attention", attention_features(xp, tensors, self._sa_order)
         if stream is Stream.ROUTER_LOGIT:
@@ -200,9 +209,13 @@ def linear_features(xp: Any, matrix: Array | None) -> dict[str, Array]:
 
 
 def router_weight_features(xp: Any, weight: Array | None) -> dict[str, Array]:
-    """Return the mean cosine between the vectors of two experts (rows of the weight)."""
-    if weight is None or weight.shape[0] < _MATRIX:
+    """Return the mean cosine between the vectors of two experts.
+
+    Experts are the shorter dimension of the weight: it is (experts, width) or (width, experts).
+    """
+    if weight is None or min(weight.shape) < _MATRIX:
         return {}
+    weight = weight if weight.shape[0] <= weight.shape[1] else weight.T
     unit = weight / (xp.sqrt(xp.sum(weight * weight, -1))[:, None] + _TINY)
     count = len(unit)
     total = xp.sum(unit @ unit.T) - xp.sum(unit * unit)

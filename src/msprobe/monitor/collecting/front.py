@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msprobe
 from msprobe.config.reading import read_config_file
@@ -35,6 +36,9 @@ from msprobe.monitor.settings import Format, MonitorSettings, make_settings
 from msprobe.plain_text import reason
 
 logger = logging.getLogger(__name__)
+
+_open: Final[set[int]] = set()
+"""Numbers of the monitors that are open: of one for each model, each has a run of its own."""
 
 Metrics = dict[tuple[str, str], dict[str, float]]
 """Values by (name of the tensor, stream), each by operation."""
@@ -261,8 +265,13 @@ class MonitorFront(ABC):
         start_iteration: int,
     ) -> Recorder:
         world = self.world
+        number = next(one for one in count(1) if one not in _open)
         folder = run_folder(
-            self._settings, world.rank, resumes=start_iteration > 0, agree=world.agree
+            self._settings,
+            world.rank,
+            number=number,
+            resumes=start_iteration > 0,
+            agree=world.agree,
         )
         head = {
             "framework": framework,
@@ -288,6 +297,8 @@ class MonitorFront(ABC):
             self._recorder = None
             recorder.close()
             raise
+        _open.add(number)
+        self._undo.callback(_open.discard, number)
         return recorder
 
     def _watch(self, alert: dict[str, Any] | None, step: int) -> None:
@@ -359,7 +370,9 @@ class MonitorFront(ABC):
             raw = self._control.due(self._step)
             if raw is not None:
                 try:
-                    changed = make_settings({**raw, "start_step": self._step})
+                    changed = make_settings(raw)
+                    begins = max(changed.keys.start_step, self._step)
+                    changed = make_settings({**raw, "start_step": begins})
                     parse_alert(changed.keys.alert, source=self._settings.source or "")
                 except ConfigError as error:
                     logger.warning("the changed configuration is left out: %s", error)

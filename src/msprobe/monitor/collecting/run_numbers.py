@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msprobe.dump.facts import Clip, Loss, Scaler
 from msprobe.monitor.collecting.step_rows import Key, StepRows
@@ -15,6 +15,28 @@ GRAD_NORM = "grad_norm"
 GRAD_NORM_CLIPPED = "grad_norm_clipped"
 LOSS_SCALE = "loss_scale"
 SKIPPED = "skipped"
+
+
+class Trained(NamedTuple):
+    """What a loss trains.
+
+    Attributes:
+        models: numbers of those monitored models of which it trains something.
+        others: whether it trains anything else.
+    """
+
+    models: frozenset[int]
+    others: bool
+
+
+class ModelLoss(Loss, frozen=True, kw_only=True):
+    """A loss of which it is known what it trains.
+
+    Attributes:
+        trained: what that is.
+    """
+
+    trained: Trained
 
 
 class RunNumbers:
@@ -37,23 +59,23 @@ class RunNumbers:
         self._skips = 0
         self._loss_scale: float | None = None
         self._clipped_from: float | None = None
-        self._first_micro: int | None = None
+        self._losses: dict[Trained, dict[int, float]] = {}
+        self._main: Trained | None = None
 
     def begin_step(self, rows: StepRows | None) -> None:
         """Begin a step, or stop with None."""
         self.rows = rows
         self._clipped_from = None
-        self._first_micro = None
+        self._losses.clear()
         if rows is None:
             self._loss_scale = None  # it may change unseen
 
     def put_fact(self, part: str, value: Any) -> None:
         """Take a fact."""
         match value:
-            case Loss() if value.value is not None:
-                if self._first_micro is None:
-                    self._first_micro = value.micro
-                self._put(LOSS, value.value, value.micro - self._first_micro)
+            case ModelLoss() if value.value is not None:
+                passes = self._losses.setdefault(value.trained, {})
+                passes[value.micro] = passes.get(value.micro, 0.0) + value.value
             case Clip() if value.total_norm is not None:
                 self._clipped_from = value.total_norm
             case Scaler():
@@ -61,6 +83,23 @@ class RunNumbers:
                 if value.skipped:
                     self._skips += 1
                     self._skipped()
+
+    def put_losses(self) -> None:
+        """Take the losses of the step, of which all facts are there.
+
+        Those that train the same models are one series. ``loss`` is the one that trains most of
+        those monitored, and then no others; the rest are told by what they train: ``1.loss``,
+        ``0+other.loss``.
+        """
+        if self._losses and self._main is None:
+            self._main = min(
+                self._losses, key=lambda one: (-len(one.models), one.others, sorted(one.models))
+            )
+        for trained, passes in self._losses.items():
+            parts = [*map(str, sorted(trained.models)), *["other"] * trained.others]
+            name = LOSS if trained == self._main else f"{'+'.join(parts)}.{LOSS}"
+            for micro_step, value in enumerate(passes.values()):
+                self._put(name, value, micro_step)
 
     def put_optimizer(self, groups: Sequence[Mapping[str, Any]], total_norm: float | None) -> None:
         """Take the settings with which the optimizer steps, and the norm of all gradients."""

@@ -135,6 +135,9 @@ class GradComparator:
     ) -> list[RankSimilarity]:
         """Compare all ranks that both runs have, into ``{output_dir}/rank{R}``.
 
+        The only rank of each is compared whatever its number is: mindstudio-probe names it after
+        the process.
+
         Args:
             path1: `dump_path` of the run under test.
             path2: `dump_path` of the reference.
@@ -145,6 +148,8 @@ class GradComparator:
             DumpFormatError: no rank is in both.
         """
         ranks = [_rank_folders(Path(path)) for path in (path1, path2)]
+        if len(ranks[0]) == len(ranks[1]) == 1:
+            ranks[1] = dict(zip(ranks[0], ranks[1].values(), strict=True))
         both = sorted(set(ranks[0]) & set(ranks[1]))
         if not both:
             raise DumpFormatError(path1, f"has no rank folder that {path2} has as well")

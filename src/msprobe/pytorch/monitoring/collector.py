@@ -85,8 +85,6 @@ class Collector(StepCollector):
             holds: tells of a parameter whether this rank measures it.
         """
         self._models = models
-        self._own_losses = OwnLosses(models)
-        self._own_losses.open()
         self._optimizer = optimizer
         keys = settings.keys
         streams = streams_of(settings, rank)
@@ -117,11 +115,13 @@ class Collector(StepCollector):
             named = {name: one for model in models for name, one in model.named_modules()}
             targets = chosen_modules(named, keys, is_linear)
             self._features = Features(TORCH, targets, keys.sa_order)
-            self.activations.on_inputs = self._take_features
+            self.activations.on_values = self._take_features
         self._session.calls.add(self.activations)
         self._session.calls.remove(self._session.recording)
         view = view_of(optimizer, reads_main_grad=reads_main_grad)
         self._view = view
+        self._own_losses = OwnLosses(models, view.groups())
+        self._own_losses.open()
         self._parameters = Parameters(
             self._session,
             _parameters(models, holds, squash=keys.squash_name),
@@ -192,9 +192,9 @@ class Collector(StepCollector):
         with_grad = self._observer is None or self._observer.with_grad
         return module.training and not only_evaluates(module, with_grad=with_grad)
 
-    def _take_features(self, path: str, key: Key, micro_step: int, args: Sequence[Any]) -> None:
+    def _take_features(self, *call: Any) -> None:
         if self._rows is not None and self._features is not None:
-            self._features.take(self._rows, path, key, micro_step, args)
+            self._features.take(self._rows, *call)
 
     def install(self, due: frozenset[Stream]) -> None:
         """Install the hooks of some streams."""
@@ -208,7 +208,7 @@ class Collector(StepCollector):
         if Stream.RUN in due:
             scaled = ScaledLosses(session)
             session.attempt("hooking gradient scalers", scaled.install, self._optimizer)
-            losses = Losses(session, scaled.of, self._own_losses.has)
+            losses = Losses(session, scaled.of, self._own_losses.fact_of)
             session.attempt("hooking backward", losses.install, BackwardEntry())
             calls = TrainingCalls(session, lambda _: lambda: None)
             session.attempt("hooking training calls", calls.install)

@@ -4,26 +4,40 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 from torch import Tensor, nn
 
+from msprobe.dump.facts import Loss
+from msprobe.monitor.collecting.run_numbers import ModelLoss, Trained
+from msprobe.pytorch.monitoring.unsharded import flat_parameters
+
 _MOST_NODES: Final = 5000
 _all: Final[set[OwnLosses]] = set()
-"""Of all monitors that are open: only where there are several, a loss may be another's."""
+"""Of all monitors that are open."""
 
 
 class OwnLosses:
     """Knows the parameters of the models of one monitor, from `open` to `close`."""
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
+    def __init__(self, models: Sequence[nn.Module], groups: Sequence[Mapping[str, Any]]) -> None:
         """Create it.
 
         Args:
             models: which the monitor watches.
+            groups: of its optimizer. Of a single model only parameters that it updates count: a
+                generator and its judge may be parts of one.
         """
-        self._own = frozenset(id(one) for model in models for one in model.parameters())
+        self._own = {
+            id(parameter): number
+            for number, model in enumerate(models)
+            for parameter in (*model.parameters(), *flat_parameters([model]))
+        }
+        updated = {id(one) for group in groups for one in group.get("params", ())}
+        if len(models) == 1 and not updated.isdisjoint(self._own):
+            self._own = {one: number for one, number in self._own.items() if one in updated}
 
     def open(self) -> None:
         """Let other monitors know these parameters."""
@@ -33,26 +47,36 @@ class OwnLosses:
         """Undo `open`."""
         _all.discard(self)
 
-    def has(self, root: Tensor) -> bool:
-        """Return whether a loss is of these models: unless all that it trains is of others'.
+    def fact_of(self, root: Tensor) -> Callable[..., Loss] | None:
+        """Return what makes the fact of a loss; None if all that it trains is of other monitors."""
+        models: set[int] = set()
+        theirs = unknown = False
+        for leaf in _leaves(root):
+            number = self._own.get(id(leaf))
+            if number is not None:
+                models.add(number)
+            elif any(id(leaf) in one._own for one in _all):
+                theirs = True
+            else:
+                unknown = True
+        if theirs and not models and not unknown:
+            return None
+        return partial(ModelLoss, trained=Trained(frozenset(models), theirs or unknown))
 
-        Parameters that no monitor knows, as those that FSDP gathers, leave it here.
-        """
-        others = [one._own for one in _all if one is not self]
-        if not others or root.grad_fn is None:
-            return True
-        waiting, seen = deque([root.grad_fn]), {root.grad_fn}
-        trains_others = False
-        while waiting:
-            node = waiting.popleft()
-            leaf = getattr(node, "variable", None)
-            if leaf is not None:
-                if not any(id(leaf) in known for known in others):
-                    return True
-                trains_others = True
-            new = {one for one, _ in node.next_functions if one is not None} - seen
-            seen |= new
-            waiting += new
-            if len(seen) > _MOST_NODES:
-                return True
-        return not trains_others
+
+def _leaves(root: Tensor) -> list[Any]:
+    """Return what a loss trains, of the nearest operations."""
+    found = []
+    waiting = deque([root.grad_fn])
+    seen = {root.grad_fn}
+    while waiting and len(seen) <= _MOST_NODES:
+        node = waiting.popleft()
+        if node is None:
+            continue
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found.append(leaf)
+        new = {one for one, _ in node.next_functions} - seen
+        seen |= new
+        waiting += new
+    return found

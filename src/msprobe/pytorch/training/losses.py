@@ -39,23 +39,23 @@ class Losses:
         count: backward passes of the step that have begun.
     """
 
-    __slots__ = ("_entries", "_is_own", "_scale_of", "_session", "count", "is_installed")
+    __slots__ = ("_entries", "_fact_of", "_scale_of", "_session", "count", "is_installed")
 
     def __init__(
         self,
         session: Session,
         scale_of: Callable[[torch.Tensor], torch.Tensor | None] | None = None,
-        is_own: Callable[[torch.Tensor], bool] = lambda _: True,
+        fact_of: Callable[[torch.Tensor], Callable[..., Loss] | None] = lambda _: Loss,
     ) -> None:
         """Create it.
 
         Args:
             session: gets the values, and learns of exceptions.
             scale_of: returns what a root was multiplied by; its value is then told without that.
-            is_own: whether a root counts; passes that begin at others alone are left out.
+            fact_of: returns what makes the fact of a root; None to leave it out.
         """
         self._session = session
-        self._is_own = is_own
+        self._fact_of = fact_of
         self._scale_of = scale_of
         self.is_installed = False
         self.count = 0
@@ -87,22 +87,21 @@ class Losses:
         ending.succeeded(Work.BACKWARD)
 
     def _take(self, roots: Sequence[Any]) -> None:
-        if not all(isinstance(one, torch.Tensor) and not self._is_own(one) for one in roots):
-            self._take_own(roots)
-
-    def _take_own(self, roots: Sequence[Any]) -> None:
+        # torch can begin at an edge of the graph, which is no tensor
+        tensors = [one for one in roots if isinstance(one, torch.Tensor)]
+        found = [(one, fact) for one in tensors if (fact := self._fact_of(one)) is not None]
+        if tensors and not found:
+            return
         micro = self.count
         self.count += 1
         facts = self._session.facts
         if not facts.is_open:
             return
-        for root in roots[: _MOST_ENTRIES - self._entries]:
-            if not isinstance(root, torch.Tensor):  # torch can begin at an edge of the graph
-                continue
+        for root, fact in found[: _MOST_ENTRIES - self._entries]:
             self._entries += 1
             print_ = Fingerprint(root.detach())
             entry = partial(
-                Loss,
+                fact,
                 micro=micro,
                 shape=shape_of(root),
                 dtype=str(root.dtype),
