@@ -62,6 +62,14 @@ _CLASSES: Final = tuple(
     )
 )
 _OTHER: Final = EnvironmentClass("other", Level.INFO)
+# Variables of shells, sessions, accounts and loggers.
+_HARMLESS: Final = re.compile(
+    r"(.*_)?(PATH|HOME|DIR|ROOT|CACHE|TMP|TEMP|LOG|LOGS?_?LEVEL|NAME|PROJECT|ENTITY|ID|PID|PORT|"
+    r"HOST|ADDR|IP|URL|URI|TOKEN|KEY|PASSWORD|SECRET|USER|TAGS?|VERBOSE|TIME|DATE)|"
+    r"(WANDB|MLFLOW|COMET|CLEARML|SWANLAB|SSH|XDG|LC|GIT|AWS|HIST|KUBERNETES|TMUX|LESS|GPG|DBUS)_.*|"
+    r"PYTHON(UNBUFFERED|DONTWRITEBYTECODE|WARNINGS|IOENCODING|FAULTHANDLER)|TMPDIR|LANG|LANGUAGE|"
+    r"TERM|EDITOR|PAGER|SHELL|SHLVL|DISPLAY|LOGNAME|HOSTNAME|PS\d|COLUMNS|LINES|PWD|OLDPWD|_"
+)
 
 
 def collect_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -73,6 +81,12 @@ def collect_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
 def classify_variable(name: str) -> EnvironmentClass:
     """Return the class of an environment variable."""
     return next((kind for pattern, kind in _CLASSES if pattern.fullmatch(name)), _OTHER)
+
+
+def may_matter(name: str) -> bool:
+    """Return whether a variable that a script sets may change what a training computes."""
+    kind = classify_variable(name)
+    return kind.level is not Level.INFO or (kind is _OTHER and not _HARMLESS.fullmatch(name))
 
 
 def compare_environments(bench: Mapping[str, str], cmp: Mapping[str, str]) -> ItemResult:

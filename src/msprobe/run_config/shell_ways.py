@@ -7,16 +7,15 @@ A condition that only the running shell can decide makes two ways, or one for ea
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msprobe.run_config.command_options import Arguments
-from msprobe.run_config.environment import classify_variable
+from msprobe.run_config.environment import may_matter
 from msprobe.run_config.launches import InnerScript, Launch, find_launch
-from msprobe.run_config.levels import Level
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_commands import (
     are_apart,
@@ -24,16 +23,20 @@ from msprobe.run_config.shell_commands import (
     directive,
     first_error,
     reads_script,
+    writes_results,
 )
 from msprobe.run_config.shell_conditions import branches_of, holds
 from msprobe.run_config.shell_files import ScriptFiles
 from msprobe.run_config.shell_words import (
     Variables,
     Word,
-    formatted,
+    assigned_in,
     number_of,
+    opaque,
     printed_by,
+    set_opaquely,
     shell_parser,
+    shortened,
     text_of,
     value_of,
     words_of,
@@ -46,8 +49,12 @@ _MAX_STEPS: Final = 20_000
 _MAX_DEPTH: Final = 100
 _MAX_ROUNDS: Final = 64
 _TOO_LONG: Final = "the script is too long or too deeply nested to be followed"
-_ENDLESS: Final = ("true", ":", "[ 1 ]")
 _EXPORT_ALL: Final = re.compile(r"[-+][a-z]*a[a-z]*|allexport")
+# What the others do to the words of a script is not followed.
+_SETS: Final = re.compile(r"[-+][aeuxvEh]*o?|allexport|errexit|nounset|xtrace|pipefail|verbose")
+_DECLARES: Final = re.compile(r"(-[agrx]+)*")
+_STATUS: Final = {"true": True, ":": True, "false": False}
+_ITS_OWN_FOLDER: Final = ("$0", "${0", "BASH_SOURCE", "$(pwd)", "$PWD")
 _ENTRY: Final = re.compile(r"\[(\w+)\]=(.*)", re.DOTALL)
 
 
@@ -61,11 +68,33 @@ class _LeftRound(Exception):  # noqa: N818 - not an error
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """A decision where the script's text does not tell."""
+    """A decision where the script's text does not tell; its condition is compared as text.
+
+    Attributes:
+        line: its line.
+        taken: the number of the choice.
+        count: number of choices.
+        is_open: whether the same text may be decided otherwise in another run.
+    """
 
     line: int
     taken: int
     count: int
+    is_open: bool
+
+
+class Statement(NamedTuple):
+    """A part of a script that is compared as text.
+
+    Attributes:
+        line: its line.
+        name: its kind, such as ``command.module`` or ``loop``.
+        text: its source, without comments and needless blanks, and the values in it.
+    """
+
+    line: int
+    name: str
+    text: str
 
 
 class Way:
@@ -76,8 +105,8 @@ class Way:
         problems: what could not be followed, by its place.
         decisions: how open conditions were decided, in order.
         files: files that it reads and writes.
-        others: what it asks of a scheduler, and commands that start no training but may change
-            one, such as ``module load`` or ``sed -i``; by name.
+        directives: what it asks of a scheduler, by name.
+        statements: what is not understood and may change a training, as ``module load``.
     """
 
     def __init__(self, folder: Path, decided: Sequence[int]) -> None:
@@ -86,10 +115,12 @@ class Way:
         self.decisions: list[_Decision] = []
         self._decided = decided
         self.files = ScriptFiles(folder)
-        self.others: Arguments = {}
+        self.directives: Arguments = {}
+        self.statements: list[Statement] = []
         self._variables = Variables(read=self.files.content)
         self._functions: dict[str, Node] = {}
         self._exported: dict[str, None] = {}
+        self._folder = ""
         self._own: list[str] = []  # variables set in front of the present command
         self._exports_all = False
         self._given: Word | None = None  # what the present command reads from ``<<<`` or ``<<``
@@ -109,6 +140,7 @@ class Way:
         root = shell_parser().parse(text.encode(errors="surrogateescape")).root_node
         if root.has_error:
             self.problems["syntax"] = f"line {first_error(root)} is not understood"
+            self._note("syntax", root)
         self._run_all(root)
 
     def _run_all(self, node: Node) -> None:
@@ -128,14 +160,27 @@ class Way:
             self._depth -= 1
 
     def _dispatch(self, node: Node) -> bool | None:
-        handler = _STATEMENTS.get(node.type)
-        return True if handler is None else handler(self, node)
+        return _STATEMENTS.get(node.type, Way._not_known)(self, node)
+
+    def _note(self, name: str, node: Node, text: str | None = None) -> bool:
+        """Keep what is not understood, to be compared as text; return whether that is enough."""
+        word = opaque(node, self._variables) if text is None else Word(shortened(text))
+        found = Statement(node.start_point[0] + 1, name, word.text)
+        if found not in self.statements:
+            self.statements.append(found)
+        return not word.doubts
+
+    def _not_known(self, node: Node) -> bool | None:
+        if node.is_named:
+            self._note(node.type, node)
+        return None
 
     def _compound(self, node: Node) -> bool | None:
-        if node.children[0].type == "((":
-            found = number_of(node, self._variables)
-            return None if found is None else found != 0
-        return self._each_inside(node)
+        if node.children[0].type != "((":
+            return self._each_inside(node)
+        found = number_of(text_of(node)[2:-2], self._variables)
+        set_opaquely(assigned_in(node), self._variables)
+        return None if found is None else found != 0
 
     def _each_inside(self, node: Node) -> bool | None:
         self._run_all(node)
@@ -143,7 +188,11 @@ class Way:
 
     def _declare(self, node: Node) -> bool | None:
         self._run_all(node)
-        if text_of(node.children[0]) == "export":
+        options = "".join(text_of(one) for one in node.named_children if one.type == "word")
+        is_export = text_of(node.children[0]) == "export" or "x" in options
+        if _DECLARES.fullmatch(options) is None:
+            self._note("declare", node)
+        elif is_export:
             names = (text_of(child).partition("=")[0] for child in node.named_children)
             self._exported |= dict.fromkeys(names)
         return True
@@ -168,62 +217,24 @@ class Way:
         inner = node.named_children
         return holds(inner[0], self._variables) if len(inner) == 1 else None
 
-    def _while(self, node: Node) -> bool | None:
-        condition = [one for one in node.children_by_field_name("condition") if one.is_named]
-        ends = node.children[0].type == "until"
-        self._loop(node, lambda: self._status(condition), ends=ends)
+    def _loop(self, node: Node) -> bool | None:
+        """Follow the body of a loop once: its head and what it assigns are compared as text."""
+        body, known = node.child_by_field_name("body"), len(self.launches)
+        head = [one for one in node.named_children if one != body]
+        changes = [*head, *assigned_in(node).values()]
+        noted = [self._note("loop", one) for one in changes]
+        is_known = all(noted)
+        line = node.start_point[0] + 1
+        doubts = () if is_known else (f"is set in a loop (line {line})",)
+        for name in assigned_in(node):
+            self._variables.values[name] = (Word(f"${name}", doubts),)
+        if body is not None:
+            for one in head if node.type == "while_statement" else ():
+                self._run(one)
+            self._round(body)
+        if len(self.launches) > known and not is_known:
+            self.problems[f"loop in line {line}"] = "only the shell knows its rounds"
         return True
-
-    def _count(self, node: Node) -> bool | None:
-        """Follow ``for ((…; …; …))``."""
-        start, condition, step = (
-            node.child_by_field_name(name) for name in ("initializer", "condition", "update")
-        )
-        if start is not None:
-            number_of(start, self._variables)
-
-        def status() -> bool | None:
-            found = None if condition is None else number_of(condition, self._variables)
-            return None if found is None else found != 0
-
-        def advance() -> None:
-            if step is not None:
-                number_of(step, self._variables)
-
-        self._loop(node, status, ends=False, advance=advance)
-        return True
-
-    def _loop(
-        self,
-        node: Node,
-        status: Callable[[], bool | None],
-        *,
-        ends: bool,
-        advance: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Follow a loop round by round; one whose rounds only the shell knows, once.
-
-        Args:
-            node: the loop.
-            status: whether its condition holds; None if only the shell knows.
-            ends: what of these ends it.
-            advance: called after each round.
-        """
-        body, line = node.child_by_field_name("body"), node.start_point[0] + 1
-        for _ in range(_MAX_ROUNDS):
-            known, found = len(self.launches), status()
-            if found is ends or body is None:
-                return
-            goes_on = self._round(body)
-            if found is None:
-                is_endless = text_of(node.named_children[0]) in _ENDLESS
-                if len(self.launches) > known and not is_endless:
-                    self.problems[f"loop in line {line}"] = "only the shell knows its rounds"
-                return
-            if not goes_on:
-                return
-            advance()
-        self.problems[f"loop in line {line}"] = f"only its first {_MAX_ROUNDS} rounds are followed"
 
     def _round(self, body: Node) -> bool:
         """Follow a round of a loop; return whether there may be another one."""
@@ -244,10 +255,7 @@ class Way:
     def _command(self, node: Node) -> bool | None:
         name = node.child_by_field_name("name")
         if name is not None and text_of(name) == "test":
-            condition = text_of(node).partition("test")[2]
-            inner = shell_parser().parse(f"[ {condition} ]".encode()).root_node.named_children
-            is_test = len(inner) == 1 and inner[0].type == "test_command"
-            return self._in_brackets(inner[0]) if is_test else None
+            return None
         for one in node.named_children:
             if one.type == "herestring_redirect":
                 self._given = value_of(one.named_children[0], self._variables)
@@ -261,16 +269,16 @@ class Way:
         parts = [name, *node.children_by_field_name("argument")]
         if is_apart:
             words = [word for part in parts for word in words_of(part, self._variables)]
-            return self._call(words, node.start_point[0] + 1) if words else True
+            return self._call(words, node) if words else True
         # The command has these variables, but its words are made without them.
         words = [word for part in parts for word in words_of(part, before)]
         self._own = [text_of(one).partition("=")[0] for one in assignments]
         try:
-            return self._call(words, node.start_point[0] + 1) if words else True
+            return self._call(words, node) if words else True
         finally:
             self._own, self._variables = [], before
 
-    def _call(self, words: list[Word], line: int) -> bool | None:
+    def _call(self, words: list[Word], node: Node) -> bool | None:
         first, rest = words[0].text, words[1:]
         if first in ("exit", "return"):
             raise _Ended
@@ -279,28 +287,50 @@ class Way:
         if first in self._functions:
             self._function(self._functions[first], rest)
         elif first in _BUILTINS:
-            _BUILTINS[first](self, rest, line)
+            _BUILTINS[first](self, rest, node)
         else:
-            self._start(words, line)
+            self._start(words, node)
         self._given = None
         return True
 
-    def _set(self, words: list[Word], _line: int) -> None:
+    def _set(self, words: list[Word], node: Node) -> None:
         for place, word in enumerate(words):
             if word.text == "--":
                 self._variables.arguments = tuple(words[place + 1 :])
                 return
             if _EXPORT_ALL.fullmatch(word.text):
                 self._exports_all = word.text[0] != "+"
+            if not _SETS.fullmatch(word.text):
+                self._note("set", node, " ".join(one.text for one in words))
 
-    def _shift(self, words: list[Word], _line: int) -> None:
+    def _set_opaquely(self, words: list[Word], node: Node) -> None:
+        """Follow ``let NAME=…`` and ``printf -v NAME …``."""
+        texts = [word.text for word in words]
+        names = texts[1:2] if texts[:1] == ["-v"] else [one.partition("=")[0] for one in texts]
+        if text_of(node.children[0]) == "let" or texts[:1] == ["-v"]:
+            word = opaque(node, self._variables)
+            self._variables.values |= dict.fromkeys(
+                (name.rstrip("+-*/%") for name in names), (word,)
+            )
+
+    def _trap(self, words: list[Word], _node: Node) -> None:
+        self._run_inner(words[0].text if words else "")
+
+    def _change_folder(self, words: list[Word], _node: Node) -> None:
+        self.files.change_folder(words)
+        text = words[-1].text.rstrip("/") if words else ""
+        if text and not any(part in text for part in _ITS_OWN_FOLDER):
+            # Above it the folders of two machines have names of their own.
+            self._folder = text.rpartition("/")[2] if text.startswith(("/", "~", "$")) else text
+
+    def _shift(self, words: list[Word], _node: Node) -> None:
         arguments = self._variables.arguments
         if arguments is not None:
             count = int(words[0].text) if words and words[0].text.isdigit() else 1
             self._variables.arguments = arguments[count:]
 
-    def _read(self, words: list[Word], line: int) -> None:
-        doubt = (f"is read when the script runs (line {line})",)
+    def _read(self, words: list[Word], node: Node) -> None:
+        doubt = (f"is read when the script runs (line {node.start_point[0] + 1})",)
         names = [word.text for word in words if not word.text.startswith("-")]
         given = self._given if {word.text for word in words} <= {"-r", *names} else None
         parts = given.text.split(maxsplit=len(names) - 1) if given is not None and names else ()
@@ -310,7 +340,7 @@ class Way:
                 found = Word(parts[place] if place < len(parts) else "", given.doubts)
             self._variables.values[name] = (found,)
 
-    def _eval(self, words: list[Word], _line: int) -> None:
+    def _eval(self, words: list[Word], _node: Node) -> None:
         self._run_inner(" ".join(word.text for word in words))
 
     def _function(self, body: Node, arguments: list[Word]) -> None:
@@ -324,12 +354,16 @@ class Way:
         finally:
             self._variables.arguments = before
 
-    def _start(self, words: list[Word], line: int) -> None:
+    def _start(self, words: list[Word], node: Node) -> None:
+        line = node.start_point[0] + 1
         found = find_launch(words, line, self._given)
         if isinstance(found, Launch):
             self.launches.append(self._with_environment(found))
         elif found is None and changes_something(words):
-            self._note(PurePath(words[0].text).name, " ".join(word.text for word in words[1:]))
+            if words[0].text in ("cp", "ln", "mv"):
+                self.files.copy(words[1:])
+            texts = [word.text for word in (*words[1:], *filter(None, [self._given]))]
+            self._note(f"command.{PurePath(words[0].text).name}", node, " ".join(texts))
         elif isinstance(found, InnerScript):
             before, known = self._variables.copy(), len(self.launches)
             self._variables.arguments = found.arguments
@@ -343,46 +377,32 @@ class Way:
                 for one in self.launches[known:]
             ]
 
-    def _note(self, name: str, text: str) -> None:
-        """Keep a command, to be compared as text."""
-        known = self.others.setdefault(f"command.{name}", [])
-        if isinstance(known, list) and text not in known:
-            known.append(text)
-
     def _directive(self, node: Node) -> bool | None:
-        self.others |= directive(text_of(node))
+        self.directives |= directive(text_of(node))
         return True
 
     def _pipeline(self, node: Node) -> bool | None:
-        """Follow all commands; what is given to another one than a filter is a part of that."""
-        count = len(self.others)
-        status = self._each_inside(node)
-        names = [text_of(one).split()[:1] for one in node.named_children[1:]]
-        if any(name == ["xargs"] for name in names) or len(self.others) > count:
-            self._note("|", text_of(node))
+        """Follow all commands; what a training or another command is given is a part of that."""
+        count, parts, status = len(self.statements), node.named_children, None
+        for number, one in enumerate(parts):
+            known = len(self.launches)
+            status = self._run(one)
+            is_given = number > 0 and len(self.launches) > known
+            names = text_of(one).split()[:1]
+            if is_given or names == ["xargs"] or (names == ["tee"] and not self.launches):
+                count = -1
+        if len(self.statements) > count:
+            self._note("command.|", node)
         return status
-
-    def _print(self, words: list[Word], line: int) -> None:
-        """Follow ``printf -v NAME FORMAT …``."""
-        texts = [word.text for word in words]
-        if texts[:1] != ["-v"] or len(texts) < 3:
-            return
-        doubts = tuple(dict.fromkeys(doubt for word in words for doubt in word.doubts))
-        text = formatted(texts[2], texts[3:])
-        if text is None:
-            text, doubts = f"${texts[1]}", (f"is printed when the script runs (line {line})",)
-        self._variables.values[texts[1]] = (Word(text, doubts),)
-
-    def _calculate(self, words: list[Word], _line: int) -> None:
-        for word in words:
-            self._run_inner(f"(({word.text}))")
 
     def _with_environment(self, launch: Launch) -> Launch:
         """Return a training with the variables that the script sets for it and that may matter."""
         arguments, doubts = dict(launch.arguments), dict(launch.doubts)
+        if self._folder:
+            arguments["folder"] = self._folder
         for name in (*self._exported, *self._own):
             known = self._variables.values.get(name)
-            if known and classify_variable(name).level is not Level.INFO:
+            if known and may_matter(name):
                 arguments[f"env.{name}"] = hide_secrets(name, known[0].text)
                 if known[0].doubts:
                     doubts[f"env.{name}"] = known[0].doubts
@@ -395,11 +415,11 @@ class Way:
             if self.problems.get("size"):
                 raise
 
-    def _source(self, words: list[Word], line: int) -> None:
+    def _source(self, words: list[Word], node: Node) -> None:
         if words:
             if len(words) > 1:
                 self._variables.arguments = tuple(words[1:])
-            self._run_file(words[0].text, line)
+            self._run_file(words[0].text, node.start_point[0] + 1)
 
     def _run_file(self, name: str, line: int) -> None:
         text = self.files.content(name)
@@ -427,7 +447,11 @@ class Way:
             text = printed_by(body, self._variables)
             if text is not None:
                 self._write(node, body, Word(text.text + "\n", text.doubts))
+        known = len(self.launches)
         status = self._run(body)
+        self._with_input(node, known)
+        if text is None and len(self.launches) == known and body.type != "compound_statement":
+            self._note_written(node)
         for one in texts:  # cat <<EOF | python -
             for each in one.named_children:
                 if each.type in ("pipeline", "command", "list"):
@@ -435,6 +459,28 @@ class Way:
                     status = self._run(each)
         self._given = None
         return status
+
+    def _with_input(self, node: Node, known: int) -> None:
+        """Give the trainings from the `known`-th on the file that they read as their input."""
+        files = [word.text for one in node.named_children for word in self._targets(one, "<")]
+        if files:
+            self.launches[known:] = [
+                replace(one, arguments=one.arguments | {"input": files[-1]})
+                for one in self.launches[known:]
+            ]
+
+    def _note_written(self, node: Node) -> None:
+        """Compare a command as text that writes a file other than results."""
+        files = [word.text for one in node.named_children for word in self._targets(one, ">")]
+        if any(not writes_results(file) for file in files):
+            self._note("command.>", node)
+
+    def _targets(self, redirect: Node, sign: str) -> Iterator[Word]:
+        if redirect.type == "file_redirect" and any(
+            text_of(one) in (sign, f"&{sign}", f"{sign}|", sign * 2) for one in redirect.children
+        ):
+            for one in redirect.children_by_field_name("destination"):
+                yield from words_of(one, self._variables)
 
     def _write(self, node: Node, body: Node, content: Word) -> None:
         """Keep what ``cat > FILE <<EOF`` and ``echo … > FILE`` write."""
@@ -463,6 +509,8 @@ class Way:
         if name is None:
             return True
         appends = any(child.type == "+=" for child in node.children)
+        if text_of(name) == "IFS":
+            self._note("IFS", node)
         if self._exports_all:
             self._exported[text_of(name)] = None
         values, key = self._variables.values, text_of(name)
@@ -490,7 +538,7 @@ class Way:
         status = self._run(left)
         wants = any(child.type == "&&" for child in node.children)
         if status is None:
-            status = bool(self._decide(node, 2) == 0)
+            status = bool(self._decide(left, 2) == 0)
         return self._run(right) if status is wants else status
 
     def _if(self, node: Node) -> bool | None:
@@ -505,9 +553,9 @@ class Way:
         status: bool | None = True
         for one in condition:
             name = one.child_by_field_name("name")
-            is_plain = one.type == "command" and (name is None or text_of(name) != "test")
             status = self._run(one)
-            status = None if is_plain else status
+            if one.type == "command":
+                status = _STATUS.get("" if name is None else text_of(name))
         return status
 
     def _holds(self, condition: Sequence[Node]) -> bool:
@@ -520,7 +568,8 @@ class Way:
         """Return the number of the choice where only the shell knows; each way takes another."""
         place = len(self.decisions)
         taken = self._decided[place] if place < len(self._decided) else 0
-        self.decisions.append(_Decision(node.start_point[0] + 1, taken, count))
+        is_open = not self._note("condition", node)
+        self.decisions.append(_Decision(node.start_point[0] + 1, taken, count, is_open))
         return taken
 
     def _for(self, node: Node) -> bool | None:
@@ -529,6 +578,9 @@ class Way:
             return True
         parts = node.children_by_field_name("value")
         words = [word for one in parts for word in words_of(one, self._variables)]
+        if len(words) > _MAX_ROUNDS:
+            rest = " ".join(word.text for word in words[_MAX_ROUNDS:])
+            self._note("for", node, f"and {len(words) - _MAX_ROUNDS} more words, {rest}")
         for word in words[:_MAX_ROUNDS]:
             self._variables.values[text_of(name)] = (word,)
             if not self._round(body):
@@ -544,7 +596,7 @@ class Way:
         ]
         if word.doubts:
             has_default = any("*" in each for each in patterns)
-            taken = self._decide(node, len(items) + (not has_default))
+            taken = self._decide(value or node, len(items) + (not has_default))
         else:
             fits = (
                 any(fnmatchcase(word.text, each.strip("\"'")) for each in one) for one in patterns
@@ -568,12 +620,11 @@ _STATEMENTS: Final[Mapping[str, Callable[[Way, Node], bool | None]]] = {
     "test_command": Way._in_brackets,
     "if_statement": Way._if,
     "for_statement": Way._for,
-    "while_statement": Way._while,
-    "c_style_for_statement": Way._count,
+    **dict.fromkeys(("while_statement", "c_style_for_statement"), Way._loop),
     "case_statement": Way._case,
     "function_definition": Way._define,
     **dict.fromkeys(
-        ("variable_assignments", "do_group", "else_clause", "ERROR"),
+        ("variable_assignments", "do_group", "else_clause", "ERROR", "program"),
         Way._each_inside,
     ),
     "comment": Way._directive,
@@ -582,14 +633,13 @@ _STATEMENTS: Final[Mapping[str, Callable[[Way, Node], bool | None]]] = {
     "declaration_command": Way._declare,
     "unset_command": Way._unset,
 }
-_BUILTINS: Final[Mapping[str, Callable[[Way, list[Word], int], None]]] = {
+_BUILTINS: Final[Mapping[str, Callable[[Way, list[Word], Node], None]]] = {
     "source": Way._source,
     ".": Way._source,
     "eval": Way._eval,
-    "printf": Way._print,
-    "let": Way._calculate,
-    **dict.fromkeys(("cp", "ln", "mv"), lambda way, words, _: way.files.copy(words)),
-    **dict.fromkeys(("cd", "pushd"), lambda way, words, _: way.files.change_folder(words)),
+    "trap": Way._trap,
+    **dict.fromkeys(("let", "printf"), Way._set_opaquely),
+    **dict.fromkeys(("cd", "pushd"), Way._change_folder),
     "set": Way._set,
     "shift": Way._shift,
     **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Way._read),
