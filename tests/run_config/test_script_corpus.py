@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -170,6 +171,74 @@ def test_the_changed_part_of_the_last_set_is_named_first(
     assert place in found.difference.name
 
 
+# Written on 2026-11-27 before it was run; docs/performance.md has the first score.
+@pytest.mark.parametrize(
+    ("text", "values", "place"),
+    [
+        ("cat prompts_@.txt | python t.py --x 1", "a b", r"command\.\|"),
+        ("for ((i = 0; i < @; i++)); do python t.py --fold $i; done", "3 4", "loop"),
+        ("while read lr; do python t.py --lr $lr; done <<< @", "1 2", "lr|loop|command"),
+        ("python t.py --x 1 < @.txt", "one two", "input"),
+        ("export MY_SCALE=@\npython t.py", "1.5 2.5", r"env\.MY_SCALE"),
+        ("python t.py --set a=@ --set b=2", "1 2", "set|a"),
+        ("cd exps/@ && python t.py --x 1", "first second", "folder"),
+        ("taskset -c @ python t.py", "0-3 0-7", r"taskset\.c"),
+        ("docker run --rm img:@ python t.py", "1.0 1.1", "docker"),
+        ("apptainer exec @.sif python t.py", "old new", "apptainer"),
+        ("if [ -f flag_@ ]; then A=--bf16; fi\npython t.py $A", "a b", "condition|bf16"),
+        ("head -n @ all.txt > train.txt\npython t.py --data train.txt", "9 99", "command"),
+        ("cp data_@.bin data.bin\npython t.py --x 1", "a b", r"command\.cp"),
+        ("trap 'kill 0' EXIT\npython t.py --lr @", "1 2", "lr"),
+        ("S=@_large\npython t.py --x ${S%_*}", "gpt bert", "x"),
+        ("A=(1 2 @)\npython t.py --x ${A[-1]}", "3 4", "x"),
+        ("python t.py --x $(python -c 'print(@)')", "3 4", "x"),
+        ("alias py='python t.py --lr @'\npy", "1 2", r"command\.alias|lr"),
+        ("@ t.py --x 1", "deepspeed torchrun", "launcher"),
+        ("python @ t.py", "-O -u", r"python\.O"),
+        ("git submodule update --init @\npython t.py", "sub_a sub_b", r"command\.git"),
+        ("git -C repo checkout @\npython t.py", "main dev", r"command\.git"),
+        ("envsubst < tpl_@.yaml > c2.yaml\npython t.py --x 1", "a b", "command"),
+        ("jq '.lr=@' base.json > c3.json\npython t.py --x 1", "1 2", "command"),
+        ("IFS=@\nX=1,2\npython t.py --x $X", ", :", "IFS"),
+        ("until python t.py --lr @; do sleep 5; done", "1 2", "lr|loop"),
+        ("function go { python t.py --lr $1; }\ngo @", "1 2", "lr"),
+        ("case $(hostname) in a*) B=@ ;; *) B=8 ;; esac\npython t.py --b $B", "16 32", "b"),
+        ("#PBS -l select=@:ngpus=8\npython t.py", "1 2", r"pbs\.l"),
+        ("python t.py --lr 1 &\npython t.py --lr @ &\nwait", "2 3", "t.py#2:lr"),
+        ("L=(1e-4 @)\nfor lr in ${L[*]}; do python t.py --lr $lr; done", "2e-4 3e-4", "lr"),
+        ("exec 3< @.txt\npython t.py --x 1", "one two", "command|exec|input"),
+        ("python3 - @ <<'EOF'\nimport sys\ntrain(sys.argv)\nEOF", "a b", "positional"),
+        ("python t.py @{a..c}", "p q", "positional"),
+        ("make train LR=@", "1 2", r"command\.make|LR"),
+        ("sh -c 'python t.py --lr $0' @", "1 2", "lr"),
+        ("source <(echo LR=@)\npython t.py --lr $LR", "1 2", "lr|file|command"),
+        ("python t.py --lr=${LR:=@}", "1 2", "lr"),
+        ("xargs -a args_@.txt python t.py", "a b", "xargs"),
+        ("tar xf data_@.tar -C data\npython t.py --x 1", "a b", r"command\.tar"),
+        ("N=@\n(( N > 4 )) && A=--flash\npython t.py $A", "2 8", "flash|condition"),
+        ("python t.py --files part_{1..@}.txt", "5000 5001", "files"),
+    ],
+)  # fmt: skip
+def test_a_change_of_the_fresh_set_is_named_first(
+    tmp_path: Path, text: str, values: str, place: str
+) -> None:
+    others = {"one.txt": "1", "two.txt": "2", "t.py": "import torch"}
+    bench, cmp = ({"run.sh": text.replace("@", value)} | others for value in values.split())
+    found = compared(tmp_path, bench, cmp).conclusion
+    assert found.kind is Kind.ARGUMENT, found.sentence
+    assert found.difference is not None
+    assert re.search(place, found.difference.name), found.sentence
+
+
+def test_a_changed_line_of_a_program_outside_git_is_named(tmp_path: Path) -> None:
+    run = {"run.sh": "cd code && python t.py --x 1", "code/t.py": "import m", "code/m.py": "a = 1"}
+    base = run | {"run.sh": "python code/t.py --x 1"}
+    found = compared(tmp_path, base, base | {"code/m.py": "a = 2"}).conclusion
+    assert found.kind is Kind.CODE, found.sentence
+    assert found.difference is not None
+    assert found.difference.name == "code.m.py"
+
+
 def test_the_contents_of_files_of_one_name_are_compared(tmp_path: Path) -> None:
     run = {"run.sh": "python t.py configs/a.py --config b.ini --hostfile h --config-name c"}
     base = run | {"configs/a.py": "o = dict(lr=1)", "b.ini": "[x]\ny = 1", "h": "n slots=8"}
@@ -226,6 +295,25 @@ def test_a_changed_variable_of_a_sourced_file_and_a_changed_settings_file(tmp_pa
         (TRAIN, 'python -c "import os; print(os.name)"\nnvidia-smi\ncp run.sh out/\n' + TRAIN),
         (TRAIN, "#SBATCH --job-name=a\n#SBATCH --time=1:00:00\n" + TRAIN),
         ("for s in 1 2; do python t.py $s; done", "for s in {1..2}; do python t.py $s; done"),
+        # Written on 2026-11-27 before they were run.
+        ("for s in 1 2 3; do python t.py $s; done", "for s in `seq 3`; do python t.py $s; done"),
+        (TRAIN, TRAIN.replace(" --", " \\\n    --")),
+        (TRAIN, f"# first\n\n  {TRAIN}  # last\n"),
+        (TRAIN, TRAIN.replace("1e-4", "0.0001").replace("t.py", "'t.py'")),
+        (TRAIN, "RATE=1e-4\n" + TRAIN.replace("1e-4", '"${RATE}"')),
+        (TRAIN, f"echo start; date\n{TRAIN} > out.log 2>&1\necho end"),
+        (TRAIN, f"trap 'kill 0' EXIT\n{TRAIN} 2>&1 | tee -a logs/out.log"),
+        (TRAIN, f"nohup {TRAIN} > log.txt &\nwait $!"),
+        (TRAIN, f'cd "$(dirname "$0")"\n{TRAIN}'),
+        ("OMP_NUM_THREADS=4 python t.py", "export OMP_NUM_THREADS=4\npython t.py"),
+        ("X=a\nif [ $X = a ]; then B=1; fi\npython t.py --b $B",
+         'X="a"\nif [[ $X == a ]]; then\n  B=1\nfi\npython t.py --b $B'),
+        ("while true; do python t.py --x 1 && break; done",
+         "while true; do\n  # again\n  python t.py --x 1 && break\ndone"),
+        ("for ((i = 0; i < 3; i++)); do python t.py --x $i; done",
+         "for ((i = 0; i < 3; i++)); do\n  python t.py --x $i  # fold\ndone"),
+        ("module load cuda/12\npython t.py", "module  load 'cuda/12'\npython t.py"),
+        ("python t.py --x 1\npython t.py --x 2", "for i in 1 2; do python t.py --x $i; done"),
         ("python t.py --lr 1 --x 2", "python t.py --x 2 --lr 1"),
         ("python t.py --use-x 1", "python t.py --use_x 1"),
     ],

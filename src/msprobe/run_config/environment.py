@@ -62,6 +62,8 @@ _CLASSES: Final = tuple(
     )
 )
 _OTHER: Final = EnvironmentClass("other", Level.INFO)
+# What a program may read as a setting.
+_PLAIN: Final = re.compile(r"[-+]?\d+(\.\d*)?(e[-+]?\d+)?|true|false|yes|no|on|off", re.IGNORECASE)
 # Variables of shells, sessions, accounts and loggers.
 _HARMLESS: Final = re.compile(
     r"(.*_)?(PATH|HOME|DIR|ROOT|CACHE|TMP|TEMP|LOG|LOGS?_?LEVEL|NAME|PROJECT|ENTITY|ID|PID|PORT|"
@@ -99,13 +101,16 @@ def compare_environments(bench: Mapping[str, str], cmp: Mapping[str, str]) -> It
         if _meaning(name, one) == _meaning(name, other):
             continue
         kind = classify_variable(name)
+        is_number = all(_PLAIN.fullmatch(text.strip()) for text in (one, other) if text is not None)
+        level = Level.WARNING if is_number and may_matter(name) else Level.INFO
+        level = kind.level if kind is not _OTHER else level
         differences.append(
             Difference(
-                item=Item.ENV, name=name, bench=one, cmp=other, level=kind.level, note=kind.category
+                item=Item.ENV, name=name, bench=one, cmp=other, level=level, note=kind.category
             )
         )
         texts = ["None" if value is None else value for value in (one, other)]
-        rows.append((name, name, *texts, kind.level.value, kind.category))
+        rows.append((name, name, *texts, level.value, kind.category))
     return ItemResult(
         item=Item.ENV,
         columns=_COLUMNS,

@@ -57,6 +57,7 @@ DYNAMIC: Final = f"hyperparameters/{DYNAMIC_FILE}"
 
 TRAINING_PARTS: Final = (
     *(Item.MODULES, Item.OPTIMIZER, Item.SCHEDULE, Item.SCALER, Item.CLIP, Item.LOADER, Item.MODES),
+    Item.OBJECTS,
 )
 """Contents of a member `training/rank{r}.json`."""
 LATER_PARTS: Final = (Item.OPTIMIZER, Item.MODES)
