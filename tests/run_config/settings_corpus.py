@@ -414,8 +414,8 @@ LATER = (
           lambda _: variable("MY_WARMUP", "7")),
     Plant("a draw of python", Kind.RANDOM_CALL, "random.random",
           {"prepare": lambda net: random.random() and None}),
-    Plant("growth of the scale", Kind.SCALER, "growth",
-          {"loss_scale": 4.0, "prepare": lambda net: None}),
+    Plant("scale at first", Kind.SCALER, "init_scale", {"loss_scale": 4.0},
+          base={"loss_scale": 2.0}),
 )  # fmt: skip
 LATER_EQUAL = tuple(
     Plant(f"{name}, equal", Kind.NOTHING, "", {"attributes": {name: other}},

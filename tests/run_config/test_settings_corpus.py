@@ -47,7 +47,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory):
     return run
 
 
-@pytest.mark.parametrize("plant", (*PLANTS, *LATER), ids=lambda plant: plant.name)
+@pytest.mark.parametrize("plant", [*PLANTS, *LATER], ids=lambda plant: plant.name)
 def test_the_planted_setting_is_named_first(plant: Plant, compared, tmp_path: Path) -> None:
     found = compared(plant, tmp_path, "planted").conclusion
     assert (found.kind, found.sentence) == (plant.kind, found.sentence)
@@ -55,7 +55,7 @@ def test_the_planted_setting_is_named_first(plant: Plant, compared, tmp_path: Pa
     assert plant.place in found.difference.name, found.sentence
 
 
-@pytest.mark.parametrize("plant", (*EQUAL, *LATER_EQUAL), ids=lambda plant: plant.name)
+@pytest.mark.parametrize("plant", [*EQUAL, *LATER_EQUAL], ids=lambda plant: plant.name)
 def test_what_is_no_difference_passes(plant: Plant, compared, tmp_path: Path) -> None:
     found = compared(plant, tmp_path, "equal")
     assert found.conclusion.kind is Kind.NOTHING, found.conclusion.sentence

@@ -93,12 +93,14 @@ class InnerScript:
         file: the file.
         arguments: what the script is given.
         wrapper: options of the program that runs the shell.
+        name: what it has as ``$0``; None if that is not said.
     """
 
     text: Word | None
     file: str = ""
     arguments: tuple[Word, ...] = ()
     wrapper: Arguments = field(default_factory=dict)
+    name: Word | None = None
 
 
 def find_launch(
@@ -178,7 +180,9 @@ def _inner(rest: Sequence[Word]) -> InnerScript | None:
     for place, word in enumerate(rest):
         if _COMMAND_FLAG.fullmatch(word.text):
             text = rest[place + 1] if place + 1 < len(rest) else None
-            return None if text is None else InnerScript(text, arguments=tuple(rest[place + 3 :]))
+            name = rest[place + 2] if len(rest) > place + 2 else None
+            given = tuple(rest[place + 3 :])
+            return None if text is None else InnerScript(text, arguments=given, name=name)
         if not word.text.startswith(("-", "+")):
             return InnerScript(None, word.text, tuple(rest[place + 1 :]))
     return None

@@ -141,6 +141,7 @@ class Way:
         if root.has_error:
             self.problems["syntax"] = f"line {first_error(root)} is not understood"
             self._note("syntax", root)
+        self._variables.own.update(assigned_in(root))
         self._run_all(root)
 
     def _run_all(self, node: Node) -> None:
@@ -367,6 +368,7 @@ class Way:
         elif isinstance(found, InnerScript):
             before, known = self._variables.copy(), len(self.launches)
             self._variables.arguments = found.arguments
+            self._variables.values |= {"0": (found.name,)} if found.name else {}
             if found.text is not None:
                 self._run_inner(found.text.text)
             else:
@@ -425,6 +427,7 @@ class Way:
         text = self.files.content(name)
         if text is None:
             self.problems[f"file {name}"] = f"line {line} runs it, and it is not there"
+            self.statements.append(Statement(line, "command.source", name))
         else:
             self._run_inner(text)
 
@@ -448,6 +451,10 @@ class Way:
             if text is not None:
                 self._write(node, body, Word(text.text + "\n", text.doubts))
         known = len(self.launches)
+        if body.type != "command":
+            for one in node.named_children:
+                if one.type == "herestring_redirect":
+                    self._note("command.<<<", one)
         status = self._run(body)
         self._with_input(node, known)
         if text is None and len(self.launches) == known and body.type != "compound_statement":
@@ -463,7 +470,11 @@ class Way:
     def _with_input(self, node: Node, known: int) -> None:
         """Give the trainings from the `known`-th on the file that they read as their input."""
         files = [word.text for one in node.named_children for word in self._targets(one, "<")]
-        if files:
+        if len(self.launches) == known and (
+            files or any(one.type == "herestring_redirect" for one in node.named_children)
+        ):
+            self._note("command.<", node)
+        elif files:
             self.launches[known:] = [
                 replace(one, arguments=one.arguments | {"input": files[-1]})
                 for one in self.launches[known:]

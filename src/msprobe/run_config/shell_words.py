@@ -74,15 +74,17 @@ class Variables:
         values: words by name: one of a plain variable, any number of an array.
         arguments: the words behind ``$1``, ``$2`` …; None where they are not known.
         read: returns the text of a file; None if it is not there.
+        own: names that the script sets anywhere.
     """
 
     values: dict[str, tuple[Word, ...]] = field(default_factory=dict)
     arguments: tuple[Word, ...] | None = None
     read: Callable[[str], str | None] = lambda _: None
+    own: set[str] = field(default_factory=set)
 
     def copy(self) -> Variables:
         """Return the same, to be changed apart."""
-        return Variables(dict(self.values), self.arguments, self.read)
+        return Variables(dict(self.values), self.arguments, self.read, self.own)
 
     def content(self, file: Word) -> Word | None:
         """Return the text of a file without line breaks at its end; None if it is not there."""
@@ -422,7 +424,10 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
         one = variables.values.get(f"{name}[{index}]")
         if one is None and known and index.isdigit():
             one = known[int(index) : int(index) + 1]
-        yield from _plain(node, one, quoted=quoted)
+        if one is None and known:
+            yield _Piece(*opaque(node, variables)[:2])
+        else:
+            yield from _plain(node, one, quoted=quoted)
     elif not sign:
         yield from _variable(node, name, variables, quoted=quoted, as_words=index is not None)
     elif sign in _DEFAULTS:
@@ -465,7 +470,9 @@ def _words_in(name: str, variables: Variables) -> tuple[Word, ...] | None:
     if name in _ALL:
         return variables.arguments
     if name.isdigit():
-        if variables.arguments is None or name == "0":
+        if name == "0":
+            return variables.values.get(name)
+        if variables.arguments is None:
             return None
         return variables.arguments[int(name) - 1 : int(name)]
     return variables.values.get(name)
@@ -475,7 +482,9 @@ def _variable(
     node: Node, name: str, variables: Variables, *, quoted: bool, as_words: bool = False
 ) -> Iterator[_Piece]:
     known = _words_in(name, variables)
-    if known is None:
+    if known is None and name in variables.own:  # the script sets it elsewhere: not on this way
+        yield _Piece("", splits=not quoted)
+    elif known is None:
         yield _Piece(text_of(node), (_doubt(node, _missing(name)),))
     elif as_words or name in _ALL:
         yield from _each(known, quoted=quoted)

@@ -150,11 +150,25 @@ def _of_modules(model: nn.Module, prefix: str, known: set[int]) -> Settings:
         for key, text in _described(module, without=_COUNTERS | _HOLDERS):
             if f"{key}=" not in shown:
                 found[f"{name}.{key}"] = text
+        found |= {f"{name}.hooks.{kind}": text for kind, text in _hooks_of(module)}
         for key, held in vars(module).items():
             if (key in _HOLDERS or _holds_settings(held)) and id(held) not in known:
                 known.add(id(held))
                 found |= {f"{name}.{key}.{inner}": text for inner, text in _held(held)}
     return found
+
+
+def _hooks_of(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield the functions that see the module's calls, other than ours."""
+    for kind in ("forward_pre", "forward", "backward_pre", "backward"):
+        hooks = vars(module).get(f"_{kind}_hooks") or {}
+        texts = [
+            setting_text(hook) or type(hook).__qualname__
+            for hook in hooks.values()
+            if not getattr(hook, "__module__", type(hook).__module__).startswith("msprobe")
+        ]
+        if texts:
+            yield kind, ", ".join(texts)
 
 
 def _described(owner: Any, without: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
