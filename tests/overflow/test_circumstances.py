@@ -160,7 +160,7 @@ def test_a_scale_that_is_too_large_is_no_source(debugger, tmp_path) -> None:
 def test_a_loss_that_overflows_by_its_scale_is_no_source(debugger, tmp_path) -> None:
     train_with_scaler(debugger, inner=lambda y: y * 100, scale=2.0**127)
     (step,) = analyzed(tmp_path)
-    assert [found.place.name for found in step.findings][0].startswith("Tensor.__mul__")
+    assert step.findings[0].place.name.startswith("Tensor.__mul__")
     assert step.skip.is_expected
     assert step.first == ()
 

@@ -25,8 +25,8 @@ from msprobe.run_config.command_options import SETTINGS_FILES
 from msprobe.run_config.environment import may_matter
 from msprobe.run_config.levels import Difference, Item, ItemResult, Level
 from msprobe.run_config.secrets import hide_secrets
+from msprobe.run_config.shell_commands import Statement
 from msprobe.run_config.shell_scripts import parse_shell_script
-from msprobe.run_config.shell_ways import Statement
 
 COLUMNS: Final = (
     "file_name",

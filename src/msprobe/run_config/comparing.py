@@ -223,8 +223,8 @@ def _with_statements(result: ItemResult, bench: Pack, cmp: Pack) -> ItemResult:
                 )
             )
     if not differences and [row[1:] for row in sides[0]] != [row[1:] for row in sides[1]]:
-        pairs = zip(*sides, strict=True)
-        one, other = next((one, other) for one, other in pairs if one[1:] != other[1:])
+        in_turn = zip(*sides, strict=True)
+        one, other = next((one, other) for one, other in in_turn if one[1:] != other[1:])
         note = f"line {one[0]} and {other[0]}, the same statements in another order"
         differences.append(
             Difference(

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msprobe.run_config.command_options import Arguments, options_of
 from msprobe.run_config.launches import SHELLS
@@ -55,6 +55,20 @@ _ONLY_ADMINISTRATION: Final = frozenset(
     )
 )
 _TAKE_A_SCRIPT: Final = (*SHELLS, "sbatch", "ssh", "qsub", "salloc")
+
+
+class Statement(NamedTuple):
+    """A part of a script that is compared as text.
+
+    Attributes:
+        line: its line.
+        name: its kind, such as ``command.module`` or ``loop``.
+        text: its source, without comments and needless blanks, and the values in it.
+    """
+
+    line: int
+    name: str
+    text: str
 
 
 def changes_something(words: Sequence[Word]) -> bool:

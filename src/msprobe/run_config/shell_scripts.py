@@ -17,7 +17,8 @@ from typing import Final
 from msprobe.run_config.command_options import Arguments
 from msprobe.run_config.launches import Launch
 from msprobe.run_config.secrets import hide_secrets
-from msprobe.run_config.shell_ways import Statement, Way
+from msprobe.run_config.shell_commands import Statement
+from msprobe.run_config.shell_ways import Way
 
 _MAX_WAYS: Final = 32
 _VALUE: Final = re.compile(r"(--?[A-Za-z][\w-]*|\b[A-Za-z_]\w*(?==))([= ])([^\s,]+)")

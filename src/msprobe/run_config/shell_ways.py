@@ -7,17 +7,18 @@ A condition that only the running shell can decide makes two ways, or one for ea
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from msprobe.run_config.command_options import Arguments
 from msprobe.run_config.environment import may_matter
 from msprobe.run_config.launches import InnerScript, Launch, find_launch
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_commands import (
+    Statement,
     are_apart,
     changes_something,
     directive,
@@ -26,7 +27,7 @@ from msprobe.run_config.shell_commands import (
     writes_results,
 )
 from msprobe.run_config.shell_conditions import branches_of, holds
-from msprobe.run_config.shell_files import ScriptFiles
+from msprobe.run_config.shell_files import ScriptFiles, redirected
 from msprobe.run_config.shell_words import (
     Variables,
     Word,
@@ -34,6 +35,7 @@ from msprobe.run_config.shell_words import (
     number_of,
     opaque,
     printed_by,
+    set_by_name,
     set_opaquely,
     shell_parser,
     shortened,
@@ -54,8 +56,6 @@ _EXPORT_ALL: Final = re.compile(r"[-+][a-z]*a[a-z]*|allexport")
 _SETS: Final = re.compile(r"[-+][aeuxvEh]*o?|allexport|errexit|nounset|xtrace|pipefail|verbose")
 _DECLARES: Final = re.compile(r"(-[agrx]+)*")
 _STATUS: Final = {"true": True, ":": True, "false": False}
-_ITS_OWN_FOLDER: Final = ("$0", "${0", "BASH_SOURCE", "$(pwd)", "$PWD")
-_ENTRY: Final = re.compile(r"\[(\w+)\]=(.*)", re.DOTALL)
 
 
 class _Ended(Exception):  # noqa: N818 - not an error
@@ -83,20 +83,6 @@ class _Decision:
     is_open: bool
 
 
-class Statement(NamedTuple):
-    """A part of a script that is compared as text.
-
-    Attributes:
-        line: its line.
-        name: its kind, such as ``command.module`` or ``loop``.
-        text: its source, without comments and needless blanks, and the values in it.
-    """
-
-    line: int
-    name: str
-    text: str
-
-
 class Way:
     """One way through a script.
 
@@ -120,7 +106,6 @@ class Way:
         self._variables = Variables(read=self.files.content)
         self._functions: dict[str, Node] = {}
         self._exported: dict[str, None] = {}
-        self._folder = ""
         self._own: list[str] = []  # variables set in front of the present command
         self._exports_all = False
         self._given: Word | None = None  # what the present command reads from ``<<<`` or ``<<``
@@ -144,9 +129,10 @@ class Way:
         self._variables.own.update(assigned_in(root))
         self._run_all(root)
 
-    def _run_all(self, node: Node) -> None:
+    def _run_all(self, node: Node) -> bool | None:
         for child in node.named_children:
             self._run(child)
+        return True
 
     def _run(self, node: Node) -> bool | None:
         """Follow a statement; return whether it succeeds, None if only the shell knows."""
@@ -178,14 +164,10 @@ class Way:
 
     def _compound(self, node: Node) -> bool | None:
         if node.children[0].type != "((":
-            return self._each_inside(node)
+            return self._run_all(node)
         found = number_of(text_of(node)[2:-2], self._variables)
         set_opaquely(assigned_in(node), self._variables)
         return None if found is None else found != 0
-
-    def _each_inside(self, node: Node) -> bool | None:
-        self._run_all(node)
-        return True
 
     def _declare(self, node: Node) -> bool | None:
         self._run_all(node)
@@ -304,26 +286,6 @@ class Way:
             if not _SETS.fullmatch(word.text):
                 self._note("set", node, " ".join(one.text for one in words))
 
-    def _set_opaquely(self, words: list[Word], node: Node) -> None:
-        """Follow ``let NAME=…`` and ``printf -v NAME …``."""
-        texts = [word.text for word in words]
-        names = texts[1:2] if texts[:1] == ["-v"] else [one.partition("=")[0] for one in texts]
-        if text_of(node.children[0]) == "let" or texts[:1] == ["-v"]:
-            word = opaque(node, self._variables)
-            self._variables.values |= dict.fromkeys(
-                (name.rstrip("+-*/%") for name in names), (word,)
-            )
-
-    def _trap(self, words: list[Word], _node: Node) -> None:
-        self._run_inner(words[0].text if words else "")
-
-    def _change_folder(self, words: list[Word], _node: Node) -> None:
-        self.files.change_folder(words)
-        text = words[-1].text.rstrip("/") if words else ""
-        if text and not any(part in text for part in _ITS_OWN_FOLDER):
-            # Above it the folders of two machines have names of their own.
-            self._folder = text.rpartition("/")[2] if text.startswith(("/", "~", "$")) else text
-
     def _shift(self, words: list[Word], _node: Node) -> None:
         arguments = self._variables.arguments
         if arguments is not None:
@@ -333,16 +295,12 @@ class Way:
     def _read(self, words: list[Word], node: Node) -> None:
         doubt = (f"is read when the script runs (line {node.start_point[0] + 1})",)
         names = [word.text for word in words if not word.text.startswith("-")]
-        given = self._given if {word.text for word in words} <= {"-r", *names} else None
-        parts = given.text.split(maxsplit=len(names) - 1) if given is not None and names else ()
-        for place, name in enumerate(names):
+        given = self._given
+        for name in names:
             found = Word(f"${name}", doubt)
             if given is not None:
-                found = Word(parts[place] if place < len(parts) else "", given.doubts)
+                found = Word(f"{name} of {given.text}", given.doubts, is_source=True)
             self._variables.values[name] = (found,)
-
-    def _eval(self, words: list[Word], _node: Node) -> None:
-        self._run_inner(" ".join(word.text for word in words))
 
     def _function(self, body: Node, arguments: list[Word]) -> None:
         before = self._variables.arguments
@@ -400,8 +358,8 @@ class Way:
     def _with_environment(self, launch: Launch) -> Launch:
         """Return a training with the variables that the script sets for it and that may matter."""
         arguments, doubts = dict(launch.arguments), dict(launch.doubts)
-        if self._folder:
-            arguments["folder"] = self._folder
+        if self.files.folder:
+            arguments["folder"] = self.files.folder
         for name in (*self._exported, *self._own):
             known = self._variables.values.get(name)
             if known and may_matter(name):
@@ -437,80 +395,63 @@ class Way:
             return None
         texts = [one for one in node.named_children if one.type == "heredoc_redirect"]
         inner = [each for one in texts for each in one.children if each.type == "heredoc_body"]
-        name, text = text_of(body).split()[0], None
-        if inner:
-            text = value_of(inner[0], self._variables)
-            if reads_script(body):
-                self._run_inner(text.text)
-                return True
-            self._given = text
-            if name in ("cat", "tee"):
-                self._write(node, body, text)
-        elif name in ("echo", "printf") and body.type == "command":
-            text = printed_by(body, self._variables)
-            if text is not None:
-                self._write(node, body, Word(text.text + "\n", text.doubts))
-        known = len(self.launches)
-        if body.type != "command":
-            for one in node.named_children:
-                if one.type == "herestring_redirect":
-                    self._note("command.<<<", one)
+        text = value_of(inner[0], self._variables) if inner else None
+        if text is not None and reads_script(body):
+            self._run_inner(text.text)
+            return True
+        self._given, known = text, len(self.launches)
+        content = self._content(body, text)
+        if content is not None:
+            self._write(node, body, content)
+        for one in node.named_children if body.type != "command" else ():
+            if one.type == "herestring_redirect":
+                self._note("command.<<<", one)
         status = self._run(body)
         self._with_input(node, known)
-        if text is None and len(self.launches) == known and body.type != "compound_statement":
-            self._note_written(node)
-        for one in texts:  # cat <<EOF | python -
-            for each in one.named_children:
-                if each.type in ("pipeline", "command", "list"):
-                    self._given = text
-                    status = self._run(each)
+        files = redirected(node, ">", self._variables)
+        is_apart = len(self.launches) == known and body.type != "compound_statement"
+        if content is None and is_apart and not all(writes_results(one.text) for one in files):
+            self._note("command.>", node)
+        for each in (each for one in texts for each in one.named_children):
+            if each.type in ("pipeline", "command", "list"):  # cat <<EOF | python -
+                self._given = text
+                status = self._run(each)
         self._given = None
         return status
 
+    def _content(self, body: Node, given: Word | None) -> Word | None:
+        """Return what ``cat <<EOF`` and ``echo`` write; None of other commands."""
+        name = text_of(body).split()[0]
+        if given is not None:
+            return given if name in ("cat", "tee") else None
+        if name not in ("echo", "printf") or body.type != "command":
+            return None
+        text = printed_by(body, self._variables)
+        return None if text is None else Word(text.text + "\n", text.doubts)
+
     def _with_input(self, node: Node, known: int) -> None:
         """Give the trainings from the `known`-th on the file that they read as their input."""
-        files = [word.text for one in node.named_children for word in self._targets(one, "<")]
-        if len(self.launches) == known and (
-            files or any(one.type == "herestring_redirect" for one in node.named_children)
-        ):
+        files = redirected(node, "<", self._variables)
+        is_given = any(one.type == "herestring_redirect" for one in node.named_children)
+        if len(self.launches) == known and (files or is_given):
             self._note("command.<", node)
         elif files:
             self.launches[known:] = [
-                replace(one, arguments=one.arguments | {"input": files[-1]})
+                replace(one, arguments=one.arguments | {"input": files[-1].text})
                 for one in self.launches[known:]
             ]
-
-    def _note_written(self, node: Node) -> None:
-        """Compare a command as text that writes a file other than results."""
-        files = [word.text for one in node.named_children for word in self._targets(one, ">")]
-        if any(not writes_results(file) for file in files):
-            self._note("command.>", node)
-
-    def _targets(self, redirect: Node, sign: str) -> Iterator[Word]:
-        if redirect.type == "file_redirect" and any(
-            text_of(one) in (sign, f"&{sign}", f"{sign}|", sign * 2) for one in redirect.children
-        ):
-            for one in redirect.children_by_field_name("destination"):
-                yield from words_of(one, self._variables)
 
     def _write(self, node: Node, body: Node, content: Word) -> None:
         """Keep what ``cat > FILE <<EOF`` and ``echo … > FILE`` write."""
         appends = b">>" in (node.text or b"").partition(b"\n")[0]
-        # ``<<EOF > FILE`` has the second redirection inside the first.
-        inside = [child for each in node.named_children for child in (each, *each.named_children)]
-        parts = [
-            target
-            for each in inside
-            if each.type == "file_redirect"
-            for target in each.children_by_field_name("destination")
-        ]
-        if not parts and text_of(body).startswith("tee"):
+        targets = redirected(node, ">", self._variables)
+        if not targets and text_of(body).startswith("tee"):
             parts = body.children_by_field_name("argument")
-        for part in parts:
-            for word in words_of(part, self._variables):
-                self.files.write(word.text, content.text, appends=appends)
-                if content.doubts:
-                    self.problems[f"file {word.text}"] = "; ".join(content.doubts)
+            targets = [word for part in parts for word in words_of(part, self._variables)]
+        for word in targets:
+            self.files.write(word.text, content.text, appends=appends)
+            if content.doubts:
+                self.problems[f"file {word.text}"] = "; ".join(content.doubts)
 
     # -- variables -----------------------------------------------------------------------------
 
@@ -529,12 +470,12 @@ class Way:
             parts = [one for one in value.named_children if one.type != "comment"]
             words = tuple(word for one in parts for word in words_of(one, self._variables))
             values[key] = (*values.get(key, ()), *words) if appends else words
-            for word in words:  # of an associative array: [lr]=1
-                if entry := _ENTRY.fullmatch(word.text):
-                    values[f"{key}[{entry[1]}]"] = (Word(entry[2], word.doubts),)
             return True
         word = value_of(value, self._variables)
-        if appends and key in values:
+        if "[" in key:  # A[lr]=1, an entry like those of A=([lr]=1)
+            key, _, index = key.partition("[")
+            values[key] = (*values.get(key, ()), Word(f"[{index}={word.text}", word.doubts))
+        elif appends and key in values:
             before = values[key][:1] or (Word(""),)
             joined = Word(before[0].text + word.text, before[0].doubts + word.doubts)
             values[key] = (joined, *values[key][1:])
@@ -636,7 +577,7 @@ _STATEMENTS: Final[Mapping[str, Callable[[Way, Node], bool | None]]] = {
     "function_definition": Way._define,
     **dict.fromkeys(
         ("variable_assignments", "do_group", "else_clause", "ERROR", "program"),
-        Way._each_inside,
+        Way._run_all,
     ),
     "comment": Way._directive,
     "pipeline": Way._pipeline,
@@ -647,10 +588,12 @@ _STATEMENTS: Final[Mapping[str, Callable[[Way, Node], bool | None]]] = {
 _BUILTINS: Final[Mapping[str, Callable[[Way, list[Word], Node], None]]] = {
     "source": Way._source,
     ".": Way._source,
-    "eval": Way._eval,
-    "trap": Way._trap,
-    **dict.fromkeys(("let", "printf"), Way._set_opaquely),
-    **dict.fromkeys(("cd", "pushd"), Way._change_folder),
+    "eval": lambda way, words, _: way._run_inner(" ".join(word.text for word in words)),
+    "trap": lambda way, words, _: way._run_inner(words[0].text if words else ""),
+    **dict.fromkeys(
+        ("let", "printf"), lambda way, words, node: set_by_name(words, node, way._variables)
+    ),
+    **dict.fromkeys(("cd", "pushd"), lambda way, words, _: way.files.change_folder(words)),
     "set": Way._set,
     "shift": Way._shift,
     **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Way._read),

@@ -327,6 +327,15 @@ def set_opaquely(assignments: Mapping[str, Node], variables: Variables) -> None:
     variables.values |= {name: (word,) for name, word in found.items()}
 
 
+def set_by_name(words: Sequence[Word], node: Node, variables: Variables) -> None:
+    """Follow ``let NAME=…`` and ``printf -v NAME …``."""
+    texts = [word.text for word in words]
+    names = texts[1:2] if texts[:1] == ["-v"] else [one.partition("=")[0] for one in texts]
+    if texts[:1] == ["-v"] or text_of(node.children[0]) == "let":
+        word = opaque(node, variables)
+        variables.values |= dict.fromkeys((name.rstrip("+-*/%") for name in names), (word,))
+
+
 def number_of(text: str, variables: Variables) -> int | None:
     """Return the value of whole numbers and known variables under + - * / % and comparisons."""
 
@@ -421,13 +430,11 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
     known = _words_in(name, variables)
     if not sign and index is not None and index not in _ALL:
         index = value_of(named[0].child_by_field_name("index"), variables).text
-        one = variables.values.get(f"{name}[{index}]")
-        if one is None and known and index.isdigit():
-            one = known[int(index) : int(index) + 1]
-        if one is None and known:
-            yield _Piece(*opaque(node, variables)[:2])
-        else:
+        if known is None or index.isdigit():
+            one = None if known is None else known[int(index) : int(index) + 1]
             yield from _plain(node, one, quoted=quoted)
+        else:
+            yield _Piece(*opaque(node, variables)[:2])
     elif not sign:
         yield from _variable(node, name, variables, quoted=quoted, as_words=index is not None)
     elif sign in _DEFAULTS:
