@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,31 @@ def test_a_change_of_the_fresh_set_is_named_first(
     assert found.kind is Kind.ARGUMENT, found.sentence
     assert found.difference is not None
     assert re.search(place, found.difference.name), found.sentence
+
+
+def test_secrets_in_statements_are_hidden(tmp_path: Path) -> None:
+    run = {
+        "run.sh": "X=1\ndocker login --password hunter2 && MY_TOKEN=abcdef reg push\npython t.py"
+    }
+    assert compared(tmp_path, run, run).level is Level.PASS
+    with zipfile.ZipFile(tmp_path / "cmp.zip") as archive:
+        text = archive.read("hyperparameters/statements.json").decode()
+    assert "docker" in text
+    assert "hunter2" not in text
+    assert "abcdef" not in text
+
+
+def test_the_line_of_a_statement_is_told_and_never_passes(tmp_path: Path) -> None:
+    bench, cmp = (f"# {n}\n\nmodule load cuda/{n}\npython t.py" for n in (1, 2))
+    found = compared(tmp_path, {"run.sh": bench}, {"run.sh": cmp})
+    assert found.level is Level.WARNING
+    assert "line 3, not understood, compared as text" in found.conclusion.sentence
+    swapped = compared(
+        tmp_path / "order",
+        {"run.sh": "module load a\nmodule load b\npython t.py"},
+        {"run.sh": "module load b\nmodule load a\npython t.py"},
+    )
+    assert "in another order" in swapped.conclusion.sentence
 
 
 def test_a_changed_line_of_a_program_outside_git_is_named(tmp_path: Path) -> None:
