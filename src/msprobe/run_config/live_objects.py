@@ -225,10 +225,7 @@ def _function_text(value: Any) -> str:
         if isinstance(content, bool | int | float | str):
             around.append(f"{name}={content!s:.40}")
     if code is not None and code.co_name == "<lambda>":
-        plain = [one for one in code.co_consts if isinstance(one, int | float | str)]
-        around += [repr(one)[:40] for one in plain] + [*code.co_names]
-    around += [
-        f"{one!r:.40}" for one in getattr(value, "__defaults__", None) or () if _is_plain(one)
-    ]
+        plain = [one for one in (*code.co_consts, *(value.__defaults__ or ())) if _is_plain(one)]
+        around += [f"{one!r:.40}" for one in plain] + [*code.co_names]
     shown: str = value.__name__ if code is None else value.__qualname__
     return shown + (f" with {', '.join(around)}" if around else "")
