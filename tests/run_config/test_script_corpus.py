@@ -219,7 +219,7 @@ def test_the_changed_part_of_the_last_set_is_named_first(
         ("N=@\n(( N > 4 )) && A=--flash\npython t.py $A", "2 8", "flash|condition"),
         ("python t.py --files part_{1..@}.txt", "5000 5001", "files"),
         # A second set of the same day, written after the misses of the first were mended.
-        ("mapfile -t A < list_@\npython t.py ${A[@]}".replace("[@]", "[*]"), "a b", "command|input"),
+        ("mapfile -t A < list_@\npython t.py ${A[*]}", "a b", "command|input"),
         ("while IFS=@ read -r a b; do python t.py --x $a; done < one.txt", ", ;", "IFS|loop|x"),
         ("select x in a @; do python t.py --x $x; done", "b c", "x|for|select"),
         ("python t.py --x ${Y:+@}", "1 2", "x"),
@@ -243,7 +243,7 @@ def test_the_changed_part_of_the_last_set_is_named_first(
         ("bash -lc 'source env.sh && exec torchrun t.py --lr @'", "2 3", "lr"),
         ("oneccl_bindings=@ mpirun -genv I_MPI_X=1 -n 2 python t.py", "a b", "oneccl"),
         ("mpirun -x NCCL_DEBUG -n 2 -H h1:@,h2:4 python t.py", "2 4", "mpirun.H"),
-        ("nsys profile -o r python -m torch.distributed.run --nproc-per-node=@ t.py", "2 4", "nproc"),
+        ("nsys profile -o r python -m torch.distributed.run --nnodes=@ t.py", "2 4", "nnodes"),
         ("kubectl apply -f - <<EOF\nargs: [--lr, @]\nEOF", "1 2", "command.kubectl"),
         ("awk '{print $@}' f > idx.txt\npython t.py --idx idx.txt", "1 2", "command"),
         ("ln -sfn /data/@ data\npython t.py", "v1 v2", r"command\.ln"),

@@ -55,6 +55,8 @@ _EXPORT_ALL: Final = re.compile(r"[-+][a-z]*a[a-z]*|allexport")
 # What the others do to the words of a script is not followed.
 _SETS: Final = re.compile(r"[-+][aeuxvEh]*o?|allexport|errexit|nounset|xtrace|pipefail|verbose")
 _DECLARES: Final = re.compile(r"(-[agrx]+)*")
+# Commands that scripts run for their status; others are taken to succeed before ``&&``.
+_ASK: Final = ("grep", "egrep", "which", "type", "hash", "command", "test", "diff", "cmp", "pgrep")
 _STATUS: Final = {"true": True, ":": True, "false": False}
 
 
@@ -104,7 +106,6 @@ class Way:
         self.directives: Arguments = {}
         self.statements: list[Statement] = []
         self._variables = Variables(read=self.files.content)
-        self._functions: dict[str, Node] = {}
         self._exported: dict[str, None] = {}
         self._own: list[str] = []  # variables set in front of the present command
         self._exports_all = False
@@ -193,7 +194,7 @@ class Way:
         return True
 
     def _not(self, node: Node) -> bool | None:
-        status = self._run(node.named_children[0]) if node.named_children else None
+        status = self._status(node.named_children)
         return None if status is None else not status
 
     def _in_brackets(self, node: Node) -> bool | None:
@@ -230,10 +231,8 @@ class Way:
     def _define(self, node: Node) -> bool | None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is not None and body is not None:
-            self._functions[text_of(name)] = body
+            self._variables.functions[text_of(name)] = body
         return True
-
-    # -- commands ------------------------------------------------------------------------------
 
     def _command(self, node: Node) -> bool | None:
         name = node.child_by_field_name("name")
@@ -267,8 +266,8 @@ class Way:
             raise _Ended
         if first in ("break", "continue"):
             raise _LeftRound(first)
-        if first in self._functions:
-            self._function(self._functions[first], rest)
+        if first in self._variables.functions:
+            self._function(self._variables.functions[first], rest)
         elif first in _BUILTINS:
             _BUILTINS[first](self, rest, node)
         else:
@@ -453,8 +452,6 @@ class Way:
             if content.doubts:
                 self.problems[f"file {word.text}"] = "; ".join(content.doubts)
 
-    # -- variables -----------------------------------------------------------------------------
-
     def _assign(self, node: Node) -> bool | None:
         """Set a variable; always succeeds."""
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
@@ -483,11 +480,11 @@ class Way:
             values[key] = (word,)
         return True
 
-    # -- conditions ----------------------------------------------------------------------------
-
     def _list(self, node: Node) -> bool | None:
         left, right = node.children[0], node.children[-1]
         status = self._run(left)
+        if text_of(left).split()[0] in _ASK:
+            status = None
         wants = any(child.type == "&&" for child in node.children)
         if status is None:
             status = bool(self._decide(left, 2) == 0)

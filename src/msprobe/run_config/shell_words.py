@@ -8,7 +8,7 @@ import hashlib
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -75,16 +75,18 @@ class Variables:
         arguments: the words behind ``$1``, ``$2`` …; None where they are not known.
         read: returns the text of a file; None if it is not there.
         own: names that the script sets anywhere.
+        functions: bodies of its functions.
     """
 
     values: dict[str, tuple[Word, ...]] = field(default_factory=dict)
     arguments: tuple[Word, ...] | None = None
     read: Callable[[str], str | None] = lambda _: None
     own: set[str] = field(default_factory=set)
+    functions: dict[str, Node] = field(default_factory=dict)
 
     def copy(self) -> Variables:
         """Return the same, to be changed apart."""
-        return Variables(dict(self.values), self.arguments, self.read, self.own)
+        return replace(self, values=dict(self.values))
 
     def content(self, file: Word) -> Word | None:
         """Return the text of a file without line breaks at its end; None if it is not there."""
@@ -231,6 +233,8 @@ def opaque(node: Node, variables: Variables) -> Word:
             part.type in ("file_redirect", "test_operator") and name not in _COMPARE
         ):
             doubts.append(_doubt(part, "is only known when it runs"))
+            if name in variables.functions:
+                values[f"{name}()"] = shortened(normal_text(variables.functions[name]))
     given = ", ".join(f"{name}={value}" for name, value in values.items())
     text = shortened(normal_text(node)) + (f" with {given}" if given else "")
     return Word(text, tuple(dict.fromkeys(doubts)), is_source=True)
