@@ -20,7 +20,7 @@ pytest.importorskip("safetensors")
 
 from torch import nn  # noqa: E402
 
-from builders.checkpoint_corpus import FORMATS, Training  # noqa: E402
+from builders.checkpoint_corpus import FORMATS, Training, training  # noqa: E402
 from builders.checkpoints import write_folder  # noqa: E402
 from msprobe.checkpoints.comparing import compare_checkpoints  # noqa: E402
 
@@ -513,7 +513,79 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.format}, {case.name}")
+def scaled(*words: str, by: float) -> Callable[[Training], None]:
+    def change(state: Training) -> None:
+        for name in (one for one in state.model if any(word in one for word in words)):
+            state.model[name] = state.model[name] * by
+
+    return change
+
+
+def swapped(one: str, other: str) -> Callable[[Training], None]:
+    def change(state: Training) -> None:
+        state.model[one], state.model[other] = state.model[other], state.model[one]
+
+    return change
+
+
+# Written on 2026-11-27 after the code, over all formats; docs/performance.md has the first score.
+V0, K2, GATE1, FINAL = (
+    *("layers.0.attn.v_proj.weight", "layers.2.attn.k_proj.bias", "layers.1.gate.weight"),
+    "decoder.final_layernorm.weight",
+)
+STARTS: dict[str, Callable[[], Any]] = {
+    "module": whole,
+    **dict.fromkeys(("zero 2", "zero 3"), lambda: copy.deepcopy(training())),
+}
+GROUP = ("optimizer", "param_groups", 0)
+FRESH = (
+    ("one ulp", "torch", replaced(V0, lambda t: torch.nextafter(t, t + (t == t[2, 3]))),
+     "changed", V0),
+    ("sign of one", "old torch", replaced(K2, lambda t: t * (1 - 2 * (torch.arange(24) == 9))),
+     "changed", K2),
+    ("a row of zeros", "trainer",
+     replaced("embed.weight", lambda t: t * (torch.arange(50) != 7)[:, None]), "changed", "embed"),
+    ("layers exchanged", "dcp", swapped("layers.0.down.weight", "layers.2.down.weight"),
+     "changed", "down.weight"),
+    ("one in a block", "blocks", shift(GATE1, 0.5, 700), "changed", GATE1),
+    ("gain", "zero 2", scaled(FINAL, by=1.001), "changed", FINAL),
+    ("an infinity", "zero 3", replaced(FINAL, lambda t: t.masked_fill(t == t.max(), float("inf"))),
+     "nonfinite", FINAL),
+    ("NaN beside changes", "safetensors",
+     then(scaled("weight", by=1.5), shift(K2, NAN, 2)), "nonfinite", K2),
+    ("the last shard", "shards", shift(HEAD, 1e-3, -1), "changed", HEAD),
+    ("bias left out", "torch shards", lambda s: s.model.pop(K2), "removed", K2),
+    ("variance reset", "npz", replaced("bn.running_var", torch.ones_like), "changed", "_var"),
+    ("a transposed square", "mindspore", replaced(O2, lambda t: t.T), "transposed|changed", O2),
+    ("eps of a norm", "module", lambda m: setattr(m.layers[1].norm, "eps", 1e-6), "changed", "eps"),
+    ("a dropout", "module", lambda m: setattr(m.layers[2].drop, "p", 0.3), "changed", r"drop.*p"),
+    ("eval of one", "module", lambda m: m.bn.eval(), "changed", "training"),
+    ("double", "arrays", replaced(HEAD, lambda t: t * 2), "changed", HEAD),
+    ("a new bias", "packed npz",
+     lambda s: s.model.update({"head.bias": torch.ones(50)}), "added", "head.bias"),
+    ("rows rolled", "folder", replaced(DOWN0, lambda t: t.roll(1, 0)), "changed", DOWN0),
+    ("one type", "weights", replaced(UP2, lambda t: t.half()), "rounded", UP2),
+    ("betas", "torch", state_at(*GROUP, "betas", to=(0.9, 0.95)), "changed", "betas"),
+    ("decay", "old torch", state_at(*GROUP, "weight_decay", to=0.1), "changed", "weight_decay"),
+    ("one step more", "dcp", state_at("optimizer", "state", 3, "step", to=torch.tensor(5.0)),
+     "changed", "step"),
+    ("second moment", "torch", poke_state("exp_avg_sq", 5, 0.25), "changed", "exp_avg_sq"),
+    ("last epoch", "trainer", state_at("scheduler", "last_epoch", to=9), "changed", "last_epoch"),
+    ("generator", "torch", state_at("rng", "numpy", to=np.arange(1, 5)), "changed", "rng.numpy"),
+    ("dropout in args", "old torch", state_at("args", to=argparse.Namespace(dropout=0.2)),
+     "changed", "dropout"),
+    ("mode of a callback", "dcp", state_at("callbacks", "ModelCheckpoint", "mode", to="max"),
+     "changed", "mode"),
+    ("q and k joined, changed", "safetensors", then(shift(GATE1, 0.1), gate_up),
+     "changed|joined", "layers.1.gate"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*CASES, *(Case(*one, start=STARTS.get(one[1], trained)) for one in FRESH)],
+    ids=lambda case: f"{case.format}, {case.name}",
+)
 def test_a_planted_difference_of_a_trained_model_comes_first(tmp_path: Path, case: Case) -> None:
     state = case.start()
     case.change(state)
@@ -576,6 +648,13 @@ EQUAL = (
     ("torch", "dcp", same),
     ("blocks", "blocks", same),
     ("module", "module", same),
+    ("safetensors", "folder", other_order),
+    ("mindspore", "safetensors", column_major),
+    ("torch shards", "safetensors", same),
+    ("trainer", "trainer", other_order),
+    ("dcp", "old torch", other_order),
+    ("blocks", "blocks", other_order),
+    ("arrays", "arrays", views),
 )
 
 

@@ -157,6 +157,30 @@ def test_a_scale_that_is_too_large_is_no_source(debugger, tmp_path) -> None:
     assert after.skip is None
 
 
+def test_a_loss_that_overflows_by_its_scale_is_no_source(debugger, tmp_path) -> None:
+    train_with_scaler(debugger, inner=lambda y: y * 100, scale=2.0**127)
+    (step,) = analyzed(tmp_path)
+    assert step.findings[0].place.name.startswith("Tensor.__mul__")
+    assert step.skip.is_expected
+    assert step.first == ()
+
+
+def test_an_infinity_among_the_data_is_the_source_of_a_skipped_update(debugger, tmp_path) -> None:
+    layer, scaler = torch.nn.Linear(4, 4), torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+    debugger.start(layer)
+    x = torch.ones(8, 4)
+    x[0, 0] = float("inf")
+    scaler.scale(layer(x).square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    debugger.stop()
+    debugger.step()
+    (step,) = analyzed(tmp_path)
+    assert step.first[0].place.name.startswith("Tensor.__setitem__")
+    assert "the scale is not the reason" in text_of(step)
+
+
 def test_a_slope_that_is_infinite_is_a_source_whatever_the_scale(debugger, tmp_path) -> None:
     train_with_scaler(debugger, inner=lambda y: torch.sqrt(y * 0), scale=2.0)
     (step,) = analyzed(tmp_path)

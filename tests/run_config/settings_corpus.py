@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import random
 import subprocess
 import sys
+import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +37,8 @@ BASE: Mapping[str, Any] = {
     "batch_size": 4, "drop_last": False, "loader_seed": 11, "data": 0.0, "order": False,
     "weights": 0.0, "buffer": 0.0, "train": True, "eval_of": None, "frozen": None,
     "scripts": None, "arguments": None, "argv": [], "loss": 1.0, "in_training": None,
-    "before_step": None, "std": 0.02,
+    "before_step": None, "std": 0.02, "attributes": {}, "of_loader": {}, "of_optimizer": {},
+    "prepare": None, "loader_options": {},
 }  # fmt: skip
 
 
@@ -44,6 +51,7 @@ class Plant(NamedTuple):
         place: text in the name of the difference that is named first.
         change: settings of the run that differ.
         around: what else is changed while it runs.
+        base: settings of the run without it that differ from `BASE`.
     """
 
     name: str
@@ -51,6 +59,7 @@ class Plant(NamedTuple):
     place: str
     change: Mapping[str, Any] = {}
     around: Callable[[Path], Any] | None = None
+    base: Mapping[str, Any] = {}
 
 
 class Net(nn.Module):
@@ -97,6 +106,7 @@ def _train(path: Path, settings: Mapping[str, Any]) -> None:
     net = Net(settings).to(settings["dtype"])
     _change_model(net, settings)
     optimizer = _optimizer(net, settings)
+    vars(optimizer).update(settings["of_optimizer"])
     schedule = getattr(torch.optim.lr_scheduler, settings["schedule"])(
         optimizer, **settings["schedule_options"]
     )
@@ -129,6 +139,9 @@ def _change_model(net: Net, settings: Mapping[str, Any]) -> None:
         nn.init.normal_(net.a.weight, std=settings["std"])
         net.b.weight[0, 0] += settings["weights"]
         net.batch.running_mean += settings["buffer"]
+    vars(net).update(settings["attributes"])
+    if settings["prepare"] is not None:
+        settings["prepare"](net)
     net.train(settings["train"])
     if settings["eval_of"] is not None:
         net.get_submodule(settings["eval_of"]).eval()
@@ -149,8 +162,11 @@ def _loader(settings: Mapping[str, Any]) -> DataLoader[Any]:
     x[5, 1] += settings["data"]
     if settings["order"]:
         x = x.flip(0)
+    data = TensorDataset(x)
+    vars(data).update(settings["of_loader"])
     return DataLoader(
-        TensorDataset(x),
+        data,
+        **settings["loader_options"],
         batch_size=settings["batch_size"],
         shuffle=settings["shuffle"],
         drop_last=settings["drop_last"],
@@ -297,6 +313,126 @@ PLANTS = (
           {"before_step": lambda number, _, optimizer: optimizer.param_groups[0].update(
               weight_decay=0.5 if number == 3 else 0.01)}),
     Plant("changed in the training", Kind.COURSE, "step 1 rank 0", {"loss": 2.0}),
+)  # fmt: skip
+
+
+class Holder:
+    """An object of a class that is not known."""
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+    def __call__(self, rows: Any) -> Any:
+        return torch.utils.data.default_collate(rows)
+
+
+class Slots:
+    """An object without a dictionary."""
+
+    __slots__ = ("_hidden", "rate")
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self._hidden = id(self)
+
+
+@dataclass
+class Inner:
+    """A settings object in another one."""
+
+    heads: int = 2
+    more: Any = None
+
+
+def on_net(name: str, first: Any, other: Any, place: str = "") -> Plant:
+    """Return a plant of an attribute of the model, which the other run has in another form."""
+    return Plant(
+        f"attribute {name}",
+        Kind.MODEL,
+        f"module.{place or name}",
+        {"attributes": {name: other}},
+        base={"attributes": {name: first}},
+    )
+
+
+def lambda_schedule(rate: float) -> Mapping[str, Any]:
+    """Return a schedule by a function, and its options."""
+    return {"schedule": "LambdaLR", "schedule_options": {"lr_lambda": lambda step: rate**step}}
+
+
+# Written on 2026-11-27 before they were run; docs/performance.md has the first score.
+LATER = (
+    on_net("router", Holder(k=2), Holder(k=3), "router.k"),
+    on_net("nested", Holder(inner=Holder(theta=1e4)), Holder(inner=Holder(theta=1e5)),
+           "nested.inner.theta"),
+    on_net("slots", Slots(0.1), Slots(0.2), "slots.rate"),
+    on_net("box", Holder(part=Inner(2)), Holder(part=Inner(4)), "box.part.heads"),
+    on_net("deep", Inner(2, Inner(1, Inner(3))), Inner(2, Inner(1, Inner(5))), "deep"),
+    on_net("table", {str(n): n for n in range(40)}, {str(n): n + (n == 39) for n in range(40)}),
+    on_net("many", [0.5] * 5000, [*([0.5] * 4999), 0.25]),
+    on_net("text", "x" * 300 + "a", "x" * 300 + "b"),
+    on_net("fn", lambda x: x * 2, lambda x: x * 3),
+    on_net("scales", torch.ones(3), torch.ones(3) * 2),
+    on_net("mask", np.zeros(4), np.ones(4)),
+    on_net("names", {"a", "b"}, {"a", "c"}),
+    on_net("raw", b"ab", b"ac"),
+    on_net("steps", range(3), range(4)),
+    on_net("kind", torch.float16, torch.bfloat16),
+    on_net("queue", deque([1, 2]), deque([1, 3])),
+    on_net("chain", [Holder(p=0.1), Holder(p=0.5)], [Holder(p=0.1), Holder(p=0.4)], "chain.1.p"),
+    on_net("by_name", {"a": Holder(p=1)}, {"a": Holder(p=2)}, "by_name.a.p"),
+    on_net("hidden_layers", [nn.Linear(2, 3)], [nn.Linear(2, 4)], "hidden_layers"),
+    on_net("call", partial(torch.clamp, min=0.0), partial(torch.clamp, min=1.0)),
+    on_net("mixed", [1, "a", Holder(q=1)], [1, "b", Holder(q=1)], "mixed"),
+    Plant("a transform", Kind.LOADER, "dataset.transform",
+          {"of_loader": {"transform": Holder(p=0.2)}},
+          base={"of_loader": {"transform": Holder(p=0.1)}}),
+    Plant("transforms", Kind.LOADER, "dataset.transforms.1.size",
+          {"of_loader": {"transforms": [Holder(), Holder(size=8)]}},
+          base={"of_loader": {"transforms": [Holder(), Holder(size=4)]}}),
+    Plant("how rows are joined", Kind.LOADER, "collate_fn",
+          {"loader_options": {"collate_fn": Holder(pad=1)}},
+          base={"loader_options": {"collate_fn": Holder(pad=0)}}),
+    Plant("lookahead", Kind.OPTIMIZER, "optimizer.0.k", {"of_optimizer": {"k": 6}},
+          base={"of_optimizer": {"k": 5}}),
+    Plant("projection", Kind.OPTIMIZER, "optimizer.0.projector.rank",
+          {"of_optimizer": {"projector": Holder(rank=8)}},
+          base={"of_optimizer": {"projector": Holder(rank=4)}}),
+    Plant("rate of a lambda", Kind.SCHEDULE, "lr_lambdas", lambda_schedule(0.9),
+          base=lambda_schedule(0.8)),
+    Plant("milestones", Kind.SCHEDULE, "milestones",
+          {"schedule": "MultiStepLR", "schedule_options": {"milestones": [1, 3]}},
+          base={"schedule": "MultiStepLR", "schedule_options": {"milestones": [1, 2]}}),
+    Plant("a hook", Kind.MODEL, "module.a",
+          {"prepare": lambda net: net.a.register_forward_hook(lambda m, i, o: o * 2)}),
+    Plant("weight norm", Kind.MODEL, "module.a",
+          {"prepare": lambda net: nn.utils.parametrizations.weight_norm(net.a)}),
+    Plant("a module more", Kind.MODEL, "module.b",
+          {"prepare": lambda net: setattr(net, "b", nn.Sequential(net.b, nn.Identity()))}),
+    Plant("a tied weight", Kind.MODEL, "module.a2",
+          {"prepare": lambda net: setattr(net, "a2", net.a)}),
+    Plant("a variable of the program's", Kind.VARIABLE, "MY_WARMUP", {},
+          lambda _: variable("MY_WARMUP", "7")),
+    Plant("a draw of python", Kind.RANDOM_CALL, "random.random",
+          {"prepare": lambda net: random.random() and None}),
+    Plant("scale at first", Kind.SCALER, "init_scale", {"loss_scale": 4.0},
+          base={"loss_scale": 2.0}),
+)  # fmt: skip
+LATER_EQUAL = tuple(
+    Plant(f"{name}, equal", Kind.NOTHING, "", {"attributes": {name: other}},
+          base={"attributes": {name: first}})
+    for name, first, other in (
+        ("router", Holder(k=2, j=1), Holder(j=1, k=2)),
+        ("names", {"a", "b", "c"}, {"c", "b", "a"}),
+        ("table", {"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ("slots", Slots(0.1), Slots(0.1)),
+        ("logger", logging.getLogger("a"), logging.getLogger("b")),
+        ("began", Holder(start_time=1.0), Holder(start_time=2.0)),
+        ("lock", threading.Lock(), threading.Lock()),
+        ("log", Holder(log_dir="/a"), Holder(log_dir="/b")),
+        ("tensor", torch.ones(3), torch.ones(6)[::2]),
+        ("handle", Holder(weak=weakref.ref(Inner)), Holder(weak=weakref.ref(Plant))),
+    )
 )  # fmt: skip
 
 

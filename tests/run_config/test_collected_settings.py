@@ -280,3 +280,22 @@ def test_a_model_that_refuses_to_be_looked_through_keeps_the_other_settings() ->
     assert found["modules"]["module.0"] == "Closed: unreadable, ZeroDivisionError"
     assert found["modules"]["module.1"].startswith("Linear(")
     assert any(value == "0.5" for value in found["optimizer"].values())
+
+
+def test_objects_of_the_programs_own_classes_are_told(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "helpers_of_user.py").write_text("class Ema:\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    helpers = __import__("helpers_of_user")
+    packs = []
+    for decay in (0.99, 0.999):
+        kept = helpers.Ema()
+        kept.decay, kept.log_dir, kept.mask = decay, f"/logs/{decay}", torch.ones(3)
+        packs.append(run(tmp_path / f"{decay}.zip"))
+        del kept
+    found = compare_packs(*packs)
+    assert [each.name for each in found.differences()] == ["object.Ema.0.decay"]
+    assert found.level is Level.WARNING
+    assert (
+        read_pack(packs[0]).training[0]["objects"]["object.Ema.0.mask.values"].startswith("Tensor")
+    )

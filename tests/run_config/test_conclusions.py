@@ -10,7 +10,7 @@ import pytest
 
 from msprobe.run_config.comparing import compare_packs
 from msprobe.run_config.conclusion import Kind
-from msprobe.run_config.pack import DYNAMIC, ENV, SYSTEM, PackWriter
+from msprobe.run_config.pack import DYNAMIC, ENV, STATEMENTS, SYSTEM, PackWriter
 from msprobe.run_config.result_files import comparison_json
 from msprobe.run_config.result_lines import comparison_lines
 
@@ -27,6 +27,7 @@ def contents() -> dict[str, dict]:
         ENV: {"OMP_NUM_THREADS": "4", "LD_LIBRARY_PATH": "/a", "NCCL_ALGO": "Ring"},
         SYSTEM: {"torch.cpu_threads": "4", "code.train.py": "aa", "git.commit": "c1"},
         DYNAMIC: {"lr": 0.1, "output_dir": "/out/1"},
+        STATEMENTS: {"run.sh": [[1, "command.module", "load a"]]},
         "training/rank0.json": {
             "modules": {"module.drop": "Dropout(p=0.1)"},
             "optimizer": {"optimizer.0.group.0.lr": "0.1"},

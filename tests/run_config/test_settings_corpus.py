@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from settings_corpus import EQUAL, PLANTS, Plant, train  # noqa: E402
+from settings_corpus import EQUAL, LATER, LATER_EQUAL, PLANTS, Plant, train  # noqa: E402
 
 from msprobe.run_config.comparing import RunComparison, compare_packs  # noqa: E402
 from msprobe.run_config.conclusion import Kind  # noqa: E402
@@ -35,18 +35,19 @@ def compared(tmp_path_factory: pytest.TempPathFactory):
 
     def run(plant: Plant, folder: Path, test: str) -> RunComparison:
         packs = []
-        for name, change, around in (("base", {}, None), ("planted", plant.change, plant.around)):
-            if name == "base" and test in bases:
+        runs = (("base", plant.base, None), ("planted", plant.change, plant.around))
+        for name, change, around in runs:
+            if name == "base" and not change and test in bases:
                 continue
             with around(folder) if around else nullcontext():
                 packs.append(train(tmp_path_factory.mktemp(name) / "run.zip", change))
-        bases.setdefault(test, packs[0])
-        return compare_packs(bases[test], packs[-1])
+        base = packs[0] if plant.base else bases.setdefault(test, packs[0])
+        return compare_packs(base, packs[-1])
 
     return run
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+@pytest.mark.parametrize("plant", [*PLANTS, *LATER], ids=lambda plant: plant.name)
 def test_the_planted_setting_is_named_first(plant: Plant, compared, tmp_path: Path) -> None:
     found = compared(plant, tmp_path, "planted").conclusion
     assert (found.kind, found.sentence) == (plant.kind, found.sentence)
@@ -54,7 +55,7 @@ def test_the_planted_setting_is_named_first(plant: Plant, compared, tmp_path: Pa
     assert plant.place in found.difference.name, found.sentence
 
 
-@pytest.mark.parametrize("plant", EQUAL, ids=lambda plant: plant.name)
+@pytest.mark.parametrize("plant", [*EQUAL, *LATER_EQUAL], ids=lambda plant: plant.name)
 def test_what_is_no_difference_passes(plant: Plant, compared, tmp_path: Path) -> None:
     found = compared(plant, tmp_path, "equal")
     assert found.conclusion.kind is Kind.NOTHING, found.conclusion.sentence

@@ -91,10 +91,10 @@ def _with_circumstances(
     found: StepFindings, dump: Dump, ranks: Mapping[RankKey, RankExamination]
 ) -> StepFindings:
     """Add the signs of trouble before the first finding, and what a gradient scaler did."""
-    if not found.first:
+    first = next(iter((*found.first, *found.findings)), None)
+    if first is None:
         near = (near_overflow(rank, None) for rank in ranks.values())
         return replace(found, near=next(filter(None, near), None))
-    first = found.first[0]
     rank = ranks[first.place.rank]
     views = {
         number: step.ranks[rank.rank]
@@ -102,6 +102,9 @@ def _with_circumstances(
         if rank.rank in step.ranks
     }
     skip = scaler_skip(ranks, found.findings, views, found.step)
+    if not found.first and skip is None:  # masks alone
+        near = (near_overflow(rank, None) for rank in ranks.values())
+        return replace(found, near=next(filter(None, near), None))
     return replace(
         found,
         near=near_overflow(rank, first),

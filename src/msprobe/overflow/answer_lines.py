@@ -63,7 +63,7 @@ def _circumstances(found: StepFindings) -> Iterator[Text]:
         scales = f"scale {_number(skip.scale)}, then {_number(skip.new_scale)}"
         yield _fact("scaler", f"the gradient scaler skipped this update: {scales}")
         if skip.is_expected:
-            yield _fact("", "only gradients overflow, as they do where a scale is too large")
+            yield _fact("", "only gradients or the scaled loss overflow: the scale is too large")
         elif skip.in_a_row > 1:
             yield _fact("", f"{skip.in_a_row} updates in a row; the scale is not the reason")
         else:

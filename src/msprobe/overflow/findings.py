@@ -183,12 +183,15 @@ class StepFindings:
     def first(self) -> tuple[Finding, ...]:
         """Findings to look at first: one, or several that no communication puts in an order.
 
-        Never one that the program asked for (a mask of -Inf), and none where a scale of gradients
-        that was too large explains all. Received values point at their sender.
+        None where a scale of gradients that was too large explains all. One that the program asked
+        for (a mask of -Inf) only where there is no other and an update was skipped for it.
+        Received values point at their sender.
         """
         if self.skip is not None and self.skip.is_expected:
             return ()
         unmeant = [found for found in self.findings if not found.is_deliberate]
+        if not unmeant and self.skip is not None:
+            unmeant = list(self.findings)
         wanted = [found for found in unmeant if found.source is not Source.RECEIVED] or unmeant
         if not wanted:
             return ()

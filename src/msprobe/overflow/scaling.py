@@ -18,6 +18,7 @@ from msprobe.overflow.one_rank import RankExamination
 _GRADIENTS: Final = (RecordKind.BACKWARD, *PARAMETER_GRADIENTS)
 # A scale begins at 65,536 and is halved: after so many steps the scale is not the reason.
 _MANY: Final = 8
+_PRODUCTS: Final = frozenset(("mul", "rmul", "multiply", "imul"))
 # Their slope can be infinite at finite arguments, whatever the scale is.
 _SINGULAR: Final = frozenset(
     {"sqrt", "rsqrt", "pow", "rpow", "div", "divide", "rtruediv", "reciprocal"}
@@ -62,7 +63,8 @@ def scaler_skip(
         scale=event.scale,
         new_scale=event.new_scale,
         in_a_row=in_a_row,
-        is_expected=_are_gradients(ranks, unmeant)
+        is_expected=bool(unmeant)
+        and all(_is_of_scale(ranks, finding, event.scale) for finding in unmeant)
         and in_a_row < _MANY
         and (is_cured or not any(_is_singular(_name(ranks, finding)) for finding in unmeant[:1])),
     )
@@ -76,12 +78,20 @@ def _last_update(view: RankView) -> Scaler | None:
     return next((event for event in reversed(events) if isinstance(event, Scaler)), None)
 
 
-def _are_gradients(ranks: Mapping[RankKey, RankExamination], findings: list[Finding]) -> bool:
-    """Whether NaN and Inf begin in gradients only, or were received with them."""
-    own = [finding for finding in findings if finding.source is not Source.RECEIVED]
-    return all(
-        finding.source is Source.OPERATION and _name(ranks, finding).kind in _GRADIENTS
-        for finding in own
+def _is_of_scale(
+    ranks: Mapping[RankKey, RankExamination], finding: Finding, scale: float | None
+) -> bool:
+    """Whether NaN and Inf begin in a gradient or a product with the scale, or were received."""
+    if finding.source is Source.RECEIVED:
+        return True
+    name = _name(ranks, finding)
+    if finding.source is not Source.OPERATION or name.kind in _GRADIENTS:
+        return finding.source is Source.OPERATION
+    if name.is_module or operator_of(name.prefix, name.path).name not in _PRODUCTS:
+        return False
+    values = ranks[finding.place.rank].view.records.values_of(name.full)
+    return scale is not None and any(
+        value.is_tensor and value.max == value.min == scale and not value.shape for value in values
     )
 
 

@@ -12,7 +12,6 @@ from rich.text import Text
 from msprobe.dump.call_forest import CallNode, Section, call_forest
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName
-from msprobe.dump.record_views import Record
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
 from msprobe.plain_text import count_text, plain
@@ -195,10 +194,13 @@ def _line(
         remark = "not recorded" if is_call and len(view.records) else ""
         return _Line(lead=lead, label=label, hidden=hidden, remark=remark)
     try:
-        record = view.records[node.name.full]
-        has_raised = "raised" in record.notes
-        tensor, more, is_argument = _main_tensor(record, has_raised=has_raised)
-        remark = _RAISED if has_raised else _remark(record, tensor)
+        name, records = node.name.full, view.records
+        may_have_raised = records.may_hold_any(name, (b'"raised"',))
+        has_raised = may_have_raised and "raised" in records[name].notes
+        values = records.values_of(name)
+        tensor, more, is_argument = _main_tensor(values, has_raised=has_raised)
+        has_output = tensor is None and records.may_hold_any(name, (b'"output"',))
+        remark = _RAISED if has_raised else _remark(values, tensor, has_output=has_output)
     except DumpFormatError:
         return _Line(lead=lead, label=label, hidden=hidden, remark=_UNREADABLE, mark=_DAMAGED)
     return _Line(
@@ -213,25 +215,24 @@ def _line(
     )
 
 
-def _remark(record: Record, tensor: Value | None) -> str:
+def _remark(values: Sequence[Value], tensor: Value | None, *, has_output: bool) -> str:
     if tensor is not None:
         return ""
-    part = "output" if "output" in record.parts else None
-    values = (value for value in record.values(part) if not value.is_null)
-    return next(map(value_text, values), "None")
+    outputs = [value for value in values if value.path[0] == "output" or not has_output]
+    return next((value_text(value) for value in outputs if not value.is_null), "None")
 
 
-def _main_tensor(record: Record, *, has_raised: bool) -> tuple[Value | None, int, bool]:
+def _main_tensor(values: Sequence[Value], *, has_raised: bool) -> tuple[Value | None, int, bool]:
     """Return a call's main tensor, the number of its other tensors, and whether it is an input.
 
     The main tensor is the first output; without outputs, the first input.
     """
-    for part in ("output",) if has_raised else ("output", None):
-        tensors = [tensor for _, tensor in record.tensors(part)]
-        if tensors:
-            is_argument = str(tensors[0].path[0]).startswith("input")
-            return tensors[0], len(tensors) - 1, is_argument
-    return None, 0, False
+    tensors = [value for value in values if value.is_tensor]
+    outputs = [value for value in tensors if value.path[0] == "output"]
+    found = outputs if outputs or has_raised else tensors
+    if not found:
+        return None, 0, False
+    return found[0], len(found) - 1, str(found[0].path[0]).startswith("input")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

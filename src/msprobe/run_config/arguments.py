@@ -22,9 +22,10 @@ from msprobe.errors import ConfigFileError
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 from msprobe.plain_text import reason
 from msprobe.run_config.command_options import SETTINGS_FILES
-from msprobe.run_config.environment import classify_variable
+from msprobe.run_config.environment import may_matter
 from msprobe.run_config.levels import Difference, Item, ItemResult, Level
 from msprobe.run_config.secrets import hide_secrets
+from msprobe.run_config.shell_commands import Statement
 from msprobe.run_config.shell_scripts import parse_shell_script
 
 COLUMNS: Final = (
@@ -100,10 +101,12 @@ class ArgumentFiles(NamedTuple):
     Attributes:
         arguments: flat; a name with several values holds all of them.
         unresolved: why an argument is not known for sure, or what could not be followed.
+        statements: of each launch script, what is compared as text.
     """
 
     arguments: dict[str, JsonTree]
     unresolved: dict[str, str]
+    statements: Mapping[str, list[Statement]] = {}
 
 
 def read_arguments(paths: Iterable[Path]) -> ArgumentFiles:
@@ -117,8 +120,10 @@ def read_arguments(paths: Iterable[Path]) -> ArgumentFiles:
     """
     found: dict[str, list[JsonTree]] = {}
     unresolved: dict[str, str] = {}
+    statements: dict[str, list[Statement]] = {}
     for path in paths:
-        arguments, reasons = _read_file(path)
+        arguments, reasons, others = _read_file(path)
+        statements |= others
         unresolved |= {name: f"{path.name}: {reason}" for name, reason in reasons.items()}
         arguments |= settings_in_files(arguments, path.parent)
         were_read = _files_that_were_read(arguments)
@@ -134,7 +139,7 @@ def read_arguments(paths: Iterable[Path]) -> ArgumentFiles:
         name: values[0] if len(values) == 1 else {"description": _DUPLICATE, "values": values}
         for name, values in found.items()
     }
-    return ArgumentFiles(arguments, unresolved)
+    return ArgumentFiles(arguments, unresolved, statements)
 
 
 def settings_in_files(
@@ -166,8 +171,7 @@ def _texts(value: JsonTree) -> list[str]:
 
 def _is_no_settings(name: str) -> bool:
     """Return whether a file that an argument names is the program, or where results go."""
-    is_program = _last(name) in ("script", "code", "stdin") or name.startswith("command.")
-    return is_program or has_no_influence(name)
+    return _last(name) in ("script", "code", "stdin", "launcher") or has_no_influence(name)
 
 
 def _candidates(
@@ -317,7 +321,7 @@ def _read_file(path: Path) -> ArgumentFiles:
                     unresolved[f"file {value}"] = str(exc)
                 else:
                     arguments |= {f"{name}:{key}": item for key, item in written.items()}
-        return ArgumentFiles(arguments, unresolved)
+        return ArgumentFiles(arguments, unresolved, {path.name: script.statements})
     return ArgumentFiles(_settings(path, text), {})
 
 
@@ -385,7 +389,7 @@ def has_no_influence(name: str) -> bool:
     """Return whether an argument only says where results go, or how a run is called."""
     place, is_variable, variable = name.rpartition(":")[2].partition("env.")
     if is_variable and not place:
-        return classify_variable(variable).level is Level.INFO
+        return not may_matter(variable)
     return _WITHOUT_INFLUENCE.fullmatch(normal_name(name)) is not None
 
 

@@ -13,6 +13,7 @@ from msprobe.run_config.live_objects import Kinds
 from msprobe.run_config.packages import collect_packages
 from msprobe.run_config.program_arguments import program_arguments
 from msprobe.run_config.system import collect_system
+from msprobe.run_config.user_code import launched_code
 
 
 def collect_settings(objects: Kinds) -> dict[str, str]:
@@ -50,8 +51,12 @@ def collect_static(
     found = read_arguments(files)
     writer.put_json(pack.ENV, collect_environment())
     writer.put_packages(collect_packages())
-    writer.put_json(pack.SYSTEM, collect_system() | dict(extra_system or {}))
+    code = launched_code(found.arguments, files)
+    writer.put_json(pack.SYSTEM, {**collect_system(), **code, **(extra_system or {})})
     if files:
         writer.put_json(pack.STATIC, found.arguments)
         if found.unresolved:
             writer.put_json(pack.UNRESOLVED, found.unresolved)
+        if found.statements:
+            rows = {name: [list(one) for one in each] for name, each in found.statements.items()}
+            writer.put_json(pack.STATEMENTS, rows)

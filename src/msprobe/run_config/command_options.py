@@ -49,22 +49,30 @@ def options_of(words: Sequence[str]) -> Options:
                 script = word
             elif _OVERRIDE.fullmatch(word):
                 name, _, value = word.partition("=")
-                found[name.lstrip("+~")] = value
+                _add(found, name.lstrip("+~"), value)
             elif word != "--":
                 others.append(word)
             continue
         name, equals, value = word.lstrip("-").partition("=")
         if short := _SHORT_WITH_NUMBER.fullmatch(word):
-            found[short[1]] = short[2]
+            _add(found, short[1], short[2])
         elif equals:
-            found[name] = value
+            _add(found, name, value)
         else:
             values = _values(words[position:], has_script=bool(script))
             position += len(values)
-            found[name] = True if not values else values[0] if len(values) == 1 else values
+            _add(found, name, True if not values else values[0] if len(values) == 1 else values)
     if others:
         found["positional"] = others
     return Options(found, script)
+
+
+def _add(found: Arguments, name: str, value: str | bool | list[str]) -> None:
+    """Set an option; of one that is given again only the program knows whether all values count."""
+    if name in found and found[name] != value:
+        sides = [one if isinstance(one, list) else [str(one)] for one in (found[name], value)]
+        value = [*sides[0], *sides[1]]
+    found[name] = value
 
 
 def _values(words: Sequence[str], *, has_script: bool) -> list[str]:

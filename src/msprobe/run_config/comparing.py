@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +36,8 @@ from msprobe.run_config.value_tables import (
 )
 
 _THREADS: Final = "torch.cpu_threads"
+_Row = tuple[int, str, str]
+"""Line, kind and text of a statement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,7 @@ def compare_packs(bench: Path, cmp: Path) -> RunComparison:
     if one.missing_ranks or other.missing_ranks:
         items[Item.PACK] = _incomplete(one, other)
     if Item.ARGUMENTS in items:
+        items[Item.ARGUMENTS] = _with_statements(items[Item.ARGUMENTS], one, other)
         items[Item.ARGUMENTS] = _with_doubts(items[Item.ARGUMENTS], one, other)
     items |= _with_later_changes(items, one, other)
     items |= _with_variables_that_acted(items)
@@ -196,6 +201,62 @@ def _not_compared(
         note=note,
         aspect=Aspect.NOT_COMPARED,
     )
+
+
+def _with_statements(result: ItemResult, bench: Pack, cmp: Pack) -> ItemResult:
+    """Return the result with what the launch scripts hold beside arguments, compared as text."""
+    differences = []
+    sides = [[row for rows in pack.statements.values() for row in rows] for pack in (bench, cmp)]
+    left, right = (_without(*pair) for pair in (sides, sides[::-1]))
+    for kind in dict.fromkeys(kind for _, kind, _ in (*left, *right)):
+        pairs = zip_longest(*([row for row in side if row[1] == kind] for side in (left, right)))
+        for one, other in pairs:
+            lines = dict.fromkeys(str(row[0]) for row in (one, other) if row)
+            differences.append(
+                Difference(
+                    item=Item.ARGUMENTS,
+                    name=kind,
+                    bench=one and one[2],
+                    cmp=other and other[2],
+                    level=Level.WARNING,
+                    note=f"line {' and '.join(lines)}, not understood, compared as text",
+                )
+            )
+    if not differences and [row[1:] for row in sides[0]] != [row[1:] for row in sides[1]]:
+        in_turn = zip(*sides, strict=True)
+        one, other = next((one, other) for one, other in in_turn if one[1:] != other[1:])
+        note = f"line {one[0]} and {other[0]}, the same statements in another order"
+        differences.append(
+            Difference(
+                item=Item.ARGUMENTS,
+                name=one[1],
+                bench=one[2],
+                cmp=other[2],
+                level=Level.WARNING,
+                note=note,
+            )
+        )
+    rows = [
+        (STATIC_FILE, each.name, each.name, each.bench or "None", each.cmp or "None", each.note,
+         each.level.value)
+        for each in differences
+    ]  # fmt: skip
+    return replace(
+        result,
+        rows=[*result.rows, *rows],
+        differences=[*result.differences, *differences],
+        compared=result.compared + len(sides[0]) + len(sides[1]),
+    )
+
+
+def _without(side: Sequence[_Row], other: Sequence[_Row]) -> list[_Row]:
+    """Return the statements of a script that the other one does not hold as well."""
+    left = Counter(row[1:] for row in other)
+    found = []
+    for row in side:
+        left[row[1:]] -= 1
+        found += [row] if left[row[1:]] < 0 else []
+    return found
 
 
 def _with_doubts(result: ItemResult, bench: Pack, cmp: Pack) -> ItemResult:

@@ -36,6 +36,7 @@ class Kind(StrEnum):
     CLIPPING = "clipping"
     SCALER = "scaler"
     LOADER = "data loader"
+    OBJECT = "object"
     DTYPE = "dtype"
     VARIABLE = "variable"
     PACKAGE = "package"
@@ -64,6 +65,7 @@ _KINDS: Final[Mapping[Item, Kind]] = {
     Item.CLIP: Kind.CLIPPING,
     Item.SCALER: Kind.SCALER,
     Item.LOADER: Kind.LOADER,
+    Item.OBJECTS: Kind.OBJECT,
     Item.ENV: Kind.VARIABLE,
     Item.PACKAGES: Kind.PACKAGE,
     Item.SYSTEM: Kind.SYSTEM,
@@ -95,6 +97,7 @@ _WORDS: Final[Mapping[Kind, str]] = {
     Kind.SCHEDULE: "setting of the learning-rate schedule",
     Kind.CLIPPING: "gradient clipping",
     Kind.SCALER: "gradient scaler",
+    Kind.OBJECT: "attribute of the program's",
     Kind.VARIABLE: "environment variable",
 }
 

@@ -62,6 +62,16 @@ _CLASSES: Final = tuple(
     )
 )
 _OTHER: Final = EnvironmentClass("other", Level.INFO)
+# What a program may read as a setting.
+_PLAIN: Final = re.compile(r"[-+]?\d+(\.\d*)?(e[-+]?\d+)?|true|false|yes|no|on|off", re.IGNORECASE)
+# Variables of shells, sessions, accounts and loggers.
+_HARMLESS: Final = re.compile(
+    r"(.*_)?(PATH|HOME|DIR|ROOT|CACHE|TMP|TEMP|LOG|LOGS?_?LEVEL|NAME|PROJECT|ENTITY|ID|PID|PORT|"
+    r"HOST|ADDR|IP|URL|URI|TOKEN|KEY|PASSWORD|SECRET|USER|TAGS?|VERBOSE|TIME|DATE)|"
+    r"(WANDB|MLFLOW|COMET|CLEARML|SWANLAB|SSH|XDG|LC|GIT|AWS|HIST|KUBERNETES|TMUX|LESS|GPG|DBUS)_.*|"
+    r"PYTHON(UNBUFFERED|DONTWRITEBYTECODE|WARNINGS|IOENCODING|FAULTHANDLER)|TMPDIR|LANG|LANGUAGE|"
+    r"TERM|EDITOR|PAGER|SHELL|SHLVL|DISPLAY|LOGNAME|HOSTNAME|PS\d|COLUMNS|LINES|PWD|OLDPWD|_"
+)
 
 
 def collect_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -75,6 +85,12 @@ def classify_variable(name: str) -> EnvironmentClass:
     return next((kind for pattern, kind in _CLASSES if pattern.fullmatch(name)), _OTHER)
 
 
+def may_matter(name: str) -> bool:
+    """Return whether a variable that a script sets may change what a training computes."""
+    kind = classify_variable(name)
+    return kind.level is not Level.INFO or (kind is _OTHER and not _HARMLESS.fullmatch(name))
+
+
 def compare_environments(bench: Mapping[str, str], cmp: Mapping[str, str]) -> ItemResult:
     """Compare two environments; a variable that is not set has its default, where it has one."""
     names = sorted({*bench, *cmp}, key=lambda name: (-classify_variable(name).level.weight, name))
@@ -85,13 +101,16 @@ def compare_environments(bench: Mapping[str, str], cmp: Mapping[str, str]) -> It
         if _meaning(name, one) == _meaning(name, other):
             continue
         kind = classify_variable(name)
+        is_number = all(_PLAIN.fullmatch(text.strip()) for text in (one, other) if text is not None)
+        level = Level.WARNING if is_number and may_matter(name) else Level.INFO
+        level = kind.level if kind is not _OTHER else level
         differences.append(
             Difference(
-                item=Item.ENV, name=name, bench=one, cmp=other, level=kind.level, note=kind.category
+                item=Item.ENV, name=name, bench=one, cmp=other, level=level, note=kind.category
             )
         )
         texts = ["None" if value is None else value for value in (one, other)]
-        rows.append((name, name, *texts, kind.level.value, kind.category))
+        rows.append((name, name, *texts, level.value, kind.category))
     return ItemResult(
         item=Item.ENV,
         columns=_COLUMNS,

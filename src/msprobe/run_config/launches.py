@@ -39,6 +39,9 @@ _WRAPPERS: Final = frozenset(
         *("ray", "sbatch", "salloc", "pdm", "flock", "dotenv"),
     )
 )
+# Words behind these are machines, times and priorities.
+_RUN_ANYWHERE: Final = ("ssh", "pdsh", "timeout", "nice", "ionice", "sudo", "flock", "time")
+_RUN_VERBS: Final = ("run", "exec", "job", "submit", "bash", "shell", "--")
 # Programs that give a text to a shell.
 _TAKE_A_TEXT: Final = frozenset(("ssh", "pdsh", "sbatch", "tmux", "screen", "watch", "parallel"))
 # Modules that train nothing.
@@ -90,12 +93,14 @@ class InnerScript:
         file: the file.
         arguments: what the script is given.
         wrapper: options of the program that runs the shell.
+        name: what it has as ``$0``; None if that is not said.
     """
 
     text: Word | None
     file: str = ""
     arguments: tuple[Word, ...] = ()
     wrapper: Arguments = field(default_factory=dict)
+    name: Word | None = None
 
 
 def find_launch(
@@ -117,16 +122,23 @@ def find_launch(
         return None if inner is None else replace(inner, wrapper=_of_wrapper(words[:start]))
     if program.endswith(".sh"):
         return InnerScript(None, words[start].text, tuple(rest), _of_wrapper(words[:start]))
+    how: Arguments = {}
     if program == "accelerate":
         if not rest or rest[0].text != "launch":
             return None
         rest = rest[1:]
+        how = {"launcher": program}
     elif _PYTHON.fullmatch(program):
-        rest = _without_python_flags(rest)
+        rest, how = _without_python_flags(rest)
         if not rest or rest[0].text in ("-", "-c"):
             return _inline(words[:start], rest, line, given)
+    elif program != "torchrun":
+        how = {"launcher": program}
     found = _launch(words[:start], rest, line)
-    return found if found is None or given is None else _with_text(found, "stdin", given)
+    if found is None:
+        return None
+    found = replace(found, arguments=found.arguments | how)
+    return found if given is None else _with_text(found, "stdin", given)
 
 
 def _start(words: Sequence[Word]) -> int | None:
@@ -168,24 +180,33 @@ def _inner(rest: Sequence[Word]) -> InnerScript | None:
     for place, word in enumerate(rest):
         if _COMMAND_FLAG.fullmatch(word.text):
             text = rest[place + 1] if place + 1 < len(rest) else None
-            return None if text is None else InnerScript(text, arguments=tuple(rest[place + 3 :]))
+            name = rest[place + 2] if len(rest) > place + 2 else None
+            given = tuple(rest[place + 3 :])
+            return None if text is None else InnerScript(text, arguments=given, name=name)
         if not word.text.startswith(("-", "+")):
             return InnerScript(None, word.text, tuple(rest[place + 1 :]))
     return None
 
 
-def _without_python_flags(words: Sequence[Word]) -> Sequence[Word]:
-    place = 0
+def _without_python_flags(words: Sequence[Word]) -> tuple[Sequence[Word], Arguments]:
+    """Return what Python runs, and its own flags and the launcher that it starts it with."""
+    place, how = 0, Arguments()
     while place < len(words):
-        if words[place].text in _PYTHON_FLAGS_WITH_VALUE:
+        flag = words[place].text
+        if flag in _PYTHON_FLAGS_WITH_VALUE:
+            how[f"python.{flag[1:]}"] = words[place + 1].text if place + 1 < len(words) else ""
             place += 2
-        elif _PYTHON_FLAGS.fullmatch(words[place].text):
+        elif _PYTHON_FLAGS.fullmatch(flag):
+            how |= {"python.O": True} if "O" in flag else {}
             place += 1
         else:
             break
     words = words[place:]
-    is_launcher = len(words) > 1 and words[0].text == "-m" and words[1].text in _LAUNCH_MODULES
-    return words[2:] if is_launcher else words
+    module = words[1].text if len(words) > 1 and words[0].text == "-m" else ""
+    if module not in _LAUNCH_MODULES:
+        return words, how
+    launcher = module.split(".")[0]
+    return words[2:], how | ({"launcher": launcher} if launcher != "torch" else {})
 
 
 def _inline(
@@ -257,11 +278,16 @@ def _as_launch(
 
 def _of_wrapper(words: Sequence[Word]) -> Arguments:
     """Return the options of a program that runs another one, under its name."""
-    if not words or _ASSIGNMENT.fullmatch(words[0].text):
+    if not words:
         return {}
-    name = PurePath(words[0].text).name
-    options = options_of([word.text for word in words[1:]]).arguments
-    return {f"{name}.{key}": value for key, value in options.items() if key != "positional"}
+    is_assignment = _ASSIGNMENT.fullmatch(words[0].text) is not None  # as ``eval "A=1 python"`` has
+    name = "env" if is_assignment else PurePath(words[0].text).name
+    options = options_of([word.text for word in words[0 if is_assignment else 1 :]]).arguments
+    others = options.pop("positional", [])
+    if isinstance(others, list) and name not in _RUN_ANYWHERE:
+        others = [text for text in others if text not in _RUN_VERBS]
+        options |= {"positional": others} if others else {}
+    return {f"{name}.{key}": value for key, value in options.items()}
 
 
 def _doubts_of(

@@ -20,6 +20,7 @@ class Item(StrEnum):
     SCALER = "scaler"
     CLIP = "clip"
     LOADER = "loader"
+    OBJECTS = "objects"
     ENV = "env"
     PACKAGES = "pip"
     SYSTEM = "system"

@@ -9,18 +9,45 @@ Nothing of an object is called or read while looking.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType
+from io import IOBase
+from itertools import islice
+from logging import Logger
+from operator import itemgetter
+from pathlib import PurePath
+from threading import Thread
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    GeneratorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, Final
+from weakref import ref
 from zlib import crc32
 
 from msprobe.run_config.secrets import hide_secrets
 
 _MAX_TEXT: Final = 200
 _MAX_ELEMENTS: Final = 16
-_MAX_NUMBERS: Final = 4096
+_MAX_NUMBERS: Final = 1 << 20
+_MAX_DEPTH: Final = 3
+_MAX_DESCRIBED: Final = 500
+NOT_DESCRIBED: Final = "not compared"
+"""End of the text of an object of which no more than its class is known."""
+# They change while a program runs, or say where it lies.
+_PASSING: Final = re.compile(
+    r"(.*_)?(time|start|elapsed|now|date|timestamp|path|logger|uuid|pid)s?|"
+    r"(log|output|out|save|result|cache)s?_?(dir|directory|file|folder|root)"
+)
+_LEFT_ALONE: Final = (ModuleType, Thread, Logger, IOBase, GeneratorType, ref)
 
 Kinds = Mapping[str, list[Any]]
 """Objects by kind."""
@@ -62,6 +89,66 @@ def plain_settings(
                 yield name, hide_secrets(name, text)
 
 
+def described_settings(
+    owner: Any,
+    array_text: Callable[[Any], str | None],
+    *,
+    without: frozenset[str] = frozenset(),
+) -> Iterator[tuple[str, str]]:
+    """Yield `plain_settings`, and those of the objects that an object holds, under their places.
+
+    Nothing of an object is called. What holds no plain attribute is told by its class.
+
+    Args:
+        owner: the object.
+        array_text: returns a text for an array or tensor, None for everything else.
+        without: names that are left out.
+    """
+    seen, waiting, count = {id(owner)}, [("", owner, 0)], 0
+    while waiting and count < _MAX_DESCRIBED:
+        begin, one, depth = waiting.pop()
+        for key, value in _parts_of(one):
+            is_public = key not in without and not key.startswith("_")
+            if value is None or not is_public or _PASSING.fullmatch(key.lower()):
+                continue
+            name, count = f"{begin}{key}", count + 1
+            text, of_array = setting_text(value), array_text(value)
+            if text is not None:
+                yield name, hide_secrets(key, text)
+            elif of_array is not None:
+                yield f"{name}.values", of_array
+            elif id(value) not in seen and not isinstance(value, _LEFT_ALONE):
+                seen.add(id(value))
+                goes_on = depth < _MAX_DEPTH and any(True for _ in _parts_of(value))
+                shown = f"{type(value).__module__}.{type(value).__qualname__}"
+                yield f"{name}.class", shown if goes_on else f"{shown}: {NOT_DESCRIBED}"
+                if goes_on:
+                    waiting.append((f"{name}.", value, depth + 1))
+
+
+def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield attributes of an object, or entries of a dict or list, in a fixed order."""
+    if isinstance(value, Mapping):
+        yield from sorted((str(key), one) for key, one in _first(value.items()))
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        if isinstance(value, list | tuple | deque):
+            yield from ((str(place), one) for place, one in enumerate(_first(value)))
+        yield "size", len(value)
+    else:
+        slots = (name for base in type(value).__mro__ for name in getattr(base, "__slots__", ()))
+        held = {name: getattr(value, name) for name in slots if _is_slot(value, name)}
+        yield from sorted({**held, **getattr(value, "__dict__", {})}.items(), key=itemgetter(0))
+
+
+def _first(values: Iterable[Any]) -> Iterable[Any]:
+    return islice(values, _MAX_ELEMENTS)
+
+
+def _is_slot(value: Any, name: str) -> bool:
+    descriptor = getattr(type(value), name, None)
+    return isinstance(descriptor, MemberDescriptorType) and hasattr(value, name)
+
+
 def setting_text(value: Any) -> str | None:
     """Return a plain value, function, class or short list or dict of these, as text; else None.
 
@@ -70,10 +157,13 @@ def setting_text(value: Any) -> str | None:
     """
     if isinstance(value, Enum):
         return str(value.value)
-    if isinstance(value, bool | int | float | str):
-        return str(value)[:_MAX_TEXT]
+    if isinstance(value, bool | int | float | str | bytes | complex | range | slice | PurePath):
+        return _shortened(str(value))
     if isinstance(value, dict):
         return _dict_text(value)
+    if isinstance(value, set | frozenset):
+        texts = [setting_text(one) for one in value]
+        return _shortened(", ".join(sorted(filter(None, texts)))) if None not in texts else None
     if isinstance(value, list | tuple):
         if _MAX_ELEMENTS < len(value) <= _MAX_NUMBERS:
             return _numbers_text(value)
@@ -87,13 +177,19 @@ def setting_text(value: Any) -> str | None:
     return f"{value.__module__}.{value.__qualname__}" if isinstance(value, type) else None
 
 
+def _shortened(text: str) -> str:
+    if len(text) <= _MAX_TEXT:
+        return text
+    return f"{text[:_MAX_TEXT]}… ({len(text)}, {crc32(text.encode(errors='replace')):08x})"
+
+
 def _dict_text(value: dict[Any, Any]) -> str | None:
-    if len(value) > _MAX_ELEMENTS:
+    if len(value) > _MAX_NUMBERS:
         return None
     texts = [(setting_text(key), setting_text(one)) for key, one in value.items()]
     if any(text is None for pair in texts for text in pair):
         return None
-    return ", ".join(f"{key}: {text}" for key, text in texts)
+    return _shortened(", ".join(sorted(f"{key}: {text}" for key, text in texts)))
 
 
 def _numbers_text(values: Sequence[Any]) -> str | None:
@@ -103,6 +199,10 @@ def _numbers_text(values: Sequence[Any]) -> str | None:
     return f"{first} … ({len(values)}, {crc32(repr(list(values)).encode()):08x})"
 
 
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str)
+
+
 def _partial_text(value: partial[Any]) -> str | None:
     given = [setting_text(one) for one in value.args]
     given += [f"{name}={setting_text(one)}" for name, one in value.keywords.items()]
@@ -110,7 +210,10 @@ def _partial_text(value: partial[Any]) -> str | None:
 
 
 def _function_text(value: Any) -> str:
-    """Return the name of a function, with the plain values that it takes from around it."""
+    """Return the name of a function, with the plain values that it takes from around it.
+
+    Of a lambda the numbers and texts in it are told, as its name says nothing.
+    """
     code = getattr(value, "__code__", None)
     cells = getattr(value, "__closure__", None) or ()
     around = []
@@ -121,5 +224,8 @@ def _function_text(value: Any) -> str:
             continue
         if isinstance(content, bool | int | float | str):
             around.append(f"{name}={content!s:.40}")
+    if code is not None and code.co_name == "<lambda>":
+        plain = [one for one in (*code.co_consts, *(value.__defaults__ or ())) if _is_plain(one)]
+        around += [f"{one!r:.40}" for one in plain] + [*code.co_names]
     shown: str = value.__name__ if code is None else value.__qualname__
     return shown + (f" with {', '.join(around)}" if around else "")

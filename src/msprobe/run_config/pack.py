@@ -7,6 +7,7 @@
     system.json                             name → value
     hyperparameters/hyperparameters_static.json, hyperparameters_dynamic.json
     hyperparameters/unresolved.json         arguments of the former that are not known for sure: why
+    hyperparameters/statements.json         by script: line, kind, text of what is compared as text
     dataset/step{n}/rank{r}/dataset.json    statistics and checksum of every input of the model
     weights/step{n}/rank{r}/weight.json     the same of every parameter
     buffers/step{n}/rank{r}/buffer.json     the same of every buffer
@@ -51,10 +52,12 @@ STATIC_FILE: Final = "hyperparameters_static.json"
 DYNAMIC_FILE: Final = "hyperparameters_dynamic.json"
 STATIC: Final = f"hyperparameters/{STATIC_FILE}"
 UNRESOLVED: Final = "hyperparameters/unresolved.json"
+STATEMENTS: Final = "hyperparameters/statements.json"
 DYNAMIC: Final = f"hyperparameters/{DYNAMIC_FILE}"
 
 TRAINING_PARTS: Final = (
     *(Item.MODULES, Item.OPTIMIZER, Item.SCHEDULE, Item.SCALER, Item.CLIP, Item.LOADER, Item.MODES),
+    Item.OBJECTS,
 )
 """Contents of a member `training/rank{r}.json`."""
 LATER_PARTS: Final = (Item.OPTIMIZER, Item.MODES)
@@ -86,6 +89,7 @@ class Pack:
         system: machine and code.
         arguments: flat arguments, by the name of the file in the pack.
         unresolved: why an argument of a script is not known for sure, by its name.
+        statements: line, kind and text of what is compared as text, by script.
         dataset: per step and rank, the nested statistics of the inputs.
         weights: per step and rank, the statistics of the parameters.
         buffers: per step and rank, those of the buffers.
@@ -102,6 +106,7 @@ class Pack:
     system: dict[str, str] | None = None
     arguments: dict[str, dict[str, JsonTree]] = field(default_factory=dict)
     unresolved: dict[str, str] = field(default_factory=dict)
+    statements: dict[str, list[tuple[int, str, str]]] = field(default_factory=dict)
     dataset: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
     weights: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
     buffers: dict[StepRank, dict[str, JsonTree]] = field(default_factory=dict)
@@ -203,7 +208,7 @@ def unpack(path: Path, directory: Path) -> None:
 
 
 def _is_known(name: str) -> bool:
-    plain = (MANIFEST, ENV, PIP, SYSTEM, STATIC, DYNAMIC, UNRESOLVED)
+    plain = (MANIFEST, ENV, PIP, SYSTEM, STATIC, DYNAMIC, UNRESOLVED, STATEMENTS)
     numbered = (_PER_STEP, _PER_RANK, _TRAINING)
     return name in plain or any(form.fullmatch(name) for form in numbered)
 
@@ -248,6 +253,8 @@ def _add(pack: Pack, path: Path, name: str, tree: dict[str, JsonTree]) -> None:
     """Add a member to a pack."""
     if name in (ENV, SYSTEM, UNRESOLVED):
         _add_texts(pack, name, {key: str(value) for key, value in tree.items()})
+    elif name == STATEMENTS:
+        pack.statements = {script: _statements(path, rows) for script, rows in tree.items()}
     elif name in (STATIC, DYNAMIC):
         pack.arguments.setdefault(name.partition("/")[2], tree)
     elif place := _PER_STEP.fullmatch(name):
@@ -273,6 +280,15 @@ def _add_texts(pack: Pack, name: str, texts: dict[str, str]) -> None:
         pack.system = pack.system or texts
     else:
         pack.unresolved |= texts
+
+
+def _statements(path: Path, rows: JsonTree) -> list[tuple[int, str, str]]:
+    found = []
+    for row in rows if isinstance(rows, list) else [None]:
+        if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], int):
+            raise RunConfigFormatError(path, f"{STATEMENTS}: {row!r:.40} is no line, kind and text")
+        found.append((row[0], str(row[1]), str(row[2])))
+    return found
 
 
 def _read_packages(content: bytes) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from msprobe.report.tables import Cell
 from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level
+from msprobe.run_config.live_objects import NOT_DESCRIBED
 from msprobe.run_config.pack import NOT_SET, StepRank
 
 _COLUMNS: Final = ("name", "ranks", "bench_value", "cmp_value", "level")
@@ -18,6 +19,7 @@ _LEVELS: Final = (
     (re.compile(r"loader\.\d+\.num_workers"), Level.WARNING),
     (re.compile(r"loader\.\d+\.dataset\..*(path|dir|root|file|folder|name)"), Level.WARNING),
     (re.compile(r"optimizer\.\d+\.group\.\d+\.(foreach|fused|capturable)"), Level.WARNING),
+    (re.compile(r"object\..*"), Level.WARNING),
     (re.compile(r"module\..*\.(name_or_path|transformers_version)"), Level.INFO),
 )
 
@@ -36,7 +38,9 @@ def compare_settings(item: Item, bench: Settings, cmp: Settings) -> ItemResult:
         one, other = bench.get(rank, {}), cmp.get(rank, {})
         for name in dict.fromkeys((*one, *other)):
             names[name] = None
-            if one.get(name) != other.get(name):
+            texts = one.get(name), other.get(name)
+            is_unknown = all(text is not None and text.endswith(NOT_DESCRIBED) for text in texts)
+            if texts[0] != texts[1] or is_unknown:
                 places.setdefault((name, one.get(name), other.get(name)), []).append(rank)
     differences = [
         Difference(
@@ -44,8 +48,9 @@ def compare_settings(item: Item, bench: Settings, cmp: Settings) -> ItemResult:
             name=name,
             bench=one,
             cmp=other,
-            level=_level(name),
+            level=_level(name) if one != other else Level.INFO,
             note="" if where == ranks else f"rank {', '.join(map(str, where))}",
+            aspect=Aspect.VALUE if one != other else Aspect.NOT_COMPARED,
         )
         for (name, one, other), where in places.items()
     ]

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msprobe.run_config.command_options import Arguments, options_of
 from msprobe.run_config.launches import SHELLS
@@ -16,44 +16,35 @@ from msprobe.run_config.shell_words import Word, text_of
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-# They show something, wait, or arrange where results go.
+# They show something, or wait. What writes files only does so with others than results.
 _WITHOUT_EFFECT: Final = frozenset(
     (
-        *("echo", "printf", "mkdir", "rm", "rmdir", "ls", "date", "sleep", "wait", "cat", "head"),
-        *("tail", "tee", "grep", "egrep", "zgrep", "wc", "sort", "uniq", "cut", "tr", "which"),
-        *("type", "hash", "nvidia-smi", "npu-smi", "rocm-smi", "free", "df", "du", "top", "ps"),
-        *("kill", "pkill", "killall", "trap", "ulimit", "umask", "chmod", "chown", "touch", "true"),
-        *("false", ":", "[", "hostname", "whoami", "id", "uname", "lscpu", "pwd", "clear", "tput"),
-        *("shopt", "jobs", "disown", "logger", "mv", "cp", "ln", "rsync", "scp", "tar", "zip"),
-        *("find", "stat", "realpath", "readlink", "basename", "dirname", "seq", "popd", "dirs"),
-        *(
-            "tensorboard",
-            "mail",
-            "squeue",
-            "scontrol",
-            "sacct",
-            "scancel",
-            "test",
-            "sync",
-            "getopt",
-        ),
-        *("command", "nproc", "exit", "return", "less", "ts", "time", "module-info", "lsof", "git"),
+        *("echo", "printf", "mkdir", "rmdir", "ls", "date", "sleep", "wait", "cat", "head", "tail"),
+        *("grep", "egrep", "zgrep", "wc", "sort", "uniq", "cut", "tr", "which", "type", "hash"),
+        *("nvidia-smi", "npu-smi", "rocm-smi", "free", "df", "du", "top", "ps", "kill", "pkill"),
+        *("killall", "ulimit", "umask", "chmod", "chown", "true", "false", ":", "[", "hostname"),
+        *("whoami", "id", "uname", "lscpu", "pwd", "clear", "tput", "jobs", "disown", "logger"),
+        *("stat", "realpath", "readlink", "basename", "dirname", "seq", "popd", "dirs", "tee"),
+        *("tensorboard", "mail", "squeue", "scontrol", "sacct", "scancel", "test", "sync", "time"),
+        *("command", "nproc", "exit", "return", "less", "ts", "module-info", "lsof", "local"),
     )
 )
-# Of these only some change something.
-_WITH_EFFECT: Final = {
-    "git": ("checkout", "switch", "pull", "reset", "clone", "apply", "am", "stash", "merge"),
-}
+_MOVE_FILES: Final = ("mv", "cp", "ln", "rsync", "scp", "tar", "zip", "rm", "touch", "tee", "unzip")
 _ASKING: Final = {
-    "pip": ("list", "freeze", "show", "check", "--version"),
-    "pip3": ("list", "freeze", "show", "check", "--version"),
+    **dict.fromkeys(("pip", "pip3"), ("list", "freeze", "show", "check", "--version")),
     "conda": ("info", "list", "env"),
     "wandb": ("login", "sync", "online", "offline"),
     "huggingface-cli": ("login", "whoami"),
     "hf": ("auth",),
     "ray": ("stop", "status"),
-    "accelerate": ("config", "env", "test", "estimate-memory"),
+    "accelerate": ("env", "test", "estimate-memory"),
+    "git": ("rev-parse", "log", "status", "diff", "show", "describe", "fetch", "branch", "config"),
 }
+_RESULTS: Final = re.compile(
+    r"/dev/.*|.*\.(log|out|err|pid|lock|done|txt\.gz)|.*(log|output|result|backup|snapshot|archive|"
+    r"tensorboard|wandb|profile).*|(.*/)?(out|runs?|exp|experiments?|save|tmp)(/.*)?",
+    re.IGNORECASE,
+)
 # Commands to a scheduler, in comments.
 _DIRECTIVE: Final = re.compile(r"#(SBATCH|PBS|BSUB|COBALT|PJM|\$)\s+(-.*)")
 _ONLY_ADMINISTRATION: Final = frozenset(
@@ -66,15 +57,35 @@ _ONLY_ADMINISTRATION: Final = frozenset(
 _TAKE_A_SCRIPT: Final = (*SHELLS, "sbatch", "ssh", "qsub", "salloc")
 
 
+class Statement(NamedTuple):
+    """A part of a script that is compared as text.
+
+    Attributes:
+        line: its line.
+        name: its kind, such as ``command.module`` or ``loop``.
+        text: its source, without comments and needless blanks, and the values in it.
+    """
+
+    line: int
+    name: str
+    text: str
+
+
 def changes_something(words: Sequence[Word]) -> bool:
     """Return whether a command that starts no training may change what a training computes."""
     name = PurePath(words[0].text).name
     next_word = words[1].text if len(words) > 1 else ""
     if name.startswith("python") and next_word in ("-c", "-V", "--version"):
         return False
-    if name in _WITH_EFFECT:
-        return next_word in _WITH_EFFECT[name]
+    if name in _MOVE_FILES:
+        places = [word.text for word in words[1:] if not word.text.startswith("-")]
+        return not (places and writes_results(places[-1]))
     return name not in _WITHOUT_EFFECT and next_word not in _ASKING.get(name, ())
+
+
+def writes_results(file: str) -> bool:
+    """Return whether a file that a script writes is a log or another result by its name."""
+    return _RESULTS.fullmatch(file) is not None
 
 
 def directive(comment: str) -> Arguments:

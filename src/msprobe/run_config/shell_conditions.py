@@ -3,23 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from msprobe.run_config.shell_words import Variables, text_of, value_of
+from msprobe.run_config.shell_words import Variables, number_of, text_of, value_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-_NUMBERS: Final[Mapping[str, Callable[[int, int], bool]]] = {
-    "-eq": lambda one, other: one == other,
-    "-ne": lambda one, other: one != other,
-    "-lt": lambda one, other: one < other,
-    "-le": lambda one, other: one <= other,
-    "-gt": lambda one, other: one > other,
-    "-ge": lambda one, other: one >= other,
-}
+_NUMBERS: Final = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
 
 
 def branches_of(node: Node) -> Iterator[tuple[list[Node], list[Node]]]:
@@ -76,6 +69,5 @@ def _binary(left: Node, sign: str, right: Node, variables: Variables) -> bool | 
         return None
     if sign in ("=", "==", "!="):
         return fnmatchcase(one.text, other.text) is (sign != "!=")
-    if sign in _NUMBERS and one.text.isdigit() and other.text.isdigit():
-        return _NUMBERS[sign](int(one.text), int(other.text))
-    return None
+    found = number_of(f"{one.text} {_NUMBERS.get(sign, '?')} {other.text}", variables)
+    return None if found is None else found != 0

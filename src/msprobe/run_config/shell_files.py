@@ -5,12 +5,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msprobe.run_config.command_options import SETTINGS_FILES
-from msprobe.run_config.shell_words import Word
+from msprobe.run_config.shell_words import Variables, Word, text_of, words_of
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 _MAX_FILE_BYTES: Final = 1 << 20
+_ITS_OWN_FOLDER: Final = ("$0", "${0", "BASH_SOURCE", "$(pwd)", "$PWD")
+
+
+def redirected(node: Node, sign: str, variables: Variables) -> list[Word]:
+    """Return the files that a redirected statement reads (``<``) or writes (``>``)."""
+    # ``<<EOF > FILE`` has the second redirection inside the first.
+    inside = [child for each in node.named_children for child in (each, *each.named_children)]
+    return [
+        word
+        for each in inside
+        if each.type == "file_redirect"
+        and any(text_of(one).strip("&|") in (sign, sign * 2) for one in each.children)
+        for target in each.children_by_field_name("destination")
+        for word in words_of(target, variables)
+    ]
 
 
 class ScriptFiles:
@@ -21,16 +39,22 @@ class ScriptFiles:
 
     Attributes:
         written: texts of files that it writes, by the names that it has for them.
+        folder: the name of the one that it went to; empty if it went to none, or its own.
     """
 
     def __init__(self, folder: Path) -> None:
         self.written: dict[str, str] = {}
+        self.folder = ""
         self._folder = self._present = folder
 
     def change_folder(self, words: Sequence[Word]) -> None:
         """Follow ``cd``."""
         # Many scripts go where they lie, or to a folder of another machine: then it stays.
-        path = self._present / words[-1].text if words else self._folder
+        text = words[-1].text.rstrip("/") if words else ""
+        if text and not any(part in text for part in _ITS_OWN_FOLDER):
+            # Above it the folders of two machines have names of their own.
+            self.folder = text.rpartition("/")[2] if text.startswith(("/", "~", "$")) else text
+        path = self._present / text if text else self._folder
         try:
             self._present = path if path.is_dir() else self._present
         except (OSError, ValueError):

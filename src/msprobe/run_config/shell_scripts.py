@@ -8,6 +8,7 @@ decide is followed both ways; an argument that depends on it has all its values,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,12 @@ from typing import Final
 
 from msprobe.run_config.command_options import Arguments
 from msprobe.run_config.launches import Launch
+from msprobe.run_config.secrets import hide_secrets
+from msprobe.run_config.shell_commands import Statement
 from msprobe.run_config.shell_ways import Way
 
 _MAX_WAYS: Final = 32
+_VALUE: Final = re.compile(r"(--?[A-Za-z][\w-]*|\b[A-Za-z_]\w*(?==))([= ])([^\s,]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +31,13 @@ class ShellScript:
     Attributes:
         arguments: by name; of several trainings with the script before a colon.
         unresolved: why an argument is not known for sure, or what could not be followed.
+        statements: what is not understood, in order.
         files: texts of files that it writes, by their names.
     """
 
     arguments: Arguments
     unresolved: dict[str, str]
+    statements: list[Statement]
     files: dict[str, str]
 
 
@@ -52,12 +58,16 @@ def parse_shell_script(text: str, folder: Path | None = None) -> ShellScript:
     for prefix, launch in zip(_prefixes(launches), launches, strict=True):
         arguments |= {prefix + name: value for name, value in launch.arguments.items()}
         unresolved |= {prefix + name: "; ".join(why) for name, why in launch.doubts.items()}
-    for name, value in (each for way in ways for each in way.others.items()):
-        known = arguments.setdefault(name, value)
-        if isinstance(known, list) and isinstance(value, list) and known is not value:
-            arguments[name] = [*known, *(text for text in value if text not in known)]
+    arguments |= {name: value for way in ways for name, value in way.directives.items()}
     files = {name: text for way in ways for name, text in way.files.written.items()}
-    return ShellScript(arguments, {**unresolved, **problems}, files)
+    found = dict.fromkeys(each for way in ways for each in way.statements)
+    statements = [one._replace(text=_without_secrets(one.text)) for one in found]
+    return ShellScript(arguments, {**unresolved, **problems}, statements, files)
+
+
+def _without_secrets(text: str) -> str:
+    hidden = _VALUE.sub(lambda one: one[1] + one[2] + hide_secrets(one[1], one[3]), text)
+    return hide_secrets("", hidden)
 
 
 def _ways_through(text: str, folder: Path) -> Iterator[Way]:
@@ -111,7 +121,7 @@ def _merged(ways: Sequence[Way]) -> list[Launch]:
 
 def _of_all_ways(found: Sequence[tuple[Way, Launch]], count: int) -> Launch:
     launches = [launch for _, launch in found]
-    lines = sorted({each.line for way, _ in found for each in way.decisions})
+    lines = sorted({each.line for way, _ in found for each in way.decisions if each.is_open})
     reason = f"depends on the condition in line {', '.join(map(str, lines[:3]))}"
     arguments: Arguments = {}
     doubts = {name: why for launch in launches for name, why in launch.doubts.items()}
@@ -119,9 +129,9 @@ def _of_all_ways(found: Sequence[tuple[Way, Launch]], count: int) -> Launch:
         values = [launch.arguments.get(name, "not given") for launch in launches]
         different = list(dict.fromkeys(map(str, values)))
         arguments[name] = values[0] if len(different) == 1 else " or ".join(different)
-        if len(different) > 1:
+        if len(different) > 1 and lines:
             doubts[name] = (*doubts.get(name, ()), reason)
-    if len(launches) < count:
+    if len(launches) < count and lines:
         doubts["script"] = (*doubts.get("script", ()), f"whether it is started {reason}")
     first = launches[0]
     return Launch(line=first.line, script=first.script, arguments=arguments, doubts=doubts)

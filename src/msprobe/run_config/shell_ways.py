@@ -14,26 +14,31 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 from msprobe.run_config.command_options import Arguments
-from msprobe.run_config.environment import classify_variable
+from msprobe.run_config.environment import may_matter
 from msprobe.run_config.launches import InnerScript, Launch, find_launch
-from msprobe.run_config.levels import Level
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_commands import (
+    Statement,
     are_apart,
     changes_something,
     directive,
     first_error,
     reads_script,
+    writes_results,
 )
 from msprobe.run_config.shell_conditions import branches_of, holds
-from msprobe.run_config.shell_files import ScriptFiles
+from msprobe.run_config.shell_files import ScriptFiles, redirected
 from msprobe.run_config.shell_words import (
     Variables,
     Word,
-    formatted,
+    assigned_in,
     number_of,
+    opaque,
     printed_by,
+    set_by_name,
+    set_opaquely,
     shell_parser,
+    shortened,
     text_of,
     value_of,
     words_of,
@@ -46,9 +51,13 @@ _MAX_STEPS: Final = 20_000
 _MAX_DEPTH: Final = 100
 _MAX_ROUNDS: Final = 64
 _TOO_LONG: Final = "the script is too long or too deeply nested to be followed"
-_ENDLESS: Final = ("true", ":", "[ 1 ]")
 _EXPORT_ALL: Final = re.compile(r"[-+][a-z]*a[a-z]*|allexport")
-_ENTRY: Final = re.compile(r"\[(\w+)\]=(.*)", re.DOTALL)
+# What the others do to the words of a script is not followed.
+_SETS: Final = re.compile(r"[-+][aeuxvEh]*o?|allexport|errexit|nounset|xtrace|pipefail|verbose")
+_DECLARES: Final = re.compile(r"(-[agrx]+)*")
+# Commands that scripts run for their status; others are taken to succeed before ``&&``.
+_ASK: Final = ("grep", "egrep", "which", "type", "hash", "command", "test", "diff", "cmp", "pgrep")
+_STATUS: Final = {"true": True, ":": True, "false": False}
 
 
 class _Ended(Exception):  # noqa: N818 - not an error
@@ -61,11 +70,19 @@ class _LeftRound(Exception):  # noqa: N818 - not an error
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """A decision where the script's text does not tell."""
+    """A decision where the script's text does not tell; its condition is compared as text.
+
+    Attributes:
+        line: its line.
+        taken: the number of the choice.
+        count: number of choices.
+        is_open: whether the same text may be decided otherwise in another run.
+    """
 
     line: int
     taken: int
     count: int
+    is_open: bool
 
 
 class Way:
@@ -76,8 +93,8 @@ class Way:
         problems: what could not be followed, by its place.
         decisions: how open conditions were decided, in order.
         files: files that it reads and writes.
-        others: what it asks of a scheduler, and commands that start no training but may change
-            one, such as ``module load`` or ``sed -i``; by name.
+        directives: what it asks of a scheduler, by name.
+        statements: what is not understood and may change a training, as ``module load``.
     """
 
     def __init__(self, folder: Path, decided: Sequence[int]) -> None:
@@ -86,9 +103,9 @@ class Way:
         self.decisions: list[_Decision] = []
         self._decided = decided
         self.files = ScriptFiles(folder)
-        self.others: Arguments = {}
+        self.directives: Arguments = {}
+        self.statements: list[Statement] = []
         self._variables = Variables(read=self.files.content)
-        self._functions: dict[str, Node] = {}
         self._exported: dict[str, None] = {}
         self._own: list[str] = []  # variables set in front of the present command
         self._exports_all = False
@@ -109,11 +126,14 @@ class Way:
         root = shell_parser().parse(text.encode(errors="surrogateescape")).root_node
         if root.has_error:
             self.problems["syntax"] = f"line {first_error(root)} is not understood"
+            self._note("syntax", root)
+        self._variables.own.update(assigned_in(root))
         self._run_all(root)
 
-    def _run_all(self, node: Node) -> None:
+    def _run_all(self, node: Node) -> bool | None:
         for child in node.named_children:
             self._run(child)
+        return True
 
     def _run(self, node: Node) -> bool | None:
         """Follow a statement; return whether it succeeds, None if only the shell knows."""
@@ -128,22 +148,35 @@ class Way:
             self._depth -= 1
 
     def _dispatch(self, node: Node) -> bool | None:
-        handler = _STATEMENTS.get(node.type)
-        return True if handler is None else handler(self, node)
+        return _STATEMENTS.get(node.type, Way._not_known)(self, node)
+
+    def _note(self, name: str, node: Node, text: str | None = None) -> bool:
+        """Keep what is not understood, to be compared as text; return whether that is enough."""
+        word = opaque(node, self._variables) if text is None else Word(shortened(text))
+        found = Statement(node.start_point[0] + 1, name, word.text)
+        if found not in self.statements:
+            self.statements.append(found)
+        return not word.doubts
+
+    def _not_known(self, node: Node) -> bool | None:
+        if node.is_named:
+            self._note(node.type, node)
+        return None
 
     def _compound(self, node: Node) -> bool | None:
-        if node.children[0].type == "((":
-            found = number_of(node, self._variables)
-            return None if found is None else found != 0
-        return self._each_inside(node)
-
-    def _each_inside(self, node: Node) -> bool | None:
-        self._run_all(node)
-        return True
+        if node.children[0].type != "((":
+            return self._run_all(node)
+        found = number_of(text_of(node)[2:-2], self._variables)
+        set_opaquely(assigned_in(node), self._variables)
+        return None if found is None else found != 0
 
     def _declare(self, node: Node) -> bool | None:
         self._run_all(node)
-        if text_of(node.children[0]) == "export":
+        options = "".join(text_of(one) for one in node.named_children if one.type == "word")
+        is_export = text_of(node.children[0]) == "export" or "x" in options
+        if _DECLARES.fullmatch(options) is None:
+            self._note("declare", node)
+        elif is_export:
             names = (text_of(child).partition("=")[0] for child in node.named_children)
             self._exported |= dict.fromkeys(names)
         return True
@@ -161,69 +194,31 @@ class Way:
         return True
 
     def _not(self, node: Node) -> bool | None:
-        status = self._run(node.named_children[0]) if node.named_children else None
+        status = self._status(node.named_children)
         return None if status is None else not status
 
     def _in_brackets(self, node: Node) -> bool | None:
         inner = node.named_children
         return holds(inner[0], self._variables) if len(inner) == 1 else None
 
-    def _while(self, node: Node) -> bool | None:
-        condition = [one for one in node.children_by_field_name("condition") if one.is_named]
-        ends = node.children[0].type == "until"
-        self._loop(node, lambda: self._status(condition), ends=ends)
+    def _loop(self, node: Node) -> bool | None:
+        """Follow the body of a loop once: its head and what it assigns are compared as text."""
+        body, known = node.child_by_field_name("body"), len(self.launches)
+        head = [one for one in node.named_children if one != body]
+        changes = [*head, *assigned_in(node).values()]
+        noted = [self._note("loop", one) for one in changes]
+        is_known = all(noted)
+        line = node.start_point[0] + 1
+        doubts = () if is_known else (f"is set in a loop (line {line})",)
+        for name in assigned_in(node):
+            self._variables.values[name] = (Word(f"${name}", doubts),)
+        if body is not None:
+            for one in head if node.type == "while_statement" else ():
+                self._run(one)
+            self._round(body)
+        if len(self.launches) > known and not is_known:
+            self.problems[f"loop in line {line}"] = "only the shell knows its rounds"
         return True
-
-    def _count(self, node: Node) -> bool | None:
-        """Follow ``for ((…; …; …))``."""
-        start, condition, step = (
-            node.child_by_field_name(name) for name in ("initializer", "condition", "update")
-        )
-        if start is not None:
-            number_of(start, self._variables)
-
-        def status() -> bool | None:
-            found = None if condition is None else number_of(condition, self._variables)
-            return None if found is None else found != 0
-
-        def advance() -> None:
-            if step is not None:
-                number_of(step, self._variables)
-
-        self._loop(node, status, ends=False, advance=advance)
-        return True
-
-    def _loop(
-        self,
-        node: Node,
-        status: Callable[[], bool | None],
-        *,
-        ends: bool,
-        advance: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Follow a loop round by round; one whose rounds only the shell knows, once.
-
-        Args:
-            node: the loop.
-            status: whether its condition holds; None if only the shell knows.
-            ends: what of these ends it.
-            advance: called after each round.
-        """
-        body, line = node.child_by_field_name("body"), node.start_point[0] + 1
-        for _ in range(_MAX_ROUNDS):
-            known, found = len(self.launches), status()
-            if found is ends or body is None:
-                return
-            goes_on = self._round(body)
-            if found is None:
-                is_endless = text_of(node.named_children[0]) in _ENDLESS
-                if len(self.launches) > known and not is_endless:
-                    self.problems[f"loop in line {line}"] = "only the shell knows its rounds"
-                return
-            if not goes_on:
-                return
-            advance()
-        self.problems[f"loop in line {line}"] = f"only its first {_MAX_ROUNDS} rounds are followed"
 
     def _round(self, body: Node) -> bool:
         """Follow a round of a loop; return whether there may be another one."""
@@ -236,18 +231,13 @@ class Way:
     def _define(self, node: Node) -> bool | None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is not None and body is not None:
-            self._functions[text_of(name)] = body
+            self._variables.functions[text_of(name)] = body
         return True
-
-    # -- commands ------------------------------------------------------------------------------
 
     def _command(self, node: Node) -> bool | None:
         name = node.child_by_field_name("name")
         if name is not None and text_of(name) == "test":
-            condition = text_of(node).partition("test")[2]
-            inner = shell_parser().parse(f"[ {condition} ]".encode()).root_node.named_children
-            is_test = len(inner) == 1 and inner[0].type == "test_command"
-            return self._in_brackets(inner[0]) if is_test else None
+            return None
         for one in node.named_children:
             if one.type == "herestring_redirect":
                 self._given = value_of(one.named_children[0], self._variables)
@@ -261,57 +251,55 @@ class Way:
         parts = [name, *node.children_by_field_name("argument")]
         if is_apart:
             words = [word for part in parts for word in words_of(part, self._variables)]
-            return self._call(words, node.start_point[0] + 1) if words else True
+            return self._call(words, node) if words else True
         # The command has these variables, but its words are made without them.
         words = [word for part in parts for word in words_of(part, before)]
         self._own = [text_of(one).partition("=")[0] for one in assignments]
         try:
-            return self._call(words, node.start_point[0] + 1) if words else True
+            return self._call(words, node) if words else True
         finally:
             self._own, self._variables = [], before
 
-    def _call(self, words: list[Word], line: int) -> bool | None:
+    def _call(self, words: list[Word], node: Node) -> bool | None:
         first, rest = words[0].text, words[1:]
         if first in ("exit", "return"):
             raise _Ended
         if first in ("break", "continue"):
             raise _LeftRound(first)
-        if first in self._functions:
-            self._function(self._functions[first], rest)
+        if first in self._variables.functions:
+            self._function(self._variables.functions[first], rest)
         elif first in _BUILTINS:
-            _BUILTINS[first](self, rest, line)
+            _BUILTINS[first](self, rest, node)
         else:
-            self._start(words, line)
+            self._start(words, node)
         self._given = None
         return True
 
-    def _set(self, words: list[Word], _line: int) -> None:
+    def _set(self, words: list[Word], node: Node) -> None:
         for place, word in enumerate(words):
             if word.text == "--":
                 self._variables.arguments = tuple(words[place + 1 :])
                 return
             if _EXPORT_ALL.fullmatch(word.text):
                 self._exports_all = word.text[0] != "+"
+            if not _SETS.fullmatch(word.text):
+                self._note("set", node, " ".join(one.text for one in words))
 
-    def _shift(self, words: list[Word], _line: int) -> None:
+    def _shift(self, words: list[Word], _node: Node) -> None:
         arguments = self._variables.arguments
         if arguments is not None:
             count = int(words[0].text) if words and words[0].text.isdigit() else 1
             self._variables.arguments = arguments[count:]
 
-    def _read(self, words: list[Word], line: int) -> None:
-        doubt = (f"is read when the script runs (line {line})",)
+    def _read(self, words: list[Word], node: Node) -> None:
+        doubt = (f"is read when the script runs (line {node.start_point[0] + 1})",)
         names = [word.text for word in words if not word.text.startswith("-")]
-        given = self._given if {word.text for word in words} <= {"-r", *names} else None
-        parts = given.text.split(maxsplit=len(names) - 1) if given is not None and names else ()
-        for place, name in enumerate(names):
+        given = self._given
+        for name in names:
             found = Word(f"${name}", doubt)
             if given is not None:
-                found = Word(parts[place] if place < len(parts) else "", given.doubts)
+                found = Word(f"{name} of {given.text}", given.doubts, is_source=True)
             self._variables.values[name] = (found,)
-
-    def _eval(self, words: list[Word], _line: int) -> None:
-        self._run_inner(" ".join(word.text for word in words))
 
     def _function(self, body: Node, arguments: list[Word]) -> None:
         before = self._variables.arguments
@@ -324,15 +312,20 @@ class Way:
         finally:
             self._variables.arguments = before
 
-    def _start(self, words: list[Word], line: int) -> None:
+    def _start(self, words: list[Word], node: Node) -> None:
+        line = node.start_point[0] + 1
         found = find_launch(words, line, self._given)
         if isinstance(found, Launch):
             self.launches.append(self._with_environment(found))
         elif found is None and changes_something(words):
-            self._note(PurePath(words[0].text).name, " ".join(word.text for word in words[1:]))
+            if words[0].text in ("cp", "ln", "mv"):
+                self.files.copy(words[1:])
+            texts = [word.text for word in (*words[1:], *filter(None, [self._given]))]
+            self._note(f"command.{PurePath(words[0].text).name}", node, " ".join(texts))
         elif isinstance(found, InnerScript):
             before, known = self._variables.copy(), len(self.launches)
             self._variables.arguments = found.arguments
+            self._variables.values |= {"0": (found.name,)} if found.name else {}
             if found.text is not None:
                 self._run_inner(found.text.text)
             else:
@@ -343,46 +336,32 @@ class Way:
                 for one in self.launches[known:]
             ]
 
-    def _note(self, name: str, text: str) -> None:
-        """Keep a command, to be compared as text."""
-        known = self.others.setdefault(f"command.{name}", [])
-        if isinstance(known, list) and text not in known:
-            known.append(text)
-
     def _directive(self, node: Node) -> bool | None:
-        self.others |= directive(text_of(node))
+        self.directives |= directive(text_of(node))
         return True
 
     def _pipeline(self, node: Node) -> bool | None:
-        """Follow all commands; what is given to another one than a filter is a part of that."""
-        count = len(self.others)
-        status = self._each_inside(node)
-        names = [text_of(one).split()[:1] for one in node.named_children[1:]]
-        if any(name == ["xargs"] for name in names) or len(self.others) > count:
-            self._note("|", text_of(node))
+        """Follow all commands; what a training or another command is given is a part of that."""
+        count, parts, status = len(self.statements), node.named_children, None
+        for number, one in enumerate(parts):
+            known = len(self.launches)
+            status = self._run(one)
+            is_given = number > 0 and len(self.launches) > known
+            names = text_of(one).split()[:1]
+            if is_given or names == ["xargs"] or (names == ["tee"] and not self.launches):
+                count = -1
+        if len(self.statements) > count:
+            self._note("command.|", node)
         return status
-
-    def _print(self, words: list[Word], line: int) -> None:
-        """Follow ``printf -v NAME FORMAT …``."""
-        texts = [word.text for word in words]
-        if texts[:1] != ["-v"] or len(texts) < 3:
-            return
-        doubts = tuple(dict.fromkeys(doubt for word in words for doubt in word.doubts))
-        text = formatted(texts[2], texts[3:])
-        if text is None:
-            text, doubts = f"${texts[1]}", (f"is printed when the script runs (line {line})",)
-        self._variables.values[texts[1]] = (Word(text, doubts),)
-
-    def _calculate(self, words: list[Word], _line: int) -> None:
-        for word in words:
-            self._run_inner(f"(({word.text}))")
 
     def _with_environment(self, launch: Launch) -> Launch:
         """Return a training with the variables that the script sets for it and that may matter."""
         arguments, doubts = dict(launch.arguments), dict(launch.doubts)
+        if self.files.folder:
+            arguments["folder"] = self.files.folder
         for name in (*self._exported, *self._own):
             known = self._variables.values.get(name)
-            if known and classify_variable(name).level is not Level.INFO:
+            if known and may_matter(name):
                 arguments[f"env.{name}"] = hide_secrets(name, known[0].text)
                 if known[0].doubts:
                     doubts[f"env.{name}"] = known[0].doubts
@@ -395,16 +374,17 @@ class Way:
             if self.problems.get("size"):
                 raise
 
-    def _source(self, words: list[Word], line: int) -> None:
+    def _source(self, words: list[Word], node: Node) -> None:
         if words:
             if len(words) > 1:
                 self._variables.arguments = tuple(words[1:])
-            self._run_file(words[0].text, line)
+            self._run_file(words[0].text, node.start_point[0] + 1)
 
     def _run_file(self, name: str, line: int) -> None:
         text = self.files.content(name)
         if text is None:
             self.problems[f"file {name}"] = f"line {line} runs it, and it is not there"
+            self.statements.append(Statement(line, "command.source", name))
         else:
             self._run_inner(text)
 
@@ -414,48 +394,63 @@ class Way:
             return None
         texts = [one for one in node.named_children if one.type == "heredoc_redirect"]
         inner = [each for one in texts for each in one.children if each.type == "heredoc_body"]
-        name, text = text_of(body).split()[0], None
-        if inner:
-            text = value_of(inner[0], self._variables)
-            if reads_script(body):
-                self._run_inner(text.text)
-                return True
-            self._given = text
-            if name in ("cat", "tee"):
-                self._write(node, body, text)
-        elif name in ("echo", "printf") and body.type == "command":
-            text = printed_by(body, self._variables)
-            if text is not None:
-                self._write(node, body, Word(text.text + "\n", text.doubts))
+        text = value_of(inner[0], self._variables) if inner else None
+        if text is not None and reads_script(body):
+            self._run_inner(text.text)
+            return True
+        self._given, known = text, len(self.launches)
+        content = self._content(body, text)
+        if content is not None:
+            self._write(node, body, content)
+        for one in node.named_children if body.type != "command" else ():
+            if one.type == "herestring_redirect":
+                self._note("command.<<<", one)
         status = self._run(body)
-        for one in texts:  # cat <<EOF | python -
-            for each in one.named_children:
-                if each.type in ("pipeline", "command", "list"):
-                    self._given = text
-                    status = self._run(each)
+        self._with_input(node, known)
+        files = redirected(node, ">", self._variables)
+        is_apart = len(self.launches) == known and body.type != "compound_statement"
+        if content is None and is_apart and not all(writes_results(one.text) for one in files):
+            self._note("command.>", node)
+        for each in (each for one in texts for each in one.named_children):
+            if each.type in ("pipeline", "command", "list"):  # cat <<EOF | python -
+                self._given = text
+                status = self._run(each)
         self._given = None
         return status
+
+    def _content(self, body: Node, given: Word | None) -> Word | None:
+        """Return what ``cat <<EOF`` and ``echo`` write; None of other commands."""
+        name = text_of(body).split()[0]
+        if given is not None:
+            return given if name in ("cat", "tee") else None
+        if name not in ("echo", "printf") or body.type != "command":
+            return None
+        text = printed_by(body, self._variables)
+        return None if text is None else Word(text.text + "\n", text.doubts)
+
+    def _with_input(self, node: Node, known: int) -> None:
+        """Give the trainings from the `known`-th on the file that they read as their input."""
+        files = redirected(node, "<", self._variables)
+        is_given = any(one.type == "herestring_redirect" for one in node.named_children)
+        if len(self.launches) == known and (files or is_given):
+            self._note("command.<", node)
+        elif files:
+            self.launches[known:] = [
+                replace(one, arguments=one.arguments | {"input": files[-1].text})
+                for one in self.launches[known:]
+            ]
 
     def _write(self, node: Node, body: Node, content: Word) -> None:
         """Keep what ``cat > FILE <<EOF`` and ``echo … > FILE`` write."""
         appends = b">>" in (node.text or b"").partition(b"\n")[0]
-        # ``<<EOF > FILE`` has the second redirection inside the first.
-        inside = [child for each in node.named_children for child in (each, *each.named_children)]
-        parts = [
-            target
-            for each in inside
-            if each.type == "file_redirect"
-            for target in each.children_by_field_name("destination")
-        ]
-        if not parts and text_of(body).startswith("tee"):
+        targets = redirected(node, ">", self._variables)
+        if not targets and text_of(body).startswith("tee"):
             parts = body.children_by_field_name("argument")
-        for part in parts:
-            for word in words_of(part, self._variables):
-                self.files.write(word.text, content.text, appends=appends)
-                if content.doubts:
-                    self.problems[f"file {word.text}"] = "; ".join(content.doubts)
-
-    # -- variables -----------------------------------------------------------------------------
+            targets = [word for part in parts for word in words_of(part, self._variables)]
+        for word in targets:
+            self.files.write(word.text, content.text, appends=appends)
+            if content.doubts:
+                self.problems[f"file {word.text}"] = "; ".join(content.doubts)
 
     def _assign(self, node: Node) -> bool | None:
         """Set a variable; always succeeds."""
@@ -463,6 +458,8 @@ class Way:
         if name is None:
             return True
         appends = any(child.type == "+=" for child in node.children)
+        if text_of(name) == "IFS":
+            self._note("IFS", node)
         if self._exports_all:
             self._exported[text_of(name)] = None
         values, key = self._variables.values, text_of(name)
@@ -470,12 +467,12 @@ class Way:
             parts = [one for one in value.named_children if one.type != "comment"]
             words = tuple(word for one in parts for word in words_of(one, self._variables))
             values[key] = (*values.get(key, ()), *words) if appends else words
-            for word in words:  # of an associative array: [lr]=1
-                if entry := _ENTRY.fullmatch(word.text):
-                    values[f"{key}[{entry[1]}]"] = (Word(entry[2], word.doubts),)
             return True
         word = value_of(value, self._variables)
-        if appends and key in values:
+        if "[" in key:  # A[lr]=1, an entry like those of A=([lr]=1)
+            key, _, index = key.partition("[")
+            values[key] = (*values.get(key, ()), Word(f"[{index}={word.text}", word.doubts))
+        elif appends and key in values:
             before = values[key][:1] or (Word(""),)
             joined = Word(before[0].text + word.text, before[0].doubts + word.doubts)
             values[key] = (joined, *values[key][1:])
@@ -483,14 +480,14 @@ class Way:
             values[key] = (word,)
         return True
 
-    # -- conditions ----------------------------------------------------------------------------
-
     def _list(self, node: Node) -> bool | None:
         left, right = node.children[0], node.children[-1]
         status = self._run(left)
+        if text_of(left).split()[0] in _ASK:
+            status = None
         wants = any(child.type == "&&" for child in node.children)
         if status is None:
-            status = bool(self._decide(node, 2) == 0)
+            status = bool(self._decide(left, 2) == 0)
         return self._run(right) if status is wants else status
 
     def _if(self, node: Node) -> bool | None:
@@ -505,9 +502,9 @@ class Way:
         status: bool | None = True
         for one in condition:
             name = one.child_by_field_name("name")
-            is_plain = one.type == "command" and (name is None or text_of(name) != "test")
             status = self._run(one)
-            status = None if is_plain else status
+            if one.type == "command":
+                status = _STATUS.get("" if name is None else text_of(name))
         return status
 
     def _holds(self, condition: Sequence[Node]) -> bool:
@@ -520,7 +517,8 @@ class Way:
         """Return the number of the choice where only the shell knows; each way takes another."""
         place = len(self.decisions)
         taken = self._decided[place] if place < len(self._decided) else 0
-        self.decisions.append(_Decision(node.start_point[0] + 1, taken, count))
+        is_open = not self._note("condition", node)
+        self.decisions.append(_Decision(node.start_point[0] + 1, taken, count, is_open))
         return taken
 
     def _for(self, node: Node) -> bool | None:
@@ -529,6 +527,9 @@ class Way:
             return True
         parts = node.children_by_field_name("value")
         words = [word for one in parts for word in words_of(one, self._variables)]
+        if len(words) > _MAX_ROUNDS:
+            rest = " ".join(word.text for word in words[_MAX_ROUNDS:])
+            self._note("for", node, f"and {len(words) - _MAX_ROUNDS} more words, {rest}")
         for word in words[:_MAX_ROUNDS]:
             self._variables.values[text_of(name)] = (word,)
             if not self._round(body):
@@ -544,7 +545,7 @@ class Way:
         ]
         if word.doubts:
             has_default = any("*" in each for each in patterns)
-            taken = self._decide(node, len(items) + (not has_default))
+            taken = self._decide(value or node, len(items) + (not has_default))
         else:
             fits = (
                 any(fnmatchcase(word.text, each.strip("\"'")) for each in one) for one in patterns
@@ -568,13 +569,12 @@ _STATEMENTS: Final[Mapping[str, Callable[[Way, Node], bool | None]]] = {
     "test_command": Way._in_brackets,
     "if_statement": Way._if,
     "for_statement": Way._for,
-    "while_statement": Way._while,
-    "c_style_for_statement": Way._count,
+    **dict.fromkeys(("while_statement", "c_style_for_statement"), Way._loop),
     "case_statement": Way._case,
     "function_definition": Way._define,
     **dict.fromkeys(
-        ("variable_assignments", "do_group", "else_clause", "ERROR"),
-        Way._each_inside,
+        ("variable_assignments", "do_group", "else_clause", "ERROR", "program"),
+        Way._run_all,
     ),
     "comment": Way._directive,
     "pipeline": Way._pipeline,
@@ -582,13 +582,14 @@ _STATEMENTS: Final[Mapping[str, Callable[[Way, Node], bool | None]]] = {
     "declaration_command": Way._declare,
     "unset_command": Way._unset,
 }
-_BUILTINS: Final[Mapping[str, Callable[[Way, list[Word], int], None]]] = {
+_BUILTINS: Final[Mapping[str, Callable[[Way, list[Word], Node], None]]] = {
     "source": Way._source,
     ".": Way._source,
-    "eval": Way._eval,
-    "printf": Way._print,
-    "let": Way._calculate,
-    **dict.fromkeys(("cp", "ln", "mv"), lambda way, words, _: way.files.copy(words)),
+    "eval": lambda way, words, _: way._run_inner(" ".join(word.text for word in words)),
+    "trap": lambda way, words, _: way._run_inner(words[0].text if words else ""),
+    **dict.fromkeys(
+        ("let", "printf"), lambda way, words, node: set_by_name(words, node, way._variables)
+    ),
     **dict.fromkeys(("cd", "pushd"), lambda way, words, _: way.files.change_folder(words)),
     "set": Way._set,
     "shift": Way._shift,

@@ -3,24 +3,42 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from fnmatch import translate
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msprobe.run_config.secrets import hide_secrets
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
 MAX_TEXT: Final = 1 << 15
-_MAX_WORDS: Final = 4096
+MAX_WORDS: Final = 4096
+_MAX_SHOWN: Final = 400
 _MOST: Final = 1 << 63
 _ALL: Final = ("@", "*")
 _DEFAULTS: Final = (":-", "-", ":=", "=")
 _INTEGER: Final = re.compile(r"-?\d{1,9}")
-_FORMAT: Final = re.compile(r"%[-+0 ]?\d{0,3}(?:\.\d{1,2})?([sdifeEgG%])")
+_ARITHMETIC: Final = re.compile(r"[\d\s+\-*/%()<>=!]+")
+_OCTAL: Final = re.compile(r"\b0\d|\*\*|//")
+_VARIABLE: Final = re.compile(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b")
+_QUOTED: Final = re.compile(r"""(['"])([\w./:=+%@-]+)\1""")
+_BRACES: Final = re.compile(r"\{([^{}\s]*(?:,|\.\.)[^{}\s]*)\}")
+_NESTED: Final = re.compile(r"\{[^}]*\{")
+_PLAIN: Final = frozenset(
+    ("word", "number", "concatenation", "brace_expression", "{", "}", "..", "command_name")
+)
+_NAMES: Final = ("variable_name", "special_variable_name")
+_COMPARE: Final = ("-z", "-n", "-eq", "-ne", "-lt", "-le", "-gt", "-ge")
+# What they print, and whether they succeed, depends on their words alone.
+_PURE: Final = frozenset(
+    ("basename", "dirname", "seq", "printf", "echo", "expr", "tr", "bc", "true", ":", "let", "test")
+)
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPE_IN_QUOTES: Final = re.compile(r'\\(["$`\\\n])')
 
@@ -31,10 +49,12 @@ class Word(NamedTuple):
     Attributes:
         text: the word; parts that cannot be known are as the script has them.
         doubts: why a part of it cannot be known.
+        is_source: whether it is source that is compared as text, whose blanks split nothing.
     """
 
     text: str
     doubts: tuple[str, ...] = ()
+    is_source: bool = False
 
 
 class _Piece(NamedTuple):
@@ -54,15 +74,19 @@ class Variables:
         values: words by name: one of a plain variable, any number of an array.
         arguments: the words behind ``$1``, ``$2`` …; None where they are not known.
         read: returns the text of a file; None if it is not there.
+        own: names that the script sets anywhere.
+        functions: bodies of its functions.
     """
 
     values: dict[str, tuple[Word, ...]] = field(default_factory=dict)
     arguments: tuple[Word, ...] | None = None
     read: Callable[[str], str | None] = lambda _: None
+    own: set[str] = field(default_factory=set)
+    functions: dict[str, Node] = field(default_factory=dict)
 
     def copy(self) -> Variables:
         """Return the same, to be changed apart."""
-        return Variables(dict(self.values), self.arguments, self.read)
+        return replace(self, values=dict(self.values))
 
     def content(self, file: Word) -> Word | None:
         """Return the text of a file without line breaks at its end; None if it is not there."""
@@ -86,6 +110,8 @@ def text_of(node: Node) -> str:
 
 def words_of(node: Node, variables: Variables) -> list[Word]:
     """Return the words that a node of a command makes, split as the shell splits them."""
+    if _BRACES.search(text_of(node)) and all(one.type in _PLAIN for one in walk(node)):
+        return [Word(text) for text in _from_braces(text_of(node))]
     words: list[Word] = []
     current: Word | None = None
     for piece in _pieces(node, variables, quoted=False):
@@ -102,7 +128,33 @@ def words_of(node: Node, variables: Variables) -> list[Word]:
                 if part:
                     current = _joined(current, part, piece.doubts)
     words += [] if current is None else [current]
-    return words[:_MAX_WORDS]
+    if len(words) > MAX_WORDS:
+        rest = shortened(" ".join(word.text for word in words[MAX_WORDS:]))
+        words[MAX_WORDS:] = [Word(rest, words[-1].doubts)]
+    return words
+
+
+def _from_braces(text: str) -> list[str]:
+    """Return what ``a{1..3}`` or ``{a,b}`` makes; the text itself if it is too much."""
+    found = _BRACES.search(text)
+    if found is None or _NESTED.search(text):
+        return [text]
+    inner: Sequence[str] = found[1].split(",")
+    if found[1].count("..") and "," not in found[1]:
+        ends = found[1].split("..")
+        are_numbers = all(map(_INTEGER.fullmatch, ends))
+        if len(ends) not in (2, 3) or not (
+            are_numbers or (all(len(one) == 1 for one in ends[:2]) and len(ends) == 2)
+        ):
+            return [text]
+        first, last = (int(one) if are_numbers else ord(one) for one in ends[:2])
+        sign, step = (1 if last >= first else -1), abs(int(ends[2])) if ends[2:] else 1
+        if abs(last - first) >= MAX_WORDS:
+            return [text]
+        places = range(first, last + sign, (step or 1) * sign)
+        inner = [str(one) if are_numbers else chr(one) for one in places]
+    ends = _from_braces(text[found.end() :])
+    return [text[: found.start()] + one + end for one in inner for end in ends][: MAX_WORDS + 1]
 
 
 def value_of(node: Node | None, variables: Variables) -> Word:
@@ -121,6 +173,11 @@ def _joined(word: Word | None, text: str, doubts: tuple[str, ...]) -> Word:
     if word is None:
         return Word(text, doubts)
     return Word(word.text + text, tuple(dict.fromkeys(word.doubts + doubts)))
+
+
+def _missing(name: str) -> str:
+    is_argument = name.isdigit() or name in _ALL
+    return "depends on the arguments of the script" if is_argument else "is not set in the script"
 
 
 def _doubt(node: Node, reason: str) -> str:
@@ -149,214 +206,189 @@ def _pieces(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piec
             yield from _expansion(node, variables, quoted=quoted)
         case "arithmetic_expansion":
             yield _arithmetic(node, variables)
-        case "command_substitution" | "process_substitution" | "brace_expression":
+        case "command_substitution" | "process_substitution":
             yield from _made(node, variables, quoted=quoted)
         case _:
             yield _Piece(_ESCAPE.sub(_unescaped, text_of(node)))
 
 
+def opaque(node: Node, variables: Variables) -> Word:
+    """Return an expression that is compared as text: its source, and the values in it.
+
+    Equal texts with equal values come to the same, whatever a shell makes of them; a part that
+    the shell takes from elsewhere is a doubt.
+    """
+    own, values, doubts = assigned_in(node), dict[str, str](), list[str]()
+    for part in walk(node):
+        name = text_of(part)
+        if part.type in _NAMES or (part.type == "word" and name in variables.values):
+            known = _words_in(name, variables)
+            if known is not None:
+                shown = shortened(" ".join(word.text for word in known))
+                values[name] = hide_secrets(name, shown)
+                doubts += [doubt for word in known for doubt in word.doubts]
+            elif part.type in _NAMES and name not in own:
+                doubts.append(_doubt(part, _missing(name)))
+        elif (part.type == "command_name" and name not in _PURE) or (
+            part.type in ("file_redirect", "test_operator") and name not in _COMPARE
+        ):
+            doubts.append(_doubt(part, "is only known when it runs"))
+            if name in variables.functions:
+                values[f"{name}()"] = shortened(normal_text(variables.functions[name]))
+    given = ", ".join(f"{name}={value}" for name, value in values.items())
+    text = shortened(normal_text(node)) + (f" with {given}" if given else "")
+    return Word(text, tuple(dict.fromkeys(doubts)), is_source=True)
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """Yield a node and all inside it, in order."""
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        waiting += reversed(one.children)
+
+
+def assigned_in(node: Node) -> dict[str, Node]:
+    """Return the assignments inside a node by the variable; of several the last."""
+    found: dict[str, Node] = {}
+    for part in walk(node):
+        signs = {text_of(child) for child in part.children if not child.is_named}
+        is_assignment = part.type == "variable_assignment" or (
+            part.type.endswith("_expression") and not signs.isdisjoint(_ASSIGN)
+        )
+        if is_assignment and part.named_children:
+            found[text_of(part.named_children[0])] = part
+    return found
+
+
+def normal_text(node: Node) -> str:
+    """Return the source of a node without comments, needless quotes and further blanks."""
+    text, end = "", node.start_byte
+    for part in walk(node):
+        if part.children or part.type == "comment":
+            continue
+        text += (" " if part.start_byte > end else "") + text_of(part)
+        end = part.end_byte
+    return _QUOTED.sub(r"\2", " ".join(text.split()))
+
+
+def shortened(text: str) -> str:
+    """Return a text; of a long one the beginning and a digest."""
+    if len(text) <= _MAX_SHOWN:
+        return text
+    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+    return f"{text[:_MAX_SHOWN]}… (digest {digest})"
+
+
 def _made(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piece]:
-    """Yield what ``$(…)`` and ``{1..3}`` make."""
-    if node.type == "brace_expression":
-        first, last = (int(text_of(one)) for one in node.named_children)
-        if quoted or abs(last - first) >= _MAX_WORDS:  # as what a variable is set to, or too many
-            yield _Piece(text_of(node))
-            return
-        step = 1 if last >= first else -1
-        numbers = range(first, last + step, step)
-        yield from _each([Word(str(one)) for one in numbers], quoted=True)
-        return
-    found = _printed(node, variables) if node.type == "command_substitution" else None
+    """Yield what ``$(…)`` makes of a command whose result its words tell."""
+    inner = node.named_children
+    found = None
+    if node.type == "command_substitution" and len(inner) == 1:
+        if inner[0].type == "file_redirect":  # $(< FILE)
+            targets = inner[0].children_by_field_name("destination")
+            found = variables.content(value_of(targets[0], variables)) if targets else None
+        elif inner[0].type == "command" and inner[0].child_by_field_name("redirect") is None:
+            found = printed_by(inner[0], variables)
     if found is None:  # one word at least: what splits it is not known
-        yield _unknown(node)
+        yield _Piece(*opaque(node, variables)[:2])
     else:
         yield _Piece(found.text, found.doubts, splits=not quoted)
 
 
-def _printed(node: Node, variables: Variables) -> Word | None:
-    """Return what ``$(…)`` makes of a command whose result its words tell; else None."""
-    inner = node.named_children
-    if len(inner) != 1:
-        return None
-    if inner[0].type == "file_redirect":  # $(< FILE)
-        targets = inner[0].children_by_field_name("destination")
-        return variables.content(value_of(targets[0], variables)) if targets else None
-    if inner[0].type != "command" or inner[0].child_by_field_name("redirect") is not None:
-        return None
-    return printed_by(inner[0], variables)
-
-
 def printed_by(command: Node, variables: Variables) -> Word | None:
-    """Return what a command prints, if its words and the files that they name tell."""
+    """Return the output of ``cat FILE``, ``echo`` and ``seq``; None of other commands."""
     if any(one.type == "variable_assignment" for one in command.named_children):
         return None
     parts = [part for one in command.named_children for part in words_of(one, variables)]
-    if not parts:
-        return None
-    name, given = parts[0].text, parts[1:]
-    doubts = tuple(dict.fromkeys(doubt for word in given for doubt in word.doubts))
-    texts = [word.text for word in given]
-    match name, texts:
-        case "cat", [_]:
-            return variables.content(given[0])
-        case "echo", ["-n" | "-e", *rest] | rest:
+    match [word.text for word in parts]:
+        case "cat", _:
+            return variables.content(parts[1])
+        case ["echo", "-n" | "-e", *rest] | ["echo", *rest]:
+            doubts = tuple(dict.fromkeys(doubt for word in parts for doubt in word.doubts))
             return Word(" ".join(rest), doubts)
-        case "printf", [shape, *rest]:
-            text = formatted(shape, rest)
-            return None if text is None else Word(text.rstrip("\n"), doubts)
-        case "basename", [path, *ending]:
-            last = path.rstrip("/").rpartition("/")[2]
-            return Word(last.removesuffix(ending[0]) if ending else last, doubts)
-        case "dirname", [path]:
-            return Word(path.rstrip("/").rpartition("/")[0] or ".", doubts)
-        case "seq", ends if 0 < len(ends) < 4 and all(map(_INTEGER.fullmatch, ends)):
-            start, step = (int(ends[0]) if len(ends) > 1 else 1), (int(ends[1]) if ends[2:] else 1)
-            numbers = range(start, int(ends[-1]) + (1 if step > 0 else -1), step or 1)
-            if len(numbers) > _MAX_WORDS:
-                return None
-            return Word("\n".join(map(str, numbers)), doubts)
+        case ["seq", *ends] if 0 < len(ends) < 4:
+            first, step = ends[0] if ends[1:] else "1", ends[1] if ends[2:] else "1"
+            numbers = _from_braces(f"{{{first}..{ends[-1]}..{step}}}")
+            is_one = len(numbers) == 1 and first != ends[-1]
+            return None if is_one else Word("\n".join(numbers))
     return None
 
 
-def formatted(shape: str, values: Sequence[str]) -> str | None:
-    """Return what ``printf`` makes of a format; None where only the shell knows."""
-    waiting = list(values)
-
-    def one(found: re.Match[str]) -> str:
-        value = waiting.pop(0) if waiting else ""
-        match found[1]:
-            case "s":
-                return found[0] % value
-            case "d" | "i":
-                return found[0] % int(value or "0", 0)
-            case kind if kind in "feEgG":
-                return found[0] % float(value or "0")
-        return "%"
-
-    try:
-        text = _FORMAT.sub(one, _without_escapes(shape))
-    except ValueError:
-        return None
-    return None if waiting else text  # the format is used again for further values
-
-
 def _arithmetic(node: Node, variables: Variables) -> _Piece:
-    """Return the value of ``$((…))`` of whole numbers, if all its variables are known."""
-    found = number_of(node, variables)
-    return _unknown(node) if found is None else _Piece(str(found))
+    found = number_of(text_of(node)[3:-2], variables)
+    if found is not None:
+        return _Piece(str(found))
+    piece = _Piece(*opaque(node, variables)[:2])
+    set_opaquely(assigned_in(node), variables)
+    return piece
 
 
-def _unknown(node: Node) -> _Piece:
-    return _Piece(text_of(node), (_doubt(node, "is only known when it runs"),))
+def set_opaquely(assignments: Mapping[str, Node], variables: Variables) -> None:
+    """Set variables to the texts of their assignments."""
+    found = {name: opaque(one, variables) for name, one in assignments.items()}
+    variables.values |= {name: (word,) for name, word in found.items()}
 
 
-def number_of(node: Node, variables: Variables) -> int | None:
-    """Return the value of an arithmetic expression, and set the variables that it assigns.
+def set_by_name(words: Sequence[Word], node: Node, variables: Variables) -> None:
+    """Follow ``let NAME=…`` and ``printf -v NAME …``."""
+    texts = [word.text for word in words]
+    names = texts[1:2] if texts[:1] == ["-v"] else [one.partition("=")[0] for one in texts]
+    if texts[:1] == ["-v"] or text_of(node.children[0]) == "let":
+        word = opaque(node, variables)
+        variables.values |= dict.fromkeys((name.rstrip("+-*/%") for name in names), (word,))
 
-    Returns:
-        None where a part of it is not known; then the variables that it assigns are not, either.
-    """
-    try:
-        return _number(node, variables)
-    except (KeyError, ValueError, ZeroDivisionError, OverflowError, IndexError):
-        waiting = [node]
-        while waiting:
-            part = waiting.pop()
-            waiting += part.named_children
-            if part.type in ("postfix_expression", "variable_assignment") or (
-                part.type in ("binary_expression", "unary_expression") and _assigns(part)
-            ):
-                name = text_of(part.named_children[0])
-                variables.values[name] = (Word(f"${name}", _unknown(part).doubts),)
+
+def number_of(text: str, variables: Variables) -> int | None:
+    """Return the value of whole numbers and known variables under + - * / % and comparisons."""
+
+    def value(found: re.Match[str]) -> str:
+        known = _words_in(found[1] or found[2], variables)
+        is_number = known and not known[0].doubts and _INTEGER.fullmatch(known[0].text)
+        return f"({known[0].text})" if known and is_number else found[0]
+
+    plain = _VARIABLE.sub(value, text).strip()
+    if not _ARITHMETIC.fullmatch(plain) or _OCTAL.search(plain) or len(plain) > _MAX_SHOWN:
         return None
+    try:
+        found = _number(ast.parse(plain, mode="eval").body)
+    except (SyntaxError, ValueError, KeyError, ZeroDivisionError, RecursionError):
+        return None
+    return found if abs(found) < _MOST else None
 
 
-def _assigns(node: Node) -> bool:
-    signs = [text_of(child) for child in node.children if not child.is_named]
-    return any(sign in _ASSIGN for sign in signs)
-
-
-def _number(node: Node, variables: Variables) -> int:
-    inner, text = [child for child in node.named_children if child.type != "comment"], text_of(node)
-    match node.type:
-        case "number" | "word" | "variable_name" if text.isidentifier():
-            found = int(_known(_words_in(text, variables)), 0)
-        case "number" | "word":
-            found = int(text, 0)  # 010 is octal in a shell: it stays open
-        case "simple_expansion" | "expansion":
-            found = int(_known((value_of(node, variables),)), 0)
-        case "parenthesized_expression" | "arithmetic_expansion" | "compound_statement":
-            found = _only([_number(each, variables) for each in inner])
-        case "variable_assignment":
-            found = _number(inner[1], variables)
-            variables.values[text_of(inner[0])] = (Word(str(found)),)
-        case "postfix_expression" | "unary_expression":
-            found = _of_one(node, inner[0], variables)
-        case "ternary_expression":
-            found = _number(inner[1 if _number(inner[0], variables) else 2], variables)
-        case "binary_expression":
-            sign = text_of(node.children[1])
-            if sign in ("&&", "||"):  # what is behind may not be evaluated
-                is_true = bool(_number(inner[0], variables))
-                is_known = is_true is (sign == "||")
-                found = int(is_true if is_known else bool(_number(inner[1], variables)))
-            elif _assigns(node):
-                right = _number(inner[1], variables)
-                change = _OPERATIONS.get(sign.removesuffix("="))
-                found = right if change is None else change(_number(inner[0], variables), right)
-                variables.values[text_of(inner[0])] = (Word(str(found)),)
-            else:
-                left, right = (_number(each, variables) for each in inner)
-                found = int(_OPERATIONS[sign](left, right))
-        case _:
-            raise ValueError(node.type)
-    if abs(found) > _MOST:
-        raise ValueError("beyond the numbers of a shell")
-    return found
-
-
-def _of_one(node: Node, inner: Node, variables: Variables) -> int:
-    sign = next(text_of(child) for child in node.children if child != inner)
-    if inner.type == "binary_expression":
-        raise ValueError("the grammar lets a sign bind weaker than a shell does")
-    before = _number(inner, variables)
-    if sign in ("++", "--"):
-        after = before + (1 if sign == "++" else -1)
-        variables.values[text_of(inner)] = (Word(str(after)),)
-        return before if node.type == "postfix_expression" else after
-    return {"-": -before, "+": before, "!": int(not before)}[sign]
-
-
-def _only(numbers: Sequence[int]) -> int:
-    if len(numbers) != 1:
-        raise ValueError("several expressions")
-    return numbers[0]
-
-
-def _known(words: Sequence[Word] | None) -> str:
-    if not words or words[0].doubts:
-        raise ValueError("is not known")
-    return words[0].text
+def _number(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.UnaryOp(operand=inner):
+            return -_number(inner) if isinstance(node.op, ast.USub) else _number(inner)
+        case ast.BinOp(left=left, right=right):
+            return _OPERATIONS[type(node.op)](_number(left), _number(right))
+        case ast.Compare(left=left, ops=[sign], comparators=[right]):
+            return int(_OPERATIONS[type(sign)](_number(left), _number(right)))
+    raise ValueError(type(node).__name__)
 
 
 def _quotient(one: int, other: int) -> int:
     return abs(one) // abs(other) * (1 if (one < 0) is (other < 0) else -1)
 
 
-_OPERATIONS: Final[Mapping[str, Callable[[int, int], int]]] = {
-    "+": lambda one, other: one + other,
-    "-": lambda one, other: one - other,
-    "*": lambda one, other: one * other,
-    "/": _quotient,
-    "%": lambda one, other: one - other * _quotient(one, other),
-    "<": operator.lt,
-    ">": operator.gt,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
+_OPERATIONS: Final[Mapping[type[ast.AST], Callable[[int, int], int]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: _quotient,
+    ast.Mod: lambda one, other: one - other * _quotient(one, other),
+    ast.Lt: operator.lt,
+    ast.Gt: operator.gt,
+    ast.LtE: operator.le,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
 }
-_ASSIGN: Final = ("=", "+=", "-=", "*=", "/=", "%=", "++", "--")
+_ASSIGN: Final = frozenset(("=", "+=", "-=", "*=", "/=", "%=", "++", "--"))
 
 
 def _in_quotes(node: Node, variables: Variables) -> Iterator[_Piece]:
@@ -396,79 +428,23 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
     operators = [text_of(child) for child in node.children if not child.is_named]
     sign = next((each for each in operators if each not in ("${", "}")), "")
     if not named or named[0].type not in ("variable_name", "subscript", "special_variable_name"):
-        yield _unknown(node)
+        yield _Piece(*opaque(node, variables)[:2])
         return
     name, index = _name_and_index(named[0])
     known = _words_in(name, variables)
     if not sign and index is not None and index not in _ALL:
         index = value_of(named[0].child_by_field_name("index"), variables).text
-        one = variables.values.get(f"{name}[{index}]")
-        if one is None and known and index.isdigit():
-            one = known[int(index) : int(index) + 1]
-        yield from _plain(node, one, quoted=quoted)
+        if known is None or index.isdigit():
+            one = None if known is None else known[int(index) : int(index) + 1]
+            yield from _plain(node, one, quoted=quoted)
+        else:
+            yield _Piece(*opaque(node, variables)[:2])
     elif not sign:
         yield from _variable(node, name, variables, quoted=quoted, as_words=index is not None)
-    elif sign in ("#", "!", ":") and (part := _part_of(node, name, index, named, variables)):
-        yield part._replace(splits=not quoted)
     elif sign in _DEFAULTS:
         yield from _with_default(node, name, named[1:], sign, variables, quoted=quoted)
-    elif index is None and known and not known[0].doubts and node.children[1] == named[0]:
-        found = _changed(known[0].text, sign, [text_of(each) for each in named[1:]])
-        yield _unknown(node) if found is None else _Piece(found, splits=not quoted)
-    else:
-        yield _unknown(node)
-
-
-def _part_of(
-    node: Node, name: str, index: str | None, named: Sequence[Node], variables: Variables
-) -> _Piece | None:
-    """Return ``${#name}``, ``${!name}`` or ``${name:start:count}``; None for something else."""
-    known = _words_in(name, variables)
-    is_first = node.children[1] != named[0]
-    if not known or (known[0].doubts and index is None):
-        return None
-    text = known[0].text
-    match text_of(node.children[1 if is_first else 2]), index, named[1:]:
-        case "#", None, [] if is_first:
-            return _Piece(str(len(text)))
-        case "#", "@" | "*", [] if is_first:
-            return _Piece(str(len(known)))
-        case "!", None, [] if is_first and (meant := _words_in(text, variables)):
-            return _Piece(*meant[0])
-        case ":", None, [start, *count] if not is_first:
-            begin, length = (
-                number_of(start, variables),
-                [number_of(one, variables) for one in count],
-            )
-            if (
-                begin is not None
-                and begin >= 0
-                and all(one is not None and one >= 0 for one in length)
-            ):
-                return _Piece(text[begin:][: length[0] if length else None])
-    return None
-
-
-def _changed(text: str, sign: str, given: Sequence[str]) -> str | None:
-    """Return what ``${name#pattern}``, ``${name/pattern/text}``, ``${name,,}`` … make of a text."""
-    if any(character in one for one in given for character in "$`\\\"'"):
-        return None
-    match sign, given:
-        case ",,", []:
-            return text.lower()
-        case "^^", []:
-            return text.upper()
-        case "#" | "##" | "%" | "%%", [pattern]:
-            fits = re.compile(translate(pattern)).match
-            cuts = range(len(text) + 1) if sign in ("#", "%%") else range(len(text), -1, -1)
-            if sign[0] == "#":
-                return next((text[cut:] for cut in cuts if fits(text[:cut])), text)
-            return next((text[:cut] for cut in cuts if fits(text[cut:])), text)
-        case "/" | "//", [pattern, *rest] if pattern.isprintable() and pattern[0] not in "#%":
-            if any(character in pattern for character in "*?["):
-                return None
-            return text.replace(pattern, "".join(rest), -1 if sign == "//" else 1)
-    return None
+    else:  # ${name#pattern}, ${name/pattern/text}, ${name:start} …
+        yield _Piece(*opaque(node, variables)[:2])
 
 
 def _with_default(
@@ -505,7 +481,9 @@ def _words_in(name: str, variables: Variables) -> tuple[Word, ...] | None:
     if name in _ALL:
         return variables.arguments
     if name.isdigit():
-        if variables.arguments is None or name == "0":
+        if name == "0":
+            return variables.values.get(name)
+        if variables.arguments is None:
             return None
         return variables.arguments[int(name) - 1 : int(name)]
     return variables.values.get(name)
@@ -515,11 +493,10 @@ def _variable(
     node: Node, name: str, variables: Variables, *, quoted: bool, as_words: bool = False
 ) -> Iterator[_Piece]:
     known = _words_in(name, variables)
-    if known is None:
-        reason = "is not set in the script"
-        if name.isdigit() or name in _ALL:
-            reason = "depends on the arguments of the script"
-        yield _Piece(text_of(node), (_doubt(node, reason),))
+    if known is None and name in variables.own:  # the script sets it elsewhere: not on this way
+        yield _Piece("", splits=not quoted)
+    elif known is None:
+        yield _Piece(text_of(node), (_doubt(node, _missing(name)),))
     elif as_words or name in _ALL:
         yield from _each(known, quoted=quoted)
     else:
@@ -531,7 +508,7 @@ def _plain(node: Node, words: Sequence[Word] | None, *, quoted: bool) -> Iterato
         yield _Piece(text_of(node), (_doubt(node, "is not set in the script"),))
         return
     for word in words:
-        yield _Piece(word.text, word.doubts, splits=not quoted)
+        yield _Piece(word.text, word.doubts, splits=not quoted and not word.is_source)
 
 
 def _each(words: Sequence[Word], *, quoted: bool) -> Iterator[_Piece]:
@@ -539,7 +516,7 @@ def _each(words: Sequence[Word], *, quoted: bool) -> Iterator[_Piece]:
     for number, word in enumerate(words):
         if number:
             yield _Piece("", ends_word=True)
-        yield _Piece(word.text, word.doubts, splits=not quoted)
+        yield _Piece(word.text, word.doubts, splits=not quoted and not word.is_source)
 
 
 def as_mapping(words: Sequence[Word]) -> Mapping[str, tuple[str, ...]]:

@@ -4,15 +4,21 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+from msprobe.dump.records import JsonTree
 
 _TIMEOUT_S: Final = 10.0
 _MAX_TEXT: Final = 4000
 _MAX_FILE_BYTES: Final = 8 << 20
 _OWN_FOLDER: Final = str(Path(__file__).resolve().parents[1])
+_MAX_FILES: Final = 2000
+_NO_CODE: Final = ("venv", "node_modules", "site-packages", "__pycache__", "build", "dist")
 _LIBRARY_FOLDERS: Final = ("site-packages", "dist-packages")
 
 
@@ -43,6 +49,38 @@ def collect_user_code(folder: Path | None = None) -> dict[str, str]:
         if path is not None and path.is_relative_to(folder):
             found[f"code.{path.relative_to(folder)}"] = _digest_of(path)
     return {**{name: found[name] for name in sorted(found) if found[name]}, **_git(folder)}
+
+
+def launched_code(arguments: Mapping[str, JsonTree], files: Sequence[Path]) -> dict[str, str]:
+    """Return a digest of each Python file in the folders of the programs that scripts start.
+
+    Args:
+        arguments: those of the scripts; ``script`` is a program.
+        files: the scripts, beside which relative paths start as well.
+    """
+    found: dict[str, str] = {}
+    for name, value in arguments.items():
+        if name.rpartition(":")[2] != "script":
+            continue
+        for folder in (Path(), *(file.parent for file in files)):
+            program = folder / str(value)
+            if program.suffix == ".py" and program.is_file():
+                for path in _python_files(program.parent):
+                    found.setdefault(f"code.{path.relative_to(program.parent)}", _digest_of(path))
+                break
+    return {name: digest for name, digest in found.items() if digest}
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    """Yield the Python files in a folder, without those of hidden folders and environments."""
+    count = 0
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(one for one in folders if one[0] != "." and one not in _NO_CODE)
+        for name in sorted(name for name in names if name.endswith(".py")):
+            count += 1
+            if count > _MAX_FILES:
+                return
+            yield Path(place, name)
 
 
 def _users_file(name: str) -> Path | None:

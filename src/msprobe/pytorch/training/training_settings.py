@@ -6,9 +6,13 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any, Final
+from zlib import crc32
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -17,11 +21,18 @@ from torch.utils.data import DataLoader
 
 from msprobe.pytorch.training.optimizer_steps import described, options_of
 from msprobe.pytorch.training.torch_settings import torch_settings
+from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.replay.module_settings import OWN_CLASS
 from msprobe.run_config.arguments import flat_arguments
 from msprobe.run_config.collecting import collect_settings
-from msprobe.run_config.live_objects import Kinds, live_objects, plain_settings, setting_text
+from msprobe.run_config.live_objects import (
+    Kinds,
+    described_settings,
+    live_objects,
+    setting_text,
+)
 from msprobe.run_config.program_arguments import kind_of_arguments
+from msprobe.run_config.user_code import is_users_module
 
 Settings = dict[str, str]
 
@@ -32,11 +43,18 @@ _KINDS: Final[Mapping[str, type]] = {
     "loader": DataLoader,
     "loss": nn.modules.loss._Loss,
 }
+# Objects of these classes are seen elsewhere, or hold no settings.
+_NO_OBJECTS: Final = (nn.Module, Tensor, Enum, BaseException, type, Namespace)
+_MOST_OBJECTS: Final = 4
 # Attributes under which models keep their settings as an object of its own.
-_HOLDERS: Final = ("config", "cfg", "hparams", "args")
+_HOLDERS: Final = frozenset(("config", "cfg", "hparams", "args"))
 # They change while the model trains.
 _COUNTERS: Final = frozenset(("training", "num_batches_tracked"))
+_MAX_ELEMENTS: Final = 1 << 20
 _SCALER: Final = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+_OPTIMIZER: Final = frozenset(("defaults", "param_groups", "state", "step", "zero_grad"))
+# Values of data, which the model is given.
+_SEQUENCES: Final = frozenset(("tensors", "data", "samples", "data_source", "sampler", "generator"))
 _LOADER: Final = frozenset(
     ("dataset", "sampler", "batch_sampler", "generator", "pin_memory_device")
 )
@@ -44,7 +62,9 @@ _LOADER: Final = frozenset(
 
 def kind_of_training_object(of_type: type) -> str | None:
     """Return the kind of the objects of a class that have such settings; None for all others."""
-    return next((kind for kind, base in _KINDS.items() if issubclass(of_type, base)), None)
+    known = next((kind for kind, base in _KINDS.items() if issubclass(of_type, base)), None)
+    is_users = known is None and not issubclass(of_type, _NO_OBJECTS)
+    return "object" if is_users and is_users_module(of_type.__module__) else known
 
 
 def fixed_settings(models: Sequence[nn.Module]) -> dict[str, str]:
@@ -57,6 +77,7 @@ def fixed_settings(models: Sequence[nn.Module]) -> dict[str, str]:
     parts = training_settings(models, objects)
     # Each step of an optimizer has a record with the numbers that it has then.
     del parts["optimizer"]
+    del parts["objects"]  # of any class: a verdict would not know what they are
     return {
         **torch_settings(),
         **collect_settings(objects),
@@ -87,7 +108,20 @@ def training_settings(models: Sequence[nn.Module], objects: Kinds) -> dict[str, 
         "schedule": _numbered("schedule", _of_schedule, schedules),
         "scaler": _numbered("scaler", _of_scaler, scalers),
         "loader": _numbered("loader", _of_loader, objects.get("loader", ())),
+        "objects": _of_objects(objects.get("object", ())),
     }
+
+
+def _of_objects(owners: Iterable[Any]) -> Settings:
+    """Return the settings of objects of the user's classes; of many of a class, they are data."""
+    by_class: dict[str, list[Any]] = {}
+    for owner in owners:
+        by_class.setdefault(type(owner).__qualname__, []).append(owner)
+    found: Settings = {}
+    for name, few in sorted(by_class.items()):
+        if len(few) <= _MOST_OBJECTS:
+            found |= _numbered(f"object.{name}", lambda one: dict(_described(one)), few)
+    return found
 
 
 def module_settings(models: Sequence[nn.Module]) -> Settings:
@@ -113,14 +147,48 @@ def _of_modules(model: nn.Module, prefix: str, known: set[int]) -> Settings:
         found[name] = shown
         if _is_namesake(type(module)):
             found[f"{name}.{OWN_CLASS}"] = f"{type(module).__module__}.{type(module).__qualname__}"
-        for key, text in plain_settings(module, without=_COUNTERS):
+        for key, text in _described(module, without=_COUNTERS | _HOLDERS):
             if f"{key}=" not in shown:
                 found[f"{name}.{key}"] = text
+        found |= {f"{name}.hooks.{kind}": text for kind, text in _hooks_of(module)}
         for key, held in vars(module).items():
             if (key in _HOLDERS or _holds_settings(held)) and id(held) not in known:
                 known.add(id(held))
                 found |= {f"{name}.{key}.{inner}": text for inner, text in _held(held)}
     return found
+
+
+def _hooks_of(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield the functions that see the module's calls, other than ours."""
+    for kind in ("forward_pre", "forward", "backward_pre", "backward"):
+        hooks = vars(module).get(f"_{kind}_hooks") or {}
+        texts = [
+            setting_text(hook) or type(hook).__qualname__
+            for hook in hooks.values()
+            if not getattr(hook, "__module__", type(hook).__module__).startswith("msprobe")
+        ]
+        if texts:
+            yield kind, ", ".join(texts)
+
+
+def _described(owner: Any, without: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
+    return described_settings(owner, _array_text, without=without)
+
+
+def _array_text(value: Any) -> str | None:
+    """Return type, shape and checksum of a tensor of the processor, or of a NumPy array."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        is_near = value.device.type == "cpu" and value.layout is torch.strided
+        digest = crc32_hex(value) if is_near and value.numel() <= _MAX_ELEMENTS else "not read"
+    elif isinstance(value, np.ndarray | np.generic):
+        is_plain = not value.dtype.hasobject and value.size <= _MAX_ELEMENTS
+        digest = f"{crc32(value.tobytes()):08x}" if is_plain else "not read"
+    elif kind in (torch.dtype, torch.device, torch.Size):
+        return str(value)
+    else:
+        return None
+    return f"{kind.__name__} {value.dtype} {tuple(value.shape)} {digest}"
 
 
 def _is_namesake(of_type: type[nn.Module]) -> bool:
@@ -234,11 +302,11 @@ def _of_optimizer(optimizer: Optimizer) -> Settings:
         options = {key: described(value) for key, value in options_of(group).items()}
         options["parameters"] = len(group["params"])
         found |= {f"group.{number}.{key}": str(value) for key, value in options.items()}
-    return found
+    return found | dict(_described(optimizer, without=_OPTIMIZER))
 
 
 def _of_schedule(schedule: LRScheduler) -> Settings:
-    found = dict(plain_settings(schedule, without=frozenset(("optimizer", "verbose"))))
+    found = dict(_described(schedule, without=frozenset(("optimizer", "verbose"))))
     for name in ("_milestones", "_schedule_phases"):  # of SequentialLR, OneCycleLR
         text = setting_text(getattr(schedule, name, None))
         found |= {} if text is None else {name.removeprefix("_"): text}
@@ -246,7 +314,7 @@ def _of_schedule(schedule: LRScheduler) -> Settings:
 
 
 def _of_loss(loss: nn.Module) -> Settings:
-    found = dict(plain_settings(loss, without=_COUNTERS))
+    found = dict(_described(loss, without=_COUNTERS))
     for name, buffer in loss.named_buffers():
         if buffer.device.type == "cpu":  # weights of classes
             found[name] = setting_text(buffer.flatten().tolist()) or ""
@@ -258,11 +326,12 @@ def _of_scaler(scaler: GradScaler) -> Settings:
 
 
 def _of_loader(loader: DataLoader[Any]) -> Settings:
-    found = dict(plain_settings(loader, without=_LOADER))
+    found = dict(_described(loader, without=_LOADER))
     for name in ("dataset", "sampler", "batch_sampler"):
         part = getattr(loader, name, None)
         found[name] = type(part).__name__
-        found |= {f"{name}.{key}": text for key, text in plain_settings(part)}
+        inner = _described(part, without=_SEQUENCES)
+        found |= {f"{name}.{key}": text for key, text in inner}
     for key, value in getattr(loader.sampler, "__dict__", {}).items():
         if isinstance(value, Tensor) and value.device.type == "cpu":  # weights of samples
             found[f"sampler.{key}"] = setting_text(value.flatten().tolist()) or ""
