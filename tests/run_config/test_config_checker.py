@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import argparse
+import gc
 import functools
 import random
 import sys
@@ -213,6 +215,21 @@ def test_arguments_of_files_and_of_megatron(tmp_path: Path, monkeypatch) -> None
     assert arguments["hyperparameters_static.json"] == {"script": "t.py", "lr": "1e-4"}
     assert arguments["hyperparameters_dynamic.json"]["hidden_size"] == 64
     assert "secret" not in str(arguments)
+
+
+def test_arguments_that_the_program_has_dropped_are_none(tmp_path: Path) -> None:
+    ring: list[object] = [argparse.Namespace(steps=3)]
+    ring.append(ring)  # so that it waits for the garbage collector
+    model = torch.nn.Linear(2, 2)
+    gc.disable()
+    try:
+        del ring
+        ConfigChecker(model, None, tmp_path / "a.zip")
+        model(torch.ones(1, 2))
+    finally:
+        gc.enable()
+    arguments = read_pack(tmp_path / "a.zip").arguments
+    assert "steps" not in arguments.get("hyperparameters_dynamic.json", {})
 
 
 def test_settings_of_torch_are_part_of_the_system(tmp_path: Path) -> None:

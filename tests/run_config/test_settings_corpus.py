@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -33,7 +32,6 @@ def compared(tmp_path_factory: pytest.TempPathFactory):
     Both run from one line: places of random calls are told apart by their stacks.
     """
     bases: dict[str, Path] = {}
-    gc.collect()  # arguments that earlier tests left behind would be the base's alone
 
     def run(plant: Plant, folder: Path, test: str) -> RunComparison:
         packs = []

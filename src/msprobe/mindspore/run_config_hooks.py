@@ -7,6 +7,7 @@ and cannot compile a hook. The states of the generators show the random numbers 
 
 from __future__ import annotations
 
+import gc
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -144,6 +145,7 @@ class _MindSpore:
         # The room of this module reads the nets of recordings.
         from msprobe.mindspore.start_state import cell_settings, modes_of
 
+        gc.collect()  # what a program has dropped is none of its settings
         objects = live_objects(kind_of_arguments, _kind_of_optimizer)
         found = {"modules": cell_settings(parts)}
         parameters = {id(value) for part in parts for value in part.get_parameters()}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -152,6 +153,7 @@ class _Torch:
         return generator_states()
 
     def settings(self, parts: Sequence[torch.nn.Module], with_grad: bool) -> RunSettings:
+        gc.collect()  # what a program has dropped is none of its settings
         objects = live_objects(kind_of_arguments, kind_of_training_object)
         found = training_settings(parts, objects)
         if parts:
