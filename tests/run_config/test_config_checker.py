@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import functools
+import gc
 import random
 import sys
 import types
