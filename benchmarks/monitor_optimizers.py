@@ -34,7 +34,7 @@ class _Own(optim.Optimizer):
         return self.state[one].setdefault(name, torch.zeros_like(one))
 
     def update(self, one: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # each rule below has its own
 
 
 class Lion(_Own):

@@ -56,7 +56,17 @@ class Block(nn.Module):
         return x if self.moe is None else self.moe(x)
 
 
-class Language(nn.Module):
+class Stack(nn.Module):
+    """The forward pass of models that are an embedding, layers, a norm and a head."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x)).transpose(1, 2)
+
+
+class Language(Stack):
     """A small language model of a random Markov chain."""
 
     def __init__(self, *, layers: int = 2, width: int = 24, moe: bool = False) -> None:
@@ -74,12 +84,6 @@ class Language(nn.Module):
             tokens.append(torch.multinomial(self.chain[tokens[-1]], 1, generator=generator)[:, 0])
         text = torch.stack(tokens, 1)
         return text[:, :-1], text[:, 1:]
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x)).transpose(1, 2)
 
 
 class Tied(nn.Module):
@@ -146,7 +150,7 @@ class Gated(nn.Module):
         return x + self.down(functional.silu(self.gate(h)) * self.up(h))
 
 
-class Counting(nn.Module):
+class Counting(Stack):
     """A gated decoder that continues sequences modulo 17."""
 
     def __init__(self) -> None:
@@ -161,12 +165,6 @@ class Counting(nn.Module):
         stride = torch.randint(1, 4, (size, 1), generator=generator)
         text = (start + stride * torch.arange(9)) % 17
         return text[:, :-1], text[:, 1:]
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x)).transpose(1, 2)
 
 
 class StateSpace(nn.Module):

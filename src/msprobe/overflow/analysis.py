@@ -87,14 +87,18 @@ def _analyze_step(
     return _with_circumstances(found, dump, ranks)
 
 
+def _near_alone(found: StepFindings, ranks: Mapping[RankKey, RankExamination]) -> StepFindings:
+    near = (near_overflow(rank, None) for rank in ranks.values())
+    return replace(found, near=next(filter(None, near), None))
+
+
 def _with_circumstances(
     found: StepFindings, dump: Dump, ranks: Mapping[RankKey, RankExamination]
 ) -> StepFindings:
     """Add the signs of trouble before the first finding, and what a gradient scaler did."""
     first = next(iter((*found.first, *found.findings)), None)
     if first is None:
-        near = (near_overflow(rank, None) for rank in ranks.values())
-        return replace(found, near=next(filter(None, near), None))
+        return _near_alone(found, ranks)
     rank = ranks[first.place.rank]
     views = {
         number: step.ranks[rank.rank]
@@ -103,8 +107,7 @@ def _with_circumstances(
     }
     skip = scaler_skip(ranks, found.findings, views, found.step)
     if not found.first and skip is None:  # masks alone
-        near = (near_overflow(rank, None) for rank in ranks.values())
-        return replace(found, near=next(filter(None, near), None))
+        return _near_alone(found, ranks)
     return replace(
         found,
         near=near_overflow(rank, first),
