@@ -271,6 +271,65 @@ def test_two_models_keep_their_names_from_step_to_step(tmp_path: Path) -> None:
         assert modules_of(tmp_path, step) == ["Module.Linear.forward.0", *first[:3]]
 
 
+def test_models_found_later_have_names_facts_and_settings_of_their_own(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import torch
+        from torch import nn
+        first = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+        second, third = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.25)), nn.LayerNorm(4)
+        models = nn.ModuleList([first, second, third])
+        optimizer = torch.optim.SGD(models.parameters(), lr=0.1)
+        for i in range(2):
+            third(second(first(torch.ones(1, 2)))).sum().backward()
+            optimizer.step()
+        """,
+    )
+    assert record_warm(tmp_path, "--level", "L0", "train.py").returncode == 0
+    assert len(set(modules_of(tmp_path))) == 3 + 1 + 2 + 1 + 1
+    facts = view(tmp_path, 0).facts
+    assert facts is not None
+    weights = [f"{name}.{kind}" for name in "0123" for kind in ("weight", "bias")]
+    # The first has parts named 1 and 2, so the others are 3 and 4.
+    assert facts.parameters.name == [
+        *weights[:6],
+        *("3.0.weight", "3.0.bias"),
+        *("4.weight", "4.bias"),
+    ]
+    assert all(facts.parameters.checksum)
+    assert "p=0.25" in facts.settings["module.3.1"]
+    assert set(facts.modes.training) == {"", "3", "4"}
+
+
+def test_parameters_are_those_of_the_start_when_a_model_is_found_after_an_update(
+    tmp_path: Path,
+) -> None:
+    script = """
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        critic, actor = nn.Linear(2, 1), nn.Linear(2, 2)
+        optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (critic, actor)]
+        def train_step(order):
+            for index in order:
+                (critic, actor)[index](torch.ones(1, 2)).sum().backward()
+                optimizers[index].step()
+        before = critic.weight.detach().norm().item()
+        train_step((0, 1))
+        print(before, critic.weight.detach().norm().item())
+    """
+    write(tmp_path, script)
+    ended = record_warm(tmp_path, "--step-function", "__main__:train_step", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    before, after = map(float, ended.stdout.split())
+    facts = view(tmp_path, 0).facts
+    assert facts is not None
+    assert facts.parameters.name == ["weight", "bias", "1.weight", "1.bias"]
+    assert facts.parameters.norm[0] == pytest.approx(before, rel=1e-6)
+    assert after != pytest.approx(before, rel=1e-3)
+
+
 def test_a_closure_belongs_to_the_step_of_its_optimizer(tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -169,9 +169,18 @@ def test_two_models_keep_their_names_from_step_to_step(tmp_path: Path) -> None:
     for step in dump.steps:
         names = [name for name in dump.step(step).rank().records if ".forward." in name]
         made = ["Cell.0.Dense", "Cell.1.ReLU", "Cell.2.Dense", "Cell.SequentialCell"]
-        judged = ["Cell.1.0.Dense", "Cell.1.1.Dense", "Cell.1.SequentialCell"]
+        # The first has a part named 1.
+        judged = ["Cell.3.0.Dense", "Cell.3.1.Dense", "Cell.3.SequentialCell"]
         calls = [(made, 0), (judged, 0), (judged, 1)][: 2 if step % 2 else 3]
         assert names == [f"{cell}.forward.{call}" for cells, call in calls for cell in cells]
+        facts = dump.step(step).rank().facts
+        assert facts is not None
+        parameters = ["0.weight", "0.bias", "2.weight", "2.bias"]
+        parameters += [f"3.{part}.{name}" for part in "01" for name in ("weight", "bias")]
+        assert facts.parameters.name == parameters
+        assert all(facts.parameters.checksum)
+        assert facts.settings["module.3.1"].startswith("Dense(")
+        assert set(facts.modes.training) >= {"", "3"}
 
 
 def test_kernels_are_left_to_an_edited_script(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from rich.console import Console
 from msprobe.compare.model import Mode, Origin, Status
 from msprobe.compare.native_table import COLUMNS
 from msprobe.report import comparison_words
+from msprobe.report.comparison_answer import Outcome, answer_of
 from msprobe.report.comparison_facts import module_tree, operations, ranked
 from msprobe.report.comparison_lines import SCREEN, comparison_lines, quiet_line, short_lines
 
@@ -245,6 +246,12 @@ def test_modules_and_steps_with_unread_values_do_not_agree():
         "  1 of 3 could not be read in full",
         "  1 of 3 agrees",
     ]
+
+
+def test_values_that_agree_beside_a_cause_were_read():
+    verdict = {"class": "optimizer setting", "sentence": "optimizer setting: Adam beta2 is 0.9"}
+    summary = summary_of(equal_run().frame, equal=False, verdict=verdict)
+    assert answer_of(summary).outcome is Outcome.EQUAL_BUT
 
 
 def test_colours_are_only_added():

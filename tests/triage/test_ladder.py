@@ -431,3 +431,16 @@ def test_every_class_has_an_exit_code_of_its_own_in_the_documentation() -> None:
     assert 2 not in EXIT_CODES.values()
     for kind, code in EXIT_CODES.items():
         assert re.search(rf"\| {code} \| `{kind}`", table), kind
+
+
+def test_a_setting_that_may_act_later_is_told_beside_equal_steps(
+    recorded: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The first step of SGD is the same with any momentum.
+    sides = [str(recorded(option("momentum", 0.8), steps=1)), str(recorded(steps=1))]
+    ladder = climb(Path(sides[0]), Path(sides[1]))
+    assert ladder.verdict_class is VerdictClass.EQUAL
+    told = next(result for result in ladder.rungs if result.rung is Rung.STEP)
+    assert "without effect so far: SGD momentum is 0.8 in the target, 0.9" in told.words
+    assert main(["compare", *sides, "-o", str(tmp_path)]) == 0
+    assert "also differs: SGD momentum is 0.8 in the target, 0.9" in capsys.readouterr().out

@@ -12,6 +12,8 @@ backward) is a record of its own, ``….backward.pass1``.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from itertools import count
 from typing import Final
 
 FORWARD: Final = "forward"
@@ -72,3 +74,16 @@ def later_pass(backward_name: str, number: int) -> str:
 def parameters_grad_name(module_base: str, arrival: int, kind: str = PARAMETERS_GRAD) -> str:
     """Return the name for the `arrival`-th gradient that a module's parameters got in a step."""
     return f"{module_base}.{kind}.{arrival}" if arrival else f"{module_base}.{kind}"
+
+
+def found_prefixes(parts: Collection[str]) -> Iterator[str]:
+    """Yield what names begin with in models that were found one after the other.
+
+    Those of the first have no prefix, so that they stay when another model is found. The others
+    are numbered, without the numbers that are names in the first, as in a ``Sequential``.
+
+    Args:
+        parts: names of the children and parameters of the first model.
+    """
+    yield ""
+    yield from (f"{index}." for index in count(1) if str(index) not in parts)

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from mindspore import nn
 from msprobe.capture.call import Call
+from msprobe.capture.names import found_prefixes
 from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.capture.stacks import calling_frame
@@ -31,18 +32,17 @@ _clock: Final = time.perf_counter
 
 
 class FoundModels(tuple[nn.Cell, ...]):
-    """Models that were found one after the other: the first has no index when another one comes."""
+    """Models that were found one after the other: see `msprobe.capture.names.found_prefixes`."""
 
     __slots__ = ()
 
 
 def prefixed(models: Sequence[nn.Cell]) -> list[tuple[str, nn.Cell]]:
     """Return models with what the names in them begin with: of several the index, ``1.``."""
-    keeps_first = len(models) < 2 or isinstance(models, FoundModels)
-    return [
-        (f"{index}." if index or not keeps_first else "", model)
-        for index, model in enumerate(models)
-    ]
+    if len(models) < 2 or isinstance(models, FoundModels):
+        parts = {*models[0]._cells, *models[0]._params} if models else set()
+        return list(zip(found_prefixes(parts), models, strict=False))
+    return [(f"{index}.", model) for index, model in enumerate(models)]
 
 
 class CellNames:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -48,7 +49,7 @@ def print_of(tensor: Any) -> Print:
 class StartState:
     """Puts the state at the start of each recorded step into its facts."""
 
-    __slots__ = ("_dump", "_fixed", "_session")
+    __slots__ = ("_dump", "_fixed", "_models", "_of_models", "_prints", "_session")
 
     def __init__(self, session: Session) -> None:
         """Create it; nothing is read.
@@ -60,23 +61,35 @@ class StartState:
         self._dump: object = None
         # Environment, packages and the rest are the same for the whole run.
         self._fixed: dict[str, str] | None = None
+        self._of_models: dict[str, str] = {}
+        self._models: tuple[weakref.ref[nn.Cell], ...] = ()  # whose settings are known
+        self._prints: dict[str, Print] = {}  # parameter → as it was when the step began
 
     def collect(self, models: Sequence[nn.Cell]) -> None:
-        """Put the state of the step, unless it has begun before."""
+        """Put the state of the step; if it has begun before, add models that were found since."""
         session = self._session
-        if not session.facts.is_open or session.dump is self._dump:
+        begins = session.dump is not self._dump
+        references = tuple(map(weakref.ref, models))
+        if not session.facts.is_open or not (begins or references != self._models):
             return
         self._dump = session.dump
-        quietly(session, "settings", self._put_settings, models)
-        quietly(session, "random states", self._put_random_states)
+        quietly(session, "settings", self._put_settings, models, references)
+        if begins:
+            self._prints = {}
+            quietly(session, "random states", self._put_random_states)
         if models:
             quietly(session, "state of the model", self._put_model, models)
 
-    def _put_settings(self, models: Sequence[nn.Cell]) -> None:
+    def _put_settings(
+        self, models: Sequence[nn.Cell], references: tuple[weakref.ref[nn.Cell], ...]
+    ) -> None:
         if self._fixed is None:
-            objects = live_objects(kind_of_arguments)
-            self._fixed = {**collect_settings(objects), **cell_settings(models)}
-        self._session.facts.put("settings", {**mindspore_settings(), **self._fixed})
+            self._fixed = collect_settings(live_objects(kind_of_arguments))
+        if references != self._models:
+            self._models, self._of_models = references, cell_settings(models)
+        self._session.facts.put(
+            "settings", {**mindspore_settings(), **self._fixed, **self._of_models}
+        )
 
     def _put_random_states(self) -> None:
         states: dict[str, str | None] = dict([*python_and_numpy_states(), *generator_states()])
@@ -86,7 +99,9 @@ class StartState:
         named = named_parameters(models)
         facts = self._session.facts
         facts.put("modes", modes_of(models))
-        prints = [print_of(parameter) for _, parameter in named]
+        known = self._prints
+        known |= {name: print_of(one) for name, one in named if name not in known}
+        prints = [known[name] for name, _ in named]
         parameters = Parameters(
             name=[name for name, _ in named],
             kind=["parameter"] * len(named),

@@ -35,7 +35,7 @@ from msprobe.pytorch.perturbation.runner import Perturbation
 from msprobe.pytorch.training.dataloader_steps import LoopFollower
 from msprobe.pytorch.training.gradient_probe import GradientProbe
 from msprobe.pytorch.training.kept_state import Stateful
-from msprobe.pytorch.training.model_contents import NamedModels, numbered
+from msprobe.pytorch.training.model_contents import NamedModels, discovered, numbered
 from msprobe.pytorch.training.script_steps import ScriptFollower
 from msprobe.pytorch.training.signatures import SignatureObserver
 from msprobe.pytorch.training.start_state import StartState
@@ -143,18 +143,15 @@ class Run:
         return self.loop is not None
 
     def discover(self, models: Sequence[nn.Module]) -> None:
-        """Take models that were found one after the other; the names of the first have no index.
-
-        So they stay the same when another one is found.
-        """
-        prefixes = ["", *(f"{index}." for index in range(1, len(models)))]
-        self._models = NamedModels(list(zip(prefixes, models, strict=True)))
+        """Take models that were found one after the other."""
+        self._models = NamedModels(discovered(models))
 
     def extend(self) -> None:
         """Record the models that were discovered since the step began."""
         if self.signatures is not None:
             self.signatures.watch(list(self._models))
         elif self.session.capturing:
+            self.start_state.extend(list(self._models))
             self.observer.extend(list(self._models))
 
     @property

@@ -102,7 +102,7 @@ def _outcome(summary: Tree, verdict: Tree) -> Outcome:
         is_plain = verdict.get("class", _EQUAL_CLASS) == _EQUAL_CLASS
         return Outcome.EQUAL if is_plain else Outcome.EQUAL_BUT
     if not count_different(summary["counts"]):
-        return Outcome.UNREAD
+        return Outcome.UNREAD if summary["counts"]["unread"] else Outcome.EQUAL_BUT
     return Outcome.EQUAL_RESULTS if verdict.get("class") == _EQUAL_CLASS else Outcome.DIFFERENT
 
 

@@ -10,10 +10,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
+from msprobe.compare.training.differences import (
+    SET_FOR_LATER,
+    Effect,
+    FactDifference,
+    Moment,
+    Phase,
+)
 from msprobe.compare.verdicts.verdict import Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.dump.facts import Clip
@@ -140,7 +147,11 @@ class _Ladder:
         self.step = found.step
         if found.step is None:
             self._verdict = make_verdict(VerdictClass.EQUAL, found.words, found.confidence)
-            yield agrees(Rung.STEP, found.words)
+            later = (
+                one.words for one in self._runs.facts.differences if one.moment in SET_FOR_LATER
+            )
+            unfelt = "".join(f"; without effect so far: {words}" for words in islice(later, 1))
+            yield agrees(Rung.STEP, found.words + unfelt)
         elif self._is_only_signed:
             yield from self._by_signatures()
         elif not found.is_known:

@@ -61,6 +61,10 @@ class Moment(IntEnum):
     UPDATE = 16, Phase.OPTIMIZER
 
 
+SET_FOR_LATER: Final = frozenset((Moment.OPTIMIZER_SETTING, Moment.SCHEDULE))
+"""Moments of settings that may act in later steps only, as a ``beta2`` does from the second on."""
+
+
 class Effect(Enum):
     """Whether a difference changes values that come after it."""
 

@@ -9,7 +9,13 @@ from typing import Any, Final
 
 from msprobe.compare.model import Mode
 from msprobe.compare.rank_comparison import NoiseJudgement
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
+from msprobe.compare.training.differences import (
+    SET_FOR_LATER,
+    Effect,
+    FactDifference,
+    Moment,
+    Phase,
+)
 from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.own_error import CulpritKey, OwnErrors
@@ -192,7 +198,9 @@ class Findings:
                 has_effect = fact.effect is not Effect.NONE
                 if has_effect is not wanted or fact.words in words:
                     continue
-                is_state = when is None and fact.moment <= Moment.MODES
+                is_state = when is None and (
+                    fact.moment <= Moment.MODES or fact.moment in SET_FOR_LATER
+                )
                 is_before = when is not None and (fact.step, fact.moment) < when
                 what = fact.verdict, fact.moment, fact.parameter, fact.setting, fact.modules
                 if (is_state or is_before or not has_effect) and what not in told:

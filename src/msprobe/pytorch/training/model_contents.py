@@ -9,6 +9,8 @@ from typing import Final
 
 from torch import Tensor, nn
 
+from msprobe.capture.names import found_prefixes
+
 PARAMETER: Final = "parameter"
 BUFFER: Final = "buffer"
 _COMPILED_PART: Final = "_orig_mod"  # under which torch.compile keeps the module it was given
@@ -20,6 +22,12 @@ Prefixed = tuple[str, nn.Module]
 def numbered(models: Sequence[nn.Module]) -> list[Prefixed]:
     """Return models with their prefixes: several have their index in front."""
     return [(f"{index}." if len(models) > 1 else "", model) for index, model in enumerate(models)]
+
+
+def discovered(models: Sequence[nn.Module]) -> list[Prefixed]:
+    """Return models that were found one after the other: see `found_prefixes`."""
+    parts = {*models[0]._modules, *models[0]._parameters} if models else set()
+    return list(zip(found_prefixes(parts), models, strict=False))
 
 
 class NamedModels:

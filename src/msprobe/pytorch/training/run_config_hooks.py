@@ -155,7 +155,7 @@ class _Torch:
     def settings(self, parts: Sequence[torch.nn.Module], with_grad: bool) -> RunSettings:
         gc.collect()  # what a program has dropped is none of its settings
         objects = live_objects(kind_of_arguments, kind_of_training_object)
-        found = training_settings(parts, objects)
+        found = training_settings(numbered(parts), objects)
         if parts:
             found["modes"] = flat_modes(modes_of(ModelContents.of(numbered(parts)), with_grad))
         return RunSettings(arguments=program_arguments(objects), parts=found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import msgspec
 import torch
@@ -33,7 +34,19 @@ from msprobe.run_config.random_recording import python_and_numpy_states
 class StartState:
     """Puts the state at the start of each recorded step into its facts."""
 
-    __slots__ = ("_begun", "_fixed", "_flags", "_known", "_models", "_modules", "_session")
+    __slots__ = (
+        "_begun",
+        "_columns",
+        "_fixed",
+        "_fixed_of",
+        "_flags",
+        "_known",
+        "_models",
+        "_modules",
+        "_parameters",
+        "_session",
+        "_with_grad",
+    )
 
     def __init__(self, session: Session, known: KnownTensors) -> None:
         """Create it; nothing is read.
@@ -48,8 +61,12 @@ class StartState:
         self._models = NamedModels()
         self._modules: list[weakref.ref[nn.Module]] = []
         self._flags: list[bool | None] = []
+        self._parameters = Parameters()
+        self._columns: list[TensorColumns] = []  # of the parameters, by model as found
+        self._with_grad = True
         # Environment, packages and the rest are the same for the whole run: encoded once.
         self._fixed: bytes | None = None
+        self._fixed_of: list[str] = []  # prefixes of the models whose modules are in it
 
     def collect(self, models: Sequence[Prefixed]) -> None:
         """Put the state of the step, unless it has begun before."""
@@ -57,16 +74,26 @@ class StartState:
         if not session.facts.is_open or session.account is self._begun:
             return
         self._begun = session.account
-        with_grad = torch.is_grad_enabled()
-        quietly(session, "settings", self._put_settings, [model for _, model in models])
+        self._parameters, self._columns = Parameters(), []
+        self._with_grad = torch.is_grad_enabled()
+        quietly(session, "settings", self._put_settings, models)
         quietly(session, "random states", self._put_random_states)
         self._known.next_step()
         if models:
-            quietly(session, "state of the model", self._put_model, models, with_grad)
+            quietly(session, "state of the model", self._put_model, models)
 
-    def _put_settings(self, models: Sequence[nn.Module]) -> None:
+    def extend(self, models: Sequence[Prefixed]) -> None:
+        """Add the models that the step has found since it began; what is there stays."""
+        session = self._session
+        if session.facts.is_open and session.account is self._begun:
+            quietly(session, "settings", self._put_settings, models)
+            quietly(session, "state of the model", self._put_model, models)
+
+    def _put_settings(self, models: Sequence[Prefixed]) -> None:
         switches = torch_switches()
-        if self._fixed is None:
+        prefixes = [prefix for prefix, _ in models]
+        if self._fixed is None or prefixes != self._fixed_of:
+            self._fixed_of = prefixes
             known = fixed_settings(models).items()
             self._fixed = encode_fact({name: text for name, text in known if name not in switches})
         encoded = b"%b,%b" % (self._fixed[:-1], encode_fact(switches)[1:])
@@ -75,10 +102,10 @@ class StartState:
     def _put_random_states(self) -> None:
         self._session.facts.put("random", random_states())
 
-    def _put_model(self, models: Sequence[Prefixed], with_grad: bool) -> None:
+    def _put_model(self, models: Sequence[Prefixed]) -> None:
         found = ModelContents.of(models)
         self._known.names = found.names
-        self._session.facts.put("modes", modes_of(found, with_grad))
+        self._session.facts.put("modes", modes_of(found, self._with_grad))
         self._models = NamedModels(models)
         self._modules = [weakref.ref(each) for each in found.modules]
         self._flags = self._flags_now()
@@ -100,33 +127,40 @@ class StartState:
         return [None if (m := known()) is None else m.training for known in self._modules]
 
     def _put_parameters(self, found: ModelContents) -> None:
-        tensors = [tensor for _, tensor, _ in found.tensors]
-        columns = TensorColumns(tensors, self._known, samples=Samples.NONE)
-        parameters = Parameters(
-            name=[name for name, _, _ in found.tensors],
-            kind=[kind for _, _, kind in found.tensors],
-            shape=[shape_of(tensor) for tensor in tensors],
-            dtype=[str(tensor.dtype) for tensor in tensors],
-            requires_grad=[tensor.requires_grad for tensor in tensors],
-            checksum=columns.checksum,
-            norm=columns.norm,
-            projections=columns.projections,
-            same_as=found.same_as,
-        )
-        session = self._session
-        if columns.is_ready:
-            session.facts.put("parameters", parameters)
+        session, earlier = self._session, set(self._parameters.name)
+        had_buffers = BUFFER in self._parameters.kind
+        rows = zip(found.tensors, found.same_as, strict=True)
+        new = [(*row, same_as) for row, same_as in rows if row[0] not in earlier]
+        tensors = [row[1] for row in new]
+        self._columns.append(TensorColumns(tensors, self._known, samples=Samples.NONE))
+        for name, tensor, kind, same_as in new:
+            self._parameters.name.append(name)
+            self._parameters.kind.append(kind)
+            self._parameters.shape.append(shape_of(tensor))
+            self._parameters.dtype.append(str(tensor.dtype))
+            self._parameters.requires_grad.append(tensor.requires_grad)
+            self._parameters.same_as.append(same_as)
+        if self._columns[-1].is_ready:
+            self._put_read()
         else:
-            session.step_undo.callback(self._put_waiting, columns, parameters)
-        if BUFFER in parameters.kind:
-            where = "buffers after the step"
-            session.step_undo.callback(quietly, session, where, self._put_buffers, parameters)
+            session.step_undo.callback(self._put_read)
+        if BUFFER in self._parameters.kind and not had_buffers:
+            session.step_undo.callback(
+                quietly, session, "buffers after the step", self._put_buffers
+            )
 
-    def _put_waiting(self, columns: TensorColumns, parameters: Parameters) -> None:
-        columns.wait()
-        self._session.facts.put("parameters", parameters)
+    def _put_read(self) -> None:
+        """Put the parameters with their numbers, which are waited for."""
+        for columns in self._columns:
+            columns.wait()
+        self._parameters.checksum[:] = chain.from_iterable(one.checksum for one in self._columns)
+        self._parameters.norm[:] = chain.from_iterable(one.norm for one in self._columns)
+        self._parameters.projections[:] = chain.from_iterable(
+            one.projections for one in self._columns
+        )
+        self._session.facts.put("parameters", self._parameters)
 
-    def _put_buffers(self, before: Parameters) -> None:
+    def _put_buffers(self) -> None:
         """Put the buffers that are not known to be as they were when the step started."""
         own = {
             name: tensor
@@ -136,7 +170,8 @@ class StartState:
         columns = TensorColumns(list(own.values()), self._known, samples=Samples.NONE)
         columns.wait()
         found = Parameters()
-        earlier = dict(zip(before.name, before.checksum, strict=True))
+        known = chain.from_iterable(one.checksum for one in self._columns)
+        earlier = dict(zip(self._parameters.name, known, strict=True))
         for place, (name, tensor) in enumerate(own.items()):
             checksum = columns.checksum[place]
             if checksum is None or checksum != earlier.get(name):

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from msprobe.pytorch.training.model_contents import Prefixed
 from msprobe.pytorch.training.optimizer_steps import described, options_of
 from msprobe.pytorch.training.torch_settings import torch_settings
 from msprobe.pytorch.values.checksum import crc32_hex
@@ -67,11 +68,11 @@ def kind_of_training_object(of_type: type) -> str | None:
     return "object" if is_users and is_users_module(of_type.__module__) else known
 
 
-def fixed_settings(models: Sequence[nn.Module]) -> dict[str, str]:
+def fixed_settings(models: Sequence[Prefixed]) -> dict[str, str]:
     """Return what is the same for the whole run: versions, environment, arguments, modules …
 
     Args:
-        models: the models.
+        models: the models with their prefixes.
     """
     objects = live_objects(kind_of_arguments, kind_of_training_object)
     parts = training_settings(models, objects)
@@ -85,21 +86,22 @@ def fixed_settings(models: Sequence[nn.Module]) -> dict[str, str]:
     }
 
 
-def training_settings(models: Sequence[nn.Module], objects: Kinds) -> dict[str, Settings]:
+def training_settings(models: Sequence[Prefixed], objects: Kinds) -> dict[str, Settings]:
     """Return the settings of a training by part: modules, optimizer, schedule, scaler, loader.
 
     Args:
-        models: the models.
+        models: the models with their prefixes.
         objects: what `live_objects` found with `kind_of_training_object`.
     """
-    optimizers = _optimizers_of(models, objects.get("optimizer", ()))
+    plain = [model for _, model in models]
+    optimizers = _optimizers_of(plain, objects.get("optimizer", ()))
     groups = {id(_groups_of(one)) for one in optimizers}
     schedules = [
         one
         for one in objects.get("schedule", ())
         if id(_groups_of(getattr(one, "optimizer", None))) in groups
     ]
-    inside = {id(one) for model in models for one in _modules_of(model)}
+    inside = {id(one) for model in plain for one in _modules_of(model)}
     losses = [one for one in objects.get("loss", ()) if id(one) not in inside]
     scalers = [one for one in objects.get("scaler", ()) if one.is_enabled()]
     return {
@@ -124,18 +126,18 @@ def _of_objects(owners: Iterable[Any]) -> Settings:
     return found
 
 
-def module_settings(models: Sequence[nn.Module]) -> Settings:
+def module_settings(models: Sequence[Prefixed]) -> Settings:
     """Return class, ``extra_repr`` and plain attributes of each module, and tied parameters."""
     found: Settings = {}
     held: set[int] = set()
     first_names: dict[int, str] = {}
-    for number, model in enumerate(models):
-        prefix = f"module.{number}" if len(models) > 1 else "module"
+    for prefix, model in models:
+        place = f"module.{prefix}".removesuffix(".")
         try:
-            found |= _of_modules(model, prefix, held)
-            found |= _tied_parameters(model, prefix, first_names)
+            found |= _of_modules(model, place, held)
+            found |= _tied_parameters(model, place, first_names)
         except Exception as exc:  # noqa: BLE001 - a model may refuse to be looked through
-            found[prefix] = f"{type(model).__name__}: unreadable, {type(exc).__name__}"
+            found[place] = f"{type(model).__name__}: unreadable, {type(exc).__name__}"
     return found
 
 
