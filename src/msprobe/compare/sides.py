@@ -213,10 +213,13 @@ class Side:
             for name in records
             for value in self.view.records.values_of(name)
         }
+        taken = [(found.get((record, slot)), whole) for record, slot, whole in joined.slots]
         return [
-            msgspec.structs.replace(found[record, slot], slot=whole)
-            for record, slot, whole in joined.slots
-            if (record, slot) in found
+            msgspec.structs.replace(
+                value, slot=whole, role=Role.INPUT if value.role is Role.OTHER else value.role
+            )
+            for value, whole in taken
+            if value is not None
         ]
 
     def _module_around(self, name: str) -> str | None:

@@ -22,11 +22,14 @@ class Step:
         arguments: its arguments, in order: `FLOW`, an argument of the operator by PyTorch's name,
             or nothing of interest. Empty for a call beside the others, such as of a constant.
         is_optional: whether some layers do without it.
+        attributes: attributes of a primitive that are arguments of the operator, and their names
+            in PyTorch.
     """
 
     api: str
     arguments: tuple[str, ...] = (FLOW,)
     is_optional: bool = False
+    attributes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,9 @@ _RESHAPE: Final = Step("Reshape", is_optional=True)
 _BIAS: Final = Step("BiasAdd", (FLOW, "bias"), is_optional=True)
 _WEIGHT: Final = (FLOW, "weight")
 _CAST: Final = Step("Cast", is_optional=True)
+_AFFINE: Final = ("weight", "bias")
+_EPS: Final = (("epsilon", "eps"),)
+_LAYER_NORM: Final = Step("LayerNorm", (FLOW, *_AFFINE), attributes=_EPS)
 
 DECOMPOSITIONS: Final = (
     Decomposition("linear", "MatMul", (_RESHAPE, Step("MatMul", _WEIGHT), _BIAS, _RESHAPE)),
@@ -62,13 +68,13 @@ DECOMPOSITIONS: Final = (
     Decomposition("conv2d", "Conv2D", (Step("Conv2D", _WEIGHT), _BIAS)),
     Decomposition("conv3d", "Conv3D", (Step("Conv3D", _WEIGHT), _BIAS)),
     Decomposition("conv_transpose2d", "Conv2DTranspose", (Step("Conv2DTranspose", _WEIGHT), _BIAS)),
-    Decomposition("layer_norm", "LayerNorm", (Step("LayerNorm", (FLOW, "weight", "bias")),)),
+    Decomposition("layer_norm", "LayerNorm", (_LAYER_NORM,)),
     Decomposition(
         "batch_norm",
         "BatchNorm",
         (
             _RESHAPE,
-            Step("BatchNorm", (FLOW, "weight", "bias", "running_mean", "running_var")),
+            Step("BatchNorm", (FLOW, *_AFFINE, "running_mean", "running_var"), attributes=_EPS),
             _RESHAPE,
         ),
     ),

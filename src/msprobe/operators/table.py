@@ -56,7 +56,7 @@ def _sent(
 _CORE: Final = Importance.CORE
 _LOW: Final = Importance.LOW
 _LAYER: Final = "input weight bias"
-_NORM: Final = "input running_mean running_var weight bias"
+_NORM: Final = "input running_mean running_var weight bias training momentum eps"
 _DST: Final = Argument(1, "dst")
 _SRC: Final = Argument(1, "src")
 _TENSOR: Final = Argument(0, "tensor")
@@ -215,7 +215,7 @@ TABLE: Final = (
         Family.NORMALISING,
         _CORE,
         kin="layer_norm",
-        arguments="input normalized_shape weight bias",
+        arguments="input normalized_shape weight bias eps",
         may_vary=True,
     ),
     _ops(

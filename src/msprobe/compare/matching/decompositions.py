@@ -62,12 +62,12 @@ def argument_slots(
     part = "output" if is_backward else "input"
     keywords = ("output_kwargs",) if is_backward else ("input", "kwargs")
     known = {value.slot for value in values}
-    by_name = {
+    return {
         f"{part}.{place}": f"{keyword}.{name}"
         for place, name in enumerate(operator.arguments)
         for keyword in keywords
+        if f"{keyword}.{name}" in known
     }
-    return {slot: other for slot, other in by_name.items() if other in known}
 
 
 def _operators(side: Side) -> set[str]:
@@ -246,6 +246,9 @@ def _slots(operator: Operator, part: _Part, name: str, kind: str) -> Iterator[Sl
         if argument in operator.arguments:
             whole = operator.arguments.index(argument)
             yield SlotOf(name, f"{kind}.{place}", f"{kind}.{whole}")
+    for attribute, argument in part.step.attributes if kind == "input" else ():
+        whole = operator.arguments.index(argument)
+        yield SlotOf(name, f"attributes.{attribute}", f"{kind}.{whole}")
 
 
 def _api(call: RecordName) -> str:

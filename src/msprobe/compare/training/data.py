@@ -16,7 +16,7 @@ from msprobe.compare.training.step_pairs import both_ran_through
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data
 from msprobe.dump.formats.dtypes import normal_dtype
-from msprobe.numerics.number_types import kind_of
+from msprobe.numerics.number_types import Kind, kind_of
 
 # Sums of the same elements in another order agree this far.
 _SAME_SUM: Final = 1e-6
@@ -104,9 +104,9 @@ class DataHistory:
         apart = [batch for batch in differing if not _is_rounding(batch)]
         if not apart:
             if differing:
-                words = (
-                    f"the data of {len(differing)} batches agree within rounding, not to the bit"
-                )
+                how = _other_types(differing) or "agree within rounding, not to the bit"
+                batches = "1 batch" if len(differing) == 1 else f"{len(differing)} batches"
+                words = f"the data of {batches} {how}"
                 yield self._difference(differing[0].step, words, Effect.NONE)
             return
         first = apart[0]
@@ -272,6 +272,19 @@ def _is_rounding(batch: _Batch) -> bool:
         and _change(target, reference).is_rounding
         for target, reference in _tensors(batch)
     )
+
+
+def _other_types(batches: Sequence[_Batch]) -> str | None:
+    """Return in words that all that differs are the types of integers; None if it is not."""
+    changed = [both for batch in batches for both in _changed(batch)]
+    types = {(normal_dtype(each.dtype), normal_dtype(other.dtype)) for each, other in changed}
+    if len(types) != 1:
+        return None
+    (target, reference), *_ = types
+    # Integers do not round: statistics and projections of another type are the same.
+    if target == reference or kind_of(target) is not Kind.INTEGER:
+        return None
+    return f"agree, as {target} in the target and {reference} in the reference"
 
 
 def _change(target: Data, reference: Data) -> Change:

@@ -18,6 +18,7 @@ from msprobe.compare.training.fingerprints import at
 from msprobe.compare.training.gradients import has_same_gradients
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.training.step_pairs import StepPair, both_ran_through, options_of, same
+from msprobe.compare.training.update_rules import EARLY_EPS
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Fingerprints, OptimizedParameters, OptimizerStep
 
@@ -112,7 +113,9 @@ def setting_differences(pair: StepPair) -> Iterator[FactDifference]:
             effect=Effect.POSSIBLE if has_meaning else Effect.NONE,
             parameter=names[0],
             setting=(target.number, key),
-            next=(f"set {key} of {pair.short_name} alike in both runs",),
+            next=()
+            if key == EARLY_EPS  # the frameworks' rules
+            else (f"set {key} of {pair.short_name} alike in both runs",),
         )
 
 

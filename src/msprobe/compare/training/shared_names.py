@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from msprobe.compare.matching.module_paths import shared_paths
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.frameworks import are_of_two_frameworks, in_shared_terms
 from msprobe.compare.training.start import FactsPair
 from msprobe.dump.facts import Event, Facts, OptimizerStep
 
@@ -31,6 +32,8 @@ def with_shared_names(
         reference: those of the trusted side.
         mapped: module → the path that both sides share by a mapping file, of either side.
     """
+    if are_of_two_frameworks(target, reference):
+        target, reference = in_shared_terms(target, reference)
     target, reference = (
         _renamed(facts, _reaching(paths, _names(facts))) if paths else facts
         for facts, paths in zip((target, reference), mapped, strict=True)

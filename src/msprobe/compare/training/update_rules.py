@@ -27,6 +27,8 @@ from msprobe.compare.training.elements import (
 )
 from msprobe.compare.training.whole_tensor_rules import adafactor, muon
 
+EARLY_EPS: Final = "eps_before_bias_correction"
+"""Setting of Adam: whether ``eps`` is added to the root before its bias is corrected."""
 # PyTorch keeps numbers of a whole parameter in this type, whatever the parameter's.
 _SCALAR_EPSILON: Final = 2.0**-23
 # RAdam adapts its rate once the variance has more than so many degrees of freedom.
@@ -84,7 +86,9 @@ def _adam_step(options: Options, elements: Elements, *, coupled: bool) -> Update
     # Where weight decay cancels the gradient, its rounding takes part in the root.
     blur = np.where(gradient == 0, 0.0, size / np.maximum(np.abs(gradient), np.finfo(float).tiny))
     scale = options["lr"] / (1 - first**elements.steps)
-    root = np.sqrt(square) / np.sqrt(1 - second**elements.steps) + options["eps"]
+    root = np.sqrt(square) / np.sqrt(1 - second**elements.steps)
+    eps = options["eps"] / (np.sqrt(1 - second**elements.steps) if options.get(EARLY_EPS) else 1.0)
+    root = root + eps
     correction = 1 / (1 - second**elements.steps) if options.get("capturable") else 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
         update = scale * moment / root

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts of MindSpore in PyTorch's terms, where one side of a comparison is of each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from msprobe.compare.training.update_rules import EARLY_EPS
+from msprobe.dump.facts import Event, Facts, OptimizerGroup, OptimizerStep
+from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.operators.lookup import parameter_name
+
+_MINDSPORE: Final = "mindspore.version"
+# What each framework, its modules and packages and their environment are set to has no counterpart
+# in the other one, and neither have the files of the two programs.
+_OF_FRAMEWORKS: Final = ("mindspore", "torch", "cann", "module.", "package.", "env.", "code.")
+_STATES: Final = {"moment1": "exp_avg", "moment2": "exp_avg_sq", "accum": "momentum_buffer"}
+_BETAS: Final = ("beta1", "beta2")
+_EARLY_EPS_CLASS: Final = "mindspore.nn.optim.adam.Adam"  # as the first version of the paper has it
+
+
+def are_of_two_frameworks(target: Facts, reference: Facts) -> bool:
+    """Return whether one side alone is of MindSpore."""
+    return (_MINDSPORE in target.settings) is not (_MINDSPORE in reference.settings)
+
+
+def in_shared_terms(target: Facts, reference: Facts) -> tuple[Facts, Facts]:
+    """Return the facts of a side of MindSpore and one of PyTorch in PyTorch's terms.
+
+    Names of parameters, element types, optimizers with their settings and states are translated.
+    Settings and states that only one framework has are left out.
+    """
+    is_target = _MINDSPORE in target.settings
+    own, other = (target, reference) if is_target else (reference, target)
+    names = set() if other.parameters is None else set(other.parameters.name)
+    steps = {(step.number, step.call): step for step in other.optimizer_steps()}
+    own = replace(
+        own,
+        settings=_comparable(own.settings),
+        events=[_translated(event, names, steps) for event in own.events],
+        data=[replace(each, dtype=_dtype(each.dtype)) for each in own.data],
+        loss=[replace(each, dtype=_dtype(each.dtype)) for each in own.loss],
+        **{
+            part: replace(
+                columns,
+                name=[_name(name, names) for name in columns.name],
+                dtype=[_dtype(each) for each in columns.dtype],
+            )
+            for part in ("parameters", "buffers_after")
+            if (columns := getattr(own, part)) is not None
+        },
+    )
+    if own.modes is not None:
+        frozen = [_name(name, names) for name in own.modes.requires_grad_false]
+        own = replace(own, modes=replace(own.modes, requires_grad_false=frozen))
+    translated = {(step.number, step.call): step for step in own.optimizer_steps()}
+    events = [_as_far_as(event, translated) for event in other.events]
+    other = replace(other, settings=_comparable(other.settings), events=events)
+    return (own, other) if is_target else (other, own)
+
+
+def _comparable(settings: Mapping[str, str]) -> dict[str, str]:
+    return {key: text for key, text in settings.items() if not key.startswith(_OF_FRAMEWORKS)}
+
+
+def _dtype(raw: str) -> str:
+    return f"torch.{normal_dtype(raw)}"
+
+
+def _name(name: str, names: Collection[str]) -> str:
+    """Return PyTorch's name of a parameter, if the other side has that one and not this one."""
+    around, dot, last = name.rpartition(".")
+    other = f"{around}{dot}{parameter_name(last)}"
+    return name if name in names or other not in names else other
+
+
+def _translated(
+    event: Event, names: Collection[str], others: Mapping[tuple[int, int], OptimizerStep]
+) -> Event:
+    if not isinstance(event, OptimizerStep):
+        return event
+    columns = event.parameters
+    known = {_STATES.get(state, state): prints for state, prints in columns.state.items()}
+    event = replace(
+        event,
+        groups=[replace(group, options=_options(event, group)) for group in event.groups],
+        parameters=replace(
+            columns,
+            name=[_name(name, names) for name in columns.name],
+            dtype=[_dtype(each) for each in columns.dtype],
+            state=known,
+            samples={_STATES.get(key, key): rows for key, rows in columns.samples.items()},
+            notes={_name(name, names): text for name, text in columns.notes.items()},
+        ),
+    )
+    other = others.get((event.number, event.call))
+    if other is None:
+        return event
+    of_class = event.class_name.rpartition(".")[2].lower()
+    if of_class == other.class_name.rpartition(".")[2].lower():
+        event = replace(event, class_name=other.class_name)
+    return _as_far_as(event, {(event.number, event.call): other})
+
+
+def _options(step: OptimizerStep, group: OptimizerGroup) -> dict[str, Any]:
+    options: dict[str, Any] = dict(group.options)
+    if all(name in options for name in _BETAS):
+        options["betas"] = [options.pop(name) for name in _BETAS]
+    if step.class_name == _EARLY_EPS_CLASS:
+        options[EARLY_EPS] = True
+    return options
+
+
+def _as_far_as(event: Event, others: Mapping[tuple[int, int], OptimizerStep]) -> Event:
+    """Leave out states and step counts that the other side's optimizer lacks."""
+    if not isinstance(event, OptimizerStep):
+        return event
+    other = others.get((event.number, event.call))
+    if other is None:
+        return event
+    columns = event.parameters
+    counts_alike = _counts(columns.steps) == _counts(other.parameters.steps)
+    known = {name: each for name, each in columns.state.items() if name in other.parameters.state}
+    groups = event.groups
+    if any(EARLY_EPS in group.options for group in other.groups):
+        groups = [replace(each, options={EARLY_EPS: False, **each.options}) for each in groups]
+    return replace(
+        event,
+        groups=groups,
+        parameters=replace(columns, state=known, steps=columns.steps if counts_alike else []),
+    )
+
+
+def _counts(steps: Iterable[object]) -> bool:
+    return any(each is not None for each in steps)
