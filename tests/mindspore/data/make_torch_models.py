@@ -8,6 +8,7 @@ python make_torch_models.py convolutions torch_convolutions
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -55,10 +56,12 @@ class Convolutions(nn.Module):
 def record(folder: Path, net: nn.Module, loss: nn.Module, *data: torch.Tensor) -> None:
     for seed, (_, parameter) in enumerate(sorted(net.named_parameters())):
         parameter.data = values(seed, *parameter.shape)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     debugger = PrecisionDebugger(dump_path=folder, level="L1")
     debugger.start(net)
     loss(net(data[0]), data[1]).backward()
     debugger.stop()
+    optimizer.step()
     debugger.step()
 
 
@@ -72,3 +75,12 @@ else:
     record(folder, Convolutions(), nn.MSELoss(), images, targets)
 for stack in folder.glob("step*/rank/stack.json"):
     stack.unlink()  # places in this file
+for path in folder.glob("step*/rank/facts.json"):
+    facts = json.loads(path.read_text())
+    # The rest is of this machine.
+    facts["settings"] = {
+        name: text
+        for name, text in facts["settings"].items()
+        if name.startswith(("torch.version", "module."))
+    }
+    path.write_text(json.dumps(facts))

@@ -3,13 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from msprobe.compare.training.update_rules import EARLY_EPS
-from msprobe.dump.facts import Event, Facts, OptimizerGroup, OptimizerStep
+from msprobe.dump.facts import (
+    Event,
+    Facts,
+    Modes,
+    OptimizerGroup,
+    OptimizerStep,
+    Parameters,
+)
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.operators.lookup import parameter_name
 
@@ -18,7 +25,9 @@ _MINDSPORE: Final = "mindspore.version"
 # in the other one, and neither have the files of the two programs.
 _OF_FRAMEWORKS: Final = ("mindspore", "torch", "cann", "module.", "package.", "env.", "code.")
 _STATES: Final = {"moment1": "exp_avg", "moment2": "exp_avg_sq", "accum": "momentum_buffer"}
+_BUFFER: Final = "buffer"
 _BETAS: Final = ("beta1", "beta2")
+_COUNT: Final = "num_batches_tracked"  # PyTorch alone counts what it normalised
 _EARLY_EPS_CLASS: Final = "mindspore.nn.optim.adam.Adam"  # as the first version of the paper has it
 
 
@@ -35,31 +44,56 @@ def in_shared_terms(target: Facts, reference: Facts) -> tuple[Facts, Facts]:
     """
     is_target = _MINDSPORE in target.settings
     own, other = (target, reference) if is_target else (reference, target)
-    names = set() if other.parameters is None else set(other.parameters.name)
+    kinds = {} if other.parameters is None else _kinds(other.parameters)
     steps = {(step.number, step.call): step for step in other.optimizer_steps()}
     own = replace(
         own,
         settings=_comparable(own.settings),
-        events=[_translated(event, names, steps) for event in own.events],
+        modes=None if own.modes is None else _modes(own.modes, kinds),
+        parameters=None if own.parameters is None else _parameters(own.parameters, kinds),
         data=[replace(each, dtype=_dtype(each.dtype)) for each in own.data],
         loss=[replace(each, dtype=_dtype(each.dtype)) for each in own.loss],
-        **{
-            part: replace(
-                columns,
-                name=[_name(name, names) for name in columns.name],
-                dtype=[_dtype(each) for each in columns.dtype],
-            )
-            for part in ("parameters", "buffers_after")
-            if (columns := getattr(own, part)) is not None
-        },
+        events=[_translated(event, kinds, steps) for event in own.events],
     )
-    if own.modes is not None:
-        frozen = [_name(name, names) for name in own.modes.requires_grad_false]
-        own = replace(own, modes=replace(own.modes, requires_grad_false=frozen))
     translated = {(step.number, step.call): step for step in own.optimizer_steps()}
-    events = [_as_far_as(event, translated) for event in other.events]
-    other = replace(other, settings=_comparable(other.settings), events=events)
+    other = replace(
+        other,
+        settings=_comparable(other.settings),
+        parameters=None if other.parameters is None else _without_counts(other.parameters),
+        buffers_after=None,  # MindSpore's recordings do not tell them
+        events=[_as_far_as(event, translated) for event in other.events],
+    )
     return (own, other) if is_target else (other, own)
+
+
+def _kinds(parameters: Parameters) -> dict[str, str]:
+    return dict(zip(parameters.name, parameters.kind, strict=True))
+
+
+def _modes(modes: Modes, kinds: Mapping[str, str]) -> Modes:
+    """Return the flags without those of buffers, which are parameters in MindSpore."""
+    frozen = [_name(name, kinds) for name in modes.requires_grad_false]
+    trained = [name for name in frozen if kinds.get(name) != _BUFFER]
+    return replace(modes, requires_grad_false=trained)
+
+
+def _parameters(parameters: Parameters, kinds: Mapping[str, str]) -> Parameters:
+    names = [_name(name, kinds) for name in parameters.name]
+    own = zip(names, parameters.kind, strict=True)
+    return replace(
+        parameters,
+        name=names,
+        kind=[kinds.get(name, kind) for name, kind in own],
+        dtype=[_dtype(each) for each in parameters.dtype],
+    )
+
+
+def _without_counts(parameters: Parameters) -> Parameters:
+    kept = [at for at, name in enumerate(parameters.name) if not name.endswith(_COUNT)]
+    columns = {name: getattr(parameters, name) for name in Parameters.__struct_fields__}
+    return Parameters(
+        **{name: [each[at] for at in kept] if each else [] for name, each in columns.items()}
+    )
 
 
 def _comparable(settings: Mapping[str, str]) -> dict[str, str]:
@@ -70,7 +104,7 @@ def _dtype(raw: str) -> str:
     return f"torch.{normal_dtype(raw)}"
 
 
-def _name(name: str, names: Collection[str]) -> str:
+def _name(name: str, names: Container[str]) -> str:
     """Return PyTorch's name of a parameter, if the other side has that one and not this one."""
     around, dot, last = name.rpartition(".")
     other = f"{around}{dot}{parameter_name(last)}"
@@ -78,7 +112,7 @@ def _name(name: str, names: Collection[str]) -> str:
 
 
 def _translated(
-    event: Event, names: Collection[str], others: Mapping[tuple[int, int], OptimizerStep]
+    event: Event, names: Container[str], others: Mapping[tuple[int, int], OptimizerStep]
 ) -> Event:
     if not isinstance(event, OptimizerStep):
         return event

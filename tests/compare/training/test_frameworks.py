@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts of MindSpore beside those of PyTorch, in PyTorch's terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from msprobe.compare.training.shared_names import with_shared_names
+from msprobe.compare.training.update_rules import EARLY_EPS, rule_of
+from msprobe.dump.facts import (
+    Data,
+    Facts,
+    Fingerprints,
+    Modes,
+    OptimizedParameters,
+    OptimizerGroup,
+    OptimizerStep,
+    Parameters,
+)
+
+ADAM = {"torch": "torch.optim.adam.Adam", "mindspore": "mindspore.nn.optim.adam.Adam"}
+
+
+def facts(framework: str, names: dict[str, str], dtype: str, **options: object) -> Facts:
+    states = ("moment1", "moment2") if framework == "mindspore" else ("exp_avg", "exp_avg_sq")
+    trained = [name for name, kind in names.items() if kind == "parameter"]
+    step = OptimizerStep(
+        class_name=ADAM[framework],
+        number=0,
+        call=0,
+        groups=[OptimizerGroup(options=options, parameters=list(range(len(trained))))],
+        parameters=OptimizedParameters(
+            name=trained,
+            dtype=[dtype] * len(trained),
+            steps=[0] * len(trained),
+            state={state: Fingerprints(norm=[0.0] * len(trained)) for state in states},
+            samples={state: [[0.0]] * len(trained) for state in states},
+        ),
+    )
+    return Facts(
+        version=1,
+        step=0,
+        settings={f"{framework}.version": "2", "module.norm": framework, "argument.lr": "1"},
+        modes=Modes(requires_grad_false=[name for name in names if names[name] == "frozen"]),
+        parameters=Parameters(
+            name=list(names),
+            kind=["buffer" if kind == "buffer" else "parameter" for kind in names.values()],
+            dtype=[dtype] * len(names),
+        ),
+        data=[Data(micro=0, record=None, where="input.0", shape=[1], dtype=dtype)],
+        events=[step],
+    )
+
+
+OURS = {
+    "embed.embedding_table": "parameter",
+    "norm.gamma": "parameter",
+    "own.gamma": "parameter",
+    "norm.moving_mean": "frozen",
+}
+THEIRS = {
+    "embed.weight": "parameter",
+    "norm.weight": "parameter",
+    "own.gamma": "parameter",
+    "norm.running_mean": "buffer",
+    "norm.num_batches_tracked": "buffer",
+}
+
+
+def test_both_sides_have_the_terms_of_pytorch() -> None:
+    ours = facts("mindspore", OURS, "Float32", beta1=0.9, beta2=0.99, lr=0.1, use_locking=False)
+    theirs = facts("torch", THEIRS, "torch.float32", betas=[0.9, 0.99], lr=0.1)
+    for is_target in (True, False):
+        sides = with_shared_names(*((ours, theirs) if is_target else (theirs, ours)))
+        own, other = sides if is_target else reversed(sides)
+        assert own.parameters == other.parameters
+        assert own.parameters.name == [name for name in THEIRS if not name.endswith("tracked")]
+        assert own.modes == other.modes
+        assert own.data == other.data
+        assert own.settings == other.settings == {"argument.lr": "1"}
+        (step,), (their_step,) = own.events, other.events
+        assert step.parameters == their_step.parameters
+        assert list(step.parameters.state) == ["exp_avg", "exp_avg_sq"]
+        assert step.class_name == their_step.class_name == ADAM["torch"]
+        options, their_options = step.groups[0].options, their_step.groups[0].options
+        assert options["betas"] == their_options["betas"]
+        assert (options[EARLY_EPS], their_options[EARLY_EPS]) == (True, False)
+
+
+def test_a_side_by_itself_keeps_its_terms() -> None:
+    both = [facts("mindspore", OURS, "Float32", lr=lr) for lr in (0.1, 0.2)]
+    assert with_shared_names(*both) == tuple(both)
+
+
+@dataclass
+class Element:
+    """The one element of a parameter in the second step of Adam."""
+
+    before: np.ndarray
+    gradient: np.ndarray
+    steps: np.ndarray
+    epsilon: float = 2.0**-23
+
+    @property
+    def has_state(self) -> np.ndarray:
+        return np.array([True])
+
+    def of(self, state: str) -> np.ndarray:
+        return np.array([{"exp_avg": 0.25, "exp_avg_sq": 1 / 1024}[state]])
+
+
+def test_adam_of_mindspore_adds_eps_before_it_corrects_the_bias() -> None:
+    options = {"lr": 0.5, "betas": [0.5, 0.75], "eps": 0.125, EARLY_EPS: True}
+    rule = rule_of(ADAM["torch"], options)
+    assert rule is not None
+    updated = rule(options, Element(*(np.array([x]) for x in (1.0, 0.5, 2.0))))
+    # The formulas of docs.mindspore.cn for nn.Adam, with fractions but for the two roots.
+    moment = Fraction(1, 2) * Fraction(1, 4) + Fraction(1, 2) * Fraction(1, 2)
+    square = Fraction(3, 4) * Fraction(1, 1024) + Fraction(1, 4) * Fraction(1, 4)
+    rate = 0.5 * float(1 - Fraction(9, 16)) ** 0.5 / float(1 - Fraction(1, 4))
+    expected = 1 - rate * float(moment) / (float(square) ** 0.5 + 0.125)
+    assert abs(float(updated.value[0]) - expected) < 1e-14
