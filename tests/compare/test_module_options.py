@@ -103,6 +103,19 @@ def test_another_class_of_module_is_no_argument(tmp_path: Path) -> None:
     assert "RMSNorm" in verdict["sentence"]
 
 
+def test_a_training_flag_does_not_hide_the_option(tmp_path: Path) -> None:
+    def changed(model: Any) -> None:
+        eps(model)
+        model.eval()  # nothing here depends on it
+
+    target, _ = recorded(tmp_path / "a", changed)
+    reference, _ = recorded(tmp_path / "b", lambda _model: None)
+    verdict = run_comparison(target, reference, CompareOptions()).summary["verdict"]
+    assert verdict["class"] == "argument"
+    assert "eps=0.25" in verdict["sentence"]
+    assert any("eval mode" in each for each in verdict["evidence"])
+
+
 def test_an_option_without_consequence_is_not_named(tmp_path: Path) -> None:
     def in_place(model: Any) -> None:
         model[2].inplace = True

@@ -90,6 +90,30 @@ def test_both_sides_have_the_terms_of_pytorch() -> None:
         assert (options[EARLY_EPS], their_options[EARLY_EPS]) == (True, False)
 
 
+def test_numbers_that_modules_of_both_frameworks_have_are_settings() -> None:
+    ours, theirs = facts("mindspore", OURS, "Float32"), facts("torch", THEIRS, "torch.float32")
+    ours.settings.update(
+        {
+            "module.norm": "LayerNorm(normalized_shape=(4,), begin_norm_axis=-1)",
+            "module.norm.epsilon": "1e-05",
+            "module.drop": "Dropout(p=0.5)",
+            "module.up": "Dense(input_channels=4, output_channels=2)",
+        }
+    )
+    theirs.settings.update(
+        {
+            "module.norm": "LayerNorm((4,), eps=0.001, elementwise_affine=True, bias=True)",
+            "module.drop": "Dropout(p=0.5, inplace=False)",
+            "module.up": "Linear(in_features=4, out_features=2)",
+        }
+    )
+    own, other = (each.settings for each in with_shared_names(ours, theirs))
+    differing = {key for key in own.keys() | other.keys() if own.get(key) != other.get(key)}
+    assert differing == {"module.norm.eps"}
+    assert (own["module.norm.eps"], other["module.norm.eps"]) == ("1e-05", "0.001")
+    assert own["module.drop.p"] == "0.5"
+
+
 def test_a_side_by_itself_keeps_its_terms() -> None:
     both = [facts("mindspore", OURS, "Float32", lr=lr) for lr in (0.1, 0.2)]
     assert with_shared_names(*both) == tuple(both)

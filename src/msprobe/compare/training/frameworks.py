@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final
 
@@ -21,9 +22,14 @@ from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.operators.lookup import parameter_name
 
 _MINDSPORE: Final = "mindspore.version"
-# What each framework, its modules and packages and their environment are set to has no counterpart
-# in the other one, and neither have the files of the two programs.
-_OF_FRAMEWORKS: Final = ("mindspore", "torch", "cann", "module.", "package.", "env.", "code.")
+# What each framework, its packages and their environment are set to has no counterpart in the other
+# one, and neither have the files of the two programs. Of modules these numbers have.
+_OF_FRAMEWORKS: Final = ("mindspore", "torch", "cann", "module", "package.", "env.", "code.")
+_NUMBERS: Final = {
+    "eps": re.compile(r"\b(?:eps|epsilon)=([-+.\de]+)"),
+    "p": re.compile(r"\bp=([-+.\de]+)"),
+}
+_ATTRIBUTES: Final = {"eps": ("eps", "epsilon"), "p": ("p",)}
 _STATES: Final = {"moment1": "exp_avg", "moment2": "exp_avg_sq", "accum": "momentum_buffer"}
 _BUFFER: Final = "buffer"
 _BETAS: Final = ("beta1", "beta2")
@@ -97,7 +103,38 @@ def _without_counts(parameters: Parameters) -> Parameters:
 
 
 def _comparable(settings: Mapping[str, str]) -> dict[str, str]:
-    return {key: text for key, text in settings.items() if not key.startswith(_OF_FRAMEWORKS)}
+    known = {key: text for key, text in settings.items() if not key.startswith(_OF_FRAMEWORKS)}
+    for key in settings:
+        if key.startswith("module"):
+            known |= _numbers(settings, key)
+    return known
+
+
+def _numbers(settings: Mapping[str, str], module: str) -> dict[str, str]:
+    """Return the numbers of a module that both frameworks have, and that it is one."""
+    found: dict[str, str] = {}
+    for name, shown in _NUMBERS.items():
+        text = next(
+            (
+                settings[f"{module}.{each}"]
+                for each in _ATTRIBUTES[name]
+                if f"{module}.{each}" in settings
+            ),
+            None,
+        )
+        match = shown.search(settings[module])
+        text = match[1] if text is None and match else text
+        if text is not None and _is_number(text):
+            found |= {module: "a module", f"{module}.{name}": repr(float(text))}
+    return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _dtype(raw: str) -> str:

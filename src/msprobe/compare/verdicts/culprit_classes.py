@@ -12,6 +12,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Match, Matched, Origin, Status
 from msprobe.compare.training.differences import Moment
+from msprobe.compare.training.frameworks import are_of_two_frameworks, in_shared_terms
 from msprobe.compare.training.gradient_factors import multiple_words
 from msprobe.compare.training.module_settings import changed_options, changed_settings
 from msprobe.compare.verdicts.calls import is_cast
@@ -108,11 +109,13 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     pair = row.pair
     if culprit.kind != "forward" or row.value.role is not Role.OUTPUT or not pair.is_matched:
         return found, words
-    facts = comparison.target.view.facts, comparison.reference.view.facts
+    own, other = comparison.target.view.facts, comparison.reference.view.facts
     parsed = [parse_record_name(name or "") for name in (pair.target, pair.reference)]
-    if None in facts or not all(name.is_module for name in parsed):
+    if own is None or other is None or not all(name.is_module for name in parsed):
         return found, words
-    given = [each.settings for each in facts if each is not None], [name.path for name in parsed]
+    if are_of_two_frameworks(own, other):
+        own, other = in_shared_terms(own, other)
+    given = (own.settings, other.settings), [name.path for name in parsed]
     options = changed_options(*given)
     if options is not None:
         words = f"{culprit_place(culprit)}: {options.words}"
@@ -182,7 +185,10 @@ def is_ruled_by_mode(culprit: Culprit, modules: Sequence[str]) -> bool:
     if not row.pair.is_matched or any(isinstance(value.value, bool) for value in row.values):
         return True
     is_named = _RULED_BY_MODE.search(row.pair.name) is not None
-    return is_named or (is_without_reason(culprit) and _parsed(culprit).is_module)
+    if is_named or not _parsed(culprit).is_module:
+        return is_named
+    # Its own code may ask for the flag, unless what it was made with tells the difference.
+    return is_without_reason(culprit) and class_and_words(culprit)[0] is not VerdictClass.ARGUMENT
 
 
 def culprit_words(culprit: Culprit) -> str:
