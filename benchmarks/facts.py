@@ -6,8 +6,9 @@
 
 Each round runs every variant twice, in an order drawn anew, and times the second step: as in a run
 of several steps, it finds the parameters as its own last step left them. What else the machine
-does, and what one leaves behind for the next, touches all of them. The ratios are those of the lower quartiles, which
-a busy machine disturbs least. In brackets: the middle half of the ratios of one round each.
+does, and what one leaves behind for the next, touches all of them. The ratios are those of the
+lower quartiles, which a busy machine disturbs least. In brackets: the middle half of the ratios of
+one round each.
 
 The last line is a control: how long the machine takes to read once, and do nothing else with, what
 facts read in a step (gradients, states, parameters after the update). No summary can cost less.

@@ -183,3 +183,38 @@ def test_optimizers_of_compiled_graphs(whole: bool, tmp_path: Path) -> None:
         assert columns.after.checksum == [crc(one) for one in values[step + 1]]
         known = [None, None] if whole else [crc(one) for one in gradients[step]]
         assert columns.gradient.checksum == known
+
+
+def test_statistics_of_a_normalisation_and_decay_by_parameter(tmp_path: Path) -> None:
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    mindspore.set_seed(3)
+    net = nn.SequentialCell(nn.Dense(4, 3), nn.BatchNorm1d(3, momentum=0.5))
+    net.set_train()
+    optimizer = nn.SGD(net.trainable_params(), 0.1, weight_decay=0.5)
+    gradients_of = mindspore.value_and_grad(lambda x: net(x).sum(), None, optimizer.parameters)
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    debugger.start(net)
+    before = [one.asnumpy().copy() for one in optimizer.parameters]
+    _, gradients = gradients_of(Tensor(BATCH))
+    debugger.stop()
+    optimizer(gradients)
+    debugger.step()
+    known = facts(tmp_path)
+    statistics = net[1].moving_mean, net[1].moving_variance
+    kinds = dict(zip(known.parameters.name, known.parameters.kind, strict=True))
+    assert [name for name, kind in kinds.items() if kind == "buffer"] == known.buffers_after.name
+    assert known.buffers_after.name == [one.name for one in statistics]
+    assert known.buffers_after.checksum == [crc(one.asnumpy()) for one in statistics]
+    norms = [np.linalg.norm(one.asnumpy().astype(np.float64)) for one in statistics]
+    assert known.buffers_after.norm == pytest.approx(norms)
+    # What was subtracted beside the gradient tells what was decayed.
+    (event,) = known.events
+    decays = {
+        event.parameters.name[place]: group.options["weight_decay"]
+        for group in event.groups
+        for place in group.parameters
+    }
+    for one, start, gradient in zip(optimizer.parameters, before, gradients, strict=True):
+        rest = (start - one.asnumpy()) / 0.1 - gradient.asnumpy()
+        np.testing.assert_allclose(rest, decays[one.name] * start, atol=1e-5)
+    assert set(decays.values()) == {0.0, 0.5}

@@ -126,6 +126,15 @@ def test_another_weight_is_named_as_pytorch_does(tmp_path: Path) -> None:
     assert "only" not in verdict["sentence"]
 
 
+def test_other_statistics_of_a_normalisation_are_seen(tmp_path: Path) -> None:
+    net = Convolutions()
+    net.norm = nn.BatchNorm2d(4, momentum=0.5)  # PyTorch's 0.1 is 0.9 here
+    record(tmp_path, net, nn.MSELoss(), values(40, 2, 3, 6, 6), values(41, 2, 2))
+    verdict = msprobe.compare_dumps(tmp_path, DATA / "torch_convolutions").summary["verdict"]
+    assert verdict["class"] == "update"
+    assert "(norm.running_mean, norm.running_var) differ after step 0" in verdict["sentence"]
+
+
 class LossyDense(nn.Dense):
     """Loses bits between the product and the bias."""
 

@@ -86,8 +86,16 @@ def pair_lists(
 
 
 def _is_setting(row: Row) -> bool:
-    """Return whether a primitive of MindSpore has an argument of PyTorch's as its attribute."""
-    if isinstance(row, Matched) or row.value.role is not Role.INPUT or row.value.is_tensor:
+    """Return whether a value has no partner because the frameworks keep it otherwise.
+
+    A primitive of MindSpore has arguments of PyTorch's as its attributes, and a cell has PyTorch's
+    buffers as parameters.
+    """
+    if isinstance(row, Matched):
+        return False
+    if row.value.role is Role.PARAMETER:
+        return parameter_name(row.value.slot.rpartition(".")[2]).startswith("running_")
+    if row.value.role is not Role.INPUT or row.value.is_tensor:
         return False
     record = row.pair.target if isinstance(row, Missing) else row.pair.reference
     return record is not None and record.startswith("Primitive.")

@@ -34,7 +34,11 @@ from msprobe.mindspore.start_state import NO_PRINT, print_of
 
 # Attributes of every cell, and some of every optimizer, are no settings.
 _NO_OPTIONS: Final = frozenset(
-    (*vars(nn.Cell()), "global_step", "learning_rate", "param_length", "skip_auto_parallel_compile")
+    (
+        *vars(nn.Cell()),
+        *("decay_flags", "global_step", "learning_rate", "optim_filter", "param_length"),
+        "skip_auto_parallel_compile",
+    )
 )
 _WHERE: Final = "optimizer step"
 
@@ -293,9 +297,7 @@ def groups_of(optimizer: Any) -> Iterator[OptimizerGroup]:
     for place in range(len(places)):
         own = {
             "lr": _described(_of_parameter(optimizer, "lr", "learning_rate", place)),
-            "weight_decay": _described(
-                _of_parameter(optimizer, "weight_decay", "weight_decay", place)
-            ),
+            "weight_decay": _described(_weight_decay(optimizer, place)),
         }
         together.setdefault(repr(own), ({**common, **own}, []))[1].append(place)
     for options, members in together.values():
@@ -311,6 +313,14 @@ def _attributes(optimizer: Any) -> Mapping[str, Any]:
         for key, value in {**vars(optimizer), **parameters}.items()
         if key not in _NO_OPTIONS and not key.startswith(("_", "is_group", "dynamic_"))
     }
+
+
+def _weight_decay(optimizer: Any, place: int) -> Any:
+    """Return the weight decay of a parameter; MindSpore leaves out gamma and beta by itself."""
+    flags = getattr(optimizer, "decay_flags", ())
+    if len(flags) > place and not flags[place]:
+        return 0.0
+    return _of_parameter(optimizer, "weight_decay", "weight_decay", place)
 
 
 def _of_parameter(optimizer: Any, name: str, common: str, place: int) -> Any:

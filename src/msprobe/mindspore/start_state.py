@@ -22,6 +22,7 @@ from msprobe.mindspore.run_config_hooks import (
     mindspore_settings,
 )
 from msprobe.mindspore.tensor_payload import crc32_hex
+from msprobe.operators.lookup import parameter_name
 from msprobe.run_config.collecting import collect_settings
 from msprobe.run_config.live_objects import live_objects, plain_settings
 from msprobe.run_config.program_arguments import kind_of_arguments
@@ -29,6 +30,8 @@ from msprobe.run_config.random_recording import python_and_numpy_states
 
 Print = tuple[str | None, float | None, Projections | None]
 NO_PRINT: Final[Print] = (None, None, None)
+BUFFER: Final = "buffer"
+_BUFFERS: Final = ("running_mean", "running_var")
 
 
 def print_of(tensor: Any) -> Print:
@@ -104,7 +107,7 @@ class StartState:
         prints = [known[name] for name, _ in named]
         parameters = Parameters(
             name=[name for name, _ in named],
-            kind=["parameter"] * len(named),
+            kind=[kind_of(name) for name, _ in named],
             shape=[list(parameter.shape) for _, parameter in named],
             dtype=[dtype_name(parameter) for _, parameter in named],
             requires_grad=[bool(parameter.requires_grad) for _, parameter in named],
@@ -114,6 +117,28 @@ class StartState:
             same_as=[None] * len(named),  # MindSpore names a parameter once
         )
         facts.put("parameters", parameters)
+        buffers = [each for each in named if kind_of(each[0]) == BUFFER]
+        if buffers and on_host():
+            undo, session = self._session.step_undo, self._session
+            undo.callback(quietly, session, "buffers after the step", self._put_buffers, buffers)
+
+    def _put_buffers(self, buffers: Sequence[tuple[str, Any]]) -> None:
+        """Put the buffers that the step has changed."""
+        after = [(name, one, print_of(one)) for name, one in buffers]
+        changed = [each for each in after if each[2] != self._prints[each[0]]]
+        found = Parameters(
+            name=[name for name, _, _ in changed],
+            dtype=[dtype_name(one) for _, one, _ in changed],
+            checksum=[checksum for *_, (checksum, _, _) in changed],
+            norm=[norm for *_, (_, norm, _) in changed],
+            projections=[projections for *_, (_, _, projections) in changed],
+        )
+        self._session.facts.put("buffers_after", found)
+
+
+def kind_of(name: str) -> str:
+    """Return ``buffer`` for what PyTorch has as one, the statistics of a normalisation."""
+    return BUFFER if parameter_name(name.rpartition(".")[2]) in _BUFFERS else "parameter"
 
 
 def named_parameters(models: Sequence[nn.Cell]) -> list[tuple[str, Any]]:

@@ -22,9 +22,10 @@ from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.operators.lookup import parameter_name
 
 _MINDSPORE: Final = "mindspore.version"
-# What each framework, its packages and their environment are set to has no counterpart in the other
-# one, and neither have the files of the two programs. Of modules these numbers have.
-_OF_FRAMEWORKS: Final = ("mindspore", "torch", "cann", "module", "package.", "env.", "code.")
+# What frameworks, their objects and environments are set to has no counterpart in the other one.
+# Arguments of the programs have, and these numbers of modules.
+_ARGUMENT: Final = "argument."
+_MODULE: Final = "module"
 _NUMBERS: Final = {
     "eps": re.compile(r"\b(?:eps|epsilon)=([-+.\de]+)"),
     "p": re.compile(r"\bp=([-+.\de]+)"),
@@ -57,6 +58,7 @@ def in_shared_terms(target: Facts, reference: Facts) -> tuple[Facts, Facts]:
         settings=_comparable(own.settings),
         modes=None if own.modes is None else _modes(own.modes, kinds),
         parameters=None if own.parameters is None else _parameters(own.parameters, kinds),
+        buffers_after=None if own.buffers_after is None else _parameters(own.buffers_after, kinds),
         data=[replace(each, dtype=_dtype(each.dtype)) for each in own.data],
         loss=[replace(each, dtype=_dtype(each.dtype)) for each in own.loss],
         events=[_translated(event, kinds, steps) for event in own.events],
@@ -66,7 +68,6 @@ def in_shared_terms(target: Facts, reference: Facts) -> tuple[Facts, Facts]:
         other,
         settings=_comparable(other.settings),
         parameters=None if other.parameters is None else _without_counts(other.parameters),
-        buffers_after=None,  # MindSpore's recordings do not tell them
         events=[_as_far_as(event, translated) for event in other.events],
     )
     return (own, other) if is_target else (other, own)
@@ -85,7 +86,7 @@ def _modes(modes: Modes, kinds: Mapping[str, str]) -> Modes:
 
 def _parameters(parameters: Parameters, kinds: Mapping[str, str]) -> Parameters:
     names = [_name(name, kinds) for name in parameters.name]
-    own = zip(names, parameters.kind, strict=True)
+    own = zip(names, parameters.kind, strict=False)  # what a step changed has no kinds
     return replace(
         parameters,
         name=names,
@@ -103,9 +104,9 @@ def _without_counts(parameters: Parameters) -> Parameters:
 
 
 def _comparable(settings: Mapping[str, str]) -> dict[str, str]:
-    known = {key: text for key, text in settings.items() if not key.startswith(_OF_FRAMEWORKS)}
+    known = {key: text for key, text in settings.items() if key.startswith(_ARGUMENT)}
     for key in settings:
-        if key.startswith("module"):
+        if key.startswith(_MODULE):
             known |= _numbers(settings, key)
     return known
 

@@ -10,7 +10,8 @@ from typing import Final
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
-from msprobe.compare.model import Match, Matched, Origin, Status
+from msprobe.compare.model import Match, Matched, Missing, Origin, Status
+from msprobe.compare.sides import MINDSPORE
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.frameworks import are_of_two_frameworks, in_shared_terms
 from msprobe.compare.training.gradient_factors import multiple_words
@@ -221,12 +222,19 @@ def culprit_words(culprit: Culprit) -> str:
 
 def _named_slot(culprit: Culprit) -> str:
     """Return a value's place in its call, an argument with its name: ``input.3.0 (stride)``."""
-    value = culprit.row.value
+    row, record = culprit.row, _parsed(culprit)
+    value, argument = row.value, row.value.argument
     if value.role is not Role.INPUT or culprit.kind != "forward":
         return value.slot
-    head = value.argument.partition(".")[0]
-    name = signature_of(_parsed(culprit).base).name_of(head)
-    return value.slot if name == head else f"{value.slot} ({name})"
+    sides = culprit.comparison.target, culprit.comparison.reference
+    if sides[isinstance(row, Missing)].framework == MINDSPORE:
+        if not isinstance(row, Matched) or sides[1].framework == MINDSPORE:
+            return value.slot
+        # Signatures are PyTorch's, whose call is the other one.
+        argument, record = row.reference.argument, parse_record_name(row.pair.reference or "")
+    name = signature_of(record.base).name_of(argument.partition(".")[0])
+    is_known = name.isdigit() or name == value.argument.partition(".")[0]
+    return value.slot if is_known else f"{value.slot} ({name})"
 
 
 def culprit_place(culprit: Culprit) -> str:
