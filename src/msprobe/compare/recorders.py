@@ -78,7 +78,10 @@ def leave_out_unrecorded(comparison: RankComparison, left_out: LeftOut) -> None:
     comparison.pairs = [pair for pair in comparison.pairs if id(pair) not in unrecorded]
     rows = [row for row in comparison.rows if id(row.pair) not in unrecorded]
     remarked = {id(row.pair) for row in rows if any(value.remark for value in row.values)}
-    arriving = {_numbers(row) for row in rows if row.value.role is Role.INPUT}
+    # One that agrees where it arrives has at most another shape in one of the recorders.
+    arriving = {
+        _numbers(row) for row in rows if row.value.role is Role.INPUT and row.status.is_difference
+    }
     comparison.rows = [
         row
         for row in rows
