@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from msprobe.capture.stack_key import python_stack_key, stack_key
+from msprobe.capture.stacks import python_stack_key, stack_key
 from msprobe.capture.statistics import NATIVE
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.statistics import make_summarise, summarise

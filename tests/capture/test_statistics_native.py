@@ -216,8 +216,8 @@ def test_empty_memory_has_no_statistics_and_null_is_refused():
 
 def test_the_environment_switches_the_extension_off():
     code = (
-        "from msprobe.capture import stack_key, statistics;"
-        "print(statistics.NATIVE, stack_key.stack_key is stack_key.python_stack_key)"
+        "from msprobe.capture import stacks, statistics;"
+        "print(statistics.NATIVE, stacks.stack_key is stacks.python_stack_key)"
     )
     run = subprocess.run(
         [sys.executable, "-c", code],

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from msprobe.capture.stack_key import python_stack_key
+from msprobe.capture.stacks import python_stack_key
 from msprobe.capture.statistics import native_module
 
 native = native_module()

@@ -170,6 +170,38 @@ def test_a_gradient_that_a_call_hands_on_is_compared_where_it_was_made(tmp_path:
     assert [each["row"] for each in result.summary["introduced"]] == [made]
 
 
+def test_another_shape_of_a_gradient_that_agrees_where_it_arrives_is_left_out(
+    tmp_path: Path,
+) -> None:
+    """``x.flatten(0, 1).float()``: the peer takes the gradient of `x` for that of the flat one."""
+    target, reference = calls(f"{MUL}.0", f"{ADD}.0"), calls(f"{MUL}.0", f"{ADD}.0")
+    target[f"{MUL}.0.backward"] = backward([tensor()], [tensor((3, 2))])
+    reference[f"{MUL}.0.backward"] = backward([tensor()], [tensor((6,))])
+
+    assert differences(written(tmp_path, target, reference)) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "own", "expected"),
+    [
+        ({"Norm": 13.0 * (1 + 1.4e-5)}, False, []),
+        ({"Norm": 13.0 * (1 + 1.4e-5)}, True, ["differs"]),
+        ({"Norm": 13.0 * (1 + 1e-4)}, False, ["differs"]),
+        ({"Norm": 13.0 * (1 + 1.4e-5), "Max": 2.001}, False, ["differs"]),
+        ({"Norm": 13.0 * (1 + 1.4e-5), "Mean": 0.144}, False, ["differs"]),
+    ],
+)
+def test_a_norm_that_one_recorder_adds_up_in_float32(
+    tmp_path: Path, other: dict[str, float], own: bool, expected: list[str]
+) -> None:
+    def relu(**fields: float) -> dict[str, object]:
+        return {"Functional.relu.0.forward": forward([], [tensor((512, 512), **fields)])}
+
+    result = written(tmp_path, relu(), relu(**other), own=own)
+
+    assert [status for _, status in differences(result)] == expected
+
+
 def test_another_argument_is_no_matter_of_recorders(tmp_path: Path) -> None:
     def pad(made: float = 1.0, **kwargs: object) -> dict[str, object]:
         given = {key: {"type": "str", "value": value} for key, value in kwargs.items()}

@@ -14,7 +14,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
 
 GENERATORS: Final = ("python", "numpy")
@@ -115,7 +115,9 @@ class HostDraws:
         def making(*args: Any, **kwargs: Any) -> Any:
             made = function(*args, **kwargs)
             if not (args or kwargs) and threading.get_ident() == self._thread:
-                self._made.append((made.bit_generator, made.bit_generator.state, _caller()))
+                self._made.append(
+                    (made.bit_generator, made.bit_generator.state, _line_of(sys._getframe(1)))
+                )
             return made
 
         return making
@@ -143,9 +145,7 @@ def state_of(generator: str) -> str:
     return _checksum(sys.modules["numpy.random"].get_state(legacy=False))
 
 
-def _caller() -> str:
-    """Return the line that called the exchanged function."""
-    frame = sys._getframe(2)
+def _line_of(frame: FrameType) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from accelerate import Accelerator
 
+from msprobe.files import write_whole
 from msprobe.integrations.trainer_steps import Settings, make_debugger
 from msprobe.pytorch.debugger import PrecisionDebugger, follow_loop, running
 
@@ -57,7 +58,7 @@ class MsprobeAccelerator(Accelerator):  # type: ignore[misc]  # the library has 
             return
         try:
             text = json.dumps({"next_step": self._follower.next_step})
-            (Path(folder) / _NUMBER_FILE).write_text(text, encoding="utf-8")
+            write_whole(Path(folder) / _NUMBER_FILE, [text.encode()])
         except OSError as error:
             logger.warning("the checkpoint has no number for resumed recordings: %s", error)
 

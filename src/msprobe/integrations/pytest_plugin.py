@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from msprobe.files import write_whole
+
 if TYPE_CHECKING:
     from msprobe.compare.result import CompareResult
     from msprobe.integrations.trainer_steps import Steps
@@ -179,7 +181,7 @@ class Golden:
             glob = re.sub(r"([*?\[])", r"[\1]", name)
             learned = max(_MARGIN * error, rules.get(glob, {}).get("rtol", 0.0))
             rules[glob] = {"rtol": float(learned)}
-        path.write_text(yaml.safe_dump({"rows": rules}), encoding="utf-8")
+        write_whole(path, [yaml.safe_dump({"rows": rules}).encode()])
 
 
 def _message(found: CompareResult, folder: Path) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from msprobe.errors import MonitorFormatError, ReportWriteError
+from msprobe.files import write_whole
 from msprobe.monitor.listeners import tell
 from msprobe.monitor.reader import MonitorRun, frame_of
 from msprobe.monitor.rows import MISSING, Layout, Rows, Stream
@@ -108,8 +109,12 @@ class CsvFiles:
         numbers = [pl.col(name).fill_null(0) for name in _NUMBERS if name in frame.columns]
         frame = frame.with_columns(numbers).select(_ordered(frame.columns))
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab" if known else "wb") as file:
-            file.write(_text(frame, with_header=not known))
+        text = _text(frame, with_header=not known)
+        if known:
+            with path.open("ab") as file:
+                file.write(text)
+        else:
+            write_whole(path, [text])
         self._written[path] = None
 
     def _cut(self, path: Path, begins: int) -> None:
@@ -125,7 +130,7 @@ class CsvFiles:
         content = path.read_bytes()
         table = _as_text(content[: content.rfind(b"\n") + 1])
         kept = table.filter(pl.col("step").cast(pl.Int64) < begins)
-        path.write_bytes(_text(kept))
+        write_whole(path, [_text(kept)])
 
 
 def write_csv(

@@ -159,7 +159,7 @@ class RandomRecorder:
     ) -> Callable[[], None]:
         def noted(*args: Any, **kwargs: Any) -> Any:
             if not self._keeps_out():
-                self._note(label, name, args, kwargs)
+                self._note(label, name, args, kwargs, sys._getframe(1))
             return original(*args, **kwargs)
 
         functools.update_wrapper(noted, original)
@@ -179,8 +179,8 @@ class RandomRecorder:
 
         return undo
 
-    def _note(self, label: str, name: str, args: Any, kwargs: Any) -> None:
-        place = _place(sys._getframe(2))
+    def _note(self, label: str, name: str, args: Any, kwargs: Any, frame: FrameType) -> None:
+        place = _place(frame)
         with self._lock:
             places = self._counts.setdefault(label, {})
             places[place] = places.get(place, 0) + 1

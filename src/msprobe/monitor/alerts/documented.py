@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from msprobe.errors import ConfigError
+from msprobe.files import write_whole
 from msprobe.json_text import strict_json
 from msprobe.monitor.rows import Rows, Stream, is_missing
 
@@ -217,7 +218,7 @@ class AnomalyFile:
             group_mates: ranks of the pipeline's group.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{\n}\n", encoding="utf-8")
+        write_whole(path, [b"{\n}\n"])
         self._path = path
         self._stage = pp_stage
         self._mates = tuple(group_mates)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tap the gradients of a call: nearly all in a quick way, the others by `gradient_taps.Tapping`.
 
-The quick ones are APIs and small modules whose one result is a tensor of one new node or a few,
-each input consumed once and nothing handed through. That costs a third.
+The quick ones are calls whose one result is a tensor with few new nodes and nothing handed through;
+an API consumes each input once. That costs a third. A module may consume an input several times and
+make up to 64 nodes in C; here in Python such modules go the long way, to the same records.
 """
 
 from __future__ import annotations

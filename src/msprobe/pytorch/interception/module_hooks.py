@@ -426,10 +426,8 @@ class ModuleObserver:
             return
 
     def _has_open(self, module: nn.Module) -> bool:
-        if not self._open:
-            return False
         here = threading.get_ident()
-        return any(one.module is module and one.thread == here for one in list(self._open))
+        return any(one.module is module and one.thread == here for one in reversed(self._open))
 
     def _close_lost(self, stack: Stack) -> None:
         """End the open calls that do not enclose a call with this stack: no hook saw their end.

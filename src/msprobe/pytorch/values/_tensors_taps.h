@@ -720,8 +720,8 @@ static PyObject *new_tap(PyObject *session, CallRecorder *recorder, PyObject *gr
 
 /* ---- putting hooks on nodes ------------------------------------------------------------------ */
 
-#define FEW_NODES 8 /* a linear layer makes four */
-#define FEW_INPUTS 32
+#define FEW_NODES 64 /* a block of a transformer makes about 50 */
+#define FEW_INPUTS 64
 
 /* Where the graph of a call meets an input. */
 struct hit {
@@ -765,11 +765,19 @@ static const struct input *input_at(const InputEdges *edges, PyObject *parent, i
     return NULL;
 }
 
-/* Whether an input was passed once, and no node so far consumes it. */
-static int is_first_hit(const InputEdges *edges, const struct few *few, const struct input *input)
+/* How many of the nodes so far consume an input. */
+static int shares_of(const struct few *few, const struct input *input)
 {
-    for (int i = 0; i < few->hits; i++)
-        if (few->at[i].input == input) return 0;
+    int shares = 0;
+    for (int i = 0; i < few->hits; i++) shares += few->at[i].input == input;
+    return shares;
+}
+
+/* Whether an input was passed once. One API's may be consumed once only, as `pass_views` moves its
+ * gradient. */
+static int is_plain_input(const InputEdges *edges, const struct few *few, const struct input *input)
+{
+    if (edges->is_one_api && shares_of(few, input)) return 0;
     for (Py_ssize_t i = 0; i < edges->count; i++) {
         const struct input *other = &edges->inputs[i];
         if (other != input && other->node == input->node && other->number == input->number &&
@@ -793,7 +801,7 @@ static int look_behind_few(const InputEdges *edges, struct few *few, PyObject *n
         const struct input *input = PyErr_Occurred() ? NULL : input_at(edges, parent, number, age);
         if (PyErr_Occurred()) outcome = -1;
         else if (input) {
-            if (few->hits == FEW_INPUTS || !is_first_hit(edges, few, input)) outcome = 0;
+            if (few->hits == FEW_INPUTS || !is_plain_input(edges, few, input)) outcome = 0;
             else few->at[few->hits++] =
                      (struct hit){Py_NewRef(node), slot, input, Py_NewRef(Py_None)};
         } else if (age >= edges->born && age < given.accumulates) {
@@ -812,13 +820,13 @@ static int search_few(const InputEdges *edges, struct few *few, PyObject *top)
     few->waiting[few->todo++] = Py_NewRef(top);
     while (few->todo) {
         PyObject *node = few->waiting[--few->todo];
-        int is_seen = few->nodes == FEW_NODES ||
-                      PyObject_TypeCheck(node, (PyTypeObject *)given.custom);
+        int is_seen = 0;
         for (int i = 0; i < few->nodes; i++) is_seen |= few->seen[i] == node;
-        if (is_seen) {
-            Py_DECREF(node);
-            return 0;
-        }
+        int is_odd = few->nodes == FEW_NODES || (is_seen && edges->is_one_api) ||
+                     PyObject_TypeCheck(node, (PyTypeObject *)given.custom);
+        if (is_seen || is_odd) Py_DECREF(node);
+        if (is_odd) return 0;
+        if (is_seen) continue;
         few->seen[few->nodes++] = node;
         int outcome = look_behind_few(edges, few, node);
         if (outcome <= 0) return outcome;
@@ -891,7 +899,8 @@ static PyObject *inputs_at(const struct few *few, PyObject *node)
     for (int i = 0, place = 0; i < few->hits && inputs; i++) {
         const struct hit *hit = &few->at[i];
         if (hit->node != node) continue;
-        PyObject *one = Py_BuildValue("(nOiO)", hit->slot, hit->input->position, 1, hit->part);
+        PyObject *one = Py_BuildValue("(nOiO)", hit->slot, hit->input->position,
+                                      shares_of(few, hit->input), hit->part);
         if (one) PyTuple_SET_ITEM(inputs, place++, one);
         else Py_CLEAR(inputs);
     }
@@ -919,20 +928,20 @@ static int leave_mark(PyObject *node, PyObject *tap)
 }
 
 /* Return the gradients that a call waits for; NULL with an exception. */
-static PyObject *new_gradients(InputEdges *edges, int hits)
+static PyObject *new_gradients(InputEdges *edges, int reached)
 {
     int is_plain = 1;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(edges->found); i++)
         is_plain &= PyLong_CheckExact(PyTuple_GET_ITEM(PyList_GET_ITEM(edges->found, i), 1));
     if (is_plain)
         return PyObject_CallFunction(given.gradients, "On()iiO", edges->call, edges->arguments, 1,
-                                     1 + hits, hits ? Py_True : Py_False);
+                                     1 + reached, reached ? Py_True : Py_False);
     PyObject *gradients = expected_gradients(edges), *one = PyLong_FromLong(1);
-    PyObject *expected = PyLong_FromLong(1 + hits);
+    PyObject *expected = PyLong_FromLong(1 + reached);
     if (gradients && one && expected &&
         (PyObject_SetAttr(gradients, names.outputs, one) < 0 ||
          PyObject_SetAttr(gradients, names.expected, expected) < 0 ||
-         PyObject_SetAttr(gradients, names.has_input_edges, hits ? Py_True : Py_False) < 0))
+         PyObject_SetAttr(gradients, names.has_input_edges, reached ? Py_True : Py_False) < 0))
         Py_CLEAR(gradients);
     Py_XDECREF(one);
     Py_XDECREF(expected);
@@ -944,7 +953,12 @@ static int put_taps(PyObject *session, CallRecorder *recorder, InputEdges *edges
                     PyObject *top, int64_t number, PyObject *region, PyObject *shown,
                     int64_t shown_number)
 {
-    PyObject *gradients = new_gradients(edges, few->hits);
+    int reached = 0; /* inputs: the first share of each is counted */
+    for (int i = 0, k; i < few->hits; i++) {
+        for (k = 0; few->at[k].input != few->at[i].input; k++) continue;
+        reached += k == i;
+    }
+    PyObject *gradients = new_gradients(edges, reached);
     if (!gradients) return -1;
     PyObject *inputs = inputs_at(few, top);
     int has_inputs = inputs && PyTuple_GET_SIZE(inputs);
