@@ -32,7 +32,8 @@ def gradient_noise(run: MonitorRun, *, window: int = 10) -> pl.DataFrame:
 
     Needs the norms of `grad_unreduced` on all ranks and of `grad_reduced`, averages of them. Ranks
     that were told as ``dp_group`` belong together, otherwise all. Clipping is taken back; steps
-    with a loss scale are left out, because it lies on one of the two only.
+    with a loss scale are left out, because it lies on one of the two only, and gradients in parts:
+    those are reduced for each micro batch, where the others are of the last one.
 
     Returns:
         Columns step, noise, signal, scale; without rows where something is missing. `scale` is
@@ -78,7 +79,7 @@ def _estimates(small: float, big: float, count: int) -> tuple[float, float]:
 def _squares(run: MonitorRun, members: Sequence[int]) -> dict[int, tuple[float, float]]:
     """Return by step the mean square of the ranks' norms, and the square of the reduced one's."""
     found = Gradients(run, members, NORM)
-    if not found.names:
+    if not found.names or found.are_parts:
         return {}
     small = sum(np.square(one.values(found.steps, found.names)).sum(axis=1) for one in found.before)
     big = sum(np.square(side.values(found.steps, names)).sum(axis=1) for side, names in found.after)
