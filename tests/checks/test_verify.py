@@ -512,6 +512,27 @@ def test_recurrent_modules_are_made_again_with_their_kind_of_cell(tmp_path: Path
         assert any("backward" in row.record and row.judgement for row in call.report.rows)
 
 
+def test_a_recurrent_module_is_judged_on_packed_sequences(tmp_path: Path) -> None:
+    model = torch.nn.GRU(4, 3, batch_first=True)
+
+    def program() -> None:
+        x = torch.randn(3, 5, 4, requires_grad=True)
+        pack = torch.nn.utils.rnn.pack_padded_sequence
+        result, _ = model(pack(x, [2, 5, 3], batch_first=True, enforce_sorted=False))
+        result.data.square().sum().backward()
+
+    folder = recorded(tmp_path / "dump", program, level="L0", model=model)
+    (call,) = verified(folder).calls
+    assert (call.report.reason, call.is_fault) == (None, False)
+    assert {row.record.split(".")[-2] for row in call.report.rows if row.judgement} == {
+        "forward",
+        "backward",
+    }
+    damage(folder, "Module.GRU.forward.0.output.0.data", lambda value: value * 1.001)
+    (call,) = verified(folder).calls
+    assert call.report.verdict is Verdict.WRONG
+
+
 class Parts(torch.nn.Module):
     """Modules of `torch.nn` that hold others."""
 
