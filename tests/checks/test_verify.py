@@ -512,6 +512,27 @@ def test_recurrent_modules_are_made_again_with_their_kind_of_cell(tmp_path: Path
         assert any("backward" in row.record and row.judgement for row in call.report.rows)
 
 
+def test_a_recurrent_module_is_judged_on_packed_sequences(tmp_path: Path) -> None:
+    model = torch.nn.GRU(4, 3, batch_first=True)
+
+    def program() -> None:
+        x = torch.randn(3, 5, 4, requires_grad=True)
+        pack = torch.nn.utils.rnn.pack_padded_sequence
+        result, _ = model(pack(x, [2, 5, 3], batch_first=True, enforce_sorted=False))
+        result.data.square().sum().backward()
+
+    folder = recorded(tmp_path / "dump", program, level="L0", model=model)
+    (call,) = verified(folder).calls
+    assert (call.report.reason, call.is_fault) == (None, False)
+    assert {row.record.split(".")[-2] for row in call.report.rows if row.judgement} == {
+        "forward",
+        "backward",
+    }
+    damage(folder, "Module.GRU.forward.0.output.0.data", lambda value: value * 1.001)
+    (call,) = verified(folder).calls
+    assert call.report.verdict is Verdict.WRONG
+
+
 class Parts(torch.nn.Module):
     """Modules of `torch.nn` that hold others."""
 
@@ -556,6 +577,71 @@ def test_modules_that_hold_others_are_put_together(tmp_path: Path) -> None:
         damage(folder, f"Module.{name}.forward.0.output.0", lambda x: x * 1.001)
         report = call_of(verified(folder), f"Module.{name}.forward.0").report
         assert report.verdict is Verdict.WRONG
+
+
+class Layers(torch.nn.Module):
+    """Layers: called once, called twice, with a penalty, with a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("once", "twice", "penalty", "hooked"):
+            setattr(self, name, torch.nn.Linear(6, 6))
+        self.hooked.weight.register_hook(lambda gradient: gradient / 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.hooked(self.penalty(self.twice(self.twice(self.once(x)).relu())))
+        return x.square().sum() + self.penalty.weight.square().sum()
+
+
+@pytest.mark.parametrize("type_", ["float32", "bfloat16", "autocast"])
+def test_a_parameters_gradient_of_one_call_is_judged_at_l0(tmp_path: Path, type_: str) -> None:
+    model = Layers().to(torch.bfloat16 if type_ == "bfloat16" else torch.float32)
+    x = torch.randn(5, 6, dtype=next(model.parameters()).dtype)
+
+    def program() -> None:
+        for _ in range(2):  # the second gradient of a parameter holds the first
+            with torch.autocast("cpu", torch.bfloat16, enabled=type_ == "autocast"):
+                loss = model(x)
+            loss.backward()
+
+    folder = recorded(tmp_path / "dump", program, level="L0", model=model)
+    found = verified(folder)
+    assert [call.report.name for call in found.calls if call.is_fault] == []
+    judged = {
+        (row.record, row.slot.partition(".")[2])
+        for call in found.calls
+        for row in call.report.rows
+        if row.slot.startswith("output_kwargs") and row.judgement is not None
+    }
+    assert judged == {
+        ("Module.once.Linear.backward.0", "weight"),
+        ("Module.once.Linear.backward.0", "bias"),
+        ("Module.penalty.Linear.backward.0", "bias"),
+        ("Module.hooked.Linear.backward.0", "bias"),
+    }
+    damage(folder, "Module.once.Linear.parameters_grad.weight", lambda gradient: gradient * 2)
+    worst = call_of(verified(folder), "Module.once.Linear.forward.0").worst
+    assert worst is not None
+    assert (worst.slot, worst.judgement and worst.judgement.verdict) == (
+        "output_kwargs.weight",
+        Verdict.WRONG,
+    )
+
+
+@pytest.mark.parametrize("zeroed", [False, True])
+def test_a_parameters_gradient_that_was_there_before_is_not_judged(
+    tmp_path: Path, zeroed: bool
+) -> None:
+    model = torch.nn.Linear(4, 4)
+
+    def program() -> None:
+        model.weight.grad = torch.ones(4, 4) - int(zeroed)
+        model(torch.ones(2, 4)).sum().backward()
+
+    folder = recorded(tmp_path, program, level="L0", model=model)
+    (call,) = verified(folder).calls
+    slots = [row.slot for row in call.report.rows if row.record.endswith("backward.0")]
+    assert (slots, call.is_fault) == (["output_kwargs.bias"], False)
 
 
 def test_older_recordings_lack_what_attention_reads_of_its_parts(tmp_path: Path, capsys) -> None:

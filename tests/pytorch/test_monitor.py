@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -25,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 import msprobe
 from msprobe.errors import ConfigError, MonitorStop, UnsupportedError, UsageError
+from msprobe.monitor.alerts.actions import read_incidents
 from msprobe.monitor.collecting.control import ControlFile
 from msprobe.monitor.reader import MonitorRun
 from msprobe.monitor.rows import Rows
@@ -538,6 +540,45 @@ def test_a_scaler_that_skips_a_step(tmp_path: Path) -> None:
             assert run.series("run", "skipped", "value")["value"].to_list() == [1.0, 0.0]
             assert run.series("run", "loss_scale", "value")["value"].to_list() == [2.0, 2.0]
             assert run.series("run", "loss", "value")["value"].to_list() == losses  # unscaled
+
+
+def test_each_of_two_monitors_has_the_scale_and_the_norm_of_its_optimizer(tmp_path: Path) -> None:
+    models = [nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), nn.Linear(2, 1)]
+    optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in models]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=scale) for scale in (4.0, 64.0)]
+    keys = {"wg_distribution": True, "xy_distribution": True, "ur_distribution": True, "alert": {}}
+    monitors = [TrainerMon(config(tmp_path, run=str(number), **keys)) for number in range(2)]
+    norms: list[list[float]] = [[], []]
+    for monitor, model, optimizer in zip(monitors, models, optimizers, strict=True):
+        monitor.set_monitor(model, optimizer)
+    for step in range(4):
+        for number in (1, 0):
+            made = models[0](torch.randn(4, 2))
+            loss = models[1](made.bfloat16().float() if number else made).square().mean()
+            if step == 2 and number == 0:
+                loss = loss * math.inf
+            scalers[number].scale(loss).backward()
+            scalers[number].unscale_(optimizers[number])
+            norm = nn.utils.clip_grad_norm_(models[number].parameters(), 1.0)
+            if math.isfinite(norm):
+                norms[number].append(norm.item())
+            scalers[number].step(optimizers[number])
+            scalers[number].update()
+            for one in optimizers:
+                one.zero_grad()
+    paths = [monitor.path for monitor in monitors]
+    for monitor in monitors:
+        monitor.close()
+    for number, scales in enumerate(([2.0], [64.0] * 3)):
+        with msprobe.open_monitor(paths[number]) as run:
+            found = run.series("run", "grad_norm", "value")["value"].to_list()
+            assert found == pytest.approx(norms[number], rel=1e-5)
+            scaled = run.series("run", "loss_scale", "value")["value"].to_list()
+            assert scaled[-len(scales) :] == scales
+            # A bias that begins with zeros has no ratio of its change to itself then.
+            assert np.isfinite(run.matrix("update", "ratio", rank=0).values).any()
+            assert not np.isinf(run.matrix("update", "ratio", rank=0).values).any()
+        assert read_incidents(paths[number]) == []
 
 
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")

@@ -14,6 +14,7 @@ from families import differences
 from families.process_group import DISTRIBUTED_FAMILIES, SHARDED_FAMILIES, run_ranks
 
 import msprobe
+from msprobe.monitor.reduction_check import check_reduction
 
 pytestmark = pytest.mark.torch
 
@@ -168,7 +169,7 @@ def make():
 def inputs(step, micro):
     return torch.full((2, 3), 1.0 + rank + step + micro / 2)
 model, plain = make(), make()
-if options["form"] == 2:
+if options["form"] != 1:
     fully_shard(model[2])
     fully_shard(model)
 else:
@@ -180,10 +181,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 reference = torch.optim.SGD(plain.parameters(), lr=0.01)
 path = folder / f"monitor{rank}.json"
 path.write_text(json.dumps({
-    "ops": ["norm", "absmax"], "output_dir": str(folder / "runs"), "wg_distribution": True,
+    "ops": ["norm", "absmax", "mean"], "output_dir": str(folder / "runs"), "wg_distribution": True,
 }))
 monitor = TrainerMon(path)
-monitor.set_monitor(model, optimizer, grad_acc_steps=2)
+monitor.set_monitor(model, optimizer, grad_acc_steps=2, dp_group=dist.group.WORLD)
 probe = PrecisionDebugger(task="grad_probe", dump_path=str(folder / "probe"))
 probe.monitor(model)
 norms = []
@@ -194,8 +195,17 @@ for step in range(3):
         with model.no_sync() if options["form"] == 1 and micro == 0 else nullcontext():
             model(inputs(step, micro)).square().mean().backward()
         plain(inputs(step, micro)).square().mean().backward()
+        if micro == 0 and options["form"] == 3:  # what FSDP2 reduces is taken away each time
+            first = [one.grad.clone() for one in plain.parameters()]
     with torch.no_grad():
+        if options["form"] == 3:
+            added = [one.grad.clone() for one in plain.parameters()]
+            for one, before in zip(plain.parameters(), first):
+                one.grad -= before
         norms.append({name: one.grad.norm().item() for name, one in plain.named_parameters()})
+        if options["form"] == 3:
+            for one, both in zip(plain.parameters(), added):
+                one.grad.copy_(both)
         for one in plain.parameters():
             dist.all_reduce(one.grad)
             one.grad /= 2
@@ -211,7 +221,7 @@ report({"norms": repr(norms), "means": repr(means)})
 """
 
 
-@pytest.mark.parametrize("form", [1, 2])
+@pytest.mark.parametrize("form", [1, 2, 3])
 def test_gradients_before_fsdp_reduces_them(form: int, tmp_path: Path) -> None:
     reported = run_ranks(FULLY_SHARDED, tmp_path, options={"form": form})
     with msprobe.open_monitor(tmp_path / "runs") as run:
@@ -226,6 +236,12 @@ def test_gradients_before_fsdp_reduces_them(form: int, tmp_path: Path) -> None:
                 assert shape_of["2.0.weight"] == "[5, 5]"
         # Those of parts are not that of all gradients.
         assert "grad_norm" not in run.names("run")
+        # Each rank has its part, and no check or noise takes a part for the whole.
+        if form != 1:
+            sizes = [run.shapes("grad_reduced", rank)["2.0.weight"] for rank in range(2)]
+            assert sizes == ["[3, 5]", "[2, 5]"]
+        assert not any(one.apart for one in check_reduction(run))
+        assert run.gradient_noise().height == 0
     parts: dict[str, float] = {}
     for rank in range(2):
         with np.load(tmp_path / "probe" / f"rank{rank}" / "step2" / "gradients.npz") as file:

@@ -104,6 +104,11 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
         """Whether no backward pass has come to the call."""
         return not self._count
 
+    @property
+    def is_in_first_pass(self) -> bool:
+        """Whether one backward pass alone has come to the call."""
+        return self._count == 1
+
     def pass_of(self, graph_task: int) -> BackwardPass | None:
         """Return the pass of this graph task: None before its first gradient, or `CLOSED`."""
         if self._task == graph_task:

@@ -10,7 +10,7 @@ from typing import Any
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.backward import CLOSED, SIDE_INPUT, SIDE_OUTPUT, BackwardPass, Gradients
 from msprobe.capture.calls import Calls
-from msprobe.capture.names import PARAMETERS_GRAD, parameters_grad_name
+from msprobe.capture.names import BACKWARD, PARAMETERS_GRAD, parameters_grad_name
 from msprobe.capture.values import Position
 
 
@@ -219,7 +219,14 @@ class BackwardPasses:
         self._calls.sink.end_step()
 
     def parameter(
-        self, module: str, parameter: str, tensor: Any, *, of: int, kind: str = PARAMETERS_GRAD
+        self,
+        module: str,
+        parameter: str,
+        tensor: Any,
+        *,
+        of: int,
+        kind: str = PARAMETERS_GRAD,
+        is_of_one_call: bool = False,
     ) -> None:
         """Take the gradient of a parameter.
 
@@ -229,6 +236,7 @@ class BackwardPasses:
             tensor: the gradient.
             of: how many parameters of this module can get one.
             kind: as accumulated, or as left by the reduction over ranks.
+            is_of_one_call: whether one call of the module alone, in this pass, made all of it.
         """
         key = (kind, module, parameter)
         number = self._arrivals.get(key, 0)
@@ -236,7 +244,18 @@ class BackwardPasses:
         name = parameters_grad_name(module, number, kind)
         remaining = self._remaining.get(name, of) - 1
         self._remaining[name] = remaining
-        self._calls.sink.parameter_gradient(name, parameter, tensor, is_last=remaining == 0)
+        all_of = self._only_pass_over(module) if is_of_one_call and not number else None
+        self._calls.sink.parameter_gradient(
+            name, parameter, tensor, is_last=remaining == 0, all_of=all_of
+        )
+
+    def _only_pass_over(self, module: str) -> str | None:
+        """Return the record of the pass over a module's call, if the calls reached are this one."""
+        start = f"{module}.{BACKWARD}."
+        found = [one for one in self.reached if one.call.backward_name.startswith(start)]
+        if len(found) != 1 or not found[0].is_in_first_pass:
+            return None
+        return found[0].call.backward_name
 
     def next_step(self) -> None:
         """Begin to count again."""

@@ -15,7 +15,7 @@ from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT, Gradients, Layout
 from msprobe.capture.call import Draft
 from msprobe.capture.values import Position
 from msprobe.config import DataMode
-from msprobe.dump.records import JsonTree, TensorRecord, with_note
+from msprobe.dump.records import JsonTree, TensorRecord, with_text
 
 _KEYWORDS: Final = "output_kwargs"
 _FEW: Final = 16
@@ -67,17 +67,17 @@ def write_remarks(draft: Draft, gradients: Gradients) -> None:
         if side not in parts:
             continue
         entry = _entry(parts, side, position)
-        if isinstance(entry, TensorRecord) and _is_waiting(draft, entry):
+        if isinstance(entry, TensorRecord) and is_waiting(draft, entry):
             if not only_null:
                 entry.note = text
         elif isinstance(entry, TensorRecord | Raw):
             if not only_null:  # a copy: other records may share the description
-                place(parts, side, position, with_note(entry, text))
+                place(parts, side, position, with_text(entry, "note", text))
         else:
             parts.setdefault("remarks", {})[gradient_path(side, position)] = text
 
 
-def _is_waiting(draft: Draft, entry: TensorRecord) -> bool:
+def is_waiting(draft: Draft, entry: JsonTree) -> bool:
     """Return whether a device has yet to deliver its statistics, into this very object."""
     return any(record is entry for record, _ in draft.waiting or ())
 

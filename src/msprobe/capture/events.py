@@ -111,7 +111,9 @@ class CallSink:
     def backward_dropped(self, backward: BackwardPass) -> None:
         """Note that a pass that began is not wanted: it turned out to lie outside of the scope."""
 
-    def parameter_gradient(self, name: str, parameter: str, tensor: Any, *, is_last: bool) -> None:
+    def parameter_gradient(
+        self, name: str, parameter: str, tensor: Any, *, is_last: bool, all_of: str | None = None
+    ) -> None:
         """Take the gradient of a parameter.
 
         Args:
@@ -119,6 +121,7 @@ class CallSink:
             parameter: its name in the module, ``weight``.
             tensor: the gradient.
             is_last: whether every parameter of the module has one now.
+            all_of: the backward record of the one call that all of it comes from, where known.
         """
 
     # -- training ------------------------------------------------------------------------------

@@ -39,12 +39,19 @@ class ParameterOwner:
         # Further modules that share the parameter: it is recorded once, under the first wanted.
         self.others: list[ParameterOwner] = []
 
-    def take(self, gradient: Any, kind: str = PARAMETERS_GRAD) -> None:
+    def take(
+        self, gradient: Any, kind: str = PARAMETERS_GRAD, *, is_of_one_call: bool = False
+    ) -> None:
         """Record a gradient of the parameter, if it is wanted and the step is recorded."""
         owner = self.wanted() if self.session.dump is not None else None
         if owner is not None:
             self.session.backward.parameter(
-                owner.module, owner.parameter, gradient, of=owner.count, kind=kind
+                owner.module,
+                owner.parameter,
+                gradient,
+                of=owner.count,
+                kind=kind,
+                is_of_one_call=is_of_one_call and not self.others,
             )
 
     def wanted(self) -> ParameterOwner | None:

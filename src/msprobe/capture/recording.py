@@ -15,7 +15,13 @@ from typing import Any, ClassVar, Final, NamedTuple
 from msprobe.capture.account import Step
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.backward import BackwardPass
-from msprobe.capture.backward_record import begin_parts, gradient_path, place, write_remarks
+from msprobe.capture.backward_record import (
+    begin_parts,
+    gradient_path,
+    is_waiting,
+    place,
+    write_remarks,
+)
 from msprobe.capture.call import Call, Draft, LateText
 from msprobe.capture.events import CallSink
 from msprobe.capture.names import RECOMPUTE
@@ -23,7 +29,7 @@ from msprobe.capture.stacks import Stack
 from msprobe.capture.values import Describer, Found, Position
 from msprobe.config import DataMode
 from msprobe.dump.lines import OUTSIDE_CONSTRUCT
-from msprobe.dump.records import JsonTree
+from msprobe.dump.records import JsonTree, with_text
 from msprobe.dump.writer import RankDump
 
 _WAITING_LIMIT: Final = 512  # drafts that may wait for the device before a copy is started
@@ -314,12 +320,16 @@ class Recording(CallSink):
         self.open_passes.pop(backward, None)
         return draft
 
-    def parameter_gradient(self, name: str, parameter: str, tensor: Any, *, is_last: bool) -> None:
+    def parameter_gradient(
+        self, name: str, parameter: str, tensor: Any, *, is_last: bool, all_of: str | None = None
+    ) -> None:
         """Describe the gradient of a parameter."""
         draft = self._parameters.get(name)
         if draft is None:
             draft = self._parameters[name] = self.new_draft(name, self._step.next_order())
         described = self._record_tensor(tensor, draft, parameter, is_gradient=True)
+        if all_of is not None and not is_waiting(draft, described):
+            described = with_text(described, "all_of", all_of)
         draft.parts[parameter] = [described]
         if is_last:
             del self._parameters[name]

@@ -370,7 +370,9 @@ class WatchRecording(Recording):
         self._arrived.pop(backward, None)
         super().backward_dropped(backward)
 
-    def parameter_gradient(self, name: str, parameter: str, tensor: Any, *, is_last: bool) -> None:
+    def parameter_gradient(
+        self, name: str, parameter: str, tensor: Any, *, is_last: bool, all_of: str | None = None
+    ) -> None:
         """Look at the gradient of a parameter; describe those of its module if need be."""
         if self._check.finished:
             return
@@ -384,7 +386,7 @@ class WatchRecording(Recording):
             return
         for earlier, gradient in waiting.pop(name, ()):
             super().parameter_gradient(name, earlier, gradient, is_last=False)
-        super().parameter_gradient(name, parameter, tensor, is_last=is_last)
+        super().parameter_gradient(name, parameter, tensor, is_last=is_last, all_of=all_of)
 
     def end_step(self) -> None:
         """Finish every open record, for the step is over."""

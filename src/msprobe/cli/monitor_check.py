@@ -53,8 +53,11 @@ def run(options: argparse.Namespace) -> int:
         checked = check_log(found, options.log, first=options.first) if options.log else []
         checked += check_reduction(found)
         if not checked:
-            rule = "no log is named, and grad_unreduced and grad_reduced have not both the op mean"
-            raise UsageError(f"{options.path}: nothing to check: {rule}")
+            rule = "both need the op mean, and parts must be reduced once in a step"
+            raise UsageError(
+                f"{options.path}: nothing to check: no log is named, and grad_reduced cannot be "
+                f"held against grad_unreduced: {rule}"
+            )
         facts = [one.as_json() for one in checked]
     with reader_may_leave():
         if options.json:

@@ -43,6 +43,8 @@ class TensorRecord(msgspec.Struct):
         finite_min: smallest finite value, under the same condition.
         projections: two sums of the elements with pseudo-random signs (docs/metrics.md).
         note: why a statistic is missing, in a few words (``meta``, ``released`` …).
+        all_of: the backward record of the one call that a parameter's gradient comes from, where
+            that is known; its ``.grad`` was None before.
         written: true for a tensor that the call overwrites without reading; it has no statistics.
         undefined: true for memory that nothing has filled yet; it has no values.
         is_nan: whether there is a NaN or an infinity; only in the task ``nan_check``.
@@ -75,6 +77,7 @@ class TensorRecord(msgspec.Struct):
     finite_min: Statistic | UnsetType = UNSET
     projections: tuple[float, float] | UnsetType = UNSET
     note: str | UnsetType = UNSET
+    all_of: str | UnsetType = UNSET
     written: bool | UnsetType = UNSET
     undefined: bool | UnsetType = UNSET
     is_nan: bool | UnsetType = UNSET
@@ -101,11 +104,11 @@ def encode(tree: JsonTree, *, nonfinite: bool = False) -> bytes:
     return _FAST.encode(_encoded_leaves(tree) if nonfinite else tree)
 
 
-def with_note(value: TensorRecord | msgspec.Raw, note: str) -> TensorRecord | msgspec.Raw:
-    """Return a copy of a tensor's record, encoded or not, with a note."""
+def with_text(value: TensorRecord | msgspec.Raw, key: str, text: str) -> TensorRecord | msgspec.Raw:
+    """Return a copy of a tensor's record, encoded or not, with a text under a key."""
     if isinstance(value, TensorRecord):
-        return msgspec.structs.replace(value, note=note)
-    return msgspec.Raw(b'%b,"note":%b}' % (bytes(value)[:-1], _FAST.encode(note)))
+        return msgspec.structs.replace(value, **{key: text})
+    return msgspec.Raw(b'%b,"%b":%b}' % (bytes(value)[:-1], key.encode(), _FAST.encode(text)))
 
 
 def _encoded_leaves(tree: JsonTree) -> JsonTree:

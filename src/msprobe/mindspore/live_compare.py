@@ -362,7 +362,9 @@ class LiveRecording(Recording):
     def _forget(self, name: str) -> None:
         self._bytes -= self._kept.pop(name).tensors.size_bytes
 
-    def parameter_gradient(self, name: str, parameter: str, tensor: Any, *, is_last: bool) -> None:
+    def parameter_gradient(
+        self, name: str, parameter: str, tensor: Any, *, is_last: bool, all_of: str | None = None
+    ) -> None:
         """Do nothing: gradients of parameters are those of the calls that read them."""
 
     # -- judgements ----------------------------------------------------------------------------

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from msprobe.monitor.collecting.run_numbers import LOSS
 from msprobe.monitor.reduction import NORM, Gradients, clipping, data_parallel
+from msprobe.monitor.rows import VALUE, Stream
 
 if TYPE_CHECKING:
     import polars as pl
@@ -32,7 +34,8 @@ def gradient_noise(run: MonitorRun, *, window: int = 10) -> pl.DataFrame:
 
     Needs the norms of `grad_unreduced` on all ranks and of `grad_reduced`, averages of them. Ranks
     that were told as ``dp_group`` belong together, otherwise all. Clipping is taken back; steps
-    with a loss scale are left out, because it lies on one of the two only.
+    with a loss scale are left out, because it lies on one of the two only, and gradients in parts
+    of several micro batches: each may be reduced, where those before are of the last one.
 
     Returns:
         Columns step, noise, signal, scale; without rows where something is missing. `scale` is
@@ -75,10 +78,16 @@ def _estimates(small: float, big: float, count: int) -> tuple[float, float]:
     return count / (count - 1) * (small - big), (count * big - small) / (count - 1)
 
 
+def _has_micro_steps(run: MonitorRun) -> bool:
+    if Stream.RUN not in run.streams or LOSS not in run.names(Stream.RUN):
+        return False
+    return bool(run.series(Stream.RUN, LOSS, VALUE)["micro_step"].max())
+
+
 def _squares(run: MonitorRun, members: Sequence[int]) -> dict[int, tuple[float, float]]:
     """Return by step the mean square of the ranks' norms, and the square of the reduced one's."""
     found = Gradients(run, members, NORM)
-    if not found.names:
+    if not found.names or (found.are_parts and _has_micro_steps(run)):
         return {}
     small = sum(np.square(one.values(found.steps, found.names)).sum(axis=1) for one in found.before)
     big = sum(np.square(side.values(found.steps, names)).sum(axis=1) for side, names in found.after)

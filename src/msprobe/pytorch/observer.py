@@ -157,7 +157,9 @@ class Observer:
         structure = self._session.config.task is Task.STRUCTURE
         if not takes_gradients or structure or self.kernels is not None:
             return None
-        return ParameterGradients(self._session, names)
+        config = self._session.config
+        judges_modules = config.level is Level.L0 and config.task is Task.TENSOR
+        return ParameterGradients(self._session, names, self._backward if judges_modules else None)
 
     def begin_only(self, names: ModuleNames) -> None:
         """Record the modules of `names` and nothing else until `end_only`."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -177,7 +177,10 @@ def recorded_call(view: RankView, name: str) -> RecordedCall:
     _require_shallow(view, name, parts)
     call = call_of(record.name, parts, view.head.framework)
     call = replace(call, passes=tuple(_passes(view, name, parts.get("output"))))
-    module = module_settings(view.facts, record.name.path) if record.name.is_module else None
+    if not record.name.is_module:
+        return call
+    call = replace(call, passes=tuple(_with_parameters(view, record.name, call.passes)))
+    module = module_settings(view.facts, record.name.path)
     if module is None or not module.children:
         return replace(call, module=module)
     inner = _parameters_inside(view, record.name)
@@ -290,6 +293,24 @@ def _passes(view: RankView, name: str, outputs: JsonTree) -> Iterator[BackwardPa
         if isinstance(data, dict):
             _require_shallow(view, full, data)
             yield pass_of(full, outputs, data)
+
+
+def _with_parameters(
+    view: RankView, name: RecordName, passes: Iterable[BackwardPass]
+) -> Iterator[BackwardPass]:
+    """Yield the passes over a module's call, with gradients of its parameters that it made alone.
+
+    That of a parameter holds what was there before and what all calls add, unless it says so.
+    """
+    full = f"{name.base}.{RecordKind.PARAMETERS_GRAD}"
+    data = view.records[full].data if full in view.records else None
+    for one in passes:
+        own = {
+            key: forms[0]
+            for key, forms in _fields(data).items()
+            if isinstance(forms, list) and forms and _fields(forms[0]).get("all_of") == one.name
+        }
+        yield replace(one, outgoing_kwargs={**one.outgoing_kwargs, **own})
 
 
 def _nested_as(outputs: JsonTree, gradients: JsonTree) -> JsonTree:

@@ -138,9 +138,9 @@ class Parameters:
             change = np.subtract(after, before)
             rows.batch(Stream.UPDATE).add((key,), [change])
             size = np.linalg.norm(before.astype(np.float64))
-            with np.errstate(divide="ignore", invalid="ignore"):
+            if size:  # a bias of zeros has no such number
                 ratio = np.linalg.norm(change.astype(np.float64)) / size
-            rows.put_number(key, float(ratio), stream=Stream.UPDATE, op="ratio")
+                rows.put_number(key, float(ratio), stream=Stream.UPDATE, op="ratio")
         self._before = []
 
     def total_norm(self, table: Callable[[float], Any]) -> float | None:

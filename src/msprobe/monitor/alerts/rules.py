@@ -65,6 +65,7 @@ _SCALE_STEPS: Final = 8
 _SCALE_HALVINGS: Final = 3
 # A half-precision second moment loses updates that are smaller than half a unit of its last place.
 _HALF_ULPS: Final = {"bfloat16": 2.0**-8, "float16": 1.0}
+_STATES: Final = frozenset({Stream.EXP_AVG, Stream.EXP_AVG_SQ, Stream.STATE})
 
 _GRADIENTS: Final = frozenset({Stream.GRAD_UNREDUCED, Stream.GRAD_REDUCED})
 # A gradient that is so far below the others of its stream is rounding.
@@ -435,11 +436,11 @@ class Rules:
             key, before = self.table.keys[one], self.table.dtypes[one]
             if self.table.kind[one] != Kind.MAGNITUDE:
                 continue
-            if dtype != before:
+            self.table.dtypes[one] = dtype
+            if key.stream in _STATES and _lost_share(dtype) > _lost_share(before):
                 detail = f"{before} -> {dtype}"
-                self.table.dtypes[one] = dtype
                 found.append(self._signal(Sign.DTYPE_CHANGED, one, step, None, detail=detail))
-            share = _HALF_ULPS.get(dtype.rpartition(".")[2], 0.0)
+            share = _lost_share(dtype)
             is_lossy = key.stream == Stream.EXP_AVG_SQ and lost_share < share
             if is_lossy and one not in self._reported:
                 self._reported.add(one)
@@ -454,6 +455,10 @@ class Rules:
             if key.stream == Stream.RUN and _is_second_beta(key.name)
         ]
         return max(known, default=0.999)
+
+
+def _lost_share(dtype: str) -> float:
+    return _HALF_ULPS.get(dtype.rpartition(".")[2], 0.0)
 
 
 def _is_second_beta(name: str) -> bool:

@@ -79,9 +79,10 @@ class RunNumbers:
             case Clip() if value.total_norm is not None:
                 self._clipped_from = value.total_norm
             case Scaler():
-                self._loss_scale = value.new_scale
-                if value.skipped:
-                    self._skips += 1
+                if value.new_scale is not None:
+                    self._loss_scale = value.new_scale
+                    self._skips += bool(value.skipped)
+                if value.skipped:  # that of another optimizer, too: its pass went through the model
                     self._skipped()
 
     def put_losses(self) -> None:

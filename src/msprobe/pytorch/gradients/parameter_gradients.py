@@ -8,25 +8,45 @@ event (an optimiser stepping in backward would already have used it up).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from msprobe.capture.names import PARAMETERS_GRAD_REDUCED
-from msprobe.capture.parameter_gradients import ParameterOwner, ParameterWatch
+from msprobe.capture.parameter_gradients import Names, ParameterOwner, ParameterWatch
+from msprobe.capture.session import Session
+from msprobe.pytorch.gradients.graph_search import find_edges
+from msprobe.pytorch.interception.backward_entry import BackwardEntry
 from msprobe.pytorch.interception.guard import quietly
+
+_CAST: Final = "ToCopyBackward0"  # autocast makes one for all calls
 
 
 class ParameterGradients(ParameterWatch):
     """Watches the parameters of the user's models, and optimisers where ranks reduce gradients."""
 
+    def __init__(self, session: Session, names: Names, entry: BackwardEntry | None = None) -> None:
+        """Create it for the modules that `names` knows.
+
+        Args:
+            session: receives gradients.
+            names: the modules.
+            entry: where backward passes begin, to say which gradients come from one call alone.
+        """
+        super().__init__(session, names)
+        self._entry = entry
+        self._of_one_call: set[int] = set()
+
     def install(self) -> bool:
         """Put hooks on the parameters that have none yet; return whether no one had any."""
         begins = super().install()
+        if begins and self._entry is not None:
+            self._entry.open(self._session.step_undo, self._over)
         if begins and _may_reduce():
             handle = register_optimizer_step_pre_hook(self._before_step)
             self._session.step_undo.callback(handle.remove)
@@ -46,11 +66,48 @@ class ParameterGradients(ParameterWatch):
     def watch(self, parameter: Tensor, owner: ParameterOwner) -> Callable[[], None]:
         """Hook a parameter, before the hooks of the user's."""
         handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            partial(_accumulated, owner)
+            partial(self._accumulated, owner)
         )
         make_first(parameter, handle.id)
         remove: Callable[[], None] = handle.remove
         return remove
+
+    @contextmanager
+    def _over(self, roots: Sequence[Any], _gradients: Sequence[Any]) -> Iterator[None]:
+        """Know the gradients of one call while a backward pass runs from `roots`."""
+        self._of_one_call = quietly(self._session, "graph", self._consumed_once, roots) or set()
+        try:
+            yield
+        finally:
+            self._of_one_call = set()
+
+    def _consumed_once(self, roots: Sequence[Any]) -> set[int]:
+        """Return the parameters without a gradient that one node alone consumes."""
+        start = [one.grad_fn if isinstance(one, Tensor) else one[0] for one in roots]
+        leaves: dict[int, list[Any]] = {
+            number: [number]
+            for number, (parameter, _) in self._owners.items()
+            if type(parameter) is nn.Parameter
+            and parameter.grad is None
+            and not parameter._backward_hooks
+        }
+        hits, _ = find_edges([one for one in start if one is not None], {}, leaves, {}, 0, 0)
+        casts: dict[Any, list[Any]] = {
+            (node, 0): places for node, _, places in hits if type(node).__name__ == _CAST
+        }
+        if casts:
+            again, _ = find_edges([one for one in start if one is not None], casts, {}, {}, 0, 0)
+            hits = [hit for hit in hits if (hit[0], 0) not in casts] + again
+        counts = Counter(places[0] for *_, places in hits)
+        return {number for number, count in counts.items() if count == 1}
+
+    def _accumulated(self, owner: ParameterOwner, parameter: Tensor) -> None:
+        """Take the gradient that was just accumulated."""
+        quietly(owner.session, "parameter gradient", self._take, owner, parameter)
+
+    def _take(self, owner: ParameterOwner, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            owner.take(parameter.grad, is_of_one_call=id(parameter) in self._of_one_call)
 
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         quietly(self._session, "reduced gradient", self._take_reduced, optimizer)
@@ -73,16 +130,6 @@ class ParameterGradients(ParameterWatch):
                 of=per_module[owner.module],
                 kind=PARAMETERS_GRAD_REDUCED,
             )
-
-
-def _accumulated(owner: ParameterOwner, parameter: Tensor) -> None:
-    """Take the gradient that was just accumulated."""
-    quietly(owner.session, "parameter gradient", _take_accumulated, owner, parameter)
-
-
-def _take_accumulated(owner: ParameterOwner, parameter: Tensor) -> None:
-    if parameter.grad is not None:
-        owner.take(parameter.grad)
 
 
 def make_first(parameter: Tensor, hook_id: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -210,13 +210,23 @@ class Collector(StepCollector):
             session.attempt("hooking gradient scalers", scaled.install, self._optimizer)
             losses = Losses(session, scaled.of, self._own_losses.fact_of)
             session.attempt("hooking backward", losses.install, BackwardEntry())
-            calls = TrainingCalls(session, lambda _: lambda: None)
+            calls = TrainingCalls(session, lambda _: lambda: None, self._is_concerned)
             session.attempt("hooking training calls", calls.install)
 
         if self._communication is not None and Stream.OTHER in due:
             from msprobe.pytorch.distributed.process_groups import hook_collectives
 
             self._undo.callback(hook_collectives(self._communication))
+
+    def _is_concerned(self, ids: Iterable[int]) -> bool:
+        """Return whether one of these is our optimizer or one of our parameters; or there is none.
+
+        Scalers know the optimizer itself, which may be monitored through a wrapper.
+        """
+        known = list(ids)
+        inner = getattr(self._optimizer, "optimizer", None)
+        own = (id(self._optimizer), id(inner))
+        return not known or any(one in own for one in known) or self._own_losses.has_any(known)
 
     def _install_modules(self) -> None:
         session = self._session

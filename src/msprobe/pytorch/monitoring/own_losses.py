@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -30,14 +30,14 @@ class OwnLosses:
             groups: of its optimizer. Of a single model only parameters that it updates count: a
                 generator and its judge may be parts of one.
         """
+        self._updated = {id(one) for group in groups for one in group.get("params", ())}
         self._own = {
             id(parameter): number
             for number, model in enumerate(models)
             for parameter in (*model.parameters(), *flat_parameters([model]))
         }
-        updated = {id(one) for group in groups for one in group.get("params", ())}
-        if len(models) == 1 and not updated.isdisjoint(self._own):
-            self._own = {one: number for one, number in self._own.items() if one in updated}
+        if len(models) == 1 and not self._updated.isdisjoint(self._own):
+            self._own = {one: n for one, n in self._own.items() if one in self._updated}
 
     def open(self) -> None:
         """Let other monitors know these parameters."""
@@ -46,6 +46,10 @@ class OwnLosses:
     def close(self) -> None:
         """Undo `open`."""
         _all.discard(self)
+
+    def has_any(self, parameters: Iterable[int]) -> bool:
+        """Return whether the models have one of these parameters, given by ``id``, or update it."""
+        return any(one in self._own or one in self._updated for one in parameters)
 
     def fact_of(self, root: Tensor) -> Callable[..., Loss] | None:
         """Return what makes the fact of a loss; None if all that it trains is of other monitors."""

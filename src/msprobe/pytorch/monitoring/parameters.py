@@ -32,12 +32,13 @@ MG_DIRECTION: Final = "mg_direction"
 class _Accumulated:
     """How often the gradient of a parameter was added up in a step."""
 
-    __slots__ = ("begun", "count", "key")
+    __slots__ = ("begun", "count", "has_whole", "key")
 
     def __init__(self, key: Key) -> None:
         self.key = key
         self.begun = 0
         self.count = 0
+        self.has_whole = False  # FSDP keeps a part: gradients of the whole are told apart
 
 
 class Parameters:
@@ -69,7 +70,7 @@ class Parameters:
             micro_steps: backward passes for each step of the optimizer.
             reads_main_grad: whether gradients are in `main_grad`.
             every_micro_step: whether gradients before reduction are measured each time.
-            holds_reduced: whether this rank measures reduced gradients, which others have, too.
+            holds_reduced: whether this rank measures reduced gradients that others have, too.
             direction: whether gradients are compared with first moments.
             are_parts: whether plain tensors are parts of parameters that ranks share.
         """
@@ -132,6 +133,10 @@ class Parameters:
     ) -> None:
         """Count a gradient, and measure it if it is wanted: a hook that runs for each of them."""
         rows = self.rows
+        if whole is not None:
+            gradients.has_whole = True
+        elif gradients.has_whole:
+            return  # FSDP2 calls the hooks of its part with the reduced gradient
         if rows is None:
             return
         if gradients.begun != self._begun:
@@ -172,10 +177,15 @@ class Parameters:
         rows = self.rows
         if rows is None:
             return
-        if self._holds_reduced:
-            self._put(rows, Stream.GRAD_REDUCED, self._view.gradient, self._known_gradients)
+        self._put(rows, Stream.GRAD_REDUCED, self._reduced, self._known_gradients)
         if self._direction:
             self._put_direction(rows)
+
+    def _reduced(self, parameter: Tensor) -> Tensor | None:
+        """Return the gradient that the optimizer gets, if this rank measures it."""
+        gradient = self._view.gradient(parameter)
+        is_held = self._holds_reduced or self._are_parts
+        return gradient if is_held or gradient is None or not _is_whole(gradient) else None
 
     def read_before(self) -> None:
         """Measure parameters and states before the step."""
@@ -275,13 +285,14 @@ class Parameters:
         """Measure the differences, which take the place of the copies."""
         keys = [key for key, _, _ in self._before]
         copies = [copy for _, _, copy in self._before]
-        sizes = torch._foreach_norm(copies)
+        norms = torch._foreach_norm(copies)
         torch._foreach_sub_(copies, [parameter for _, parameter, _ in self._before])
-        changes = torch._foreach_norm(copies)
-        ratios = torch.stack(changes) / torch.stack(sizes)
+        norms += torch._foreach_norm(copies)
         rows.batch(Stream.UPDATE).add(keys, copies)
-        for key, ratio in zip(keys, ratios.tolist(), strict=True):
-            rows.put_number(key, ratio, stream=Stream.UPDATE, op=RATIO)
+        sizes, changes = torch.stack(norms).double().reshape(2, -1).tolist()
+        for key, change, size in zip(keys, changes, sizes, strict=True):
+            if size:  # a bias of zeros has no such number
+                rows.put_number(key, change / size, stream=Stream.UPDATE, op=RATIO)
         self._before = []
 
     def _put_direction(self, rows: StepRows) -> None:

@@ -23,9 +23,9 @@ class TorchReading:
         return Measures(threshold, with_bins=with_bins)
 
     def shape(self, tensor: Tensor) -> str:
-        """Return a shape, ``[4, 16]``."""
+        """Return a shape, ``[4, 16]``; of a tensor that ranks share, that of this rank's part."""
         try:
-            shape = tensor.shape
+            shape = getattr(tensor, "_local_tensor", tensor).shape
         except RuntimeError:  # nested tensors of the strided layout have none
             return "nested"
         text = self._known.get(shape)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.utils.rnn import PackedSequence
 
 from msprobe.replay.module_settings import ModuleSettings
 from msprobe.replay.recorded_calls import RecordedCall
@@ -66,7 +67,13 @@ class ModuleFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns."""
         parameters = {name: kwargs.pop(name) for name in self.parameters}
-        return functional_call(self._module, parameters, args, kwargs)
+        return functional_call(self._module, parameters, tuple(map(_packed, args)), kwargs)
+
+
+def _packed(argument: Any) -> Any:
+    """Return a packed sequence where a record has its fields, else the argument."""
+    is_packed = isinstance(argument, dict) and argument.keys() == set(PackedSequence._fields)
+    return PackedSequence(**argument) if is_packed else argument
 
 
 def _made(

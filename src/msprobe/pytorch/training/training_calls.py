@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import GeneratorType
@@ -30,9 +30,22 @@ Wake = Callable[[], None]
 class TrainingCalls:
     """Takes such calls from `install` until the step of the run ends."""
 
-    def __init__(self, session: Session, go_to_sleep: Callable[[bool], Wake]) -> None:
-        """Create it; the arguments are those of `OptimizerSteps`."""
+    def __init__(
+        self,
+        session: Session,
+        go_to_sleep: Callable[[bool], Wake],
+        concerns: Callable[[Iterable[int]], bool] = lambda _: True,
+    ) -> None:
+        """Create it.
+
+        Args:
+            session: see `OptimizerSteps`.
+            go_to_sleep: the same.
+            concerns: tells by the ``id`` of parameters or optimizers whether clipping of these, or
+                the scale of a scaler for these, is taken.
+        """
         self._session = session
+        self._concerns = concerns
         self._go_to_sleep = go_to_sleep
         self._inside = False
         self._installed = False
@@ -74,10 +87,12 @@ class TrainingCalls:
     def _clip(self, name: str, original: Original, args: Arguments, _kwargs: Any) -> Any:
         if self._inside or is_tracing():
             return original(*args)
-        count, args = _counted(args)
+        parameters, args = _listed(args)
         with self._observed():
             result = original(*args)
-        quietly(self._session, "clipping", self._take_clip, name, count, args, result)
+        if self._concerns(map(id, parameters)):
+            count = len(parameters)
+            quietly(self._session, "clipping", self._take_clip, name, count, args, result)
         return result
 
     def _take_clip(self, name: str, count: int, args: Arguments, result: Any) -> None:
@@ -104,17 +119,20 @@ class TrainingCalls:
         if self._inside or is_tracing() or not scaler.is_enabled():
             return original(*args)
         before = quietly(self._session, "scaler", _scale_and_found, scaler)
+        is_other = not self._concerns(scaler._per_optimizer_states)
         result = original(*args)
         if before is not None:
-            quietly(self._session, "scaler", self._take_scale, before, scaler)
+            quietly(self._session, "scaler", self._take_scale, before, scaler, is_other)
         return result
 
-    def _take_scale(self, before: _Numbers, scaler: Any) -> None:
+    def _take_scale(self, before: _Numbers, scaler: Any, is_other: bool) -> None:
         after = _Numbers([scaler._scale])
 
         def made(numbers: list[Number]) -> Scaler:
             scale, *found = numbers
             skipped = any(found) if found else None
+            if is_other:
+                return Scaler(scale=None, skipped=skipped, new_scale=None)
             return Scaler(scale=scale, skipped=skipped, new_scale=after.wait()[0])
 
         self._append(before, made, after.is_ready)
@@ -192,14 +210,14 @@ def _scale_and_found(scaler: Any) -> _Numbers:
     return _Numbers([scaler._scale, *found])
 
 
-def _counted(args: Arguments) -> tuple[int, Arguments]:
-    """Return how many parameters the first argument holds, and arguments that still hold them."""
+def _listed(args: Arguments) -> tuple[Collection[Any], Arguments]:
+    """Return the parameters that the first argument holds, and arguments that still hold them."""
     parameters, *rest = args
     if isinstance(parameters, Tensor):
-        return 1, args
-    if isinstance(parameters, Sized):
-        return len(parameters), args
+        return [parameters], args
+    if isinstance(parameters, Collection):
+        return parameters, args
     items = list(parameters)
     # Torch warns of a generator that has nothing left.
     again = (one for one in items) if isinstance(parameters, GeneratorType) else items
-    return len(items), (again, *rest)
+    return items, (again, *rest)
