@@ -32,6 +32,10 @@ from msprobe.dump.facts import Facts, OptimizerStep
 _SAME_SUM: Final = 1e-3
 # Sums in another order are as near as this in float32, and gradients of other calls, too.
 _SAME_GRADIENT: Final = 1e-5
+# Where the parameters part by rounding when the step starts, gradients part further by this much,
+# as far as this.
+_GROWN: Final = 10.0
+_FARTHEST: Final = 1e-4
 _MOST: Final = 0.9
 # Factors of gradients further apart than this are not those of one clipping.
 _CLIPPED_ALIKE: Final = 2e-2
@@ -97,22 +101,24 @@ def has_same_gradients(pair: StepPair) -> bool:
     One side may hold several weights as one: those of one side alone are the same together.
     """
     both = _gradients(pair)
+    starts = (change.relative or 0.0 for change in pair.changes("before").values())
+    near = min(max(_SAME_GRADIENT, _GROWN * max(starts, default=0.0)), _FARTHEST)
     shared = both[0].keys() & both[1].keys()
     alone = [[each.norm or 0.0 for n, each in side.items() if n not in shared] for side in both]
     return (
-        len(_near(*both)) == len(shared)
+        len(_near(*both, near)) == len(shared)
         and bool(alone[0]) is bool(alone[1])
-        and math.isclose(math.hypot(*alone[0]), math.hypot(*alone[1]), rel_tol=_SAME_GRADIENT)
+        and math.isclose(math.hypot(*alone[0]), math.hypot(*alone[1]), rel_tol=near)
     )
 
 
-def _near(target: Gradients, reference: Gradients) -> set[str]:
+def _near(target: Gradients, reference: Gradients, near: float = _SAME_GRADIENT) -> set[str]:
     """Return the gradients that are the same sum on both sides, in another order."""
     largest = max((gradient.norm or 0.0 for gradient in reference.values()), default=0.0)
     return {
         name
         for name in target.keys() & reference.keys()
-        if _is_near(target[name], reference[name], largest)
+        if _is_near(target[name], reference[name], largest, near)
     }
 
 
@@ -163,13 +169,13 @@ def _is_scale(target: float | None, reference: float | None, *, has_scaler: bool
     return is_power and (has_scaler or abs(power) >= _LEAST_SCALE)
 
 
-def _is_near(target: Fingerprint, reference: Fingerprint, largest: float) -> bool:
+def _is_near(target: Fingerprint, reference: Fingerprint, largest: float, near: float) -> bool:
     if target.checksum is not None and target.checksum == reference.checksum:
         return True
     parts = list(zip(target.projections or (), reference.projections or (), strict=False))
     size = max(reference.norm or 0.0, _SMALL * largest)
     return bool(parts) and all(
-        a is not None and b is not None and abs(a - b) <= _SAME_GRADIENT * size for a, b in parts
+        a is not None and b is not None and abs(a - b) <= near * size for a, b in parts
     )
 
 
