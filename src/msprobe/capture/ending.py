@@ -140,7 +140,7 @@ def _unhandled() -> BaseException | None:
 
 def _text(error: BaseException) -> str:
     try:
-        text = str(error)
+        text = str(error).strip().partition("\n")[0]  # those of frameworks go on with their stack
     except Exception:  # noqa: BLE001 - the class is the user's
         text = ""
     name = type(error).__name__
