@@ -201,6 +201,22 @@ def test_a_script_ends_as_it_ends(tmp_path: Path, ending: str, code: int, how: E
     assert facts.ended.how is how
 
 
+def test_a_script_behind_a_link_finds_the_modules_beside_it(tmp_path: Path) -> None:
+    text = """
+        import sys
+        import beside
+        print(beside.NAME, sys.argv, sys.path[0], __file__, type(__loader__).__name__)
+    """
+    script = write(tmp_path, text, "code/train.py")
+    write(tmp_path, "NAME = 'beside'", "code/beside.py")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/train").symlink_to(script)
+    plain = start(tmp_path, "bin/train", "x")
+    assert plain.returncode == 0
+    recorded = start(tmp_path, "-m", "msprobe", "run", "bin/train", "x")
+    assert (recorded.returncode, recorded.stdout) == (0, plain.stdout)
+
+
 def test_a_syntax_error_is_shown_as_python_shows_it(tmp_path: Path) -> None:
     write(tmp_path, "import torch\nx = = 2\n")
     alone, recorded = start(tmp_path, "train.py"), record(tmp_path, "train.py")
@@ -478,6 +494,14 @@ def test_a_file_is_read_and_options_win(tmp_path: Path) -> None:
     assert list(dump.steps) == [2]
     names = [name for name in dump.step(2).rank().records if name.endswith("forward")]
     assert names == ["Functional.gelu.0.forward", "Functional.linear.1.forward"]
+
+
+def test_a_file_without_a_folder_records_into_the_usual_one(tmp_path: Path) -> None:
+    write(tmp_path, LOOP)
+    (tmp_path / "config.json").write_text(json.dumps({"level": "L0", "step": [1]}))
+    done = run_warm("-m", "msprobe", "run", "--config", "config.json", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(open_dump(tmp_path / "msprobe_dump").steps) == [1]
 
 
 def test_nothing_to_record_is_said(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Final
@@ -54,6 +54,7 @@ def script(path: Path) -> Program:
         UsageError: it cannot be read.
     """
     file = path.absolute()
+    folder = file if file.is_dir() else file.resolve().parent
     if file.is_dir():
         file = file / "__main__.py"
     try:
@@ -61,7 +62,7 @@ def script(path: Path) -> Program:
             source = opened.read()
     except OSError as error:
         raise UsageError(f"{path}: the script cannot be read: {reason(error)}") from error
-    return Program(source, str(file), str(path), str(file.parent))
+    return Program(source, str(file), str(path), str(folder))
 
 
 def module(name: str) -> Program:
@@ -109,7 +110,8 @@ def run_program(
     main.__file__ = program.file
     main.__spec__ = program.spec
     main.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
-    main.__loader__ = None if program.spec is None else program.spec.loader
+    own = SourceFileLoader(_MAIN, program.file)
+    main.__loader__ = own if program.spec is None else program.spec.loader
     main.__package__ = None if program.spec is None else program.spec.parent
     main.__annotations__ = {}
     # Kept: threads and exit handlers of the program may outlive its last line.
