@@ -217,6 +217,32 @@ def test_a_script_behind_a_link_finds_the_modules_beside_it(tmp_path: Path) -> N
     assert (recorded.returncode, recorded.stdout) == (0, plain.stdout)
 
 
+def test_an_exception_in_backward_has_no_frames_of_msprobe(tmp_path: Path) -> None:
+    text = """
+        import torch
+
+        class Breaks(torch.autograd.Function):
+            @staticmethod
+            def forward(context, x):
+                return x * 1
+
+            @staticmethod
+            def backward(context, gradient):
+                raise RuntimeError("in backward")
+
+        net = torch.nn.Linear(2, 2)
+        Breaks.apply(net(torch.ones(1, 2))).sum().backward()
+    """
+    write(tmp_path, text)
+    plain, recorded = (
+        start(tmp_path, *words, "train.py") for words in ((), ("-m", "msprobe", "run"))
+    )
+    assert plain.returncode == recorded.returncode == 1
+    plain_trace = plain.stderr[plain.stderr.index("Traceback") :]
+    assert "in backward" in plain_trace
+    assert plain_trace in recorded.stderr
+
+
 def test_a_syntax_error_is_shown_as_python_shows_it(tmp_path: Path) -> None:
     write(tmp_path, "import torch\nx = = 2\n")
     alone, recorded = start(tmp_path, "train.py"), record(tmp_path, "train.py")

@@ -136,7 +136,7 @@ def is_known(times_s: Sequence[float], error: float) -> bool:
     That of n normal values is 1.25 sd / sqrt(n), and 1.35 sd lie between their quartiles.
     """
     low, median, high = statistics.quantiles(times_s, n=4)
-    return 1.25 / 1.35 * (high - low) / len(times_s) ** 0.5 <= error * median
+    return bool(1.25 / 1.35 * (high - low) / len(times_s) ** 0.5 <= error * median)
 
 
 def recorded_step(dump_path: Path, step: int) -> RecordedStep | None:

@@ -18,6 +18,8 @@ from msprobe.errors import UsageError
 from msprobe.plain_text import reason
 
 _MAIN: Final = "__main__"
+_HANDLER: Final = "__torch_function__"
+_PACKAGE: Final = str(Path(__file__).parents[1] / "_").removesuffix("_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,28 @@ def hide_own_frames() -> None:
         names = sys.modules[_MAIN].__dict__
         while trace is not None and trace.tb_frame.f_globals is not names:
             trace = trace.tb_next
+        trace = _without_own(trace)
         show(kind, error.with_traceback(trace), trace)
 
     sys.excepthook = shown
+
+
+def _without_own(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames through which msprobe sees the calls of PyTorch.
+
+    They are its own, those of ``torch.overrides``, and a first one of the function that is seen:
+    it hands itself over to ``torch.overrides``, and is called again from there.
+    """
+    kept: list[TracebackType] = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        is_own = code.co_filename.startswith(_PACKAGE)
+        if not is_own and trace.tb_frame.f_globals.get("__name__") != "torch.overrides":
+            kept.append(trace)
+        elif kept and is_own and code.co_name == _HANDLER:
+            kept.pop()
+        trace = trace.tb_next
+    found = None
+    for each in reversed(kept):
+        found = TracebackType(found, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return found
