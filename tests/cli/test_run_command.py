@@ -243,6 +243,22 @@ def test_an_exception_in_backward_has_no_frames_of_msprobe(tmp_path: Path) -> No
     assert plain_trace in recorded.stderr
 
 
+def test_a_step_that_begins_inside_vmap_has_its_random_states(tmp_path: Path) -> None:
+    text = """
+        import torch
+        from torch.func import functional_call, grad, vmap
+
+        net = torch.nn.Linear(2, 1)
+        loss = lambda weights, x: functional_call(net, weights, (x,)).sum()
+        vmap(grad(loss), in_dims=(None, 0))(dict(net.named_parameters()), torch.ones(3, 2))
+    """
+    write(tmp_path, text)
+    assert "FAILED" not in record(tmp_path, "train.py").stderr
+    facts = open_dump(tmp_path / "dump").step(0).rank().facts
+    assert facts is not None
+    assert "cpu" in facts.random
+
+
 def test_a_syntax_error_is_shown_as_python_shows_it(tmp_path: Path) -> None:
     write(tmp_path, "import torch\nx = = 2\n")
     alone, recorded = start(tmp_path, "train.py"), record(tmp_path, "train.py")
