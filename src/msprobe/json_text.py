@@ -33,8 +33,12 @@ def json_problem(exc: BaseException) -> str:
     """Return the error of the text, in one line."""
     if isinstance(exc, RecursionError):
         return "nested too deeply"
-    if is_truncated(exc):
-        return f"truncated JSON ({exc})"
+    if isinstance(exc, json.JSONDecodeError) and is_truncated(exc):
+        # One literal: its Chinese is found by it.
+        return (
+            f"truncated JSON (line {exc.lineno}, column {exc.colno}): the file was not written or "
+            "copied to its end"
+        )
     from msprobe.plain_text import reason
 
     return f"not valid JSON ({reason(exc).splitlines()[0][:200]})"

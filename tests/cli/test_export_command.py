@@ -160,12 +160,19 @@ def _history(path):
 def test_scalars_of_tables_are_in_order_of_steps(dump):
     frame = open_dump(dump).frame()
     found = list(scalars_of(frame.reverse(), STATISTICS))
-    assert [(each.rank, each.step) for each in found] == sorted(
-        (each.rank, each.step) for each in found
+    assert [(each.run, each.step) for each in found] == sorted(
+        (each.run, each.step) for each in found
     )
     assert sum(len(each.values) for each in found) == sum(
         frame[column].is_not_null().sum() for column in STATISTICS
     )
+
+
+def test_scalars_without_ranks_are_a_run_called_rank(dump):
+    frame = open_dump(dump).frame()
+    alone = frame.with_columns(rank=pl.lit("rank"))
+    assert {each.run for each in scalars_of(alone, STATISTICS)} == {"rank"}
+    assert {each.run for each in scalars_of(frame, STATISTICS)} == {"rank0"}
 
 
 def test_scalars_of_a_comparison_are_its_errors(tmp_path, dump):

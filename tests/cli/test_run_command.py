@@ -201,6 +201,64 @@ def test_a_script_ends_as_it_ends(tmp_path: Path, ending: str, code: int, how: E
     assert facts.ended.how is how
 
 
+def test_a_script_behind_a_link_finds_the_modules_beside_it(tmp_path: Path) -> None:
+    text = """
+        import sys
+        import beside
+        print(beside.NAME, sys.argv, sys.path[0], __file__, type(__loader__).__name__)
+    """
+    script = write(tmp_path, text, "code/train.py")
+    write(tmp_path, "NAME = 'beside'", "code/beside.py")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/train").symlink_to(script)
+    plain = start(tmp_path, "bin/train", "x")
+    assert plain.returncode == 0
+    recorded = start(tmp_path, "-m", "msprobe", "run", "bin/train", "x")
+    assert (recorded.returncode, recorded.stdout) == (0, plain.stdout)
+
+
+def test_an_exception_in_backward_has_no_frames_of_msprobe(tmp_path: Path) -> None:
+    text = """
+        import torch
+
+        class Breaks(torch.autograd.Function):
+            @staticmethod
+            def forward(context, x):
+                return x * 1
+
+            @staticmethod
+            def backward(context, gradient):
+                raise RuntimeError("in backward")
+
+        net = torch.nn.Linear(2, 2)
+        Breaks.apply(net(torch.ones(1, 2))).sum().backward()
+    """
+    write(tmp_path, text)
+    plain, recorded = (
+        start(tmp_path, *words, "train.py") for words in ((), ("-m", "msprobe", "run"))
+    )
+    assert plain.returncode == recorded.returncode == 1
+    plain_trace = plain.stderr[plain.stderr.index("Traceback") :]
+    assert "in backward" in plain_trace
+    assert plain_trace in recorded.stderr
+
+
+def test_a_step_that_begins_inside_vmap_has_its_random_states(tmp_path: Path) -> None:
+    text = """
+        import torch
+        from torch.func import functional_call, grad, vmap
+
+        net = torch.nn.Linear(2, 1)
+        loss = lambda weights, x: functional_call(net, weights, (x,)).sum()
+        vmap(grad(loss), in_dims=(None, 0))(dict(net.named_parameters()), torch.ones(3, 2))
+    """
+    write(tmp_path, text)
+    assert "FAILED" not in record(tmp_path, "train.py").stderr
+    facts = open_dump(tmp_path / "dump").step(0).rank().facts
+    assert facts is not None
+    assert "cpu" in facts.random
+
+
 def test_a_syntax_error_is_shown_as_python_shows_it(tmp_path: Path) -> None:
     write(tmp_path, "import torch\nx = = 2\n")
     alone, recorded = start(tmp_path, "train.py"), record(tmp_path, "train.py")
@@ -478,6 +536,14 @@ def test_a_file_is_read_and_options_win(tmp_path: Path) -> None:
     assert list(dump.steps) == [2]
     names = [name for name in dump.step(2).rank().records if name.endswith("forward")]
     assert names == ["Functional.gelu.0.forward", "Functional.linear.1.forward"]
+
+
+def test_a_file_without_a_folder_records_into_the_usual_one(tmp_path: Path) -> None:
+    write(tmp_path, LOOP)
+    (tmp_path / "config.json").write_text(json.dumps({"level": "L0", "step": [1]}))
+    done = run_warm("-m", "msprobe", "run", "--config", "config.json", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(open_dump(tmp_path / "msprobe_dump").steps) == [1]
 
 
 def test_nothing_to_record_is_said(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_golden_recordings_are_made_held_and_updated(tmp_path: Path) -> None:
     changed = run(tmp_path, "--msprobe-golden", f"--junit-xml={junit}", eps=0.5)
     assert "1 failed, 1 passed" in changed
     assert re.search(r"argument: .*0\.5 instead of 1e-05", changed)
+    assert "junitxml" not in changed.partition("Captured log")[0]
     verdict = re.search('name="msprobe_verdict" value="([^"]*)"', junit.read_text())
     assert verdict is not None
     assert "0.5 instead of 1e-05" in verdict[1]

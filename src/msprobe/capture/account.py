@@ -145,7 +145,10 @@ class RunTotals:
         if self.is_other_rank or self.records:
             return None
         if self.started is None:
-            return "no step began: no DataLoader gave this thread a batch, or no model was called"
+            return (
+                "no step began: no DataLoader gave this thread a batch, or no model was called; a "
+                "program that has an optimizer and only evaluates needs msprobe run --step-function"
+            )
         if self.has_opened:
             reasons = ", ".join(f"{count} ({why})" for why, count in self.skipped.items())
             return f"the configuration leaves out all calls: {reasons}" if reasons else None

@@ -38,7 +38,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Measure records, time, disk and memory that recording costs for each step of a PyTorch "
         "script. The script is started once for each level and task, recorded into a temporary "
-        "folder, and stopped after its second step."
+        "folder, and stopped when the time of a step is known: after 6 to 13 steps, or earlier "
+        "where steps are long or large."
     )
     parser.epilog = _EXAMPLES
     parser.usage = "msprobe estimate [options] SCRIPT ARGS"
@@ -53,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=positive_number,
         default=_TIMEOUT_S,
         metavar="S",
-        help=f"seconds to wait for the second step ({_TIMEOUT_S})",
+        help=f"seconds to wait for the steps ({_TIMEOUT_S})",
     )
     add_json(parser)
     add_script(parser)

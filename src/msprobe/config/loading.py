@@ -73,6 +73,7 @@ def load_config(
     dump_enable: bool | None = None,
     section: Mapping[str, Any] | None = None,
     given_by: str = ARGUMENT,
+    default_dump_path: str | None = None,
     dumps_kernels: bool = False,
 ) -> Config:
     """Read, check and resolve the settings of a run.
@@ -87,6 +88,7 @@ def load_config(
         dump_enable: False to record nothing until a running program is asked.
         section: keys of the task's section.
         given_by: names the one who gave these values, in messages.
+        default_dump_path: output folder if neither `dump_path` nor the file names one.
         dumps_kernels: whether the framework dumps kernels by itself, which tasks more can use.
 
     Raises:
@@ -101,7 +103,7 @@ def load_config(
         given["step"] = [step]
     arguments = {key: value for key, value in given.items() if not _is_empty(value)}
     draft = _Draft(
-        values=_present({**values, **arguments}),
+        values=_present({"dump_path": default_dump_path, **values, **arguments}),
         file=file or "packaged config.json",
         arguments=frozenset(arguments),
         section=section or {},

@@ -117,7 +117,7 @@ class Dump:
         try:
             found: pl.DataFrame = context.execute(query)
         except pl.exceptions.PolarsError as error:
-            text = str(error).splitlines()[0]
+            text = str(error).splitlines()[0].partition("; valid columns")[0]
             raise UsageError(
                 f"the query cannot be run: {text}; the table is records, with the columns "
                 f"{', '.join(self.frame().columns)}"

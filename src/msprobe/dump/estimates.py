@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -16,6 +21,15 @@ ESTIMATED_LEVELS = ("L0", "L1", "mix")
 
 ESTIMATED_TASKS = ("statistics", "tensor")
 """Tasks whose cost is measured if no others are asked for."""
+
+MOST_MEASURED: Final = 12
+"""Steps that are measured at most."""
+
+# A median of fewer says little; the wait and the bytes bound the cost where steps are large.
+_FEWEST_MEASURED: Final = 5
+_LONGEST_S: Final = 20.0
+_MOST_BYTES: Final = 2 << 30
+_ERROR: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +77,66 @@ class RecordedStep:
     size_bytes: int
 
 
-def has_ended(dump_path: Path, step: int) -> bool:
-    """Return whether a step is recorded to its end."""
-    return any(_accounts(dump_path, step))
+@dataclass(slots=True)
+class Measurement:
+    """The recorded steps of a temporary dump, read until their median time is known.
+
+    The first step also warms up: stacks, names and memory are new to it. It counts if it is alone.
+
+    Attributes:
+        dump_path: the folder of the dump.
+        until_s: the `time.monotonic` at which two steps are enough.
+        steps: those that were read, in order.
+    """
+
+    dump_path: Path
+    until_s: float = math.inf
+    steps: list[RecordedStep] = field(default_factory=list)
+
+    def is_enough(self) -> bool:
+        """Read the steps that have ended since the last call; return whether to stop now."""
+        while (step := recorded_step(self.dump_path, len(self.steps))) is not None:
+            self.steps.append(step)
+            if len(self.steps) == 1:
+                self.until_s = min(self.until_s, time.monotonic() + _LONGEST_S)
+        measured = self.steps[1:]
+        if not measured:
+            return False
+        is_late = time.monotonic() > self.until_s
+        is_large = sum(each.size_bytes for each in self.steps) > _MOST_BYTES
+        if is_late or is_large or len(measured) >= MOST_MEASURED:
+            return True
+        times_s = [each.capture_s for each in measured]
+        return len(measured) >= _FEWEST_MEASURED and is_known(times_s, _ERROR)
+
+    def cost(self, level: str, task: str, memory_bytes: int | None) -> Estimate | None:
+        """Return the cost of one step; None if none was recorded.
+
+        Args:
+            level: the level of the recording.
+            task: its task.
+            memory_bytes: the largest memory of its process.
+        """
+        self.is_enough()
+        if not self.steps:
+            return None
+        return Estimate(
+            level=level,
+            task=task,
+            records=self.steps[-1].records,
+            capture_s=statistics.median(each.capture_s for each in self.steps[1:] or self.steps),
+            size_bytes=self.steps[-1].size_bytes,
+            memory_bytes=memory_bytes,
+        )
+
+
+def is_known(times_s: Sequence[float], error: float) -> bool:
+    """Return whether the median of some times has a relative standard error of at most `error`.
+
+    That of n normal values is 1.25 sd / sqrt(n), and 1.35 sd lie between their quartiles.
+    """
+    low, median, high = statistics.quantiles(times_s, n=4)
+    return bool(1.25 / 1.35 * (high - low) / len(times_s) ** 0.5 <= error * median)
 
 
 def recorded_step(dump_path: Path, step: int) -> RecordedStep | None:

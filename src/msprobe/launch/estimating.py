@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Final
 
-from msprobe.dump.estimates import Estimate, has_ended, recorded_step
+from msprobe.dump.estimates import MOST_MEASURED, Estimate, Measurement
 from msprobe.errors import UsageError
 from msprobe.launch.child import last_words, run_child
 
-# The first step of a program also warms up; the second one is like those that follow.
-_STEPS: Final = "0-1"
-_MEASURED: Final = 1
+_STEPS: Final = f"0-{MOST_MEASURED}"
 
 
 def estimate(
@@ -28,7 +27,7 @@ def estimate(
     config: Path | None = None,
     step_function: str | None = None,
 ) -> Estimate:
-    """Run a script up to the end of its second step, and return what recording that step cost.
+    """Run a script until the cost of recording a step is known, and return it.
 
     The script is stopped then; a script of one step is measured by that.
 
@@ -52,21 +51,15 @@ def estimate(
         if step_function is not None:
             options += ["--step-function", step_function]
         command = [sys.executable, "-m", "msprobe", "run", *options, *["-m"][: int(is_module)]]
+        measurement = Measurement(folder, time.monotonic() + timeout_s)
         with TemporaryFile() as output:
             child = run_child(
                 [*command, *words],
                 output,
-                is_done=lambda: has_ended(folder, _MEASURED),
+                is_done=measurement.is_enough,
                 timeout_s=timeout_s,
             )
-            step = recorded_step(folder, _MEASURED) or recorded_step(folder, 0)
-            if step is None:
+            found = measurement.cost(level, task, child.memory_bytes)
+            if found is None:
                 raise UsageError(f"{words[0]}: no step was recorded; {last_words(output)}")
-        return Estimate(
-            level=level,
-            task=task,
-            records=step.records,
-            capture_s=step.capture_s,
-            size_bytes=step.size_bytes,
-            memory_bytes=child.memory_bytes,
-        )
+        return found

@@ -86,6 +86,7 @@ class Settings:
             "level": self.level or ("mix" if alone else None),
             "task": self.task,
             "dump_path": self.dump_path or (DEFAULT_FOLDER if alone else None),
+            "default_dump_path": DEFAULT_FOLDER,
             "step": None if steps == _ALL_STEPS else steps,
             "rank": self.rank,
             "dump_enable": False if self.on_request else None,

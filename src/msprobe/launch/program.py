@@ -9,7 +9,7 @@ import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Final
@@ -18,6 +18,8 @@ from msprobe.errors import UsageError
 from msprobe.plain_text import reason
 
 _MAIN: Final = "__main__"
+_HANDLER: Final = "__torch_function__"
+_PACKAGE: Final = str(Path(__file__).parents[1] / "_").removesuffix("_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ def script(path: Path) -> Program:
         UsageError: it cannot be read.
     """
     file = path.absolute()
+    folder = file if file.is_dir() else file.resolve().parent
     if file.is_dir():
         file = file / "__main__.py"
     try:
@@ -61,7 +64,7 @@ def script(path: Path) -> Program:
             source = opened.read()
     except OSError as error:
         raise UsageError(f"{path}: the script cannot be read: {reason(error)}") from error
-    return Program(source, str(file), str(path), str(file.parent))
+    return Program(source, str(file), str(path), str(folder))
 
 
 def module(name: str) -> Program:
@@ -109,7 +112,8 @@ def run_program(
     main.__file__ = program.file
     main.__spec__ = program.spec
     main.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
-    main.__loader__ = None if program.spec is None else program.spec.loader
+    own = SourceFileLoader(_MAIN, program.file)
+    main.__loader__ = own if program.spec is None else program.spec.loader
     main.__package__ = None if program.spec is None else program.spec.parent
     main.__annotations__ = {}
     # Kept: threads and exit handlers of the program may outlive its last line.
@@ -132,6 +136,28 @@ def hide_own_frames() -> None:
         names = sys.modules[_MAIN].__dict__
         while trace is not None and trace.tb_frame.f_globals is not names:
             trace = trace.tb_next
+        trace = _without_own(trace)
         show(kind, error.with_traceback(trace), trace)
 
     sys.excepthook = shown
+
+
+def _without_own(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames through which msprobe sees the calls of PyTorch.
+
+    They are its own, those of ``torch.overrides``, and a first one of the function that is seen:
+    it hands itself over to ``torch.overrides``, and is called again from there.
+    """
+    kept: list[TracebackType] = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        is_own = code.co_filename.startswith(_PACKAGE)
+        if not is_own and trace.tb_frame.f_globals.get("__name__") != "torch.overrides":
+            kept.append(trace)
+        elif kept and is_own and code.co_name == _HANDLER:
+            kept.pop()
+        trace = trace.tb_next
+    found = None
+    for each in reversed(kept):
+        found = TracebackType(found, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return found

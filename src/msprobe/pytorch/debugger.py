@@ -166,9 +166,10 @@ class PrecisionDebugger(DebuggerFront):
     ) -> list[Estimate]:
         """Return what recording one step costs, for each level and task, before it is recorded.
 
-        Runs the batch forward and backward six times for each, and records it into a temporary
-        folder with the filters of this debugger. Gradients, buffers, random states, and what the
-        optimizer changes are put back; that takes a copy of them. Logs the result as a table.
+        Runs the batch forward and backward for each, six times or until the median time is known
+        (13 times at most), and records it into a temporary folder with the filters of this
+        debugger. Gradients, buffers, random states, and what the optimizer changes are put back;
+        that takes a copy of them. Logs the result as a table.
 
         Args:
             model: the model, or a list of models, as for `start`; the first one is called.

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
@@ -25,19 +24,16 @@ from msprobe.config import (
 )
 from msprobe.dump.estimates import (
     ESTIMATED_LEVELS,
+    MOST_MEASURED,
     Estimate,
+    Measurement,
     forget_peak_memory,
     peak_memory,
-    recorded_step,
 )
 from msprobe.errors import ConfigError
 from msprobe.pytorch.run import Run
 from msprobe.pytorch.training.kept_state import KeptState
 from msprobe.pytorch.training.step_replay import backward_from
-
-# The first step also warms up: stacks, names and memory are new to it. Of the time of the others
-# the median counts.
-_STEPS: Final = 6
 
 _SECTIONS: Final[dict[str, type[StatisticsSection | TensorSection | StructureSection]]] = {
     Task.STATISTICS: StatisticsSection,
@@ -139,29 +135,25 @@ def _settings(config: Config, level: str, task: str) -> Config:
 def _measured(config: Config, training: _Training) -> Estimate:
     forget_peak_memory()
     with TemporaryDirectory(prefix="msprobe-", ignore_cleanup_errors=True) as name:
-        _record(replace(config, dump_path=Path(name)), training)
-        found = [recorded_step(Path(name), number) for number in range(1, _STEPS)]
-    steps = [each for each in found if each is not None]
-    return Estimate(
-        level=str(config.level),
-        task=str(config.task),
-        records=steps[-1].records,
-        capture_s=statistics.median(each.capture_s for each in steps),
-        size_bytes=steps[-1].size_bytes,
-        memory_bytes=peak_memory("self"),
-    )
+        measurement = Measurement(Path(name))
+        _record(replace(config, dump_path=Path(name)), training, measurement)
+        found = measurement.cost(str(config.level), str(config.task), peak_memory("self"))
+    assert found is not None
+    return found
 
 
-def _record(config: Config, training: _Training) -> None:
+def _record(config: Config, training: _Training, measurement: Measurement) -> None:
     run = Run(config)
     try:
-        for _ in range(_STEPS):
+        for _ in range(1 + MOST_MEASURED):
             run.start(training.models, None, None)
             training.run()
             run.session.current.ending.stopped()
             run.stop()
             run.step()
             training.forget_gradients()
+            if measurement.is_enough():
+                break
     finally:
         run.session.close()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from msprobe.dump import layout
 from msprobe.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ class StepScalars:
     """The scalars of one step and rank.
 
     Attributes:
-        rank: the rank, as text; empty without ranks.
+        run: name of the rank's folder; ``rank`` without ranks.
         step: number of the step.
         values: tag, ``{record}/{slot}/{column}``, and value.
     """
 
-    rank: str
+    run: str
     step: int
     values: Mapping[str, float]
 
@@ -56,7 +57,9 @@ def scalars_of(frame: pl.DataFrame, columns: Sequence[str]) -> Iterator[StepScal
             for column, value in zip(columns, numbers, strict=True)
             if value is not None
         }
-        yield StepScalars("" if rank is None else str(rank), int(str(step)), values)
+        is_alone = rank in (None, "", layout.rank_folder(None))
+        run = layout.rank_folder(None) if is_alone else f"rank{rank}"
+        yield StepScalars(run, int(str(step)), values)
 
 
 def write_tensorboard(scalars: Iterator[StepScalars], folder: Path) -> int:
@@ -68,9 +71,9 @@ def write_tensorboard(scalars: Iterator[StepScalars], folder: Path) -> int:
     writers: dict[str, Any] = {}
     count = 0
     for each in scalars:
-        if each.rank not in writers:
-            writers[each.rank] = event_writer(folder / f"rank{each.rank}")
-        put_event(writers[each.rank], each.values, step=each.step)
+        if each.run not in writers:
+            writers[each.run] = event_writer(folder / each.run)
+        put_event(writers[each.run], each.values, step=each.step)
         count += len(each.values)
     for writer in writers.values():
         writer.close()
@@ -90,7 +93,9 @@ def event_writer(folder: Path, *, begins: int = 0) -> Any:
     try:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
-        raise UnsupportedError("TensorBoard files need the package tensorboard") from error
+        raise UnsupportedError(
+            "TensorBoard files need the package tensorboard: pip install tensorboard"
+        ) from error
     writer = EventFileWriter(str(folder))
     if begins:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -120,11 +125,11 @@ def write_wandb(scalars: Iterator[StepScalars], project: str) -> int:
     runs: dict[str, Any] = {}
     count = 0
     for each in scalars:
-        if each.rank not in runs:
+        if each.run not in runs:
             for run in runs.values():
                 run.finish()
-            runs[each.rank] = wandb_run(name=f"rank{each.rank}", project=project)
-        runs[each.rank].log(dict(each.values), step=each.step)
+            runs[each.run] = wandb_run(name=each.run, project=project)
+        runs[each.run].log(dict(each.values), step=each.step)
         count += len(each.values)
     for run in runs.values():
         run.finish()
@@ -143,7 +148,9 @@ def wandb_run(**facts: Any) -> Any:
     try:
         import wandb
     except ImportError as error:
-        raise UnsupportedError("scalars for W&B need the package wandb") from error
+        raise UnsupportedError(
+            "scalars for W&B need the package wandb: pip install wandb"
+        ) from error
     return wandb.init(reinit="create_new", **facts)
 
 
@@ -158,7 +165,9 @@ def write_mlflow(scalars: Iterator[StepScalars], experiment: str) -> int:
     try:
         import mlflow
     except ImportError as error:
-        raise UnsupportedError("scalars for MLflow need the package mlflow") from error
+        raise UnsupportedError(
+            "scalars for MLflow need the package mlflow: pip install mlflow"
+        ) from error
     try:
         return _log_metrics(mlflow, scalars, experiment)
     except mlflow.exceptions.MlflowException as error:
@@ -173,13 +182,13 @@ def _log_metrics(mlflow: Any, scalars: Iterator[StepScalars], experiment: str) -
     runs: dict[str, str] = {}
     count = 0
     for each in scalars:
-        if each.rank not in runs:
-            run = client.create_run(found.experiment_id, run_name=f"rank{each.rank}")
-            runs[each.rank] = run.info.run_id
+        if each.run not in runs:
+            run = client.create_run(found.experiment_id, run_name=each.run)
+            runs[each.run] = run.info.run_id
         for tag, value in each.values.items():
             if math.isfinite(value):
                 key = _REFUSED_BY_MLFLOW.sub("_", tag)
-                client.log_metric(runs[each.rank], key, value, step=each.step)
+                client.log_metric(runs[each.run], key, value, step=each.step)
                 count += 1
     for run_id in runs.values():
         client.set_terminated(run_id)

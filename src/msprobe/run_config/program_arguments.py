@@ -68,6 +68,10 @@ _CLASSES: Final = {
     "transformers.training_args.TrainingArguments": _Source.DATACLASS,
 }
 
+# Options of the test runner are none of the training in a test.
+_PYTEST: Final = re.compile(r"(^|[/\\])(py\.?test(\.exe)?|pytest[/\\]__main__\.py)$")
+_OPTION_OF_PYTEST: Final = "file_or_dir"
+
 
 def kind_of_arguments(of_type: type) -> str | None:
     """Return the kind of the objects of a class that hold arguments; None for all others."""
@@ -93,13 +97,16 @@ def program_arguments(objects: Kinds) -> dict[str, JsonTree]:
         owners = objects.get(kind, ())
         if kind == _Source.DATACLASS:
             owners = list(_few_of_a_kind(owners))
+        elif kind == _Source.NAMESPACE:
+            owners = [each for each in owners if not hasattr(each, _OPTION_OF_PYTEST)]
         for owner in owners:
             with suppress(Exception):  # objects of other libraries, some half made
                 _add(found, flat_arguments(read(owner)))
     with suppress(Exception):
         _add(found, flat_arguments(_megatron_arguments()))
     known = {normal_name(name) for name in found}
-    options = flat_arguments(options_of(sys.argv[1:]).arguments)
+    given = [] if _PYTEST.search(sys.argv[0]) else sys.argv[1:]
+    options = flat_arguments(options_of(given).arguments)
     _add(found, {key: value for key, value in options.items() if normal_name(key) not in known})
     merged = {name: values[0] if len(values) == 1 else values for name, values in found.items()}
     named = {f"env.{name}": os.environ[name] for name in os.environ if _NAMES_FILE.search(name)}

@@ -95,4 +95,10 @@ def generator_states() -> Iterator[tuple[str, str]]:
 
 
 def _state(generator: torch.Generator) -> str:
-    return state_checksum(generator.get_state().numpy().tobytes())
+    if not torch._C._are_functorch_transforms_active():
+        return state_checksum(generator.get_state().numpy().tobytes())
+    # Inside `vmap` and `grad` even this tensor has no storage of its own.
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with temporarily_clear_interpreter_stack():
+        return state_checksum(generator.get_state().numpy().tobytes())
