@@ -276,7 +276,7 @@ def test_a_model_that_refuses_to_be_looked_through_keeps_the_other_settings() ->
 
     closed, plain = Closed(2, 2), torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
-    found = training_settings([closed, plain], {"optimizer": [optimizer]})
+    found = training_settings([("0", closed), ("1", plain)], {"optimizer": [optimizer]})
     assert found["modules"]["module.0"] == "Closed: unreadable, ZeroDivisionError"
     assert found["modules"]["module.1"].startswith("Linear(")
     assert any(value == "0.5" for value in found["optimizer"].values())
