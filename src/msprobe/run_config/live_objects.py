@@ -135,9 +135,9 @@ def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((str(place), one) for place, one in enumerate(_first(value)))
         yield "size", len(value)
     else:
-        held = {
-            name: getattr(value, name) for name in _slots_of(type(value)) if hasattr(value, name)
-        }
+        of_type: type = type(value)
+        slots = _slots_of(of_type)
+        held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
         for name, one in getattr(value, "__dict__", {}).items():
             if name[:1] != "_":
                 held[name] = one

@@ -156,7 +156,8 @@ def _of_modules(model: nn.Module, prefix: str, known: set[int]) -> Settings:
                 found[f"{name}.{key}"] = text
         found |= {f"{name}.hooks.{kind}": text for kind, text in _hooks_of(module)}
         for key, held in vars(module).items():
-            if (key in _HOLDERS or _is_for_settings(type(held))) and id(held) not in known:
+            of_type: type = type(held)
+            if (key in _HOLDERS or _is_for_settings(of_type)) and id(held) not in known:
                 known.add(id(held))
                 found |= {f"{name}.{key}.{inner}": text for inner, text in _held(held)}
     return found
