@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ torch = pytest.importorskip("torch")
 
 from msprobe.config_check import ConfigChecker  # noqa: E402
 from msprobe.run_config.comparing import compare_packs  # noqa: E402
-from msprobe.run_config.levels import Level  # noqa: E402
+from msprobe.run_config.levels import Item, Level  # noqa: E402
 from msprobe.run_config.pack import read_pack  # noqa: E402
+from msprobe.run_config.settings_tables import compare_settings  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -299,3 +301,38 @@ def test_objects_of_the_programs_own_classes_are_told(tmp_path: Path, monkeypatc
     assert (
         read_pack(packs[0]).training[0]["objects"]["object.Ema.0.mask.values"].startswith("Tensor")
     )
+
+
+class Private:
+    """An object whose settings cannot be seen."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+
+
+@pytest.mark.parametrize(
+    ("values", "level", "words"),
+    [
+        ((Private(0.1), Private(0.2)), Level.WARNING, "no more than its class is known"),
+        ((threading.Lock(), threading.Lock()), Level.PASS, "nothing"),
+        (
+            (torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)),
+            Level.ERROR,
+            "seed 1",
+        ),
+    ],
+)
+def test_an_object_of_which_only_the_class_is_known_does_not_pass(
+    values: tuple[object, object], level: Level, words: str
+) -> None:
+    from msprobe.pytorch.training.training_settings import module_settings
+
+    sides = []
+    for value in values:
+        model = torch.nn.Linear(1, 1)
+        model.thing = value
+        sides.append({0: module_settings([("", model)])})
+    found = compare_settings(Item.MODULES, *sides)
+    assert found.level is level
+    notes = [f"{one.note} {one.bench}" for one in found.differences if one.level is level]
+    assert level is Level.PASS or words in notes[0]

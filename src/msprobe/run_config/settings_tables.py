@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msprobe.report.tables import Cell
@@ -54,7 +54,7 @@ def compare_settings(item: Item, bench: Settings, cmp: Settings) -> ItemResult:
             bench=one,
             cmp=other,
             level=_level(name) if one != other else _level_unseen(name, one or ""),
-            note="" if where == ranks else f"rank {', '.join(map(str, where))}",
+            note=_note(where if where != ranks else [], is_unseen=one == other),
             aspect=Aspect.VALUE if one != other else Aspect.NOT_COMPARED,
         )
         for (name, one, other), where in places.items()
@@ -106,6 +106,12 @@ def compare_later(
         for side, changed in zip(now, changes, strict=True):
             side[rank] |= changed
     return list(found.values())
+
+
+def _note(ranks: Sequence[int], *, is_unseen: bool) -> str:
+    texts = ["no more than its class is known"] if is_unseen else []
+    texts += [f"rank {', '.join(map(str, ranks))}"] if ranks else []
+    return "; ".join(texts)
 
 
 def _level_unseen(name: str, text: str) -> Level:
