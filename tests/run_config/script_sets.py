@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: E501 - one script a line
-"""Three sets of launch scripts, each written before it was run; § is what differs.
+"""Four sets of launch scripts, each written before it was run; § is what differs.
 
-The first scores: 36, 37 and 35 of 42, 40 and 36 named first, with 3, 2 and 1 passed; equal pairs
+The first scores: 36, 37, 35 and 21 of 42, 40, 36 and 24 named first, with 3, 2, 1 and 1 passed; equal pairs
 9, 7 and 10 of 12, 10 and 10.
 """
 
@@ -136,6 +136,30 @@ DIFFER: Final = (
     ('chmod +x prep && ./prep --n § && python t.py', ('1', '2'), 'command.prep'),
     ("sed 's/LR/§/' tpl.yaml > c.yaml && python t.py --config c.yaml", ('1', '2'), 'command'),
     ('curl -sL http://h/§ | bash\npython t.py', ('a', 'b'), 'command'),
+    ('python a.py > data.bin; python t.py --data §', ('data.bin', 'data.bin2'), 'data'),
+    ('./gen 2> §\npython t.py', ('a.csv', 'b.csv'), 'command'),
+    ('python t.py < <(./gen §)', ('1', '2'), 'input|command|stdin'),
+    ('./check §; rc=$?\nif [ $rc -eq 0 ]; then python t.py --x 1; else python t.py --x 2; fi', ('a', 'b'), 'command'),
+    ('./check\nif [ $? -eq § ]; then python t.py --x 1; else python t.py --x 2; fi', ('0', '1'), 'condition'),
+    ('! ./check && A=§\npython t.py --a $A', ('1', '2'), 'a'),
+    ('{ ./check && A=1; } || A=§\npython t.py --a $A', ('2', '3'), 'a'),
+    ('A=$(./gen || echo §)\npython t.py --a $A', ('2', '3'), 'a'),
+    ('A=1; (A=2; §)\npython t.py --a $A', ('true', 'export B_X=1; python u.py'), 'order|script|u.py|A|launch'),
+    ('if ./check; then :; else §; fi\npython t.py', (':', 'export SEED_X=3'), 'env|condition'),
+    ('for x in 1 2; do [ -f f$x ] § continue; python t.py --x $x; done', ('&&', '||'), 'leave|condition|branch|loop'),
+    ('until ./ready §; do sleep 1; done\npython t.py', ('a', 'b'), 'loop|command'),
+    ('while :; do python t.py --x 1; §; done', ('break', 'continue'), 'leave|order|loop'),
+    ('source env_a.sh § source env_b.sh\npython t.py --lr $LR', ('||', '&&'), 'lr'),
+    ('select o in a b; do python t.py --x §; done', ('1', '2'), 'x|for|select'),
+    ('time (python t.py --x §)', ('1', '2'), 'x'),
+    ('export -n §\nexport A_X=1\npython t.py', ('A_Y', 'A_Z'), 'variable_name'),
+    ("printf '%s\\n' a § > files.txt\npython t.py --list files.txt", ('b', 'c'), 'file|command'),
+    ('cat a.txt §.txt > all.txt\npython t.py', ('b', 'c'), 'command'),
+    ('test $N = § && python t.py --big\npython t.py', ('1', '2'), 'condition'),
+    ('exec python t.py --x 1 §\n', ('< in1', '< in2'), 'input'),
+    ('python t.py --x 1 && python e.py --k § || exit 1', ('1', '2'), 'k'),
+    ('f() { echo $(( $1 * § )); }\npython t.py --n $(f 2)', ('2', '3'), 'n'),
+    ('readarray -t X <<< "§"\npython t.py ${X[@]}', ('a', 'b'), 'positional|input|command'),
 )  # fmt: skip
 EQUAL: Final = (
     ('set -e\npython t.py --lr 1', '#!/bin/bash\n# comment\nset -e   # stop\n\npython   t.py  --lr  1'),

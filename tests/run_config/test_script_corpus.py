@@ -270,7 +270,7 @@ def test_a_change_of_the_fresh_set_is_named_first(
 
 
 @pytest.mark.parametrize(("text", "values", "place"), DIFFER)
-def test_a_change_of_the_three_sets_is_named_first(
+def test_a_change_of_the_four_sets_is_named_first(
     tmp_path: Path, text: str, values: tuple[str, str], place: str
 ) -> None:
     bench, cmp = (FILES | {"run.sh": text.replace("§", value)} for value in values)

@@ -61,6 +61,7 @@ _SETS: Final = re.compile(r"[-+][aeuxvEh]*o?|allexport|errexit|nounset|xtrace|pi
 _DECLARES: Final = re.compile(r"(-[agrx]+)*")
 # Commands that scripts run for their status; others are taken to succeed before ``&&``.
 _ASK: Final = ("grep", "egrep", "which", "type", "hash", "command", "test", "diff", "cmp", "pgrep")
+_DECIDED: Final = ("variable_assignment", "declaration_command", "test_command")
 _STATUS: Final = {"true": True, ":": True, "false": False}
 
 
@@ -118,10 +119,7 @@ class Walk:
         self._run_all(root)
 
     def _run_all(self, node: Node) -> bool | None:
-        status: bool | None = True
-        for child in node.named_children:
-            status = self._run(child)
-        return status
+        return self._run_each(node.named_children)
 
     def _run(self, node: Node) -> bool | None:
         """Follow a statement; return whether it succeeds, None if only the shell knows."""
@@ -267,6 +265,8 @@ class Walk:
         for one in node.named_children:
             if one.type == "herestring_redirect":
                 self._given = value_of(one.named_children[0], self._variables)
+            elif one.type == "subshell":  # time ( … )
+                self._run(one)
         assignments = [one for one in node.named_children if one.type == "variable_assignment"]
         before = self._variables.copy() if assignments else self._variables
         is_apart = name is None or not assignments or are_apart(node, assignments, name)
@@ -527,16 +527,17 @@ class Walk:
             return None
         if status is wants:
             return self._run(right)
-        if self._may_fail(left):  # as most commands: what is done then may differ
+        if not wants and self._may_fail(left):  # as most commands: what is done then may differ
             self._branches([left], [[], [right]], reason="failure")
         return status
 
     def _may_fail(self, node: Node) -> bool:
         if node.type == "list":
             return any(self._may_fail(one) for one in (node.children[0], node.children[-1]))
-        return node.type in ("command", "redirected_statement", "pipeline") and (
-            text_of(node).split()[0] not in _STATUS
-        )
+        if node.type == "command":
+            return text_of(node).split()[0] not in _STATUS
+        is_decided = node.type == "compound_statement" and node.children[0].type == "(("
+        return not is_decided and node.type not in _DECIDED
 
     def _if(self, node: Node) -> bool | None:
         """Follow the branch whose condition holds; from an open one on, all that may."""
@@ -567,9 +568,11 @@ class Walk:
                 status = _STATUS.get("" if name is None else text_of(name))
         return status
 
-    def _run_each(self, nodes: Sequence[Node]) -> None:
+    def _run_each(self, nodes: Sequence[Node]) -> bool | None:
+        status: bool | None = True
         for one in nodes:
-            self._run(one)
+            status = self._run(one)
+        return status
 
     def _branches(
         self,
