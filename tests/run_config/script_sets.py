@@ -2,8 +2,8 @@
 # ruff: noqa: E501 - one script a line
 """Four sets of launch scripts, each written before it was run; § is what differs.
 
-The first scores: 36, 37, 35 and 21 of 42, 40, 36 and 24 named first, with 3, 2, 1 and 1 passed; equal pairs
-9, 7 and 10 of 12, 10 and 10.
+The first scores: 36, 37, 35 and 21 of 42, 40, 36 and 24 named first, with 3, 2, 1 and 1 passed;
+equal pairs 9, 7 and 10 of 12, 10 and 10.
 """
 
 from __future__ import annotations
