@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +277,7 @@ def test_a_model_that_refuses_to_be_looked_through_keeps_the_other_settings() ->
 
     closed, plain = Closed(2, 2), torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
-    found = training_settings([closed, plain], {"optimizer": [optimizer]})
+    found = training_settings([("0", closed), ("1", plain)], {"optimizer": [optimizer]})
     assert found["modules"]["module.0"] == "Closed: unreadable, ZeroDivisionError"
     assert found["modules"]["module.1"].startswith("Linear(")
     assert any(value == "0.5" for value in found["optimizer"].values())
@@ -299,3 +300,39 @@ def test_objects_of_the_programs_own_classes_are_told(tmp_path: Path, monkeypatc
     assert (
         read_pack(packs[0]).training[0]["objects"]["object.Ema.0.mask.values"].startswith("Tensor")
     )
+
+
+class Private:
+    """An object whose settings cannot be seen."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+
+
+@pytest.mark.parametrize(
+    ("values", "level", "words"),
+    [
+        ((Private(0.1), Private(0.2)), Level.WARNING, "no more than its class is known"),
+        ((threading.Lock(), threading.Lock()), Level.PASS, "nothing"),
+        (
+            (torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)),
+            Level.ERROR,
+            "seed 1",
+        ),
+    ],
+)
+def test_an_object_of_which_only_the_class_is_known_does_not_pass(
+    tmp_path: Path, monkeypatch, values: tuple[object, object], level: Level, words: str
+) -> None:
+    start, packs = Net.__init__, []
+    for number, value in enumerate(values):
+
+        def with_thing(self, thing: object = value, **given: Any) -> None:
+            start(self, **given)
+            self.thing = thing
+
+        monkeypatch.setattr(Net, "__init__", with_thing)
+        packs.append(run(tmp_path / f"{number}.zip"))
+    found = compare_packs(*packs)
+    assert found.level is level
+    assert words in found.conclusion.sentence

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from script_sets import DIFFER, EQUAL, FILES, OPEN
 
 from msprobe.run_config.collecting import collect_static
 from msprobe.run_config.comparing import RunComparison, compare_packs
@@ -268,6 +269,26 @@ def test_a_change_of_the_fresh_set_is_named_first(
     assert re.search(place, found.difference.name), found.sentence
 
 
+@pytest.mark.parametrize(("text", "values", "place"), DIFFER)
+def test_a_change_of_the_four_sets_is_named_first(
+    tmp_path: Path, text: str, values: tuple[str, str], place: str
+) -> None:
+    bench, cmp = (FILES | {"run.sh": text.replace("§", value)} for value in values)
+    found = compared(tmp_path, bench, cmp).conclusion
+    assert found.kind is Kind.ARGUMENT, found.sentence
+    assert found.difference is not None
+    assert re.search(place, found.difference.name), found.sentence
+
+
+@pytest.mark.parametrize(("bench", "cmp"), OPEN)
+def test_what_a_script_is_given_is_not_known_and_no_difference(
+    tmp_path: Path, bench: str, cmp: str
+) -> None:
+    found = compared(tmp_path, {"run.sh": bench}, {"run.sh": cmp})
+    assert found.conclusion.kind is Kind.INCOMPLETE, found.conclusion.sentence
+    assert found.level is Level.WARNING
+
+
 def test_secrets_in_statements_are_hidden(tmp_path: Path) -> None:
     run = {
         "run.sh": "X=1\ndocker login --password hunter2 && MY_TOKEN=abcdef reg push\npython t.py"
@@ -379,6 +400,7 @@ def test_a_changed_variable_of_a_sourced_file_and_a_changed_settings_file(tmp_pa
         ("python t.py --x 1\npython t.py --x 2", "for i in 1 2; do python t.py --x $i; done"),
         ("python t.py --lr 1 --x 2", "python t.py --x 2 --lr 1"),
         ("python t.py --use-x 1", "python t.py --use_x 1"),
+        *EQUAL,
     ],
 )  # fmt: skip
 def test_scripts_that_start_the_same_pass(tmp_path: Path, bench: str, cmp: str) -> None:

@@ -26,7 +26,8 @@ from msprobe.run_config.environment import may_matter
 from msprobe.run_config.levels import Difference, Item, ItemResult, Level
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_commands import Statement
-from msprobe.run_config.shell_scripts import parse_shell_script
+from msprobe.run_config.shell_scripts import parse_shell_script, without_secrets
+from msprobe.run_config.shell_words import shortened
 
 COLUMNS: Final = (
     "file_name",
@@ -129,7 +130,11 @@ def read_arguments(paths: Iterable[Path]) -> ArgumentFiles:
         were_read = _files_that_were_read(arguments)
         for name, value in arguments.items():
             if name not in were_read and not _is_no_settings(name):
-                files = [text for text in _texts(value) if text.endswith(SETTINGS_FILES)]
+                files = [
+                    text
+                    for text in _texts(value)
+                    if text.endswith(SETTINGS_FILES) and "*" not in text
+                ]
                 for file in files[:1]:
                     unresolved[f"{name}:"] = f"{path.name}: the file {file} was not read"
             values = found.setdefault(name, [])
@@ -313,15 +318,20 @@ def _read_file(path: Path) -> ArgumentFiles:
     if suffix in (".sh", ".bash"):
         script = parse_shell_script(text.decode(errors="replace"), path.parent)
         arguments, unresolved = flat_arguments(script.arguments), script.unresolved
+        unread = dict(script.files)
         for name, value in tuple(arguments.items()):
             if isinstance(value, str) and value.endswith(SETTINGS_FILES) and value in script.files:
                 try:
-                    written = _settings(path.parent / value, script.files[value].encode())
+                    written = _settings(path.parent / value, script.files[value].text.encode())
                 except ConfigFileError as exc:
                     unresolved[f"file {value}"] = str(exc)
                 else:
+                    unread.pop(value, None)
                     arguments |= {f"{name}:{key}": item for key, item in written.items()}
-        return ArgumentFiles(arguments, unresolved, {path.name: script.statements})
+        others = [
+            one._replace(text=shortened(without_secrets(one.text))) for one in unread.values()
+        ]
+        return ArgumentFiles(arguments, unresolved, {path.name: [*script.statements, *others]})
     return ArgumentFiles(_settings(path, text), {})
 
 

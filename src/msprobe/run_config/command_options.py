@@ -11,6 +11,8 @@ Arguments = dict[str, str | bool | list[str]]
 
 SETTINGS_FILES: Final = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".py")
 """Ends of the names of files whose contents are arguments."""
+BLANK: Final = "\ue001"
+"""A blank inside a word, where a script does not tell which words there are."""
 _OPTION: Final = re.compile(r"--?[A-Za-z]")
 _SHORT_WITH_NUMBER: Final = re.compile(r"-([A-Za-z])(\d[\d.e+-]*)")
 # Overrides of Hydra: lr=1e-4, +opt=adam, ~model.norm, model.dim=512.
@@ -54,7 +56,11 @@ def options_of(words: Sequence[str]) -> Options:
                 others.append(word)
             continue
         name, equals, value = word.lstrip("-").partition("=")
-        if short := _SHORT_WITH_NUMBER.fullmatch(word):
+        if BLANK in name:  # --flag or nothing
+            name, _, value = word.lstrip("-").partition(BLANK)
+            is_flag = value.startswith(f"or{BLANK}")
+            _add(found, name, f"True{BLANK}{value}" if is_flag else value)
+        elif short := _SHORT_WITH_NUMBER.fullmatch(word):
             _add(found, short[1], short[2])
         elif equals:
             _add(found, name, value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Final
 
-from msprobe.run_config.command_options import Arguments, options_of
+from msprobe.run_config.command_options import BLANK, Arguments, options_of
 from msprobe.run_config.shell_words import Word, as_mapping
 
 SHELLS: Final = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
@@ -297,7 +297,12 @@ def _doubts_of(
     found = (
         reason
         for text, reasons in doubts.items()
-        if any(one and (text == one or text.endswith(f"={one}")) for one in values)
+        if any(one and (text == one or text.endswith(_ends(one))) for one in values)
         for reason in reasons
     )
     return tuple(dict.fromkeys(found))
+
+
+def _ends(value: str) -> tuple[str, ...]:
+    """Return the ends that words have in which an option has this value."""
+    return (f"={value}", *([value.removeprefix("True")] if BLANK in value else []))

@@ -13,7 +13,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from io import IOBase
 from itertools import islice
 from logging import Logger
@@ -135,18 +135,27 @@ def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((str(place), one) for place, one in enumerate(_first(value)))
         yield "size", len(value)
     else:
-        slots = (name for base in type(value).__mro__ for name in getattr(base, "__slots__", ()))
-        held = {name: getattr(value, name) for name in slots if _is_slot(value, name)}
-        yield from sorted({**held, **getattr(value, "__dict__", {})}.items(), key=itemgetter(0))
+        of_type: type = type(value)
+        slots = _slots_of(of_type)
+        held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+        for name, one in getattr(value, "__dict__", {}).items():
+            if name[:1] != "_":
+                held[name] = one
+        yield from sorted(held.items(), key=itemgetter(0))
 
 
 def _first(values: Iterable[Any]) -> Iterable[Any]:
     return islice(values, _MAX_ELEMENTS)
 
 
-def _is_slot(value: Any, name: str) -> bool:
-    descriptor = getattr(type(value), name, None)
-    return isinstance(descriptor, MemberDescriptorType) and hasattr(value, name)
+@lru_cache(maxsize=1024)
+def _slots_of(of_type: type) -> tuple[str, ...]:
+    return tuple(
+        name
+        for base in of_type.__mro__
+        for name in getattr(base, "__slots__", ())
+        if name[:1] != "_" and isinstance(getattr(of_type, name, None), MemberDescriptorType)
+    )
 
 
 def setting_text(value: Any) -> str | None:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msprobe.report.tables import Cell
@@ -22,6 +23,10 @@ _LEVELS: Final = (
     (re.compile(r"object\..*"), Level.WARNING),
     (re.compile(r"module\..*\.(name_or_path|transformers_version)"), Level.INFO),
 )
+
+# Locks, files, streams and groups; what a framework's objects hold is read by name.
+_WITHOUT_SETTINGS: Final = sys.stdlib_module_names | {"torch", "numpy", "mindspore"}
+_ROWS: Final = re.compile(r"loader\.\d+\.dataset\.")  # compared as data
 
 Settings = Mapping[int, Mapping[str, str]]
 """By rank, a flat table."""
@@ -48,8 +53,8 @@ def compare_settings(item: Item, bench: Settings, cmp: Settings) -> ItemResult:
             name=name,
             bench=one,
             cmp=other,
-            level=_level(name) if one != other else Level.INFO,
-            note="" if where == ranks else f"rank {', '.join(map(str, where))}",
+            level=_level(name) if one != other else _level_unseen(name, one or ""),
+            note=_note(where if where != ranks else [], is_unseen=one == other),
             aspect=Aspect.VALUE if one != other else Aspect.NOT_COMPARED,
         )
         for (name, one, other), where in places.items()
@@ -101,6 +106,18 @@ def compare_later(
         for side, changed in zip(now, changes, strict=True):
             side[rank] |= changed
     return list(found.values())
+
+
+def _note(ranks: Sequence[int], *, is_unseen: bool) -> str:
+    texts = ["no more than its class is known"] if is_unseen else []
+    texts += [f"rank {', '.join(map(str, ranks))}"] if ranks else []
+    return "; ".join(texts)
+
+
+def _level_unseen(name: str, text: str) -> Level:
+    """Return how much it matters that of an object no more than its class is known."""
+    has_none = text.partition(".")[0] in _WITHOUT_SETTINGS
+    return Level.INFO if has_none or _ROWS.match(name) else Level.WARNING
 
 
 def _level(name: str) -> Level:

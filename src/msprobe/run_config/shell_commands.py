@@ -24,7 +24,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         *("nvidia-smi", "npu-smi", "rocm-smi", "free", "df", "du", "top", "ps", "kill", "pkill"),
         *("killall", "ulimit", "umask", "chmod", "chown", "true", "false", ":", "[", "hostname"),
         *("whoami", "id", "uname", "lscpu", "pwd", "clear", "tput", "jobs", "disown", "logger"),
-        *("stat", "realpath", "readlink", "basename", "dirname", "seq", "popd", "dirs", "tee"),
+        *("stat", "realpath", "readlink", "basename", "dirname", "seq", "dirs", "tee"),
         *("tensorboard", "mail", "squeue", "scontrol", "sacct", "scancel", "test", "sync", "time"),
         *("command", "nproc", "exit", "return", "less", "ts", "module-info", "lsof", "local"),
     )

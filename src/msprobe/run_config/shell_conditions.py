@@ -52,7 +52,7 @@ def holds(node: Node, variables: Variables) -> bool | None:
         inner = holds(operands[0], variables)
         return None if inner is None else not inner
     word = value_of(operands[0], variables)
-    if sign not in ("-z", "-n") or word.doubts:
+    if sign not in ("-z", "-n") or not word.is_known:
         return None
     return (not word.text) is (sign == "-z")
 
@@ -65,7 +65,7 @@ def _binary(left: Node, sign: str, right: Node, variables: Variables) -> bool | 
             return decisive
         return None if None in both else not decisive
     one, other = value_of(left, variables), value_of(right, variables)
-    if one.doubts or other.doubts:
+    if not (one.is_known and other.is_known):
         return None
     if sign in ("=", "==", "!="):
         return fnmatchcase(one.text, other.text) is (sign != "!=")

@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msprobe.run_config.command_options import SETTINGS_FILES
-from msprobe.run_config.shell_words import Variables, Word, text_of, words_of
+from msprobe.run_config.shell_words import Variables, Word, shown, text_of, words_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 _MAX_FILE_BYTES: Final = 1 << 20
 _ITS_OWN_FOLDER: Final = ("$0", "${0", "BASH_SOURCE", "$(pwd)", "$PWD")
+_BEHIND_IT: Final = re.compile(r"[)}]|\$0|\$PWD")
+_STREAM: Final = re.compile(r"\d+|-")
 
 
 def redirected(node: Node, sign: str, variables: Variables) -> list[Word]:
@@ -28,6 +31,7 @@ def redirected(node: Node, sign: str, variables: Variables) -> list[Word]:
         and any(text_of(one).strip("&|") in (sign, sign * 2) for one in each.children)
         for target in each.children_by_field_name("destination")
         for word in words_of(target, variables)
+        if not _STREAM.fullmatch(word.text)
     ]
 
 
@@ -39,19 +43,32 @@ class ScriptFiles:
 
     Attributes:
         written: texts of files that it writes, by the names that it has for them.
+        used: names of those of them that it reads or runs itself.
         folder: the name of the one that it went to; empty if it went to none, or its own.
     """
 
     def __init__(self, folder: Path) -> None:
         self.written: dict[str, str] = {}
+        self.used: set[str] = set()
         self.folder = ""
         self._folder = self._present = folder
+
+    @property
+    def place(self) -> tuple[str, Path]:
+        """The folder that the script is in: its name, and where it is."""
+        return self.folder, self._present
+
+    @place.setter
+    def place(self, place: tuple[str, Path]) -> None:
+        self.folder, self._present = place
 
     def change_folder(self, words: Sequence[Word]) -> None:
         """Follow ``cd``."""
         # Many scripts go where they lie, or to a folder of another machine: then it stays.
-        text = words[-1].text.rstrip("/") if words else ""
-        if text and not any(part in text for part in _ITS_OWN_FOLDER):
+        text = shown(words[-1].text).rstrip("/") if words else ""
+        if any(part in text for part in _ITS_OWN_FOLDER):
+            self.folder = _BEHIND_IT.split(text)[-1].strip("/") or self.folder
+        elif text:
             # Above it the folders of two machines have names of their own.
             self.folder = text.rpartition("/")[2] if text.startswith(("/", "~", "$")) else text
         path = self._present / text if text else self._folder
@@ -63,6 +80,7 @@ class ScriptFiles:
     def content(self, name: str) -> str | None:
         """Return the text of a file that the script writes, or that lies there; else None."""
         if name in self.written:
+            self.used.add(name)
             return self.written[name]
         for path in (self._present / name, self._folder / name):
             try:
@@ -74,7 +92,8 @@ class ScriptFiles:
 
     def write(self, name: str, text: str, *, appends: bool = False) -> None:
         """Write a file, or append to it."""
-        self.written[name] = ((self.content(name) or "") if appends else "") + text
+        before = (self.written.get(name) or self.content(name) or "") if appends else ""
+        self.written[name] = before + text
 
     def copy(self, words: Sequence[Word]) -> None:
         """Follow ``cp``, ``ln`` or ``mv`` of a file of settings to another name."""

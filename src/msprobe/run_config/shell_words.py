@@ -7,11 +7,12 @@ import ast
 import hashlib
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msprobe.run_config.command_options import BLANK
 from msprobe.run_config.secrets import hide_secrets
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 MAX_TEXT: Final = 1 << 15
 MAX_WORDS: Final = 4096
 _MAX_SHOWN: Final = 400
+# In words that are compared as text.
+_MARK: Final = "\ue000"
 _MOST: Final = 1 << 63
 _ALL: Final = ("@", "*")
 _DEFAULTS: Final = (":-", "-", ":=", "=")
@@ -28,6 +31,8 @@ _ARITHMETIC: Final = re.compile(r"[\d\s+\-*/%()<>=!]+")
 _OCTAL: Final = re.compile(r"\b0\d|\*\*|//")
 _VARIABLE: Final = re.compile(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b")
 _QUOTED: Final = re.compile(r"""(['"])([\w./:=+%@-]+)\1""")
+_QUOTED_VARIABLE: Final = re.compile(r'"(\$\{?\w+\}?)"')
+_UNSPLIT: Final = ("test_command", "string", "simple_expansion", "expansion")
 _BRACES: Final = re.compile(r"\{([^{}\s]*(?:,|\.\.)[^{}\s]*)\}")
 _NESTED: Final = re.compile(r"\{[^}]*\{")
 _PLAIN: Final = frozenset(
@@ -47,14 +52,17 @@ class Word(NamedTuple):
     """A word of a command.
 
     Attributes:
-        text: the word; parts that cannot be known are as the script has them.
+        text: the word; parts that cannot be known are as the script has them, with `_MARK`.
         doubts: why a part of it cannot be known.
-        is_source: whether it is source that is compared as text, whose blanks split nothing.
     """
 
     text: str
     doubts: tuple[str, ...] = ()
-    is_source: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the text is the one that a shell has."""
+        return not self.doubts and _MARK not in self.text
 
 
 class _Piece(NamedTuple):
@@ -76,6 +84,9 @@ class Variables:
         read: returns the text of a file; None if it is not there.
         own: names that the script sets anywhere.
         functions: bodies of its functions.
+        exported: names that the programs are given.
+        exports_all: whether that is every one that is set.
+        renamed: what variables of loops are called in texts.
     """
 
     values: dict[str, tuple[Word, ...]] = field(default_factory=dict)
@@ -83,14 +94,23 @@ class Variables:
     read: Callable[[str], str | None] = lambda _: None
     own: set[str] = field(default_factory=set)
     functions: dict[str, Node] = field(default_factory=dict)
+    exported: dict[str, None] = field(default_factory=dict)
+    exports_all: bool = False
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    def rename(self, names: Iterable[str]) -> None:
+        """Number variables of a loop, whose names change nothing."""
+        for name in names:
+            self.renamed.setdefault(name, f"variable{len(self.renamed) + 1}")
 
     def copy(self) -> Variables:
         """Return the same, to be changed apart."""
-        return replace(self, values=dict(self.values))
+        functions, exported = dict(self.functions), dict(self.exported)
+        return replace(self, values=dict(self.values), functions=functions, exported=exported)
 
     def content(self, file: Word) -> Word | None:
         """Return the text of a file without line breaks at its end; None if it is not there."""
-        text = None if file.doubts else self.read(file.text)
+        text = self.read(file.text) if file.is_known else None
         return None if text is None else Word(text.rstrip("\n"))
 
 
@@ -125,8 +145,9 @@ def words_of(node: Node, variables: Variables) -> list[Word]:
                 if number and current is not None:
                     words.append(current)
                     current = None
+                is_meant = _MARK in part or _MARK not in piece.text
                 if part:
-                    current = _joined(current, part, piece.doubts)
+                    current = _joined(current, part, piece.doubts if is_meant else ())
     words += [] if current is None else [current]
     if len(words) > MAX_WORDS:
         rest = shortened(" ".join(word.text for word in words[MAX_WORDS:]))
@@ -165,8 +186,52 @@ def value_of(node: Node | None, variables: Variables) -> Word:
     text = "".join(" " if piece.ends_word else piece.text for piece in pieces)
     doubts = tuple(dict.fromkeys(doubt for piece in pieces for doubt in piece.doubts))
     if len(text) > MAX_TEXT:
-        return Word(text_of(node), (_doubt(node, "is too long"),))
+        return Word(shortened(text), (_doubt(node, "is too long"),))
     return Word(text, doubts)
+
+
+def shown(text: str) -> str:
+    """Return a text as people are shown it."""
+    return text.replace(_MARK, "").replace(BLANK, " ")
+
+
+def of_branches(ends: Sequence[Variables], doubts: tuple[str, ...]) -> Variables:
+    """Return what is set behind a condition whose branches set different things."""
+    found = ends[0].copy()
+    for one in ends[1:]:
+        found.functions |= one.functions
+        found.exported |= one.exported
+        found.exports_all |= one.exports_all
+    for name in dict.fromkeys(name for one in ends for name in one.values):
+        found.values[name] = _alternatives([one.values.get(name, ()) for one in ends], doubts)
+    given = [one.arguments for one in ends if one.arguments is not None]
+    found.arguments = _alternatives(given, doubts) if len(given) == len(ends) else None
+    return found
+
+
+def _alternatives(values: Sequence[tuple[Word, ...]], doubts: tuple[str, ...]) -> tuple[Word, ...]:
+    """Return one value for several: the words that they share, the others with "or" between."""
+    first = values[0]
+    if all(one == first for one in values):
+        return first
+    is_plain = all(len(one) < 2 for one in values)
+    lists = [
+        [*map(Word, words[0].text.split())] if is_plain and words else [*words] for words in values
+    ]
+    least = min(map(len, lists))
+    same = [len({one[at].text for one in lists}) == 1 for at in range(least)]
+    start = next((at for at, is_same in enumerate(same) if not is_same), least)
+    same = [len({one[-at - 1].text for one in lists}) == 1 for at in range(least - start)]
+    end = next((at for at, is_same in enumerate(same) if not is_same), least - start)
+    middles = [" ".join(word.text for word in one[start : len(one) - end]) for one in lists]
+    texts = dict.fromkeys(text or "nothing" for text in middles)
+    text = shortened(" or ".join(texts)).replace(" ", BLANK) + _MARK
+    doubts += tuple(doubt for words in values for word in words for doubt in word.doubts)
+    middle = Word(text, tuple(dict.fromkeys(doubts)))
+    found = (*lists[0][:start], middle, *lists[0][len(lists[0]) - end :])
+    if not is_plain:
+        return found
+    return (Word(" ".join(word.text for word in found), middle.doubts),)
 
 
 def _joined(word: Word | None, text: str, doubts: tuple[str, ...]) -> Word:
@@ -181,8 +246,8 @@ def _missing(name: str) -> str:
 
 
 def _doubt(node: Node, reason: str) -> str:
-    shown = " ".join(text_of(node).split())
-    return f"{shown[:40]} {reason} (line {node.start_point[0] + 1})"
+    source = " ".join(text_of(node).split())
+    return f"{source[:40]} {reason} (line {node.start_point[0] + 1})"
 
 
 def _pieces(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piece]:
@@ -224,8 +289,8 @@ def opaque(node: Node, variables: Variables) -> Word:
         if part.type in _NAMES or (part.type == "word" and name in variables.values):
             known = _words_in(name, variables)
             if known is not None:
-                shown = shortened(" ".join(word.text for word in known))
-                values[name] = hide_secrets(name, shown)
+                given = shown(shortened(" ".join(word.text for word in known)))
+                values[name] = hide_secrets(name, given)
                 doubts += [doubt for word in known for doubt in word.doubts]
             elif part.type in _NAMES and name not in own:
                 doubts.append(_doubt(part, _missing(name)))
@@ -235,9 +300,14 @@ def opaque(node: Node, variables: Variables) -> Word:
             doubts.append(_doubt(part, "is only known when it runs"))
             if name in variables.functions:
                 values[f"{name}()"] = shortened(normal_text(variables.functions[name]))
-    given = ", ".join(f"{name}={value}" for name, value in values.items())
-    text = shortened(normal_text(node)) + (f" with {given}" if given else "")
-    return Word(text, tuple(dict.fromkeys(doubts)), is_source=True)
+    known_values = ", ".join(f"{name}={value}" for name, value in values.items())
+    source = normal_text(node)
+    if node.type in _UNSPLIT:
+        source = _QUOTED_VARIABLE.sub(r"\1", source)
+    source = re.sub(r"\w+", lambda one: variables.renamed.get(one[0], one[0]), source)
+    text = shortened(source) + (f" with {known_values}" if known_values else "")
+    marked = re.sub(r"\s", BLANK, text) + _MARK
+    return Word(marked, tuple(dict.fromkeys(doubts)))
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -260,6 +330,14 @@ def assigned_in(node: Node) -> dict[str, Node]:
         if is_assignment and part.named_children:
             found[text_of(part.named_children[0])] = part
     return found
+
+
+def read_in(node: Node) -> Iterator[str]:
+    """Yield the variables that ``read`` sets inside a node."""
+    for part in walk(node):
+        words = [text_of(one) for one in part.children] if part.type == "command" else []
+        if words[:1] == ["read"]:
+            yield from (word for word in words[1:] if word.isidentifier())
 
 
 def normal_text(node: Node) -> str:
@@ -292,7 +370,7 @@ def _made(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piece]
         elif inner[0].type == "command" and inner[0].child_by_field_name("redirect") is None:
             found = printed_by(inner[0], variables)
     if found is None:  # one word at least: what splits it is not known
-        yield _Piece(*opaque(node, variables)[:2])
+        yield _Piece(*opaque(node, variables))
     else:
         yield _Piece(found.text, found.doubts, splits=not quoted)
 
@@ -320,7 +398,7 @@ def _arithmetic(node: Node, variables: Variables) -> _Piece:
     found = number_of(text_of(node)[3:-2], variables)
     if found is not None:
         return _Piece(str(found))
-    piece = _Piece(*opaque(node, variables)[:2])
+    piece = _Piece(*opaque(node, variables))
     set_opaquely(assigned_in(node), variables)
     return piece
 
@@ -428,7 +506,7 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
     operators = [text_of(child) for child in node.children if not child.is_named]
     sign = next((each for each in operators if each not in ("${", "}")), "")
     if not named or named[0].type not in ("variable_name", "subscript", "special_variable_name"):
-        yield _Piece(*opaque(node, variables)[:2])
+        yield _Piece(*opaque(node, variables))
         return
     name, index = _name_and_index(named[0])
     known = _words_in(name, variables)
@@ -438,13 +516,13 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
             one = None if known is None else known[int(index) : int(index) + 1]
             yield from _plain(node, one, quoted=quoted)
         else:
-            yield _Piece(*opaque(node, variables)[:2])
+            yield _Piece(*opaque(node, variables))
     elif not sign:
         yield from _variable(node, name, variables, quoted=quoted, as_words=index is not None)
     elif sign in _DEFAULTS:
         yield from _with_default(node, name, named[1:], sign, variables, quoted=quoted)
     else:  # ${name#pattern}, ${name/pattern/text}, ${name:start} …
-        yield _Piece(*opaque(node, variables)[:2])
+        yield _Piece(*opaque(node, variables))
 
 
 def _with_default(
@@ -457,8 +535,11 @@ def _with_default(
     quoted: bool,
 ) -> Iterator[_Piece]:
     known = _words_in(name, variables)
-    if known is not None and (known[0].text if known else ""):
-        yield from _plain(node, known, quoted=quoted)
+    if known and known[0].text:
+        if known[0].is_known or not operator.startswith(":"):
+            yield from _plain(node, known, quoted=quoted)
+        else:  # it may be empty
+            yield _Piece(*opaque(node, variables))
         return
     doubts: tuple[str, ...] = ()
     if name.isdigit() and variables.arguments is None:
@@ -508,7 +589,7 @@ def _plain(node: Node, words: Sequence[Word] | None, *, quoted: bool) -> Iterato
         yield _Piece(text_of(node), (_doubt(node, "is not set in the script"),))
         return
     for word in words:
-        yield _Piece(word.text, word.doubts, splits=not quoted and not word.is_source)
+        yield _Piece(word.text, word.doubts, splits=not quoted)
 
 
 def _each(words: Sequence[Word], *, quoted: bool) -> Iterator[_Piece]:
@@ -516,7 +597,7 @@ def _each(words: Sequence[Word], *, quoted: bool) -> Iterator[_Piece]:
     for number, word in enumerate(words):
         if number:
             yield _Piece("", ends_word=True)
-        yield _Piece(word.text, word.doubts, splits=not quoted and not word.is_source)
+        yield _Piece(word.text, word.doubts, splits=not quoted)
 
 
 def as_mapping(words: Sequence[Word]) -> Mapping[str, tuple[str, ...]]:

@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from enum import Enum
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, Final
 from zlib import crc32
@@ -51,6 +52,7 @@ _MOST_OBJECTS: Final = 4
 _HOLDERS: Final = frozenset(("config", "cfg", "hparams", "args"))
 # They change while the model trains.
 _COUNTERS: Final = frozenset(("training", "num_batches_tracked"))
+_TOLD_APART: Final = _COUNTERS | _HOLDERS
 _MAX_ELEMENTS: Final = 1 << 20
 _SCALER: Final = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 _OPTIMIZER: Final = frozenset(("defaults", "param_groups", "state", "step", "zero_grad"))
@@ -149,12 +151,13 @@ def _of_modules(model: nn.Module, prefix: str, known: set[int]) -> Settings:
         found[name] = shown
         if _is_namesake(type(module)):
             found[f"{name}.{OWN_CLASS}"] = f"{type(module).__module__}.{type(module).__qualname__}"
-        for key, text in _described(module, without=_COUNTERS | _HOLDERS):
+        for key, text in _described(module, without=_TOLD_APART):
             if f"{key}=" not in shown:
                 found[f"{name}.{key}"] = text
         found |= {f"{name}.hooks.{kind}": text for kind, text in _hooks_of(module)}
         for key, held in vars(module).items():
-            if (key in _HOLDERS or _holds_settings(held)) and id(held) not in known:
+            of_type: type = type(held)
+            if (key in _HOLDERS or _is_for_settings(of_type)) and id(held) not in known:
                 known.add(id(held))
                 found |= {f"{name}.{key}.{inner}": text for inner, text in _held(held)}
     return found
@@ -186,6 +189,8 @@ def _array_text(value: Any) -> str | None:
     elif isinstance(value, np.ndarray | np.generic):
         is_plain = not value.dtype.hasobject and value.size <= _MAX_ELEMENTS
         digest = f"{crc32(value.tobytes()):08x}" if is_plain else "not read"
+    elif isinstance(value, torch.Generator):
+        return f"Generator, seed {value.initial_seed()}"
     elif kind in (torch.dtype, torch.device, torch.Size):
         return str(value)
     else:
@@ -207,8 +212,9 @@ def _tied_parameters(model: nn.Module, prefix: str, first_names: dict[int, str])
     return found
 
 
-def _holds_settings(value: Any) -> bool:
-    return is_dataclass(type(value)) or isinstance(value, SimpleNamespace | Namespace)
+@lru_cache(maxsize=1024)
+def _is_for_settings(of_type: type) -> bool:
+    return is_dataclass(of_type) or issubclass(of_type, SimpleNamespace | Namespace)
 
 
 def _held(owner: Any) -> Iterator[tuple[str, str]]:

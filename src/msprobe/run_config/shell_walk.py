@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follow a shell script: the ways through it, and the trainings that each of them starts.
+"""Follow a shell script once: the trainings that it starts, and what may change them.
 
-A condition that only the running shell can decide makes two ways, or one for each case.
+All branches of a condition that only the running shell can decide are followed, from one state.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
-from msprobe.run_config.command_options import Arguments
+from msprobe.run_config.command_options import BLANK, Arguments
 from msprobe.run_config.environment import may_matter
 from msprobe.run_config.launches import InnerScript, Launch, find_launch
 from msprobe.run_config.secrets import hide_secrets
@@ -33,12 +34,15 @@ from msprobe.run_config.shell_words import (
     Word,
     assigned_in,
     number_of,
+    of_branches,
     opaque,
     printed_by,
+    read_in,
     set_by_name,
     set_opaquely,
     shell_parser,
     shortened,
+    shown,
     text_of,
     value_of,
     words_of,
@@ -57,6 +61,7 @@ _SETS: Final = re.compile(r"[-+][aeuxvEh]*o?|allexport|errexit|nounset|xtrace|pi
 _DECLARES: Final = re.compile(r"(-[agrx]+)*")
 # Commands that scripts run for their status; others are taken to succeed before ``&&``.
 _ASK: Final = ("grep", "egrep", "which", "type", "hash", "command", "test", "diff", "cmp", "pgrep")
+_DECIDED: Final = ("variable_assignment", "declaration_command", "test_command")
 _STATUS: Final = {"true": True, ":": True, "false": False}
 
 
@@ -68,47 +73,30 @@ class _LeftRound(Exception):  # noqa: N818 - not an error
     """A round of a loop ends here; with ``break`` as its argument the loop does."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Decision:
-    """A decision where the script's text does not tell; its condition is compared as text.
-
-    Attributes:
-        line: its line.
-        taken: the number of the choice.
-        count: number of choices.
-        is_open: whether the same text may be decided otherwise in another run.
-    """
-
-    line: int
-    taken: int
-    count: int
-    is_open: bool
-
-
-class Way:
-    """One way through a script.
+class Walk:
+    """What a script does, as far as its text tells.
 
     Attributes:
         launches: trainings that it starts.
         problems: what could not be followed, by its place.
-        decisions: how open conditions were decided, in order.
         files: files that it reads and writes.
         directives: what it asks of a scheduler, by name.
         statements: what is not understood and may change a training, as ``module load``.
     """
 
-    def __init__(self, folder: Path, decided: Sequence[int]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.launches: list[Launch] = []
         self.problems: dict[str, str] = {}
-        self.decisions: list[_Decision] = []
-        self._decided = decided
         self.files = ScriptFiles(folder)
         self.directives: Arguments = {}
         self.statements: list[Statement] = []
         self._variables = Variables(read=self.files.content)
-        self._exported: dict[str, None] = {}
         self._own: list[str] = []  # variables set in front of the present command
-        self._exports_all = False
+        self._inside: list[str] = []  # branches, loops and traps around the present statement
+        self._open: list[int] = []  # lines of their conditions, if the text does not decide them
+        self._order: list[str] = []
+        self._written_at: dict[str, int] = {}
+        self._leaving: list[Statement] = []  # what matters only if a training comes later
         self._given: Word | None = None  # what the present command reads from ``<<<`` or ``<<``
         self._steps = 0
         self._depth = 0
@@ -131,9 +119,7 @@ class Way:
         self._run_all(root)
 
     def _run_all(self, node: Node) -> bool | None:
-        for child in node.named_children:
-            self._run(child)
-        return True
+        return self._run_each(node.named_children)
 
     def _run(self, node: Node) -> bool | None:
         """Follow a statement; return whether it succeeds, None if only the shell knows."""
@@ -148,15 +134,31 @@ class Way:
             self._depth -= 1
 
     def _dispatch(self, node: Node) -> bool | None:
-        return _STATEMENTS.get(node.type, Way._not_known)(self, node)
+        return _STATEMENTS.get(node.type, Walk._not_known)(self, node)
 
     def _note(self, name: str, node: Node, text: str | None = None) -> bool:
         """Keep what is not understood, to be compared as text; return whether that is enough."""
         word = opaque(node, self._variables) if text is None else Word(shortened(text))
-        found = Statement(node.start_point[0] + 1, name, word.text)
-        if found not in self.statements:
-            self.statements.append(found)
+        folder = f" in the folder {self.files.folder}" if self.files.folder else ""
+        self.statements.append(self._statement(name, node, word.text + folder))
         return not word.doubts
+
+    def _statement(self, name: str, node: Node, text: str) -> Statement:
+        return Statement(node.start_point[0] + 1, name, " in ".join((text, *self._inside[::-1])))
+
+    def written_files(self) -> dict[str, Statement]:
+        """Return the files that the script writes for others, by name."""
+        return {
+            name: Statement(self._written_at[name], f"file.{name}", text)
+            for name, text in self.files.written.items()
+            if name in self._written_at and name not in self.files.used and not writes_results(name)
+        }
+
+    def all_statements(self) -> list[Statement]:
+        """Return what is compared as text, and the order of trainings if there are several."""
+        order = [Statement(1, "order", ", ".join(self._order))]
+        is_plain = len(self._order) < 2 and not any(" in " in one for one in self._order)
+        return self.statements + ([] if is_plain else order)
 
     def _not_known(self, node: Node) -> bool | None:
         if node.is_named:
@@ -178,20 +180,29 @@ class Way:
             self._note("declare", node)
         elif is_export:
             names = (text_of(child).partition("=")[0] for child in node.named_children)
-            self._exported |= dict.fromkeys(names)
+            self._variables.exported |= dict.fromkeys(names)
         return True
 
     def _unset(self, node: Node) -> bool | None:
-        for child in node.named_children:
-            self._variables.values.pop(text_of(child), None)
-            self._exported.pop(text_of(child), None)
+        for name in map(text_of, node.named_children):
+            is_own = self._variables.values.pop(name, None) and name not in self._variables.exported
+            self._variables.exported.pop(name, None)
+            if not is_own and may_matter(name):  # a variable that the script was given
+                self._note("unset", node, name)
         return True
 
     def _in_subshell(self, node: Node) -> bool | None:
-        before = self._variables.copy()
-        self._run_all(node)
-        self._variables = before
+        before, place = self._variables.copy(), self.files.place
+        with suppress(_Ended):
+            self._run_all(node)
+            before.own |= self._variables.own
+        self._stop_if_too_long()
+        self._variables, self.files.place = before, place
         return True
+
+    def _stop_if_too_long(self) -> None:
+        if "size" in self.problems:
+            raise _Ended
 
     def _not(self, node: Node) -> bool | None:
         status = self._status(node.named_children)
@@ -205,17 +216,23 @@ class Way:
         """Follow the body of a loop once: its head and what it assigns are compared as text."""
         body, known = node.child_by_field_name("body"), len(self.launches)
         head = [one for one in node.named_children if one != body]
-        changes = [*head, *assigned_in(node).values()]
+        assigned = assigned_in(node)
+        self._variables.rename(name for one in head for name in (*assigned_in(one), *read_in(one)))
+        changes = [*head, *(one for one in assigned.values() if one not in head)]
         noted = [self._note("loop", one) for one in changes]
         is_known = all(noted)
         line = node.start_point[0] + 1
         doubts = () if is_known else (f"is set in a loop (line {line})",)
-        for name in assigned_in(node):
-            self._variables.values[name] = (Word(f"${name}", doubts),)
+        for name in assigned:
+            self._variables.values[name] = (
+                Word(f"${self._variables.renamed.get(name, name)}", doubts),
+            )
         if body is not None:
             for one in head if node.type == "while_statement" else ():
                 self._run(one)
+            self._inside.append("a loop")
             self._round(body)
+            self._inside.pop()
         if len(self.launches) > known and not is_known:
             self.problems[f"loop in line {line}"] = "only the shell knows its rounds"
         return True
@@ -228,8 +245,15 @@ class Way:
             return left.args != ("break",)
         return True
 
+    def _trap(self, words: list[Word], _node: Node) -> None:
+        self._inside.append("a trap on " + " ".join(word.text for word in words[1:]))
+        self._run_inner(words[0].text if words else "")
+        self._inside.pop()
+
     def _define(self, node: Node) -> bool | None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if self._inside:
+            self._note("function", node)
         if name is not None and body is not None:
             self._variables.functions[text_of(name)] = body
         return True
@@ -241,6 +265,8 @@ class Way:
         for one in node.named_children:
             if one.type == "herestring_redirect":
                 self._given = value_of(one.named_children[0], self._variables)
+            elif one.type == "subshell":  # time ( … )
+                self._run(one)
         assignments = [one for one in node.named_children if one.type == "variable_assignment"]
         before = self._variables.copy() if assignments else self._variables
         is_apart = name is None or not assignments or are_apart(node, assignments, name)
@@ -263,17 +289,19 @@ class Way:
     def _call(self, words: list[Word], node: Node) -> bool | None:
         first, rest = words[0].text, words[1:]
         if first in ("exit", "return"):
-            raise _Ended
+            raise _Ended(first, *(word.text for word in rest))
         if first in ("break", "continue"):
+            if self._inside:
+                self._note("leave", node, first)
             raise _LeftRound(first)
         if first in self._variables.functions:
-            self._function(self._variables.functions[first], rest)
-        elif first in _BUILTINS:
+            return self._function(self._variables.functions[first], rest)
+        if first in _BUILTINS:
             _BUILTINS[first](self, rest, node)
         else:
             self._start(words, node)
         self._given = None
-        return True
+        return _STATUS.get(first, True)
 
     def _set(self, words: list[Word], node: Node) -> None:
         for place, word in enumerate(words):
@@ -281,7 +309,7 @@ class Way:
                 self._variables.arguments = tuple(words[place + 1 :])
                 return
             if _EXPORT_ALL.fullmatch(word.text):
-                self._exports_all = word.text[0] != "+"
+                self._variables.exports_all = word.text[0] != "+"
             if not _SETS.fullmatch(word.text):
                 self._note("set", node, " ".join(one.text for one in words))
 
@@ -295,20 +323,23 @@ class Way:
         doubt = (f"is read when the script runs (line {node.start_point[0] + 1})",)
         names = [word.text for word in words if not word.text.startswith("-")]
         given = self._given
+        self._variables.rename(names)
         for name in names:
-            found = Word(f"${name}", doubt)
+            found = Word(f"${self._variables.renamed[name]}", doubt)
             if given is not None:
-                found = Word(f"{name} of {given.text}", given.doubts, is_source=True)
+                text = f"{found.text} of {given.text}".replace(" ", BLANK)
+                found = Word(text, given.doubts)
             self._variables.values[name] = (found,)
 
-    def _function(self, body: Node, arguments: list[Word]) -> None:
+    def _function(self, body: Node, arguments: list[Word]) -> bool | None:
         before = self._variables.arguments
         self._variables.arguments = tuple(arguments)
         try:
-            self._run(body)
-        except _Ended:
-            if self.problems.get("size"):
+            return self._run(body)
+        except _Ended as ended:
+            if ended.args[:1] != ("return",):
                 raise
+            return None if ended.args[1:] else True
         finally:
             self._variables.arguments = before
 
@@ -317,6 +348,9 @@ class Way:
         found = find_launch(words, line, self._given)
         if isinstance(found, Launch):
             self.launches.append(self._with_environment(found))
+            self._order.append(self._statement("", node, found.script).text)
+            self.statements += self._leaving
+            self._leaving.clear()
         elif found is None and changes_something(words):
             if words[0].text in ("cp", "ln", "mv"):
                 self.files.copy(words[1:])
@@ -359,20 +393,21 @@ class Way:
         arguments, doubts = dict(launch.arguments), dict(launch.doubts)
         if self.files.folder:
             arguments["folder"] = self.files.folder
-        for name in (*self._exported, *self._own):
+        for name in (*self._variables.exported, *self._own):
             known = self._variables.values.get(name)
             if known and may_matter(name):
-                arguments[f"env.{name}"] = hide_secrets(name, known[0].text)
+                arguments[f"env.{name}"] = hide_secrets(name, shown(known[0].text))
                 if known[0].doubts:
                     doubts[f"env.{name}"] = known[0].doubts
+        if self._open:
+            lines = ", ".join(map(str, self._open[:3]))
+            doubts["script"] = (f"whether it is started depends on the condition in line {lines}",)
         return replace(launch, arguments=arguments, doubts=doubts)
 
     def _run_inner(self, text: str) -> None:
-        try:
+        with suppress(_Ended):
             self._run_text(text)
-        except _Ended:
-            if self.problems.get("size"):
-                raise
+        self._stop_if_too_long()
 
     def _source(self, words: list[Word], node: Node) -> None:
         if words:
@@ -408,9 +443,9 @@ class Way:
         status = self._run(body)
         self._with_input(node, known)
         files = redirected(node, ">", self._variables)
-        is_apart = len(self.launches) == known and body.type != "compound_statement"
-        if content is None and is_apart and not all(writes_results(one.text) for one in files):
-            self._note("command.>", node)
+        names = [one.text for one in files if not writes_results(one.text)]
+        if content is None and names:
+            self._note("command.>", node, None if len(self.launches) == known else " ".join(names))
         for each in (each for one in texts for each in one.named_children):
             if each.type in ("pipeline", "command", "list"):  # cat <<EOF | python -
                 self._given = text
@@ -449,6 +484,7 @@ class Way:
             targets = [word for part in parts for word in words_of(part, self._variables)]
         for word in targets:
             self.files.write(word.text, content.text, appends=appends)
+            self._written_at[word.text] = node.start_point[0] + 1
             if content.doubts:
                 self.problems[f"file {word.text}"] = "; ".join(content.doubts)
 
@@ -460,8 +496,8 @@ class Way:
         appends = any(child.type == "+=" for child in node.children)
         if text_of(name) == "IFS":
             self._note("IFS", node)
-        if self._exports_all:
-            self._exported[text_of(name)] = None
+        if self._variables.exports_all:
+            self._variables.exported[text_of(name)] = None
         values, key = self._variables.values, text_of(name)
         if value is not None and value.type == "array":
             parts = [one for one in value.named_children if one.type != "comment"]
@@ -487,15 +523,40 @@ class Way:
             status = None
         wants = any(child.type == "&&" for child in node.children)
         if status is None:
-            status = bool(self._decide(left, 2) == 0)
-        return self._run(right) if status is wants else status
+            self._branches([left], [[right], []] if wants else [[], [right]])
+            return None
+        if status is wants:
+            return self._run(right)
+        if not wants and self._may_fail(left):  # as most commands: what is done then may differ
+            self._branches([left], [[], [right]], reason="failure")
+        return status
+
+    def _may_fail(self, node: Node) -> bool:
+        if node.type == "list":
+            return any(self._may_fail(one) for one in (node.children[0], node.children[-1]))
+        if node.type == "command":
+            return text_of(node).split()[0] not in _STATUS
+        is_decided = node.type == "compound_statement" and node.children[0].type == "(("
+        return not is_decided and node.type not in _DECIDED
 
     def _if(self, node: Node) -> bool | None:
+        """Follow the branch whose condition holds; from an open one on, all that may."""
+        bodies: list[Sequence[Node]] = []
+        opened: list[Node] = []
         for condition, body in branches_of(node):
-            if self._holds(condition):
-                for one in body:
-                    self._run(one)
+            status = self._status(condition)
+            if status is not False:
+                bodies.append(body)
+            if status:
                 break
+            if status is None:
+                opened.append(condition[-1])
+        else:
+            bodies.append([])
+        if opened:
+            self._branches(opened, bodies)
+        else:
+            self._run_each(bodies[0])
         return True
 
     def _status(self, condition: Sequence[Node]) -> bool | None:
@@ -507,19 +568,62 @@ class Way:
                 status = _STATUS.get("" if name is None else text_of(name))
         return status
 
-    def _holds(self, condition: Sequence[Node]) -> bool:
-        status = self._status(condition)
-        if status is None:
-            return self._decide(condition[-1], 2) == 0
+    def _run_each(self, nodes: Sequence[Node]) -> bool | None:
+        status: bool | None = True
+        for one in nodes:
+            status = self._run(one)
         return status
 
-    def _decide(self, node: Node, count: int) -> int:
-        """Return the number of the choice where only the shell knows; each way takes another."""
-        place = len(self.decisions)
-        taken = self._decided[place] if place < len(self._decided) else 0
-        is_open = not self._note("condition", node)
-        self.decisions.append(_Decision(node.start_point[0] + 1, taken, count, is_open))
-        return taken
+    def _branches(
+        self,
+        conditions: Sequence[Node],
+        bodies: Sequence[Sequence[Node]],
+        *,
+        reason: str = "",
+        cases: Sequence[str] = (),
+    ) -> None:
+        """Follow each branch from the same state, and join what they set.
+
+        Args:
+            conditions: what decides, compared as text unless no branch does anything.
+            bodies: the statements of each branch.
+            reason: why the last one may be taken, if that is no condition.
+            cases: the patterns of a ``case``.
+        """
+        line, place_in_text = conditions[0].start_point[0] + 1, len(self.statements)
+        noted = [] if reason else [self._note("condition", one) for one in conditions]
+        for one in cases:
+            self._note("case", conditions[0], one)
+        is_open, known = not all(noted), (len(self.statements), len(self.launches))
+        before, place, written = self._variables, self.files.place, dict(self.files.written)
+        self._open += [line] if is_open else []
+        ends: list[tuple[Variables, tuple[str, Path]]] = []
+        left: _Ended | _LeftRound = _Ended()
+        for number, body in enumerate(bodies, 1):
+            self._variables, self.files.place = before.copy(), place
+            self._inside.append(reason or f"branch {number} of {len(bodies)}")
+            try:
+                self._run_each(body)
+                ends.append((self._variables, self.files.place))
+            except (_Ended, _LeftRound) as exc:
+                self._stop_if_too_long()
+                left = exc
+                if not reason and isinstance(exc, _Ended):
+                    self._leaving.append(self._statement("leave", body[0], "".join(exc.args[:1])))
+            finally:
+                self._inside.pop()
+        del self._open[len(self._open) - is_open :]
+        if not ends:
+            raise left
+        is_same = all(end == (before, place) for end in ends) and len(ends) == len(bodies)
+        if is_same and known == (len(self.statements), len(self.launches)):
+            if written == self.files.written:
+                del self.statements[place_in_text:]
+            return
+        doubts = (f"depends on the condition in line {line}",) if is_open else ()
+        self._variables = of_branches([each for each, _ in ends], doubts)
+        folders = dict.fromkeys(folder for _, (folder, _) in ends)
+        self.files.place = " or ".join(folders), ends[0][1][1]
 
     def _for(self, node: Node) -> bool | None:
         name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
@@ -540,58 +644,57 @@ class Way:
         value = node.child_by_field_name("value")
         items = [one for one in node.named_children if one.type == "case_item"]
         word = value_of(value, self._variables)
-        patterns = [
-            [text_of(one) for one in item.children_by_field_name("value")] for item in items
-        ]
-        if word.doubts:
+        bodies: list[Sequence[Node]] = []
+        patterns: list[list[str]] = []
+        for item in items:
+            parts = item.children_by_field_name("value")
+            patterns.append([text_of(one) for one in parts])
+            bodies.append([one for one in item.named_children if one not in parts])
+        if not word.is_known:
             has_default = any("*" in each for each in patterns)
-            taken = self._decide(value or node, len(items) + (not has_default))
-        else:
-            fits = (
-                any(fnmatchcase(word.text, each.strip("\"'")) for each in one) for one in patterns
-            )
-            taken = next((number for number, fit in enumerate(fits) if fit), len(items))
-        if taken < len(items):
-            values = items[taken].children_by_field_name("value")
-            for one in items[taken].named_children:
-                if one not in values:
-                    self._run(one)
+            bodies += [] if has_default else [[]]
+            self._branches([value or node], bodies, cases=[" | ".join(one) for one in patterns])
+            return True
+        for names, body in zip(patterns, bodies, strict=True):
+            if any(fnmatchcase(word.text, each.strip("\"'")) for each in names):
+                self._run_each(body)
+                break
         return True
 
 
-_STATEMENTS: Final[Mapping[str, Callable[[Way, Node], bool | None]]] = {
-    "command": Way._command,
-    "variable_assignment": Way._assign,
-    "redirected_statement": Way._redirected,
-    "subshell": Way._in_subshell,
-    "list": Way._list,
-    "negated_command": Way._not,
-    "test_command": Way._in_brackets,
-    "if_statement": Way._if,
-    "for_statement": Way._for,
-    **dict.fromkeys(("while_statement", "c_style_for_statement"), Way._loop),
-    "case_statement": Way._case,
-    "function_definition": Way._define,
+_STATEMENTS: Final[Mapping[str, Callable[[Walk, Node], bool | None]]] = {
+    "command": Walk._command,
+    "variable_assignment": Walk._assign,
+    "redirected_statement": Walk._redirected,
+    "subshell": Walk._in_subshell,
+    "list": Walk._list,
+    "negated_command": Walk._not,
+    "test_command": Walk._in_brackets,
+    "if_statement": Walk._if,
+    "for_statement": Walk._for,
+    **dict.fromkeys(("while_statement", "c_style_for_statement"), Walk._loop),
+    "case_statement": Walk._case,
+    "function_definition": Walk._define,
     **dict.fromkeys(
         ("variable_assignments", "do_group", "else_clause", "ERROR", "program"),
-        Way._run_all,
+        Walk._run_all,
     ),
-    "comment": Way._directive,
-    "pipeline": Way._pipeline,
-    "compound_statement": Way._compound,
-    "declaration_command": Way._declare,
-    "unset_command": Way._unset,
+    "comment": Walk._directive,
+    "pipeline": Walk._pipeline,
+    "compound_statement": Walk._compound,
+    "declaration_command": Walk._declare,
+    "unset_command": Walk._unset,
 }
-_BUILTINS: Final[Mapping[str, Callable[[Way, list[Word], Node], None]]] = {
-    "source": Way._source,
-    ".": Way._source,
+_BUILTINS: Final[Mapping[str, Callable[[Walk, list[Word], Node], None]]] = {
+    "source": Walk._source,
+    ".": Walk._source,
     "eval": lambda way, words, _: way._run_inner(" ".join(word.text for word in words)),
-    "trap": lambda way, words, _: way._run_inner(words[0].text if words else ""),
+    "trap": Walk._trap,
     **dict.fromkeys(
         ("let", "printf"), lambda way, words, node: set_by_name(words, node, way._variables)
     ),
     **dict.fromkeys(("cd", "pushd"), lambda way, words, _: way.files.change_folder(words)),
-    "set": Way._set,
-    "shift": Way._shift,
-    **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Way._read),
+    "set": Walk._set,
+    "shift": Walk._shift,
+    **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Walk._read),
 }
