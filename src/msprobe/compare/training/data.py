@@ -104,9 +104,9 @@ class DataHistory:
         apart = [batch for batch in differing if not _is_rounding(batch)]
         if not apart:
             if differing:
-                how = _other_types(differing) or "agree within rounding, not to the bit"
-                batches = "1 batch" if len(differing) == 1 else f"{len(differing)} batches"
-                words = f"the data of {batches} {how}"
+                words = _other_types(differing) or (
+                    f"the data agree within rounding, not to the bit (batches: {len(differing)})"
+                )
                 yield self._difference(differing[0].step, words, Effect.NONE)
             return
         first = apart[0]
@@ -284,7 +284,10 @@ def _other_types(batches: Sequence[_Batch]) -> str | None:
     # Integers do not round: statistics and projections of another type are the same.
     if target == reference or kind_of(target) is not Kind.INTEGER:
         return None
-    return f"agree, as {target} in the target and {reference} in the reference"
+    return (
+        f"the data agree, as {target} in the target and {reference} in the reference (batches: "
+        f"{len(batches)})"
+    )
 
 
 def _change(target: Data, reference: Data) -> Change:
