@@ -44,7 +44,7 @@ class MadeInside(Container[tuple[Data, Data]]):
         return all(_key(data) in made and not _encloses(data, made) for made, data in keys)
 
     def given(self, pair: FactsPair) -> FactsPair:
-        """Return facts without results of other models, if the sides have not as many batches."""
+        """Return facts without results of other models, where these alone make the counts differ."""
         sides = ((pair.target, self._target), (pair.reference, self._reference))
         counts = {len({data.micro for data in facts.data}) for facts, _ in sides}
         if len(counts) == 1 or is_split(pair.target.data, pair.reference.data):
@@ -53,7 +53,8 @@ class MadeInside(Container[tuple[Data, Data]]):
             replace(facts, data=[each for each in facts.data if not _is_result(each, made)])
             for facts, made in sides
         )
-        if not (target.data and reference.data):
+        left = [len({data.micro for data in facts.data}) for facts in (target, reference)]
+        if left[0] != left[1] or not all(left):
             return pair
         return FactsPair(step=pair.step, rank=pair.rank, target=target, reference=reference)
 

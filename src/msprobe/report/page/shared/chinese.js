@@ -223,7 +223,8 @@ export const sentences = {
   "the data of {} batches agree within rounding, not to the bit": "{} 个批次的数据在舍入范围内一致，并非逐位一致",
   "{} is the batch that the reference has in step {}": "{} 是标杆侧在 step {} 的批次", "micro batch {}": "微批次 {}",
   "step {} has {} micro batch{} in the target, {} in the reference": "step {1} 在待测侧有 {2} 个微批次，标杆侧 {4} 个",
-  "they hold the same samples": "样本相同", "by {} of its norm": "相对范数 {}", "the batch of step {} differs: {}": "step {} 的批次不同：{}",
+  "they hold the same samples": "样本相同", "the gradients that the optimizer gets differ from step {} on": "优化器得到的梯度从 step {} 起不同",
+  "by {} of its norm": "相对范数 {}", "the batch of step {} differs: {}": "step {} 的批次不同：{}",
   // factors of gradients
   "2^{}: a scale that is not taken back": "2^{}：缩放未被还原", "2: they are doubled": "2：梯度翻倍", "1/2: they are halved": "1/2：梯度减半",
   "-1: their sign is reversed": "-1：梯度符号相反", "the scale of the gradient scaler, {}: they are not unscaled": "梯度 scaler 的缩放系数 {}：梯度未还原",
