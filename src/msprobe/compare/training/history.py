@@ -207,10 +207,8 @@ class TrainingHistory:
         is_split = fact.words in (history.data.split for history in self._ranks.values())
         if not is_split or not self._has_same_gradients or self._jump == math.inf:
             return fact
-        words = (
-            f"{fact.words}; the gradients that the optimizer gets agree before step {self._jump}"
-        )
-        return replace(fact, words=f"{words}, and differ from there on", effect=Effect.CERTAIN)
+        words = f"the gradients that the optimizer gets differ from step {self._jump} on"
+        return replace(fact, words=f"{fact.words}; {words}", effect=Effect.CERTAIN)
 
     def _with_history(self, fact: FactDifference) -> FactDifference:
         """Return a difference of one step, judged again after all steps."""

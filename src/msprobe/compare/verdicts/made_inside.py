@@ -44,7 +44,7 @@ class MadeInside(Container[tuple[Data, Data]]):
         return all(_key(data) in made and not _encloses(data, made) for made, data in keys)
 
     def given(self, pair: FactsPair) -> FactsPair:
-        """Return facts without results of other models, where these alone make the counts differ."""
+        """Return facts without results of models, if these alone make the counts differ."""
         sides = ((pair.target, self._target), (pair.reference, self._reference))
         counts = {len({data.micro for data in facts.data}) for facts, _ in sides}
         if len(counts) == 1 or is_split(pair.target.data, pair.reference.data):
