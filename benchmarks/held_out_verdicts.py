@@ -30,6 +30,7 @@ import held_out_seventh as seventh
 import held_out_seventh_causes as seventh_causes
 import held_out_sixth as sixth
 import held_out_sixth_causes as sixth_causes
+import held_out_tenth as tenth
 import held_out_trainers as trainers
 import torch
 from held_out_cases import L0, SETTING, Cause
@@ -53,6 +54,7 @@ PROGRAMS: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
     **seventh.PROGRAMS,
     **eighth.PROGRAMS,
     **ninth.PROGRAMS,
+    **tenth.PROGRAMS,
 }
 OF_RANKS: Final = {
     "ranks",
@@ -278,6 +280,7 @@ SETS: Final = {
     "eighth": (eighth.CAUSES, eighth.PAIRS),
     "seventh": (seventh_causes.CAUSES, seventh_causes.PAIRS),
     "ninth": (ninth_causes.CAUSES, ninth_causes.PAIRS),
+    "tenth": (tenth.CAUSES, tenth.PAIRS),
 }
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,3 +171,110 @@ def test_clipping_by_other_code_is_no_cause(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, clipped, False, True, "L0")
 
     assert verdict["class"] in ("equal", "rounding")
+
+
+def penalised(debugger: PrecisionDebugger, option: dict[str, Any]) -> None:
+    """Two networks; a penalty on the gradient at points between true and made samples."""
+    slope, is_cut, margin = option.get("slope", 0.2), option.get("cut", True), option.get("at", 1)
+    maker = nn.Sequential(nn.Linear(2, 4), nn.LeakyReLU(slope), nn.Linear(4, 3))
+    critic = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(critic.parameters(), 1e-3)
+    debugger.start([maker, critic])
+    true, noise, mix = torch.randn(5, 3), torch.randn(5, 2), torch.rand(5, 1)
+    for _ in range(2):
+        made = maker(noise).detach() if is_cut else maker(noise)
+        between = (mix * true + (1 - mix) * made.detach()).requires_grad_()
+        (slopes,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+        loss = (margin - critic(true)).relu().mean() + (margin + critic(made)).relu().mean()
+        optimizer.zero_grad()
+        (loss + (slopes.norm(2, 1) - 1).square().mean()).backward()
+        optimizer.step()
+    debugger.stop()
+    debugger.step()
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_values_made_of_another_networks_result_are_no_data(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, penalised, {"slope": 0.1}, {}, level)
+
+    assert verdict["class"] == "argument"
+    assert "negative_slope" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_result_is_no_micro_batch_because_it_is_detached(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, penalised, {"cut": False}, {}, level)
+
+    assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_losses_of_later_backward_passes_are_results(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, penalised, {"at": 2}, {}, level)
+
+    assert verdict["class"] == "argument", verdict["sentence"]
+    assert "2 instead of 1" in verdict["sentence"]
+
+
+def labelled(debugger: PrecisionDebugger, swapped: bool) -> None:
+    model = nn.Conv2d(1, 3, 1)
+    images, labels = torch.randn(2, 1, 4, 4), torch.arange(32).view(2, 4, 4) % 3
+    if swapped:
+        labels = labels.flip(0)
+    debugger.start(model)
+    hot = torch.nn.functional.one_hot(labels, 3).permute(0, 3, 1, 2)
+    (1 - (model(images).softmax(1) * hot).sum((2, 3)).mean()).backward()
+    debugger.stop()
+    debugger.step()
+
+
+def test_a_call_is_not_blamed_for_elements_in_another_order(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, labelled, True, False, "L1")
+
+    assert verdict["class"] == "data", verdict["sentence"]
+
+
+def by_groups(debugger: PrecisionDebugger, option: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    groups = [
+        {"params": model[0].parameters()},
+        {"params": model[2].parameters(), "lr": option.get("lr", 0.05)},
+    ]
+    optimizer = torch.optim.SGD(groups, 0.05, momentum=0.9, weight_decay=1e-3)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", 0.5, patience=0)
+    for hook in [lambda gradient: gradient / 2] * option.get("halved", False):
+        model[0].weight.register_hook(hook)
+    images = torch.randn(3, 5, 3)
+    for step in range(3):
+        if option.get("decay") == step:
+            optimizer.param_groups[0]["weight_decay"] = 0.1
+        debugger.start(model)
+        loss = (model(images[step]) - 1).square().mean()
+        loss.backward()
+        if option.get("clips"):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        if option.get("clears", True):
+            optimizer.zero_grad()
+        schedule.step(-step)
+        debugger.stop()
+        debugger.step()
+
+
+@pytest.mark.parametrize(
+    ("change", "base", "wanted", "words"),
+    [
+        ({"lr": 0.1}, {}, "optimizer_setting", r"lr is 0\.1 .*0\.05 .*\(2\.weight, 2\.bias\)\)$"),
+        ({"decay": 1}, {}, "optimizer_setting", r"weight_decay is 0\.1 .*step 1"),
+        ({"clips": True, "clears": False}, {"clips": True}, "gradient", r"step 1.*not cleared|"
+         r"not cleared.*step 1"),
+        ({"halved": True}, {}, "gradient", r"0\.weight is 0\.5 times .*: the factor is 1/2"),
+    ],
+)  # fmt: skip
+def test_settings_and_gradients_of_some_parameters(
+    tmp_path: Path, change: dict[str, Any], base: dict[str, Any], wanted: str, words: str
+) -> None:
+    verdict = verdict_on(tmp_path, by_groups, change, base, "L1")
+
+    assert verdict["class"] == wanted, verdict["sentence"]
+    assert re.search(words, verdict["sentence"]), verdict["sentence"]

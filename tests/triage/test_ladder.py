@@ -20,6 +20,7 @@ from compare.cause_corpus.causes import (  # noqa: E402
     changed,
     corrupted_sample,
     interrupted,
+    not_cleared,
     option,
     other_seed,
 )
@@ -444,3 +445,11 @@ def test_a_setting_that_may_act_later_is_told_beside_equal_steps(
     assert "without effect so far: SGD momentum is 0.8 in the target, 0.9" in told.words
     assert main(["compare", *sides, "-o", str(tmp_path)]) == 0
     assert "also differs: SGD momentum is 0.8 in the target, 0.9" in capsys.readouterr().out
+
+
+def test_forward_agrees_where_the_losses_do(recorded: Record) -> None:
+    found = answers(climb(recorded(not_cleared), recorded()))
+
+    assert found[Rung.REDUCE].answer is Answer.EXPLAINS
+    assert found[Rung.FORWARD].answer is Answer.AGREES
+    assert found[Rung.FORWARD].words == "the losses are equal to the bit (step 1)"

@@ -94,8 +94,8 @@ class Cause(StrEnum):
     NO_PARAMETER_GRADIENT = "no_parameter_gradient", "the parameter gets no gradient in the {}"
     ACCUMULATED = (
         "accumulated",
-        "the calls that use the parameter handed back gradients that agree; it was changed or "
-        "accumulated differently afterwards",
+        "no recorded call that uses the parameter handed back another gradient; code that was not "
+        "recorded made it, or changed or accumulated it afterwards",
     )
     NO_GRADIENT = "no_gradient", "no gradient flows here on one side"
     CUT_HERE = "cut_here", "the forward call's result does not require a gradient"

@@ -21,6 +21,7 @@ from msprobe.compare.training.differences import (
     Moment,
     Phase,
 )
+from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.verdict import Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.dump.facts import Clip
@@ -258,7 +259,7 @@ class _Ladder:
             elif rung is Rung.CLIP:
                 clips = sum(isinstance(e, Clip) for pair in pairs for e in pair.target.events)
                 yield agrees(rung, "clips alike" if clips else "no side clips")
-            elif is_exact:
+            elif is_exact or (rung is Rung.FORWARD and all(map(_has_same_losses, pairs))):
                 what = "losses" if rung is Rung.FORWARD else "gradients that the optimizer gets"
                 yield agrees(rung, f"the {what} are equal to the bit (step {cause.step})")
             else:
@@ -459,6 +460,13 @@ class _Ladder:
             if pair.step == step
             for view in (pair.target, pair.reference)
         }
+
+
+def _has_same_losses(pair: FactsPair) -> bool:
+    target, reference = (
+        [loss.value for loss in facts.loss] for facts in (pair.target, pair.reference)
+    )
+    return bool(target) and target == reference
 
 
 def _own_error(summary: Mapping[str, Any]) -> RungResult:

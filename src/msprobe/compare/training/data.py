@@ -67,16 +67,16 @@ class DataHistory:
             return
         counts = len(sides[0]), len(sides[1])
         if counts[0] != counts[1] and both_ran_through(pair):
-            is_split = _is_split(pair.target.data, pair.reference.data)
+            same = is_split(pair.target.data, pair.reference.data)
             if self._uneven is None:
                 self._uneven = self._difference(
                     pair.step,
                     f"step {pair.step} has {counts[0]} micro batch{'es' * (counts[0] > 1)} in the "
                     f"target, {counts[1]} in the reference"
-                    + ("; they hold the same samples" if is_split else ""),
-                    Effect.NONE if is_split else Effect.CERTAIN,
+                    + ("; they hold the same samples" if same else ""),
+                    Effect.NONE if same else Effect.CERTAIN,
                 )
-            if is_split:
+            if same:
                 self.split = self._uneven.words
                 return
         batches = [
@@ -126,6 +126,7 @@ class DataHistory:
             ),
             verdict=VerdictClass.ARGUMENT if is_given else VerdictClass.DATA,
             is_partial=agree,
+            micro=(first.target or first.reference)[0].micro,
         )
 
     def _difference(
@@ -216,7 +217,7 @@ def _by_micro(data: Sequence[Data]) -> list[list[Data]]:
     return list(found.values())
 
 
-def _is_split(target: Sequence[Data], reference: Sequence[Data]) -> bool:
+def is_split(target: Sequence[Data], reference: Sequence[Data]) -> bool:
     """Return whether the same samples are only divided into other micro batches."""
     totals = [_totals(side) for side in (target, reference)]
     return totals[0].keys() == totals[1].keys() and all(

@@ -89,7 +89,8 @@ class FactDifference:
         modules: paths of the modules that it concerns; empty for all.
         setting: the optimizer's number and the name of its setting, where it is one.
         next: what to do about it.
-        micro: backward pass of the step that it belongs to, counted from 0; for losses.
+        micro: backward pass of the step that it belongs to, counted from 0, for losses; call of the
+            model, for data.
         is_partial: of several batches of its step, others agree.
         is_drawn_by_host: the program draws from Python's or NumPy's generator, which differs: code
             may branch by it.

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Final
 
+import numpy as np
+
 from msprobe.compare.training.clipping import clips_of, scalers_of
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown, some_of
 from msprobe.compare.training.fingerprints import Fingerprint, at, in_column
@@ -30,13 +32,11 @@ from msprobe.dump.facts import Facts, OptimizerStep
 
 # A sum of projections is that of another tensor, up to the rounding of the gradients.
 _SAME_SUM: Final = 1e-3
-# Sums in another order are as near as this in float32, and gradients of other calls, too.
-_SAME_GRADIENT: Final = 1e-5
-# Where the parameters part by rounding when the step starts, gradients part further by this much,
-# as far as this.
-_GROWN: Final = 10.0
-_FARTHEST: Final = 1e-4
+SAME_GRADIENT: Final = 1e-5
+"""Sums in another order are as near as this in float32, and gradients of other calls, too."""
 _MOST: Final = 0.9
+# Two weights that fit fewer numbers than these are no proof of a sum.
+_LEAST_NUMBERS: Final = 6
 # Factors of gradients further apart than this are not those of one clipping.
 _CLIPPED_ALIKE: Final = 2e-2
 # Gradients so much smaller than the largest one may be the rounding of larger terms.
@@ -95,34 +95,47 @@ def _scales(facts: Facts) -> Iterator[float]:
     yield from (event.scale for event in scalers_of(facts) if event.scale)
 
 
-def has_same_gradients(pair: StepPair) -> bool:
+def has_same_gradients(pair: StepPair, tolerance: float = SAME_GRADIENT) -> bool:
     """Return whether all gradients that an optimizer gets are the same sums, in another order.
 
     One side may hold several weights as one: those of one side alone are the same together.
+
+    Args:
+        pair: the optimizer's step.
+        tolerance: how far they may be apart, relative to their norms.
     """
     both = _gradients(pair)
-    starts = (change.relative or 0.0 for change in pair.changes("before").values())
-    near = min(max(_SAME_GRADIENT, _GROWN * max(starts, default=0.0)), _FARTHEST)
     shared = both[0].keys() & both[1].keys()
     alone = [[each.norm or 0.0 for n, each in side.items() if n not in shared] for side in both]
     return (
-        len(_near(*both, near)) == len(shared)
+        len(_near(*both, tolerance)) == len(shared)
         and bool(alone[0]) is bool(alone[1])
-        and math.isclose(math.hypot(*alone[0]), math.hypot(*alone[1]), rel_tol=near)
+        and math.isclose(math.hypot(*alone[0]), math.hypot(*alone[1]), rel_tol=tolerance)
     )
 
 
-def _near(target: Gradients, reference: Gradients, near: float = _SAME_GRADIENT) -> set[str]:
+def farthest_gradient(pair: StepPair) -> float:
+    """Return how far gradients are apart at most, relative to their norms."""
+    return max(_distances(*_gradients(pair)).values(), default=0.0)
+
+
+def _near(target: Gradients, reference: Gradients, tolerance: float = SAME_GRADIENT) -> set[str]:
     """Return the gradients that are the same sum on both sides, in another order."""
+    found = _distances(target, reference)
+    return {name for name, distance in found.items() if distance <= tolerance}
+
+
+def _distances(target: Gradients, reference: Gradients) -> dict[str, float]:
     largest = max((gradient.norm or 0.0 for gradient in reference.values()), default=0.0)
     return {
-        name
+        name: _distance(target[name], reference[name], largest)
         for name in target.keys() & reference.keys()
-        if _is_near(target[name], reference[name], largest, near)
     }
 
 
-def has_same_training(pair: FactsPair, steps: Sequence[StepPair]) -> bool:
+def has_same_training(
+    pair: FactsPair, steps: Sequence[StepPair], tolerance: float = SAME_GRADIENT
+) -> bool:
     """Return whether optimizers get the same gradients of the same losses.
 
     The losses of micro batches may add up to the same, and all of them may be scaled for the
@@ -134,7 +147,7 @@ def has_same_training(pair: FactsPair, steps: Sequence[StepPair]) -> bool:
     norms = [[clip.total_norm or 0.0 for clip in clips_of(facts)] for facts in sides]
     if None in totals or len(norms[0]) != len(norms[1]):
         return False
-    if not steps or not all(map(has_same_gradients, steps)):
+    if not steps or not all(has_same_gradients(step, tolerance) for step in steps):
         return False
     if all(step.is_opposed for step in steps):
         totals[0] = -(totals[0] or 0.0)
@@ -153,7 +166,7 @@ def _total_loss(facts: Facts) -> float | None:
 
 def _are_near(target: float | None, reference: float | None) -> bool:
     known = target is not None and reference is not None
-    return known and math.isclose(target, reference, rel_tol=_SAME_GRADIENT)  # type: ignore[arg-type]
+    return known and math.isclose(target, reference, rel_tol=SAME_GRADIENT)  # type: ignore[arg-type]
 
 
 def _is_scale(target: float | None, reference: float | None, *, has_scaler: bool) -> bool:
@@ -165,18 +178,19 @@ def _is_scale(target: float | None, reference: float | None, *, has_scaler: bool
     if not target or not reference or target / reference <= 0:
         return False
     power = round(math.log2(target / reference))
-    is_power = math.isclose(target / reference, 2.0**power, rel_tol=_SAME_GRADIENT)
+    is_power = math.isclose(target / reference, 2.0**power, rel_tol=SAME_GRADIENT)
     return is_power and (has_scaler or abs(power) >= _LEAST_SCALE)
 
 
-def _is_near(target: Fingerprint, reference: Fingerprint, largest: float, near: float) -> bool:
+def _distance(target: Fingerprint, reference: Fingerprint, largest: float) -> float:
+    """Return how far two gradients are apart, relative to the norm; infinite if unknown."""
     if target.checksum is not None and target.checksum == reference.checksum:
-        return True
+        return 0.0
     parts = list(zip(target.projections or (), reference.projections or (), strict=False))
     size = max(reference.norm or 0.0, _SMALL * largest)
-    return bool(parts) and all(
-        a is not None and b is not None and abs(a - b) <= near * size for a, b in parts
-    )
+    if not parts or not size:
+        return math.inf
+    return max(math.inf if None in (a, b) else abs(a - b) / size for a, b in parts)  # type: ignore[operator]
 
 
 class GradientHistory:
@@ -208,16 +222,18 @@ class GradientHistory:
         if not moved:
             return
         last = self._last.get(pair.target.number)
-        words = "" if last is None else _stale(moved, both, last)
+        is_clipped = _is_clipped(pair)
+        words = "" if last is None else _stale(moved, both, last, is_clipped=is_clipped)
         if words:
             yield _difference(pair, f"{words} (step {pair.pair.step})", moved)
             return
         factors = {name: factor_between(both[0][name], both[1][name]) for name in moved}
-        alone = _scaled_alone(factors) if _is_clipped(pair) else []
+        alone = _scaled_alone(factors) if is_clipped else []
         if alone:
             moved = alone
         factor = common_factor(factors[name] for name in moved)
-        if factor is not None and (alone or len(moved) >= _MOST * len(changes)):
+        is_of_all = bool(alone) or len(moved) >= _MOST * len(changes)
+        if factor is not None and (is_of_all or factor.is_proved):
             # Clipping scales all of them.
             others = [each.value for each in factors.values() if each is not None]
             meaning = meanings.of(factor.value / median(others) if alone else factor.value)
@@ -228,6 +244,7 @@ class GradientHistory:
                 f"reference's when the optimizer gets {'it' if len(moved) == 1 else 'them'} "
                 f"(step {pair.pair.step})" + (f": the factor is {meaning}" if meaning else ""),
                 moved,
+                Effect.CERTAIN if is_of_all else Effect.POSSIBLE,
             )
             return
         far = [name for name in moved if not changes[name].is_rounding]
@@ -299,8 +316,17 @@ def _stale(
     names: Sequence[str],
     both: tuple[Gradients, Gradients],
     last: tuple[Gradients, Gradients],
+    *,
+    is_clipped: bool,
 ) -> str:
-    """Return whether gradients are left over from the step before, in words; empty if not."""
+    """Return whether gradients are left over from the step before, in words; empty if not.
+
+    Args:
+        names: the gradients that differ.
+        both: gradients of both sides.
+        last: those of the step before.
+        is_clipped: both sides are clipped: sums are scaled as a whole.
+    """
     known = [name for name in names if name in last[0]]
     for own, other, earlier, side in (
         (both[0], both[1], last[0], "target"),
@@ -313,7 +339,9 @@ def _stale(
         ]
         if stale and len(stale) >= _MOST * len(names):
             return f"the {side}'s gradients are those of the step before"
-        added = [n for n in known if n in earlier and _is_sum(own[n], (other[n], earlier[n]))]
+        parts = {n: (other[n], earlier[n]) for n in known if n in earlier}
+        weights = _weights(own, parts) if is_clipped else (1.0, 1.0)
+        added = [n for n, each in parts.items() if weights and _is_sum(own[n], each, weights)]
         if added and len(added) >= _MOST * len(names):
             return (
                 f"the {side}'s gradients are not cleared: they are the sum of this step's and "
@@ -330,7 +358,24 @@ def _is_copy(gradient: Fingerprint, earlier: Fingerprint | None) -> bool:
     )
 
 
-def _is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weight: float = 1.0) -> bool:
+def _weights(
+    wholes: Gradients, parts: Mapping[str, tuple[Fingerprint, Fingerprint]]
+) -> tuple[float, float] | None:
+    """Return by which weights gradients are nearest to sums of two; None if they need no second."""
+    columns = [
+        values
+        for name, (one, other) in parts.items()
+        for values in zip(*(g.projections or () for g in (wholes[name], one, other)), strict=False)
+        if None not in values
+    ]
+    if len(columns) < _LEAST_NUMBERS:
+        return None
+    numbers = np.array(columns, np.float64)
+    found = np.linalg.lstsq(numbers[:, 1:], numbers[:, 0])[0]
+    return (float(found[0]), float(found[1])) if min(found) > _SAME_SUM else None
+
+
+def _is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weights: Sequence[float]) -> bool:
     """Return whether a gradient is the weighted sum of others; projections are linear."""
     columns = [part.projections for part in parts]
     if not whole.projections or not all(columns):
@@ -339,7 +384,7 @@ def _is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weight: float = 1.
         terms = [at(column, place) for column in columns if column]
         if value is None or None in terms:
             return False
-        shares = [weight * term for term in terms if term is not None]
+        shares = [w * term for w, term in zip(weights, terms, strict=True) if term is not None]
         size = abs(value) + sum(map(abs, shares))
         if abs(value - math.fsum(shares)) > _SAME_SUM * size:
             return False
@@ -369,7 +414,8 @@ def unreduced(pairs: Sequence[StepPair]) -> Iterator[FactDifference]:
         if not names:
             continue
         for weight, verb in _reductions([each[names[0]] for each in own]):
-            found = [n for n in names if _is_sum(other[0][n], [each[n] for each in own], weight)]
+            weights = [weight] * len(own)
+            found = [n for n in names if _is_sum(other[0][n], [each[n] for each in own], weights)]
             if len(found) >= _MOST * len(names):
                 yield _unreduced(pairs, side, verb, [each[found[0]] for each in own], found)
                 break

@@ -17,7 +17,9 @@ from msprobe.compare.training.data import DataHistory
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
 from msprobe.compare.training.gradient_factors import Factor, Meanings
 from msprobe.compare.training.gradients import (
+    SAME_GRADIENT,
     GradientHistory,
+    farthest_gradient,
     gradients_of,
     has_same_gradients,
     has_same_training,
@@ -49,6 +51,11 @@ from msprobe.numerics.number_types import epsilon_of
 
 _LOSS_ROUNDINGS: Final = 64.0
 _SHOWN_OPERATIONS: Final = 3
+# What an optimizer's step makes of rounding in gradients, where they stay the same; a change that
+# is larger than the second of these was not made of it.
+_GROWTH: Final = 100.0
+_JUMP: Final = 1000.0
+_LEAST_JUMP: Final = 1e-3
 
 
 @dataclass(slots=True)
@@ -65,6 +72,7 @@ class _RankHistory:
     updated: dict[str, bool] = field(default_factory=dict)
     settings: frozenset[str] = frozenset()
     has_same_scales: bool = False
+    farthest: float = 0.0
 
 
 class TrainingHistory:
@@ -82,6 +90,7 @@ class TrainingHistory:
         self.meanings: dict[tuple[int, int | str], Meanings] = {}
         self._ranks: dict[int | str, _RankHistory] = {}
         self._has_same_gradients = False
+        self._jump: float = math.inf
 
     def add_data(
         self,
@@ -118,6 +127,8 @@ class TrainingHistory:
             made.append(steps)
             if history.last_step is None:
                 self._has_same_gradients = bool(steps) and all(map(has_same_gradients, steps))
+            elif self._jumps(history, steps):
+                self._jump = min(self._jump, pair.step)
             is_exact = exact.get(pair.rank, True)
             found = [*self._of_step(pair, steps, history, len(pairs))]
             if is_exact or pair.rank in close:
@@ -134,6 +145,21 @@ class TrainingHistory:
                 # It says more than that the gradients differ.
                 self.found += unreduced(same_step)
         self.found += later
+
+    @staticmethod
+    def _jumps(history: _RankHistory, steps: Sequence[StepPair]) -> bool:
+        """Return whether gradients are apart by more than rounding of the steps before makes."""
+        limit = max(_LEAST_JUMP, _JUMP * history.farthest)
+        return any(limit < farthest_gradient(step) < math.inf for step in steps)
+
+    def same_gradient(self, rank: int | str) -> float:
+        """Return how far gradients that are the same may be apart in the next step.
+
+        An optimizer's step enlarges the rounding that the steps before left.
+        """
+        history = self._ranks.get(rank)
+        farthest = 0.0 if history is None else history.farthest
+        return max(SAME_GRADIENT, _GROWTH * farthest if farthest <= SAME_GRADIENT else 0.0)
 
     def _rank(self, rank: int | str) -> _RankHistory:
         found = self._ranks.get(rank)
@@ -159,10 +185,11 @@ class TrainingHistory:
     def split(self) -> str | None:
         """How the same samples are divided into other micro batches, if the gradients agree.
 
-        The gradients of the first step show it: what an optimizer gets is the same sum.
+        The gradients of the first step show it: what an optimizer gets is the same sum. Those of
+        later steps may only be apart by what becomes of rounding.
         """
         splits = [history.data.split for history in self._ranks.values()]
-        if None in splits or not self._has_same_gradients:
+        if None in splits or not self._has_same_gradients or self._jump < math.inf:
             return None
         return splits[0] if splits else None
 
@@ -170,10 +197,18 @@ class TrainingHistory:
         """Return all differences, in the order in which they take effect."""
         found: list[FactDifference] = []
         for history in self._ranks.values():
-            found += history.data.differences()
+            found += map(self._with_jump, history.data.differences())
             found += history.schedules.differences()
         found += (self._with_history(each) for each in self.found)
         return sorted(found, key=lambda each: (each.step, each.moment))
+
+    def _with_jump(self, fact: FactDifference) -> FactDifference:
+        """Return that batches are divided in another way with its effect in later steps."""
+        is_split = fact.words in (history.data.split for history in self._ranks.values())
+        if not is_split or not self._has_same_gradients or self._jump == math.inf:
+            return fact
+        words = f"the gradients that the optimizer gets differ from step {self._jump} on"
+        return replace(fact, words=f"{fact.words}; {words}", effect=Effect.CERTAIN)
 
     def _with_history(self, fact: FactDifference) -> FactDifference:
         """Return a difference of one step, judged again after all steps."""
@@ -190,7 +225,7 @@ class TrainingHistory:
         meanings = self.meanings[pair.step, pair.rank] = meanings_of(pair, ranks)
         history.schedules.add(pair, steps)
         yield from settings_differences(pair)
-        trains_alike = has_same_training(pair, steps)
+        trains_alike = has_same_training(pair, steps, self.same_gradient(pair.rank))
         yield from parameter_differences(pair, _unchanged(pair, history), trains_alike=trains_alike)
         yield from history.random.differences(pair)
         yield from mode_differences(pair)
@@ -225,6 +260,7 @@ class TrainingHistory:
         found: Sequence[FactDifference],
     ) -> None:
         history.last_step = pair.step
+        history.farthest = max([history.farthest, *map(farthest_gradient, steps)])
         scales = [
             [each.new_scale for each in scalers_of(facts)]
             for facts in (pair.target, pair.reference)

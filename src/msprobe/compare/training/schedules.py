@@ -21,6 +21,8 @@ from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts, OptimizerStep, Schedule
 
 _FARTHEST_SHIFT: Final = 100
+# Schedulers move these beside the learning rate; others are moved by the program itself.
+_CYCLED: Final = ("beta1", "momentum")
 _NEXT: Final = (
     "look at the scheduler: its settings, its state after a resume, where step() is called",
 )
@@ -47,7 +49,7 @@ class ScheduleHistory:
         self._rates: dict[tuple[int, str], _Rates] = {}
         self._schedules: list[tuple[int, Sequence[Schedule], Sequence[Schedule]]] = []
         self._before: dict[tuple[int, str], OptimizerStep] = {}
-        self._moving: set[tuple[int, str]] = set()
+        self._moving: dict[str, set[tuple[int, str]]] = {"target": set(), "reference": set()}
 
     def add(self, pair: FactsPair, steps: Sequence[StepPair]) -> None:
         """Take in the learning rates of a step."""
@@ -55,8 +57,8 @@ class ScheduleHistory:
         if any(schedules):
             self._schedules.append((pair.step, *schedules))
         for step in steps:
-            self._note_moving(step.target, "target")
-            self._note_moving(step.reference, "reference")
+            for side, moving in self._moving.items():
+                self._note_moving(getattr(step, side), side, moving)
             by_rates: dict[tuple[float | None, float | None], list[str]] = {}
             options = options_of(step.target), options_of(step.reference)
             for name in step.places:
@@ -74,17 +76,19 @@ class ScheduleHistory:
                 rates.target.append(both[0])
                 rates.reference.append(both[1])
 
-    def _note_moving(self, step: OptimizerStep, side: str) -> None:
+    def _note_moving(self, step: OptimizerStep, side: str, moving: set[tuple[int, str]]) -> None:
         """Remember the settings that change from step to step on a side."""
         before = self._before.get((step.number, side))
         self._before[step.number, side] = step
         for old, new in zip(() if before is None else before.groups, step.groups, strict=False):
             names = (name for name, *_ in changed_options(new.options, old.options))
-            self._moving.update((step.number, name) for name in names)
+            moving.update((step.number, name) for name in names)
 
     def of_scheduler(self, fact: FactDifference) -> FactDifference:
         """Return a difference of a setting as that of a schedule, if a scheduler moves it."""
-        if not self._schedules or fact.setting not in self._moving:
+        moving = [fact.setting in each for each in self._moving.values()]
+        is_cycled = fact.setting is not None and fact.setting[1] in _CYCLED
+        if not self._schedules or not (all(moving) or (any(moving) and is_cycled)):
             return fact
         return replace(fact, verdict=VerdictClass.SCHEDULE, moment=Moment.SCHEDULE, next=_NEXT)
 
@@ -127,6 +131,8 @@ class ScheduleHistory:
     def _is_schedule(self, rates: _Rates) -> bool:
         if None not in rates.base and not same(*rates.base):
             return False
+        if rates.base == (None, None) and not self._apart(rates) and _has_one_ratio(rates):
+            return False
         is_constant = len({*rates.target}) == len({*rates.reference}) == 1
         return bool(self._schedules) or not is_constant or rates.base != (None, None)
 
@@ -141,12 +147,20 @@ class ScheduleHistory:
             if bool(target) is not bool(reference):
                 side = "target" if target else "reference"
                 return f"; only the {side} calls scheduler.step() in step {step}"
-        shift = _shift(rates.target, rates.reference) if len(rates.steps) > 1 else 0
-        shift = shift or self._epochs_apart()
+        shift = self._apart(rates)
         if not shift:
             return ""
         count = f"{abs(shift)} step{'s' * (abs(shift) > 1)}"
         return f"; the target is {count} {'ahead' if shift > 0 else 'behind'}"
+
+    def _apart(self, rates: _Rates) -> int:
+        """Return by how many steps the target's rates are ahead; 0 where no shift explains them.
+
+        A scheduler moves all groups: where another one agrees, it is not ahead.
+        """
+        if any(_first_difference(each) is None for each in self._rates.values()):
+            return 0
+        return _shift(rates.target, rates.reference) or self._epochs_apart()
 
     def _epochs_apart(self) -> int:
         """Return how far the counters of the schedulers are apart."""
@@ -170,6 +184,14 @@ def _schedules(facts: Facts) -> list[Schedule]:
 def _first_difference(rates: _Rates) -> int | None:
     pairs = enumerate(zip(rates.target, rates.reference, strict=True))
     return next((place for place, numbers in pairs if not same(*numbers)), None)
+
+
+def _has_one_ratio(rates: _Rates) -> bool:
+    """Return whether the rates of several steps are the same multiples of the reference's."""
+    pairs = [(a, b) for a, b in zip(rates.target, rates.reference, strict=True) if a and b]
+    first = pairs[0] if pairs else (0.0, 0.0)
+    is_known = len(pairs) == len(rates.steps) > 1
+    return is_known and all(same(a * first[1], b * first[0]) for a, b in pairs)
 
 
 def _shift(target: Sequence[Any], reference: Sequence[Any]) -> int:

@@ -75,7 +75,7 @@ class Across:
             own = [each for each in facts if each.rank == comparison.rank]
             _inherit_own_updates(comparison, own)
             history.add(comparison)
-            _clear_same_training(comparison, own)
+            _clear_same_training(comparison, own, training.same_gradient(comparison.rank))
         if len(ranks) > 1:
             _settle_ranks(ranks)
         for comparison in ranks:
@@ -181,7 +181,9 @@ def _own_updates(
         yield places.get(last, -1), ()
 
 
-def _clear_same_training(comparison: RankComparison, facts: Sequence[FactsPair]) -> None:
+def _clear_same_training(
+    comparison: RankComparison, facts: Sequence[FactsPair], tolerance: float
+) -> None:
     """Clear all origins of a step that trains in the same way, however its calls differ.
 
     Not where the noise of each value was measured: that is finer than what the facts tell.
@@ -192,7 +194,7 @@ def _clear_same_training(comparison: RankComparison, facts: Sequence[FactsPair])
         if all(row.origin is None for row in comparison.rows):
             return
         steps = step_pairs(pair)
-        if has_same_training(pair, steps):
+        if has_same_training(pair, steps, tolerance):
             places = {each.target: each.position for each in comparison.pairs}
             updates = (places.get(step.target.record, -1) for step in steps)
             retract_without_effect(Calls(comparison), max(updates))

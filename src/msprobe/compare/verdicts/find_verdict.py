@@ -8,6 +8,7 @@ and culprits among the calls compete; what comes after the first cause is its co
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Final
 
@@ -38,7 +39,7 @@ from msprobe.compare.verdicts.without_cause import (
     different_programs,
     without_cause,
 )
-from msprobe.dump.record_names import parse_record_name
+from msprobe.dump.record_names import RecordKind, parse_record_name
 
 # Gradients that no recorded call of the rank made.
 _FOREIGN_GRADIENTS: Final = (Cause.UNEXPLAINED_GRADIENT, Cause.OTHER_START)
@@ -98,7 +99,7 @@ class _Search:
     def _is_effective(self, fact: FactDifference) -> bool:
         """Return whether a difference of the training is the cause of something."""
         if fact.effect is not Effect.POSSIBLE:
-            return fact.effect is Effect.CERTAIN
+            return fact.effect is Effect.CERTAIN and not self._follows_culprit(fact)
         culprit, verdict = self._culprit, fact.verdict
         observed = self._observed.get((fact.step, fact.rank))
         if fact.moment is Moment.DATA:
@@ -128,6 +129,29 @@ class _Search:
         if fact.moment in (Moment.LOSS, Moment.REDUCE):
             return observed is not None and _agrees_until(observed, fact)
         return self._differs_after(fact)
+
+    def _follows_culprit(self, fact: FactDifference) -> bool:
+        """Return whether a model is given a batch after its own or another model's call went wrong.
+
+        What it is given may be made of that call's result.
+        """
+        culprit = self._culprit
+        is_partial = fact.moment is Moment.DATA and fact.is_partial
+        if not is_partial or culprit is None:
+            return False
+        if (fact.step, fact.rank) != (culprit.comparison.step, culprit.comparison.rank):
+            return False
+        side = culprit.comparison.side_of(culprit.row.pair)
+        models = [
+            name
+            for name in side.names
+            if side.parsed(name).is_module
+            and side.parsed(name).kind is RecordKind.FORWARD
+            and side.parent(name) is None
+        ]
+        # A model's record follows those of its parts.
+        names = itertools.takewhile(lambda name: name != culprit.row.pair.name, side.names)
+        return bool(models) and len({*names}.intersection(models)) < fact.micro
 
     def _is_communication_used(self, fact: FactDifference) -> bool:
         """Return whether a loss, a gradient or a module differs after another communication."""

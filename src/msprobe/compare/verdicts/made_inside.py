@@ -9,18 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Hashable
 from functools import cached_property
+from typing import Final
 
 from msgspec.structs import replace
 
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.model import Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.data import is_split
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.dump.facts import Data
 from msprobe.dump.values import Role, Value
 from msprobe.operators.lookup import operator_of
 from msprobe.operators.operator import Flow, Operator
+
+_RESULT: Final = "result"
 
 
 class MadeInside(Container[tuple[Data, Data]]):
@@ -39,6 +43,21 @@ class MadeInside(Container[tuple[Data, Data]]):
         keys = zip((self._target, self._reference), both, strict=True)
         return all(_key(data) in made and not _encloses(data, made) for made, data in keys)
 
+    def given(self, pair: FactsPair) -> FactsPair:
+        """Return facts without results of models, if these alone make the counts differ."""
+        sides = ((pair.target, self._target), (pair.reference, self._reference))
+        counts = {len({data.micro for data in facts.data}) for facts, _ in sides}
+        if len(counts) == 1 or is_split(pair.target.data, pair.reference.data):
+            return pair
+        target, reference = (
+            replace(facts, data=[each for each in facts.data if not _is_result(each, made)])
+            for facts, made in sides
+        )
+        left = [len({data.micro for data in facts.data}) for facts in (target, reference)]
+        if left[0] != left[1] or not all(left):
+            return pair
+        return FactsPair(step=pair.step, rank=pair.rank, target=target, reference=reference)
+
     @cached_property
     def _target(self) -> dict[Hashable, set[str]]:
         return self._made(is_target=True)
@@ -48,28 +67,38 @@ class MadeInside(Container[tuple[Data, Data]]):
         return self._made(is_target=False)
 
     def _made(self, *, is_target: bool) -> dict[Hashable, set[str]]:
-        """Return key → the records around the calls that made such a value."""
+        """Return key → the records around the calls that made such a value.
+
+        `_RESULT` is among them if it hangs on a module or a parameter, not on drawn numbers alone.
+        """
         comparison = self._comparison
         side = comparison.target if is_target else comparison.reference
         found: dict[Hashable, set[str]] = {}
         position = -1
         taken_in: set[Hashable] = set()
+        depends = False
         for row in comparison.rows:
             value = row.target if is_target else row.reference
             if value is None or not value.is_tensor:
                 continue
             if row.pair.position != position:
-                position, taken_in = row.pair.position, set()
+                position, taken_in, depends = row.pair.position, set(), False
             if value.role is not Role.OUTPUT:
                 taken_in.add(fingerprint(value))
+                depends = (
+                    depends or bool(value.requires_grad) or (_RESULT in found.get(_key(value), ()))
+                )
                 continue
             name = _name(row, is_target=is_target)
-            is_made = value.requires_grad or side.parsed(name).is_module
-            if is_made or (side.operator(name).draws_random and fingerprint(value) not in taken_in):
-                around = found.setdefault(_key(value), set())
-                around.add(name)
-                while (parent := side.parent(name)) is not None:
-                    around.add(name := parent)
+            is_result = depends or value.requires_grad or side.parsed(name).is_module
+            if not is_result and (
+                not side.operator(name).draws_random or fingerprint(value) in taken_in
+            ):
+                continue
+            around = found.setdefault(_key(value), set())
+            around.update((name, _RESULT) if is_result else (name,))
+            while (parent := side.parent(name)) is not None:
+                around.add(name := parent)
         return found
 
 
@@ -110,6 +139,10 @@ def _name(row: Row, *, is_target: bool) -> str:
     name = row.pair.target if is_target else row.pair.reference
     assert name is not None
     return name
+
+
+def _is_result(data: Data, made: dict[Hashable, set[str]]) -> bool:
+    return _RESULT in made.get(_key(data), ()) and not _encloses(data, made)
 
 
 def _encloses(data: Data, made: dict[Hashable, set[str]]) -> bool:

@@ -3,16 +3,17 @@
 
 Of true and false values statistics keep only the largest and the least. Two masks with both kinds
 of element look equal, wherever these are. Beside an element of -3.4e38 no other counts in a norm
-or a mean. The inputs of the call that made such a value tell more.
+or a mean. Elements in another order are told by projections, which not every value has. The inputs
+of the call that made such a value tell more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from msprobe.compare.model import Matched, Row
+from msprobe.compare.model import Matched, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.limits import is_limit
 from msprobe.compare.verdicts.origin_state import OriginState
@@ -47,23 +48,34 @@ def hidden_difference(state: OriginState, call: Call) -> Hidden | None:
     seen: set[int] = {call.start}
     waiting = [call]
     while waiting and len(seen) < _FARTHEST:
-        for row in waiting.pop(0).inputs:
-            if not _hides(row):
+        for row in _taken_in(state, waiting.pop(0)):
+            is_hidden = _hides(row)
+            if not is_hidden and not _may_be_reordered(row):
                 continue
             source = state.flow.makers(row).common
             if source is None:
                 continue
             maker = state.calls.of(state.rows[source])
+            inputs = maker.inputs
+            if not is_hidden:
+                inputs = [each for each in inputs if _holds_the_same(each, row)]
             # Of an argument that differs statistics of the mask show nothing.
-            if state.convict(maker.start):
+            elif state.convict(maker.start):
                 return Hidden(math.inf, differs=True)
-            found = _largest(maker.inputs, is_mask=row.value.dtype == "bool")
+            found = _largest(inputs, is_mask=row.value.dtype == "bool")
             if found is not None:
                 return found
             if maker.start not in seen:
                 seen.add(maker.start)
                 waiting.append(maker)
     return None
+
+
+def _taken_in(state: OriginState, call: Call) -> Iterator[Row]:
+    """Yield the inputs of a call; for a backward record, those of its forward call as well."""
+    yield from call.inputs
+    if call.is_backward and (forward := state.calls.forward_of(call)) is not None:
+        yield from forward.inputs
 
 
 def _largest(inputs: Iterable[Row], *, is_mask: bool) -> Hidden | None:
@@ -83,6 +95,27 @@ def _hides_its_elements(value: Value) -> bool:
         return False
     is_mask = value.dtype == "bool" and value.norm is None
     return is_mask or is_limit(value.min) or is_limit(value.max)
+
+
+def _may_be_reordered(row: Row) -> bool:
+    """Return whether two tensors agree, and only their order of elements is not known."""
+    return row.status is Status.EQUAL and all(
+        value.norm is not None
+        and value.projections is None
+        and value.md5 is None
+        and math.prod(value.shape or ()) > 1
+        for value in row.values
+    )
+
+
+def _holds_the_same(row: Row, other: Row) -> bool:
+    """Return whether two rows hold the same elements on each side, as far as statistics tell."""
+    return isinstance(row, Matched) and all(map(_has_same_statistics, row.values, other.values))
+
+
+def _has_same_statistics(value: Value, other: Value) -> bool:
+    numbers = [(each.max, each.min, each.mean, each.norm) for each in (value, other)]
+    return value.norm is not None and numbers[0] == numbers[1]
 
 
 def _matters(row: Row) -> bool:

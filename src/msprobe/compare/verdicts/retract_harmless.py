@@ -9,6 +9,7 @@ Parameters that differ stay blamed, as do arguments whose effect is not in the r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final
@@ -243,14 +244,35 @@ class _Agreement:
 
     @cached_property
     def _loss(self) -> Call | None:
-        """The call that the backward pass begins with, if it agrees; without modules alone."""
+        """The call that the first backward pass begins with, if all losses agree."""
         for pair in self._calls.pairs:
             if self._calls.parse(pair).kind is RecordKind.BACKWARD:
                 backward = self._calls.named(pair.name, is_target=pair.target is not None)
                 loss = None if backward is None else self._calls.forward_of(backward)
                 is_equal = loss is not None and loss.is_matched and _agree(loss.rows, ())
-                return loss if is_equal else None
+                return loss if is_equal and not self._has_other_loss else None
         return None
+
+    @cached_property
+    def _has_other_loss(self) -> bool:
+        """Whether a further backward pass begins with a number that differs."""
+        return any(
+            call.is_matched
+            and not _agree(call.outputs, ())
+            and self._has_backward(call)
+            and all(math.prod(row.value.shape or ()) == 1 for row in call.outputs)
+            and not any(map(self._is_used, call.outputs))
+            for call in self._calls
+            if not call.is_backward
+        )
+
+    def _has_backward(self, call: Call) -> bool:
+        return self._calls.backward_of(call, is_target=True) is not None
+
+    def _is_used(self, row: Row) -> bool:
+        """Return whether a call that has a backward pass takes a result in."""
+        users = (self._calls.of(self._calls.rows[index]) for index in self._flow.target.users(row))
+        return any(map(self._has_backward, users))
 
     @cached_property
     def _has_equal_weight_gradients(self) -> bool:

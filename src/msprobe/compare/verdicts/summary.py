@@ -72,6 +72,7 @@ class Summary:
             data = [without_received(own[pair.rank], pair) for pair in pairs]
         else:
             data = pairs
+        data = [made_inside[pair.rank].given(pair) for pair in data]
         self._training.add_data(data, made_inside)
         self._across.settle(ranks, self._training, pairs)
         for comparison in ranks:

@@ -224,7 +224,8 @@ export const sentences = {
   "the data agree, as {} in the target and {} in the reference (batches: {})": "数据一致，目标侧为 {}，标杆侧为 {}（批次数：{}）",
   "{} is the batch that the reference has in step {}": "{} 是标杆侧在 step {} 的批次", "micro batch {}": "微批次 {}",
   "step {} has {} micro batch{} in the target, {} in the reference": "step {1} 在待测侧有 {2} 个微批次，标杆侧 {4} 个",
-  "they hold the same samples": "样本相同", "by {} of its norm": "相对范数 {}", "the batch of step {} differs: {}": "step {} 的批次不同：{}",
+  "they hold the same samples": "样本相同", "the gradients that the optimizer gets differ from step {} on": "优化器得到的梯度从 step {} 起不同",
+  "by {} of its norm": "相对范数 {}", "the batch of step {} differs: {}": "step {} 的批次不同：{}",
   // factors of gradients
   "2^{}: a scale that is not taken back": "2^{}：缩放未被还原", "2: they are doubled": "2：梯度翻倍", "1/2: they are halved": "1/2：梯度减半",
   "-1: their sign is reversed": "-1：梯度符号相反", "the scale of the gradient scaler, {}: they are not unscaled": "梯度 scaler 的缩放系数 {}：梯度未还原",
@@ -514,7 +515,7 @@ export const sentences = {
   "the gradient was changed after the calls that use this value had handed it back": "使用该值的调用返回梯度之后，梯度被修改",
   "a sum of gradients that are close": "若干接近的梯度之和", "explained by gradients that are close": "可由接近的梯度解释",
   "a gradient; see {}": "梯度；见 {}", "other calls use the parameter": "其他调用使用该参数", "the parameter gets no gradient in the {}": "该参数在{}没有梯度",
-  "the calls that use the parameter handed back gradients that agree; it was changed or accumulated differently afterwards": "使用该参数的调用返回的梯度一致；之后梯度被修改或以不同方式累积",
+  "no recorded call that uses the parameter handed back another gradient; code that was not recorded made it, or changed or accumulated it afterwards": "已记录的使用该参数的调用都没有返回不同的梯度；该梯度由未记录的代码产生，或之后被其修改或累积",
   "no gradient flows here on one side": "一侧没有梯度流经此处", "the forward call's result does not require a gradient": "前向调用的结果不需要梯度",
   "the forward pass cut the graph before this call": "前向过程在该调用之前切断了计算图",
   "only the {} makes this call, and what uses its result differs": "仅{}有此调用，且使用其结果之处有差异",
