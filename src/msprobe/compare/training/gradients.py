@@ -8,12 +8,11 @@ optimizer come accumulation, reduction over ranks, unscaling and clipping.
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Final
-
-import numpy as np
 
 from msprobe.compare.training.clipping import clips_of, scalers_of
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown, some_of
@@ -37,6 +36,7 @@ SAME_GRADIENT: Final = 1e-5
 _MOST: Final = 0.9
 # Two weights that fit fewer numbers than these are no proof of a sum.
 _LEAST_NUMBERS: Final = 6
+_PARALLEL: Final = 1e-9  # two parts nearer to each other than this have no weights of their own
 # Factors of gradients further apart than this are not those of one clipping.
 _CLIPPED_ALIKE: Final = 2e-2
 # Gradients so much smaller than the largest one may be the rounding of larger terms.
@@ -370,9 +370,19 @@ def _weights(
     ]
     if len(columns) < _LEAST_NUMBERS:
         return None
-    numbers = np.array(columns, np.float64)
-    found = np.linalg.lstsq(numbers[:, 1:], numbers[:, 0])[0]
-    return (float(found[0]), float(found[1])) if min(found) > _SAME_SUM else None
+    # Least squares of two unknowns, by the normal equations.
+    whole, one, other = zip(*columns, strict=True)
+    own, both, theirs = _product(one, one), _product(one, other), _product(other, other)
+    rest = own * theirs - both * both
+    if rest <= _PARALLEL * own * theirs:
+        return None
+    sums = _product(one, whole), _product(other, whole)
+    found = (sums[0] * theirs - sums[1] * both) / rest, (sums[1] * own - sums[0] * both) / rest
+    return found if min(found) > _SAME_SUM else None
+
+
+def _product(one: Sequence[float], other: Sequence[float]) -> float:
+    return math.fsum(map(operator.mul, one, other))
 
 
 def _is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weights: Sequence[float]) -> bool:

@@ -17,8 +17,13 @@ from msprobe.compare.training.differences import (
 from msprobe.compare.training.fingerprints import at
 from msprobe.compare.training.gradients import has_same_gradients
 from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import StepPair, both_ran_through, options_of, same
-from msprobe.compare.training.update_rules import EARLY_EPS
+from msprobe.compare.training.step_pairs import (
+    EARLY_EPS,
+    StepPair,
+    both_ran_through,
+    options_of,
+    same,
+)
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Fingerprints, OptimizedParameters, OptimizerStep
 

@@ -15,6 +15,8 @@ from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Ending, Fingerprints, OptimizedParameters, OptimizerStep
 
+EARLY_EPS: Final = "eps_before_bias_correction"
+"""Setting of Adam: whether ``eps`` is added to the root before its bias is corrected."""
 # Numbers kept as float32, such as a learning rate that is a tensor, are rounded so far.
 _SAME_NUMBER: Final = 1.2e-7
 _EQUAL: Final = Change(is_equal=True, relative=0.0, epsilon=0.0)

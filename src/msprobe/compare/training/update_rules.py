@@ -25,10 +25,9 @@ from msprobe.compare.training.elements import (
     given,
     moved,
 )
+from msprobe.compare.training.step_pairs import EARLY_EPS
 from msprobe.compare.training.whole_tensor_rules import adafactor, muon
 
-EARLY_EPS: Final = "eps_before_bias_correction"
-"""Setting of Adam: whether ``eps`` is added to the root before its bias is corrected."""
 # PyTorch keeps numbers of a whole parameter in this type, whatever the parameter's.
 _SCALAR_EPSILON: Final = 2.0**-23
 # RAdam adapts its rate once the variance has more than so many degrees of freedom.
