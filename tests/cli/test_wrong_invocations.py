@@ -221,7 +221,7 @@ attach 1 --steps 0: '0'
 attach 4194304: 4194304
 run: script
 run nothing.py: nothing.py
-run empty: empty
+run empty: empty/__main__.py
 run --lvel mix train.py: --level
 run --level L7 train.py: L0, L1, L2, mix
 run --level l1 train.py: L1

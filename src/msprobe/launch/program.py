@@ -57,13 +57,14 @@ def script(path: Path) -> Program:
     """
     file = path.absolute()
     folder = file if file.is_dir() else file.resolve().parent
+    named = path
     if file.is_dir():
-        file = file / "__main__.py"
+        file, named = file / "__main__.py", path / "__main__.py"
     try:
         with io.open_code(str(file)) as opened:
             source = opened.read()
     except OSError as error:
-        raise UsageError(f"{path}: the script cannot be read: {reason(error)}") from error
+        raise UsageError(f"{named}: the script cannot be read: {reason(error)}") from error
     return Program(source, str(file), str(path), str(folder))
 
 
