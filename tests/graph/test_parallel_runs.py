@@ -101,7 +101,10 @@ def saved_apart(merged: Path, whole: Path) -> list[str]:
                 continue
             count += 1
             pair = target.tensor(others[value.slot]).array, reference.tensor(value).array
-            if pair[0].shape != pair[1].shape or not np.allclose(*pair, rtol=1e-3, atol=1e-5):
+            largest = max(1.0, float(np.abs(pair[1]).max(initial=0.0)))
+            if pair[0].shape != pair[1].shape or not np.allclose(
+                *pair, rtol=1e-3, atol=1e-5 * largest
+            ):
                 apart.append(f"{name}.{value.slot}")
     assert count > 500
     return apart
