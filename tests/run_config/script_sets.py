@@ -167,7 +167,7 @@ EQUAL: Final = (
     ('torchrun --nproc_per_node 2 t.py --lr 1 --wd 0.1', 'torchrun \\\n  --nproc_per_node 2 \\\n  t.py \\\n  --lr 1 \\\n  --wd 0.1\n'),
     ('for seed in 1 2 3; do python t.py --seed $seed; done', 'for s in 1 2 3; do\n  python t.py --seed ${s}\ndone'),
     ('for f in data/*.json; do python t.py --f $f; done', 'for name in data/*.json; do python t.py --f $name; done'),
-    ('cd /work/x || exit 1\npython t.py --x 1', 'cd /work/x\npython t.py --x 1'),
+    ('cd /data/x || exit 1\npython t.py --x 1', 'cd /data/x\npython t.py --x 1'),
     ('if [ -z "$DATA" ]; then echo \'usage\'; exit 1; fi\npython t.py --x 1', 'if [ -z "$DATA" ]; then\n    echo "usage: DATA=..." >&2\n    exit 1\nfi\npython t.py --x 1'),
     ('ARGS=(--lr 1 --wd 2)\npython t.py "${ARGS[@]}"', 'ARGS=(\n  --lr 1   # rate\n  --wd 2\n)\npython t.py ${ARGS[@]}'),
     ('LR=${LR:-1e-4}\npython t.py --lr $LR', 'LR="${LR:-1e-4}"\npython t.py --lr "$LR"'),

@@ -194,7 +194,7 @@ def _as_far_as(event: Event, others: Mapping[tuple[int, int], OptimizerStep]) ->
     if other is None:
         return event
     columns = event.parameters
-    counts_alike = _counts(columns.steps) == _counts(other.parameters.steps)
+    counts_alike = _has_counts(columns.steps) == _has_counts(other.parameters.steps)
     known = {name: each for name, each in columns.state.items() if name in other.parameters.state}
     groups = event.groups
     if any(EARLY_EPS in group.options for group in other.groups):
@@ -206,5 +206,5 @@ def _as_far_as(event: Event, others: Mapping[tuple[int, int], OptimizerStep]) ->
     )
 
 
-def _counts(steps: Iterable[object]) -> bool:
+def _has_counts(steps: Iterable[object]) -> bool:
     return any(each is not None for each in steps)
