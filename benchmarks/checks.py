@@ -208,7 +208,7 @@ def time_in_turns(group: Group, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     logging.disable()

@@ -263,3 +263,20 @@ def test_a_nan_is_in_the_sums_of_differences() -> None:
 def test_differences_are_of_floats() -> None:
     with pytest.raises(ValueError, match="float32 or float64"):
         native.difference(native.KINDS["int32"], 8, 8, 1)
+
+
+@pytest.mark.parametrize(("kind", "code"), [("float32", "f"), ("float64", "d")])
+@pytest.mark.parametrize("count", [0, 1, 5, 6, 13])
+def test_products_of_a_buffer_with_factors_in_turn(kind: str, code: str, count: int) -> None:
+    values, factors = array(code, range(count)), array(code, [1.0, 0.5, -2.0, math.inf, 3.0])
+    found = array(code, [0.0] * count)
+    places = [one.buffer_info()[0] or 8 for one in (values, factors, found)]
+    native.products(native.KINDS[kind], places[0], count, places[1], 5, places[2])
+    assert found == array(code, [values[i] * factors[i % 5] for i in range(count)])
+
+
+@pytest.mark.parametrize("given", [("int32", 1, 1), ("float32", -1, 1), ("float32", 1, 0)])
+def test_products_refuse_other_types_and_sizes(given: tuple[str, int, int]) -> None:
+    kind, count, period = given
+    with pytest.raises(ValueError, match="float32 or float64"):
+        native.products(native.KINDS[kind], 8, count, 8, period, 8)

@@ -1447,6 +1447,12 @@ static PyObject *stack_key(PyObject *module, PyObject *arg)
 
 /* ---- differences ---------------------------------------------------------------------------- */
 
+static int is_float_kind(long kind)
+{
+    return kind >= 0 && kind < KIND_COUNT &&
+           (KINDS[kind].category == FLOAT32 || KINDS[kind].category == FLOAT64);
+}
+
 static PyObject *difference(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 4) {
@@ -1457,9 +1463,7 @@ static PyObject *difference(PyObject *module, PyObject *const *args, Py_ssize_t 
     const char *one = PyLong_AsVoidPtr(args[1]), *other = PyLong_AsVoidPtr(args[2]);
     Py_ssize_t count = PyLong_AsSsize_t(args[3]);
     if (PyErr_Occurred()) return NULL;
-    int is_float = kind >= 0 && kind < KIND_COUNT && (KINDS[kind].category == FLOAT32 ||
-                                                      KINDS[kind].category == FLOAT64);
-    if (!is_float || count < 0 || (count && !(one && other))) {
+    if (!is_float_kind(kind) || count < 0 || (count && !(one && other))) {
         PyErr_SetString(PyExc_ValueError, "difference() needs float32 or float64, and addresses");
         return NULL;
     }
@@ -1473,6 +1477,44 @@ static PyObject *difference(PyObject *module, PyObject *const *args, Py_ssize_t 
     }
     Py_END_ALLOW_THREADS
     return Py_BuildValue("(ddd)", found.squares, found.moved, found.greatest);
+}
+
+/* ---- products ------------------------------------------------------------------------------- */
+
+#define PRODUCT(NAME, TYPE)                                                                       \
+    static void NAME(const void *block, const void *factors, size_t n, void *products)            \
+    {                                                                                             \
+        const TYPE *restrict p = block, *restrict by = factors;                                   \
+        TYPE *restrict into = products;                                                           \
+        for (size_t i = 0; i < n; i++) into[i] = p[i] * by[i];                                    \
+    }
+
+PRODUCT(product_32, float)
+PRODUCT(product_64, double)
+
+static PyObject *products(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 6) {
+        PyErr_SetString(PyExc_TypeError, "products(kind, address, count, factors, period, target)");
+        return NULL;
+    }
+    long kind = PyLong_AsLong(args[0]);
+    const char *from = PyLong_AsVoidPtr(args[1]), *factors = PyLong_AsVoidPtr(args[3]);
+    Py_ssize_t count = PyLong_AsSsize_t(args[2]), period = PyLong_AsSsize_t(args[4]);
+    char *into = PyLong_AsVoidPtr(args[5]);
+    if (PyErr_Occurred()) return NULL;
+    if (!is_float_kind(kind) || count < 0 || period < 1 || (count && !(from && factors && into))) {
+        PyErr_SetString(PyExc_ValueError, "products() needs float32 or float64, a period and addresses");
+        return NULL;
+    }
+    size_t itemsize = KINDS[kind].itemsize;
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t rest = (size_t)count, n; rest; rest -= n, from += n * itemsize, into += n * itemsize) {
+        n = rest < (size_t)period ? rest : (size_t)period;
+        (KINDS[kind].category == FLOAT32 ? product_32 : product_64)(from, factors, n, into);
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -1527,6 +1569,9 @@ static PyMethodDef METHODS[] = {
     {"difference", (PyCFunction)(void (*)(void))difference, METH_FASTCALL,
      "difference(kind, address, other, count) -> (sum of squares, sum of the squares of the differences "
      "of the others, greatest difference) of float32 or float64"},
+    {"products", (PyCFunction)(void (*)(void))products, METH_FASTCALL,
+     "products(kind, address, count, factors, period, target): elements of float32 or float64, each times "
+     "one of `period` factors in turn"},
     {"memory", (PyCFunction)(void (*)(void))memory, METH_FASTCALL,
      "memory(address, size_bytes) -> read-only memoryview; the caller keeps the owner alive"},
     {"stack_key", stack_key, METH_O,

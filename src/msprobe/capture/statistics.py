@@ -94,6 +94,7 @@ class Native(NamedTuple):
     stats: Callable[[int, int, int], RawStatistics]
     stats_strided: Callable[[int, int, tuple[int, ...], tuple[int, ...], int], RawStatistics]
     difference: Callable[[int, int, int, int], tuple[float, float, float]]
+    products: Callable[[int, int, int, int, int, int], None]
 
 
 def native_module() -> ModuleType | None:
@@ -111,7 +112,7 @@ def load_native() -> Native | None:
     module = native_module()
     if module is None:
         return None
-    return Native(module.KINDS, module.stats, module.stats_strided, module.difference)
+    return Native(module.KINDS, *(getattr(module, name) for name in Native._fields[1:]))
 
 
 NATIVE: Final = load_native()

@@ -11,9 +11,10 @@ warning; from 2^(p/4) on it is a note.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+import msgspec
 
 from msprobe.checks.judging import Judgement, Verdict
 from msprobe.config import Perturbation
@@ -46,8 +47,7 @@ class Severity(StrEnum):
 _RANKS: Final = {one: rank for rank, one in enumerate(Severity)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How a result differs from that of the perturbed call.
 
     Attributes:
@@ -85,8 +85,7 @@ class Change:
     reshaped: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class Judged(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The judgement of one result.
 
     Attributes:

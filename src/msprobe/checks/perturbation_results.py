@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from msprobe.checks.perturbation import Judged, Severity
 from msprobe.checks.perturbation_page import write_perturbation_page
 from msprobe.files import write_report
@@ -39,8 +41,7 @@ _MOST_ROWS: Final = 100_000
 _LISTED: Final = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PerturbedCall:
+class PerturbedCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One result of a perturbed call.
 
     Attributes:

@@ -26,6 +26,7 @@ ARGS: Final = ("args",)
 KWARGS: Final = ("kwargs",)
 # Functions that choose another kernel where gradients are needed.
 _CHOOSE_KERNELS: Final = (Family.ATTENTION, Family.COMPOSITE, Family.OTHER)
+_any_autocast: Final = torch._C._is_any_autocast_enabled
 Function = Callable[..., Any]
 
 
@@ -257,6 +258,8 @@ def _copied(value: Any, _place: Any) -> Any:
 
 def _autocast_of(tensors: Sequence[Tensor]) -> list[tuple[str, torch.dtype]]:
     """Return the devices for which autocast is on, and its types."""
+    if not _any_autocast():
+        return []
     devices = {tensor.device.type for tensor in tensors} | {"cpu"}
     found = []
     for device in sorted(devices):

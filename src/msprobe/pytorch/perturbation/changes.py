@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from msprobe.capture.statistics import NATIVE
@@ -23,6 +23,14 @@ from msprobe.pytorch.perturbation.arguments import is_float
 from msprobe.pytorch.perturbation.scratch import scratch
 from msprobe.pytorch.values.tensor_search import output_slots
 
+_KERNEL_KINDS: Final = (
+    {}
+    if NATIVE is None
+    else {
+        dtype: NATIVE.kinds[str(dtype).removeprefix("torch.")]
+        for dtype in (torch.float32, torch.float64)
+    }
+)
 _INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -38,12 +46,23 @@ def epsilon(dtype: torch.dtype) -> float:
     return epsilon_of(dtype_name(dtype))
 
 
+def native_kind(tensor: Tensor) -> int | None:
+    """Return the number of a tensor's type in the C kernels; None where these do not read it."""
+    if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_neg():
+        return None
+    return _KERNEL_KINDS.get(tensor.dtype)
+
+
 def paired(result: Any, changed: Any) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield the tensors of two results of one function, with their places; no sparse ones."""
     slots = zip(output_slots(result), output_slots(changed), strict=False)
     for index, (one, other) in enumerate(slots):
         if _is_dense(one) and _is_dense(other):
-            yield index, one.detach(), other.detach()
+            yield index, _detached(one), _detached(other)
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def _is_dense(value: Any) -> bool:
@@ -59,15 +78,11 @@ def float_changes(result: Any, changed: Any) -> Iterator[Change]:
 
 def change_of(index: int, result: Tensor, changed: Tensor) -> Change:
     """Return how a result differs from that of the perturbed call."""
-    found = Change(
-        output_index=index,
-        dtype=dtype_name(result.dtype),
-        shape=tuple(result.shape),
-        count=result.numel(),
-    )
+    dtype, count = dtype_name(result.dtype), result.numel()
+    found = Change(output_index=index, dtype=dtype, shape=tuple(result.shape), count=count)
     if result.shape != changed.shape:
         return replace(found, reshaped=tuple(changed.shape))
-    if not found.count:
+    if not count:
         return found
     if changed.dtype != result.dtype:
         # Of a half type and float32, the difference keeps the finer one's digits.
@@ -84,7 +99,7 @@ def change_of(index: int, result: Tensor, changed: Tensor) -> Change:
         result = torch.where(sound, result, 0).double()
         changed = torch.where(sound, changed.double(), result)
         size, moved, largest = _sizes(result, changed)
-    eps = epsilon_of(found.dtype)
+    eps = epsilon_of(dtype)
     if not size:
         return replace(found, relative=math.inf if moved else 0.0, cancels=True)
     scale = size / math.sqrt(result.numel())
@@ -107,12 +122,13 @@ def _sizes(result: Tensor, changed: Tensor) -> tuple[float, float, float]:
     no element has changed by more than the norm. Squares that leave their type's range give an
     infinity or zero; the caller then asks in float64.
     """
-    one, other = _flat(result), _flat(changed)
-    if NATIVE is not None and one.is_cpu and other.is_cpu and one.dtype is other.dtype:
-        kind = NATIVE.kinds[dtype_name(one.dtype)]
-        places = [each.resolve_neg().contiguous() for each in (one, other)]
+    one, other = result, changed
+    if native_kind(one) is None or native_kind(other) is None:
+        one, other = _flat(one), _flat(other)
+    kind = native_kind(one)
+    if NATIVE is not None and kind is not None and kind == native_kind(other):
         squares, moved, largest = NATIVE.difference(
-            kind, places[0].data_ptr(), places[1].data_ptr(), one.numel()
+            kind, one.data_ptr(), other.data_ptr(), one.numel()
         )
         return math.sqrt(squares), math.sqrt(moved), largest
     change = torch.sub(other, one, out=scratch("difference", one))
@@ -121,7 +137,7 @@ def _sizes(result: Tensor, changed: Tensor) -> tuple[float, float, float]:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    flat = tensor.reshape(-1)
+    flat = tensor.resolve_neg().contiguous().view(-1)
     return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
 

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from msprobe.checks.budgets import budget_of, largest_of, smallest_of, unit_of

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
+from msprobe.capture.statistics import NATIVE
 from msprobe.checks.perturbation import SkippedError
 from msprobe.config import Perturbation
 from msprobe.dump.values import PartPath
 from msprobe.operators.operator import Family, Importance, Operator
 from msprobe.pytorch.perturbation.arguments import ARGS, KWARGS, CallCopy, is_float
-from msprobe.pytorch.perturbation.changes import epsilon
+from msprobe.pytorch.perturbation.changes import epsilon, native_kind
 from msprobe.pytorch.perturbation.reordering import Arguments, reordered
 from msprobe.pytorch.perturbation.scratch import scratch
 from msprobe.replay.arguments import converted
@@ -41,8 +42,7 @@ def unchanged(result: Any) -> Any:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(msgspec.Struct, frozen=True):
     """A changed call.
 
     Attributes:
@@ -145,6 +145,10 @@ class Noise:
         count = value.numel()
         if value.is_contiguous():
             result = scratch(len(self._known), value)
+            if NATIVE is not None and (kind := native_kind(value)) is not None:
+                at, by, into = value.data_ptr(), factors.data_ptr(), result.data_ptr()
+                NATIVE.products(kind, at, count, by, _PERIOD, into)
+                return result
             source, target = value.view(-1), result.view(-1)
         else:  # in its order in memory, in which functions draw random numbers
             result = value.clone()

@@ -17,7 +17,7 @@ _LARGEST: Final = 1 << 21
 
 
 def scratch(slot: str | int, like: Tensor) -> Tensor:
-    """Return contiguous memory of a tensor's shape, type and device; its content is undefined.
+    """Return memory for a tensor like a contiguous one; its content is undefined.
 
     It is that of the previous call with this slot in this thread; large tensors get new memory.
     """
@@ -30,4 +30,4 @@ def scratch(slot: str | int, like: Tensor) -> Tensor:
         # Memory of inference mode could not be written outside of it.
         with torch.inference_mode(mode=False):
             buffer = _BUFFERS[key] = torch.empty(count, dtype=like.dtype, device=like.device)
-    return buffer[:count].view(like.shape)
+    return buffer.as_strided(like.shape, like.stride())
