@@ -198,6 +198,8 @@ class Findings:
                 has_effect = fact.effect is not Effect.NONE
                 if has_effect is not wanted or fact.words in words:
                     continue
+                if fact.moment is Moment.RANDOM and not has_effect:
+                    continue  # no step draws from these generators
                 is_state = when is None and (
                     fact.moment <= Moment.MODES or fact.moment in SET_FOR_LATER
                 )
