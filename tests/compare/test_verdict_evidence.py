@@ -278,3 +278,101 @@ def test_settings_and_gradients_of_some_parameters(
 
     assert verdict["class"] == wanted, verdict["sentence"]
     assert re.search(words, verdict["sentence"]), verdict["sentence"]
+
+
+class Learner:
+    """A network and a slowly following copy of it, whose values it learns from."""
+
+    def __init__(self) -> None:
+        self.model, self.copy = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.copy.load_state_dict(self.model.state_dict())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+
+    def step(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        for slow, fast in zip(self.copy.parameters(), self.model.parameters(), strict=True):
+            slow.lerp_(fast, 0.3)
+
+
+def followed(debugger: PrecisionDebugger, follows: bool) -> None:
+    learner = Learner()
+    for _ in range(3):
+        debugger.start(learner.model)
+        x = torch.randn(4, 3)
+        with torch.no_grad():
+            goal = learner.copy(x + 1)
+        learner.step((learner.model(x) - goal).square().mean())
+        if follows:
+            learner.follow()
+        debugger.stop()
+        debugger.step()
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_missing_call_of_the_step_before_is_named(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, followed, False, True, level)
+
+    assert verdict["class"] == "call"
+    assert "only the reference calls Tensor.lerp_.0.forward" in verdict["sentence"]
+    assert "in step 0, and step 1 uses its result" in verdict["sentence"]
+
+
+def asked_twice(debugger: PrecisionDebugger, own: bool) -> None:
+    learner = Learner()
+    for _ in range(2):
+        debugger.start(learner.model)
+        x, later = torch.randn(4, 3), torch.randn(4, 3)
+        with torch.no_grad():
+            goal = (learner.model if own else learner.copy)(later).tanh()
+        learner.step((learner.model(x) - goal).square().mean())
+        learner.follow()
+        debugger.stop()
+        debugger.step()
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_further_call_of_the_model_is_no_micro_batch(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, asked_twice, True, False, level)
+
+    assert verdict["class"] == "call"
+    assert "calls the model 2 times in the target, once in the reference" in verdict["sentence"]
+
+
+def looked_at(debugger: PrecisionDebugger, looks: bool) -> None:
+    learner = Learner()
+    for _ in range(2):
+        debugger.start(learner.model)
+        x = torch.randn(4, 3)
+        learner.step(learner.model(x).square().mean())
+        if looks:
+            learner.model(x + 1)
+        debugger.stop()
+        debugger.step()
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_further_call_of_the_model_without_consequence(tmp_path: Path, level: str) -> None:
+    assert verdict_on(tmp_path, looked_at, True, False, level)["class"] == "equal"
+
+
+def noised(debugger: PrecisionDebugger, draw: Callable[..., Tensor]) -> None:
+    learner = Learner()
+    for _ in range(2):
+        debugger.start(learner.model)
+        x = torch.arange(12.0).view(4, 3)
+        learner.step(learner.model(x * 0.9 + draw(4, 3) * 0.1).square().mean())
+        debugger.stop()
+        debugger.step()
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_batch_that_a_wrong_call_made_is_no_data(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, noised, torch.rand, torch.randn, level)
+
+    assert verdict["class"] == "call"
+    assert "Torch.rand.0.forward" in verdict["sentence"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
 from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of
@@ -39,6 +39,16 @@ class _Batch:
         return tuple(map(_key, self.target)), tuple(map(_key, self.reference))
 
 
+class Made(Protocol):
+    """Tells which inputs of a model, those of both sides, calls of the step made."""
+
+    def __contains__(self, both: object) -> bool:
+        """Return whether they are no data."""
+
+    def is_faulty(self, both: tuple[Data, Data]) -> bool:
+        """Return whether they are what a call to blame made of the data."""
+
+
 class DataHistory:
     """The batches of one rank, step after step.
 
@@ -54,12 +64,12 @@ class DataHistory:
         self.split: str | None = None
         self._is_recorded = True
 
-    def add(self, pair: FactsPair, made_inside: Container[tuple[Data, Data]] = ()) -> None:
+    def add(self, pair: FactsPair, made_inside: Made | None = None) -> None:
         """Take in the batches of a step.
 
         Args:
             pair: the facts.
-            made_inside: inputs of both sides that calls of the step made: they are no data.
+            made_inside: the inputs that calls of the step made; None where they are not known.
         """
         sides = [_by_micro(facts.data) for facts in (pair.target, pair.reference)]
         if not all(sides):
@@ -68,6 +78,18 @@ class DataHistory:
         counts = len(sides[0]), len(sides[1])
         if counts[0] != counts[1] and both_ran_through(pair):
             same = is_split(pair.target.data, pair.reference.data)
+            if not same and (passes := _backward_passes(pair)) and self._uneven is None:
+                self._uneven = replace(
+                    self._difference(
+                        pair.step,
+                        f"step {pair.step} calls the model {_times(counts[0])} in the target, "
+                        f"{_times(counts[1])} in the reference, with {passes} backward "
+                        f"pass{'es' * (passes > 1)} on either side",
+                        Effect.POSSIBLE,
+                    ),
+                    verdict=VerdictClass.CALL,
+                    next=("look at where the model is called",),
+                )
             if self._uneven is None:
                 self._uneven = self._difference(
                     pair.step,
@@ -79,16 +101,23 @@ class DataHistory:
             if same:
                 self.split = self._uneven.words
                 return
+            sides = _without_further(*sides)
         batches = [
             _Batch(pair.step, micro, sides[0][micro], sides[1][micro])
-            for micro in range(min(counts))
+            for micro in range(min(map(len, sides)))
         ]
         given = [
-            batch if batch.keys[0] == batch.keys[1] else _without(batch, made_inside)
+            batch
+            if made_inside is None or batch.keys[0] == batch.keys[1]
+            else _without(batch, made_inside)
             for batch in batches
         ]
         # Where nothing else comes in, the data themselves are drawn within the step.
-        drawn = not any(each.target for each in given)
+        drawn = not any(each.target for each in given) and not any(
+            made_inside is not None and made_inside.is_faulty(both)
+            for batch in batches
+            for both in _tensors(batch)
+        )
         self._batches += [b for b in (batches if drawn else given) if b.target or b.reference]
 
     @property
@@ -178,7 +207,7 @@ class DataHistory:
         return f"{_place(batch)} differs: {'; '.join(changed[:2])}{share}"
 
 
-def _without(batch: _Batch, made_inside: Container[tuple[Data, Data]]) -> _Batch:
+def _without(batch: _Batch, made_inside: Made) -> _Batch:
     """Return a batch without the tensors that calls of the step made."""
     made = {
         id(each)
@@ -208,6 +237,26 @@ def _alone_words(batch: _Batch) -> list[str]:
 def _place(batch: _Batch) -> str:
     micro = f"micro batch {batch.micro} of " if batch.micro else "the batch of "
     return f"{micro}step {batch.step}"
+
+
+def _without_further(*sides: list[list[Data]]) -> list[list[list[Data]]]:
+    """Return batches of both sides without those that one side has besides all of the other's."""
+    few, many = sorted(sides, key=len)
+    rest = iter(many)
+    wanted = [tuple(map(_key, batch)) for batch in few]
+    is_among = all(any(tuple(map(_key, each)) == one for each in rest) for one in wanted)
+    return [few, few] if is_among else list(sides)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _backward_passes(pair: FactsPair) -> int:
+    """Return how many backward passes both sides made; 0 where they made other numbers of them."""
+    sides = pair.target.loss, pair.reference.loss
+    target, reference = (len({each.micro for each in losses}) for losses in sides)
+    return target if target == reference else 0
 
 
 def _by_micro(data: Sequence[Data]) -> list[list[Data]]:

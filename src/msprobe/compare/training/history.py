@@ -13,7 +13,7 @@ from typing import Final
 from msprobe.compare.training.buffers import buffer_changes, buffer_differences
 from msprobe.compare.training.clipping import clip_differences, scaler_differences, scalers_of
 from msprobe.compare.training.collectives import collective_differences
-from msprobe.compare.training.data import DataHistory
+from msprobe.compare.training.data import DataHistory, Made
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
 from msprobe.compare.training.gradient_factors import Factor, Meanings
 from msprobe.compare.training.gradients import (
@@ -44,7 +44,7 @@ from msprobe.compare.training.start import (
 from msprobe.compare.training.step_pairs import StepPair, step_pairs
 from msprobe.compare.training.updates import earlier_changes, update_differences
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Data, Ended, Ending
+from msprobe.dump.facts import Ended, Ending
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.numerics.number_types import epsilon_of
@@ -95,7 +95,7 @@ class TrainingHistory:
     def add_data(
         self,
         pairs: Sequence[FactsPair],
-        made_inside: Mapping[int | str, Container[tuple[Data, Data]]] = MappingProxyType({}),
+        made_inside: Mapping[int | str, Made] = MappingProxyType({}),
     ) -> None:
         """Take in the batches of a step.
 
@@ -104,7 +104,7 @@ class TrainingHistory:
             made_inside: rank → inputs of models that calls of the step made.
         """
         for pair in pairs:
-            self._rank(pair.rank).data.add(pair, made_inside.get(pair.rank, ()))
+            self._rank(pair.rank).data.add(pair, made_inside.get(pair.rank))
 
     def add(
         self,

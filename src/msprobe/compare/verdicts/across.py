@@ -69,6 +69,8 @@ class Across:
                 for row in comparison.rows:
                     if row.origin is Origin.INTRODUCED:
                         _revise(comparison, row, history)
+                        if row.cause is Cause.LEFT_BEHIND and comparison.lone_call is None:
+                            comparison.lone_call = history.maker_of(row, comparison.step)
                     elif row.cause is Cause.OUTSIDE and history.handed_on(row):
                         mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
             _inherit_updates(comparison, training)

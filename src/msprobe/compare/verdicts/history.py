@@ -6,19 +6,51 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.verdicts.data_flow import fingerprints
+from msprobe.compare.verdicts.data_flow import fingerprint, fingerprints
 from msprobe.dump.values import Role
 
 # How far an update may enlarge the relative error of a gradient: where terms of it cancel.
 _GROWTH: Final = 50.0
 
+# Results of calls without a partner that are remembered.
+_MOST_ALONE: Final = 10_000
+
 Parameter = tuple[str, str]
 """A module, and the name of one of its parameters."""
+
+
+class LoneCall(NamedTuple):
+    """A call of an earlier step that one side alone makes, and whose result is used later.
+
+    Attributes:
+        record: its record.
+        side: ``target`` or ``reference``.
+        module: path of the module around it.
+        source: line of the user's code.
+        step: of the call.
+        used_in: step that uses the result.
+    """
+
+    record: str
+    side: str
+    module: str
+    source: str | None
+    step: int
+    used_in: int
+
+    @property
+    def words(self) -> str:
+        """The call in words."""
+        place = f" ({self.source})" if self.source else ""
+        return (
+            f"only the {self.side} calls {self.record}{place}, in step {self.step}, and step "
+            f"{self.used_in} uses its result"
+        )
 
 
 @dataclass(slots=True)
@@ -31,6 +63,7 @@ class History:
         gradients: parameter → whether its gradient was exactly equal, in all steps.
         errors: parameter → largest relative error of it and of its gradient.
         results: pairs of values that calls outside the model made: what an optimizer keeps.
+        alone: (whether the target made it, a value) → the call without a partner that made it.
     """
 
     inexact: bool = False
@@ -38,6 +71,7 @@ class History:
     gradients: dict[Parameter, bool] = field(default_factory=dict)
     errors: dict[Parameter, float] = field(default_factory=dict)
     results: set[Hashable] = field(default_factory=set)
+    alone: dict[tuple[bool, Hashable], LoneCall] = field(default_factory=dict)
 
     def add(self, comparison: RankComparison) -> None:
         """Take in a step that was judged."""
@@ -57,9 +91,34 @@ class History:
                 may_differ = row.status.is_difference or row.cause is not None
                 if role is Role.OUTPUT and may_differ and _is_explained(comparison, row):
                     self.results.add(fingerprints(row))
+                if role is Role.OUTPUT and not row.pair.is_matched:
+                    self._add_alone(comparison, row)
                 continue
             if row.error:
                 self.errors[key] = max(self.errors.get(key, 0.0), row.error)
+
+    def _add_alone(self, comparison: RankComparison, row: Row) -> None:
+        key = fingerprint(row.value)
+        if key is None or not row.holds_tensor or len(self.alone) >= _MOST_ALONE:
+            return
+        side, record = comparison.side_of(row.pair), row.pair.name
+        is_target = row.pair.target is not None
+        self.alone[is_target, key] = LoneCall(
+            record,
+            "target" if is_target else "reference",
+            side.module(record),
+            side.source_line(record),
+            comparison.step,
+            comparison.step,
+        )
+
+    def maker_of(self, row: Row, step: int) -> LoneCall | None:
+        """Return the call of an earlier step, without a partner, that made a value of a row."""
+        for is_target, key in zip((True, False), fingerprints(row), strict=True):
+            found = self.alone.get((is_target, key)) if key is not None else None
+            if found is not None:
+                return found._replace(used_in=step)
+        return None
 
     def handed_on(self, row: Row) -> bool:
         """Return whether a row holds the two values that a call of an earlier step made.

@@ -7,16 +7,16 @@ One network is given the results of another, or noise that was drawn for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Hashable
+from collections.abc import Hashable
 from functools import cached_property
 from typing import Final
 
 from msgspec.structs import replace
 
 from msprobe.collectives.calls import is_communication
-from msprobe.compare.model import Row
+from msprobe.compare.model import Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.training.data import is_split
+from msprobe.compare.training.data import Made, is_split
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.dump.facts import Data
@@ -25,9 +25,10 @@ from msprobe.operators.lookup import operator_of
 from msprobe.operators.operator import Flow, Operator
 
 _RESULT: Final = "result"
+_CULPRIT: Final = "culprit"
 
 
-class MadeInside(Container[tuple[Data, Data]]):
+class MadeInside(Made):
     """Values that modules, parameters or generators made within a step.
 
     Args:
@@ -42,6 +43,11 @@ class MadeInside(Container[tuple[Data, Data]]):
         assert isinstance(both, tuple)
         keys = zip((self._target, self._reference), both, strict=True)
         return all(_key(data) in made and not _encloses(data, made) for made, data in keys)
+
+    def is_faulty(self, both: tuple[Data, Data]) -> bool:
+        """Return whether the inputs of both sides are what a call to blame made of the data."""
+        keys = zip((self._target, self._reference), both, strict=True)
+        return both in self and all(_CULPRIT in made[_key(data)] for made, data in keys)
 
     def given(self, pair: FactsPair) -> FactsPair:
         """Return facts without results of models, if these alone make the counts differ."""
@@ -69,34 +75,39 @@ class MadeInside(Container[tuple[Data, Data]]):
     def _made(self, *, is_target: bool) -> dict[Hashable, set[str]]:
         """Return key → the records around the calls that made such a value.
 
-        `_RESULT` is among them if it hangs on a module or a parameter, not on drawn numbers alone.
+        `_RESULT` is among them if it hangs on a module or a parameter, not on drawn numbers alone;
+        `_CULPRIT` if it hangs on a call to blame.
         """
         comparison = self._comparison
         side = comparison.target if is_target else comparison.reference
         found: dict[Hashable, set[str]] = {}
         position = -1
         taken_in: set[Hashable] = set()
-        depends = False
+        depends = is_blamed = False
         for row in comparison.rows:
             value = row.target if is_target else row.reference
             if value is None or not value.is_tensor:
                 continue
             if row.pair.position != position:
                 position, taken_in, depends = row.pair.position, set(), False
+                is_blamed = False
+            is_blamed = is_blamed or row.origin is Origin.INTRODUCED
             if value.role is not Role.OUTPUT:
                 taken_in.add(fingerprint(value))
-                depends = (
-                    depends or bool(value.requires_grad) or (_RESULT in found.get(_key(value), ()))
-                )
+                known = found.get(_key(value), ())
+                depends = depends or bool(value.requires_grad) or _RESULT in known
+                is_blamed = is_blamed or _CULPRIT in known
                 continue
             name = _name(row, is_target=is_target)
             is_result = depends or value.requires_grad or side.parsed(name).is_module
-            if not is_result and (
-                not side.operator(name).draws_random or fingerprint(value) in taken_in
-            ):
+            is_drawn = side.operator(name).draws_random and fingerprint(value) not in taken_in
+            # Of two calls that draw in place of each other, one is blamed.
+            is_blamed = is_blamed or (is_drawn and not row.pair.is_matched)
+            if not (is_result or is_blamed or is_drawn):
                 continue
             around = found.setdefault(_key(value), set())
-            around.update((name, _RESULT) if is_result else (name,))
+            around.add(name)
+            around.update([_RESULT] * is_result + [_CULPRIT] * is_blamed)
             while (parent := side.parent(name)) is not None:
                 around.add(name := parent)
         return found

@@ -19,6 +19,7 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
 from msprobe.compare.verdicts.cleared_gradients import cleared_gradients
+from msprobe.compare.verdicts.history import LoneCall
 from msprobe.compare.verdicts.proof import Proof
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, forward_name
 from msprobe.dump.values import Role
@@ -138,6 +139,7 @@ class StepObservations:
         idle_arguments: arguments that differ without consequence.
         replaces_parameters: a module has other parameters, and comes to the same results.
         late_call: the first call that one side alone makes after its backward pass began.
+        lone_call: a call of an earlier step that one side alone makes, whose result this one uses.
         knows_updates: both sides recorded what the optimizer got and made of it.
         cleared: which side clears gradients between micro batches, in words; None if neither.
         has_modules_only: both sides were recorded at level L0.
@@ -161,6 +163,7 @@ class StepObservations:
     idle_arguments: int = 0
     replaces_parameters: bool = False
     late_call: LateCall | None = None
+    lone_call: LoneCall | None = None
     knows_updates: bool = False
     cleared: str | None = None
     has_modules_only: bool = False
@@ -216,6 +219,7 @@ def observe(comparison: RankComparison) -> StepObservations:
             row.cause is Cause.HARMLESS and row.value.role is Role.PARAMETER for row in inexact
         ),
         late_call=_late_call(comparison),
+        lone_call=comparison.lone_call,
         cleared=cleared_gradients(comparison),
         has_modules_only=all(
             side.view.head.level == "L0" for side in (comparison.target, comparison.reference)

@@ -209,6 +209,12 @@ class UnmatchedCalls:
         return is_in_other_precision(self._state.comparison)
 
     @cached_property
+    def _draw_on_both_sides(self) -> bool:
+        """Whether each side makes a call of its own that draws random numbers."""
+        lone = (call for call in self._state.calls if not call.is_matched)
+        return len({c.pair.target is None for c in lone if c.operator.draws_random}) > 1
+
+    @cached_property
     def _communications(self) -> list[Call]:
         """The communications of one side alone."""
         state = self._state
@@ -262,7 +268,9 @@ class UnmatchedCalls:
             telling |= dict.fromkeys(chain.telling)
             moving |= dict.fromkeys(chain.moving)
         # A constant means nothing by itself: the call that takes it in counts.
-        if not telling and any(row.value.is_tensor for row in call.inputs):
+        is_constant = not any(row.value.is_tensor for row in call.inputs)
+        is_exchanged = call.operator.draws_random and self._draw_on_both_sides
+        if not telling and (not is_constant or is_exchanged):
             if not self._only_moves(call):
                 telling[call.start] = None
             elif not moving:

@@ -9,6 +9,7 @@ from typing import Final
 
 from msprobe.compare.model import Mode, Status
 from msprobe.compare.training.differences import Phase
+from msprobe.compare.verdicts.history import LoneCall
 from msprobe.compare.verdicts.next_steps import for_inputs
 from msprobe.compare.verdicts.observations import Place, StepObservations
 from msprobe.compare.verdicts.proof import Jump, JumpKind
@@ -173,6 +174,9 @@ def _unexplained(findings: Findings) -> Verdict:
     if jumps:
         # Later steps inherit from the first one that jumps.
         observed, jump = min(jumps, key=lambda pair: pair[0].step)
+        lone, proof = observed.lone_call, observed.proof
+        if lone and proof and proof.jumps and proof.jumps[0].kind is JumpKind.UNTRACED:
+            return _of_lone_call(findings, observed, lone)
         words = f"the difference jumps most in {_jump_words(jump)} (step {observed.step})"
         where = _where_of(observed, jump)
         more += [f"look at {jump.source}"] if jump.source else []
@@ -185,6 +189,23 @@ def _unexplained(findings: Findings) -> Verdict:
         Confidence.POSSIBLE,
         where=where,
         next_steps=[*more, "record one run twice: is it equal to itself?"],
+    )
+
+
+def _of_lone_call(findings: Findings, observed: StepObservations, lone: LoneCall) -> Verdict:
+    return findings.conclude(
+        VerdictClass.CALL,
+        lone.words,
+        Confidence.LIKELY,
+        where=Where(
+            step=lone.step,
+            rank=observed.rank,
+            record=lone.record,
+            module=lone.module,
+            source=lone.source,
+            phase=_phase_of(lone.record),
+        ),
+        next_steps=[f"look at {lone.source or lone.record}"],
     )
 
 
