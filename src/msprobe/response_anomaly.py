@@ -35,7 +35,7 @@ TopK = Mapping[int, Any]
 
 
 class Anomaly(IntEnum):
-    """What is wrong with an answer; the numbers are those of mindstudio-probe."""
+    """Faults of an answer; the numbers are those of mindstudio-probe."""
 
     NONE = 0
     RARE = 1
@@ -93,7 +93,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectionResult:
-    """What was found in one answer.
+    """Findings in one answer.
 
     Attributes:
         ill_type: the kind of anomaly; 0 if there is none.

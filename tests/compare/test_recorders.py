@@ -9,6 +9,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pairing import both
@@ -109,9 +110,11 @@ def test_a_fault_is_found_in_a_dump_of_another_recorder(
 ADD, MUL = "Tensor.__add__", "Tensor.__mul__"
 
 
-def written(folder: Path, target: object, reference: object, *, own: bool = False) -> CompareResult:
+def written(
+    folder: Path, target: object, reference: object, *, own: bool = False, **options: Any
+) -> CompareResult:
     """Compare two dumps written by hand, the reference by msprobe and the target by it or not."""
-    both(folder, target, reference)
+    both(folder, target, reference, **options)
     for side in ("target", "reference") if own else ("reference",):
         (folder / side / "step0/rank/account.json").write_text("{}")
     return compare_dumps(folder / "target", folder / "reference")
@@ -135,6 +138,48 @@ def test_a_missing_call_of_a_function_that_both_record_stays(tmp_path: Path) -> 
 
     assert [status for _, status in differences(result)] == ["missing"] * 4
     assert not any("different programs" in note for note in result.summary["notes"])
+
+
+@pytest.mark.parametrize("is_left_out", [True, False])
+def test_calls_of_an_optimizer_are_facts_in_the_other_recorder(
+    tmp_path: Path, is_left_out: bool
+) -> None:
+    target, reference = calls(f"{ADD}.0", f"{ADD}.1"), calls(f"{ADD}.0")
+    del target[f"{ADD}.1.backward"]
+    frames = [
+        "File /venv/lib/python3.12/site-packages/torch/optim/adam.py, line 9, in adam, \n ...",
+        "File /home/me/train.py, line 3, in main, \n optimizer.step()",
+    ]
+    stacks = {f"{ADD}.1.forward": frames if is_left_out else frames[::-1]}
+
+    other = written(tmp_path / "other", target, reference, stacks=stacks)
+    assert (differences(other) == []) is is_left_out
+    own = written(tmp_path / "own", target, reference, own=True, stacks=stacks)
+    assert differences(own) != []
+
+
+def with_gradients(**numbers: float) -> dict[str, Any]:
+    """Return forward calls of modules, and gradients of their weights with these numbers."""
+    modules = [f"Module.{name}.Linear" for name in ("a", "b")]
+    records: dict[str, Any] = {
+        f"{name}.forward.0": forward([tensor()], [tensor()]) for name in modules
+    }
+    for name, number in numbers.items():
+        weight = {"weight": [tensor(number=number, Min=0.0)]}
+        records[f"Module.{name}.Linear.parameters_grad"] = weight
+    return records
+
+
+def test_the_gradient_of_a_shared_parameter_is_recorded_once_or_with_each_module(
+    tmp_path: Path,
+) -> None:
+    shared, once = with_gradients(a=3.0, b=3.0), with_gradients(a=3.0)
+    assert differences(written(tmp_path / "shared", shared, once)) == []
+    assert differences(written(tmp_path / "own", shared, once, own=True)) != []
+    assert differences(written(tmp_path / "other", with_gradients(a=3.0, b=4.0), once)) != []
+    for records in (shared, once):
+        records.setdefault("Module.b.Linear.parameters_grad", {})["bias"] = [tensor(number=5.0)]
+    assert differences(written(tmp_path / "bias", shared, once)) == []
 
 
 def test_a_backward_record_that_one_side_lacks_is_left_out_unless_the_graph_was_cut(

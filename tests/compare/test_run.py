@@ -190,6 +190,18 @@ def test_files_beside_the_records_may_be_damaged(tmp_path, file, text):
     )
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_calls_that_enclose_each_other_are_compared(tmp_path, length):
+    new, old = (write_dump(tmp_path / side, scale=s) for side, s in (("new", 1.5), ("old", 1.0)))
+    names = [*json.loads((new / "step0/rank0/dump.json").read_text())["data"]]
+    around = names[:length]
+    circle = dict(zip(around, [*around[1:], around[0]], strict=True))
+    path = new / "step0/rank0/construct.json"
+    path.write_text(json.dumps(dict.fromkeys(names, around[0]) | circle))
+    assert compare_dumps(new, old).summary["counts"]["differs"] > 0
+
+
 def test_a_data_name_cannot_lead_out_of_the_dump(tmp_path):
     new, old = (write_dump(tmp_path / side, "tensor") for side in ("new", "old"))
     secret = tmp_path / "secret.npy"

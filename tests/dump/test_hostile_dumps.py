@@ -155,8 +155,10 @@ def test_other_files_of_a_wrong_form(tmp_path, file, text):
 
 def test_calls_that_enclose_each_other_end(tmp_path):
     dump_of(tmp_path, json.dumps({"data": {"a": {}}}))
-    dump_of(tmp_path, json.dumps({"a": "b", "b": "c", "c": "b"}), "construct.json")
-    assert msprobe.open_dump(tmp_path).step().rank().ancestors("a") == ["b", "c"]
+    dump_of(tmp_path, json.dumps({"a": "b", "b": "c", "c": "b", "d": "d"}), "construct.json")
+    rank = msprobe.open_dump(tmp_path).step().rank()
+    assert rank.parents == {"a": "b", "b": "c", "c": None, "d": None}
+    assert rank.ancestors("a") == ["b", "c"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe run`: record a training script that nobody edited."""
+"""`msprobe run`: record an unedited training script."""
 
 from __future__ import annotations
 

@@ -4,26 +4,33 @@
 It says nothing about the two runs, so it is left out of the comparison, and one note says so.
 mindstudio-probe 26.2.0 leaves out functions that reshape or create tensors, the model itself, many
 backward records, and gradients of keyword arguments. As gradients of an API's inputs it records
-those of the last node that the call put into the graph. It adds norms up in float32.
+those of the last node that the call put into the graph. It adds norms up in float32. A parameter
+that modules share has its gradient recorded with each of them, and the calls inside PyTorch's
+optimizers and clipping are recorded one by one, of which msprobe makes facts.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from msprobe.compare.model import Matched, OperationPair, Row, Status
+from msprobe.compare.model import Added, Matched, OperationPair, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
+from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.dump import layout
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName, forward_name
+from msprobe.dump.stack_frames import parse_frame
 from msprobe.dump.values import Role
 from msprobe.operators.lookup import operator_of
 
 _SHOWN_NAMES: Final = 5
 _FLOAT32_STEP: Final = 2.0**-23
+_UPDATE_FILE: Final = re.compile(r"[/\\]torch[/\\](?:optim|nn[/\\]utils[/\\]clip_grad)")
 
 
 def have_two_recorders(target: Side, reference: Side) -> bool:
@@ -90,25 +97,48 @@ def leave_out_unrecorded(comparison: RankComparison, left_out: LeftOut) -> None:
     comparison.rows = [
         row
         for row in rows
-        if not _is_unjudged(comparison, row, id(row.pair) in remarked)
-        or (isinstance(row, Matched) and _numbers(row) in arriving)
+        if id(row) not in recorded.shared
+        and (
+            not _is_unjudged(comparison, row, id(row.pair) in remarked)
+            or (isinstance(row, Matched) and _numbers(row) in arriving)
+        )
     ]
     left_out.gradients += len(rows) - len(comparison.rows)
 
 
 class _Recorded:
-    """The kinds of operations that each side records."""
+    """The kinds of operations that each side records.
+
+    Attributes:
+        shared: ids of rows of parameters whose gradient msprobe recorded with another module.
+    """
 
     def __init__(self, comparison: RankComparison) -> None:
         self._comparison = comparison
         sides = comparison.target, comparison.reference
         parsed = [[side.parsed(name) for name in side.names] for side in sides]
+        self._are_own = [_is_own(side) for side in sides]
         self._families = [{_family(name) for name in names} for names in parsed]
         self._called = {
             name.base for names in parsed for name in names if name.kind is RecordKind.FORWARD
         }
         matched = [pair for pair in comparison.pairs if pair.is_matched]
         self._matched = {pair.target: pair for pair in matched}, {p.reference: p for p in matched}
+        gradients = [row for row in comparison.rows if row.value.role is Role.PARAMETER_GRAD]
+        paired = {
+            fingerprint(value)
+            for row in gradients
+            if isinstance(row, Matched)
+            for value in row.values
+        } - {None}
+        self.shared = {
+            id(row)
+            for row in gradients
+            if not isinstance(row, Matched)
+            and self._are_own[isinstance(row, Added)]
+            and fingerprint(row.value) in paired
+        }
+        self._unshared = {id(row.pair) for row in gradients if id(row) not in self.shared}
         # Forward calls whose result requires a gradient on one side only.
         self._cut = {
             id(row.pair)
@@ -120,15 +150,29 @@ class _Recorded:
     def is_left_out(self, pair: OperationPair) -> bool:
         """Return whether the side that lacks an operation does not record operations like it."""
         is_missing = pair.target is None
-        name = self._comparison.side_of(pair).parsed(pair.name)
+        side = self._comparison.side_of(pair)
+        name = side.parsed(pair.name)
         if name.is_module and not name.path:
             return True  # the model itself
         if name.kind in PARAMETER_GRADIENTS:
-            return name.base not in self._called  # a parameter that another module uses
+            # A parameter that another module uses, or shares.
+            return name.base not in self._called or id(pair) not in self._unshared
         if not name.is_module and _family(name) not in self._families[not is_missing]:
+            return True
+        if self._are_own[not is_missing] and _is_of_update(side.view.frames(pair.name)):
             return True
         forward = self._matched[is_missing].get(forward_name(name) or "")
         return forward is not None and id(forward) not in self._cut
+
+
+def _is_of_update(frames: Iterable[str]) -> bool:
+    """Return whether PyTorch's code for optimizers or clipping made a call, given its stack."""
+    for frame in map(parse_frame, frames):
+        if frame is None or not frame.is_of_framework:
+            return False
+        if _UPDATE_FILE.search(frame.file):
+            return True
+    return False
 
 
 def _family(name: RecordName) -> str:

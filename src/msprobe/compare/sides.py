@@ -14,7 +14,6 @@ from msprobe.compare.model import Mode
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordName, forward_name
 from msprobe.dump.stack_frames import user_frames, user_line
-from msprobe.dump.value_reader import MAX_DEPTH
 from msprobe.dump.values import Role, Value
 from msprobe.errors import UnsupportedError
 from msprobe.operators.lookup import operator_named, operator_of
@@ -224,13 +223,11 @@ class Side:
 
     def _module_around(self, name: str) -> str | None:
         parent = self.parent(name)
-        seen = 0
-        while parent is not None and seen < MAX_DEPTH:  # a damaged file may go in circles
+        while parent is not None:
             parsed = self.parsed(parent)
             if parsed.is_module:
                 return parsed.path
             parent = self.parent(parent)
-            seen += 1
         return None
 
     def _find_mode(self) -> Mode:

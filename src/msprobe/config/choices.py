@@ -77,7 +77,7 @@ class FileFormat(StrEnum):
 
 
 class OnlineQueue(StrEnum):
-    """What happens while too many recorded bytes wait to be sent to another process."""
+    """Behaviour while too many recorded bytes wait to be sent to another process."""
 
     WAIT = "wait"
     DROP = "drop"

@@ -64,7 +64,6 @@ def call_forest(view: RankView, selected: set[str] | None = None) -> dict[Sectio
         selected: keep only these records and the calls around them; None keeps all.
     """
     parents = _with_groups(view.parents)
-    _cut_cycles(parents)
     wanted = _with_ancestors(parents, selected)
     nodes = {
         name: CallNode(view.records.parsed(name), name in view.records)
@@ -99,21 +98,6 @@ def _with_ancestors(parents: dict[str, str | None], selected: set[str] | None) -
             wanted.add(current)
             current = parents.get(current)
     return wanted
-
-
-def _cut_cycles(parents: dict[str, str | None]) -> None:
-    """Take parents out of cycles, as a damaged file may have them: each call is below a root."""
-    safe: set[str] = set()
-    for name in parents:
-        seen: dict[str, None] = {}
-        current: str | None = name
-        while current is not None and current not in safe:
-            seen[current] = None
-            parent = parents.get(current)
-            if parent in seen:
-                parents[current] = parent = None
-            current = parent
-        safe.update(seen)
 
 
 def _sections(

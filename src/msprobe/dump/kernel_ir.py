@@ -163,7 +163,7 @@ def _blocks(lines: Iterator[str], parameters: dict[str, None]) -> Iterator[list[
 
 
 def _add_inputs(operator: IrOperator, line: str, calls: dict[str, _Call]) -> None:
-    """Find the values that an operator is given; take note of how others refer to it."""
+    """Find the values that an operator is given; note how others refer to it."""
     found = _CALL.match(line)
     if found is None:
         return

@@ -62,7 +62,7 @@ class CallTree:
     """Content of ``construct.json``.
 
     Attributes:
-        parents: record name → the record it ran inside, or None; in call order.
+        parents: record name → the record it ran inside, or None; in call order, without cycles.
         micro_steps: record name → micro step (Megatron only).
         micro_step_count: number of micro steps (Megatron only).
     """
@@ -251,6 +251,7 @@ class RankView:
         if self._journal is not None:
             calls = sorted(self._journal.index.calls.items(), key=lambda item: item[1].order)
             parents = {name: call.parent for name, call in calls if call.order != OUTSIDE_CONSTRUCT}
+            _cut_cycles(parents)
             return CallTree(parents=parents, micro_steps={}, micro_step_count=None)
         return _read_call_tree(self._optional_file(layout.CONSTRUCT_JSON))
 
@@ -270,22 +271,22 @@ class RankView:
 
     def ancestors(self, name: str) -> list[str]:
         """Return the records that `name` ran inside, innermost first."""
-        chain: dict[str, None] = {}
+        chain: list[str] = []
         parent = self.parents.get(name)
-        while parent is not None and parent not in chain:  # a damaged file may go in circles
-            chain[parent] = None
+        while parent is not None:
+            chain.append(parent)
             parent = self.parents.get(parent)
-        return list(chain)
+        return chain
 
     def calls_inside(self, name: str) -> list[str]:
         """Return the records of the calls that ran inside `name`, at any depth."""
-        found: dict[str, None] = {}
+        found: list[str] = []
         waiting = [name]
         while waiting:
             inner = self._calls_by_parent.get(waiting.pop(), ())
-            waiting += [one for one in inner if one not in found]
-            found |= dict.fromkeys(inner)
-        return list(found)
+            waiting += inner
+            found += inner
+        return found
 
     @cached_property
     def _calls_by_parent(self) -> Mapping[str, list[str]]:
@@ -555,7 +556,23 @@ def _read_call_tree(path: Path | None) -> CallTree:
                 micro_steps[name] = micro_step
             case _:
                 raise DumpFormatError(path, f"the entry of {name!r} is neither a name nor null")
+    _cut_cycles(parents)
     return CallTree(parents=parents, micro_steps=micro_steps, micro_step_count=micro_step_count)
+
+
+def _cut_cycles(parents: dict[str, str | None]) -> None:
+    """Take parents out of cycles, as a damaged file may have them: each call is below a root."""
+    safe: set[str] = set()
+    for name in parents:
+        seen: dict[str, None] = {}
+        current: str | None = name
+        while current is not None and current not in safe:
+            seen[current] = None
+            parent = parents.get(current)
+            if parent in seen:
+                parents[current] = parent = None
+            current = parent
+        safe.update(seen)
 
 
 def _read_frames(path: Path, entries: Mapping[str, Any]) -> dict[str, list[str]]:

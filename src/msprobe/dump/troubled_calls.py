@@ -19,7 +19,7 @@ _JUMP: Final = 4.0
 
 
 class _Trouble(IntEnum):
-    """Why a value stands out; the worst last."""
+    """Reasons to show a value; the worst last."""
 
     NONE = 0
     ONLY_MINUS_INF = 1

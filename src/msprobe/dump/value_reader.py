@@ -29,7 +29,7 @@ from msprobe.json_text import JSON_ERRORS
 
 _T = TypeVar("_T")
 
-MAX_DEPTH: Final = 500
+_MAX_DEPTH: Final = 500
 """Deeper than any capture writes (the peer stops at 400); keeps hostile files off the stack."""
 REMARKS: Final = "remarks"
 """Part with remarks: by value, why a gradient is missing or which other shares it includes."""
@@ -400,8 +400,8 @@ class _Walk:
             place = self._place(path)
             self._add(Value(place.path, place.slot, role, False, kind.__name__, value=tree))
             return
-        if len(path) > MAX_DEPTH:
-            raise self._error(path[:3], f"nested deeper than {MAX_DEPTH} levels")
+        if len(path) > _MAX_DEPTH:
+            raise self._error(path[:3], f"nested deeper than {_MAX_DEPTH} levels")
         for key, item in items:
             self.walk(item, (*path, key), role)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a training script that nobody edited, and record it.
+"""Run and record an unedited training script.
 
 Begin at `launching.Launch`. The script runs as Python would run it (`program.py`); msprobe waits
 until it imports PyTorch (`imports.py`) and is installed then.

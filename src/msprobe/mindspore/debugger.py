@@ -138,7 +138,7 @@ def follow_script(config: Config, *, has_step_function: bool = False) -> ScriptF
     """
     if config.level in (Level.L2, Level.DEBUG):
         raise UnsupportedError(
-            f"level {config.level}: a script of MindSpore that nobody edited is recorded at L0, "
+            f"level {config.level}: an unedited script of MindSpore is recorded at L0, "
             "L1 or mix; construct msprobe.mindspore.PrecisionDebugger in it"
         )
 

@@ -2,7 +2,7 @@
 """`python -m msprobe.online.sender SETTINGS`: send one rank's recording while it is made.
 
 It runs beside the training, and ends when its standard input does and everything is sent: a
-training that was killed is sent up to its end. How far it is stands in a small file that the
+training that was killed is sent up to its end. Its progress is in a small file that the
 training reads. Tensors are removed here once their step was sent.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditions of a shell script: its branches, and whether what stands in brackets holds."""
+"""Conditions of a shell script: its branches, and whether the test in brackets holds."""
 
 from __future__ import annotations
 

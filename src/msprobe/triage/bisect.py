@@ -91,7 +91,7 @@ class RankParting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bisection:
-    """What the signatures of two runs tell.
+    """Result of comparing the signatures of two runs.
 
     Attributes:
         target: the path given for the target.

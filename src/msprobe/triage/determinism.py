@@ -37,7 +37,7 @@ _FURTHER: Final = 20
 
 
 class Source(StrEnum):
-    """What makes a program give other results when it is run again.
+    """Reasons why a program gives other results when it runs again.
 
     Attributes:
         words: the source in a few words.

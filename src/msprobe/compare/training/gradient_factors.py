@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The number by which gradients differ from those of another run, and what it stands for."""
+"""The number by which gradients differ from those of another run, and its meaning."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Meanings:
     samples: Sequence[int] = ()
 
     def of(self, factor: float) -> str:
-        """Return what a factor stands for, in words; empty if it is no known number."""
+        """Return the meaning of a factor in words; empty if it is no known number."""
         for scale in self.scales:
             if _is(factor, scale) and scale != 1:
                 return f"the scale of the gradient scaler, {scale:g}: they are not unscaled"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module was made with, where it differs between two runs.
+"""Settings of modules that differ between two runs.
 
 At level L0 no call inside a module is recorded, but its class, its ``extra_repr`` and its plain
 attributes are, and the objects in which models keep their settings (``config``, a dataclass, a

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of number types that stand for an element to leave out, such as in attention masks.
+"""Limits of number types that mark an element to leave out, such as in attention masks.
 
 ``-inf``, ``torch.finfo(dtype).min`` and ``-3.4e38`` mean the same: no softmax tells them apart.
 """

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -28,22 +28,23 @@ from msprobe.mindspore.monitoring.communication import Communication
 from msprobe.mindspore.monitoring.features import NUMPY, is_linear
 from msprobe.mindspore.monitoring.loss_scale import LossScale
 from msprobe.mindspore.monitoring.measures import READING
-from msprobe.mindspore.monitoring.parameters import Named, Parameters, as_number
+from msprobe.mindspore.monitoring.parameters import Parameters, as_number
 from msprobe.mindspore.recompute_frames import recomputations
 from msprobe.mindspore.tensor_search import tensors_in
-from msprobe.monitor.collecting.activations import Activations, MonitoredModule
+from msprobe.monitor.collecting.activations import Activations
 from msprobe.monitor.collecting.collector import (
     OF_MODULES,
     StepCollector,
-    choose_streams,
+    monitored_modules,
+    monitored_parameters,
     streams_of,
 )
 from msprobe.monitor.collecting.features import Features, chosen_modules
 from msprobe.monitor.collecting.run_numbers import ModelLoss, Trained
-from msprobe.monitor.collecting.step_rows import Key, StepRows
+from msprobe.monitor.collecting.step_rows import StepRows
 from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.rows import Stream
-from msprobe.monitor.settings import MonitorSettings, StreamSettings, short_name
+from msprobe.monitor.settings import MonitorSettings
 
 
 class Collector(StepCollector):
@@ -83,7 +84,8 @@ class Collector(StepCollector):
         self._models = models
         self._session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)
         self._names = CellNames(models)
-        modules = _modules(models, self._names, keys.squash_name, streams)
+        cells = [model.cells_and_names() for model in models]
+        modules = monitored_modules(cells, self._names.items(), settings, streams)
         super().__init__(
             settings,
             recorder,
@@ -97,7 +99,7 @@ class Collector(StepCollector):
         self._session.calls.remove(self._session.recording)
         self._parameters = Parameters(
             self._session,
-            _parameters(models, squash=keys.squash_name),
+            monitored_parameters([one.parameters_and_names() for one in models], settings),
             optimizer,
             micro_steps=micro_steps,
             every_micro_step=keys.monitor_mbs_grad,
@@ -240,36 +242,3 @@ def _trained_by(models: Sequence[nn.Cell]) -> Callable[[Any], Callable[..., Loss
 def _is_training(cell: nn.Cell) -> bool:
     """Return whether a cell trains: cells are in evaluation mode until `set_train` is called."""
     return bool(cell.training) or bool(api._pynative_executor.requires_grad())
-
-
-def _modules(
-    models: Sequence[nn.Cell],
-    names: CellNames,
-    squash: bool,
-    streams: Mapping[Stream, StreamSettings],
-) -> dict[str, MonitoredModule]:
-    """Return the cells by the name under which their calls are observed."""
-    known = {id(cell): base for cell, base in names.items()}
-    found: dict[str, MonitoredModule] = {}
-    short: dict[str, str] = {}
-    for chunk, model in enumerate(models):
-        for name, cell in model.cells_and_names():
-            base = known.get(id(cell))
-            if base is None or base in found:
-                continue
-            shown = short_name(name, short) if squash else name
-            one = MonitoredModule(name, shown, chunk, cell if cell is model else None)
-            choose_streams(one, streams)
-            found[base] = one
-    return found
-
-
-def _parameters(models: Sequence[nn.Cell], *, squash: bool) -> list[Named]:
-    short: dict[str, str] = {}
-    found: dict[int, Named] = {}
-    for chunk, model in enumerate(models):
-        for name, parameter in model.parameters_and_names():
-            shown = short_name(name, short) if squash else name
-            if id(parameter) not in found:
-                found[id(parameter)] = (Key(shown, chunk), parameter)
-    return list(found.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from msprobe.errors import MonitorStop
@@ -15,7 +15,7 @@ from msprobe.monitor.collecting.run_numbers import RunNumbers
 from msprobe.monitor.collecting.step_rows import Key, Layouts, Reading, StepRows, now
 from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.rows import Stream
-from msprobe.monitor.settings import MonitorSettings, StreamSettings
+from msprobe.monitor.settings import MonitorSettings, StreamSettings, short_name
 
 logger = logging.getLogger(__name__)
 
@@ -231,8 +231,44 @@ def streams_of(settings: MonitorSettings, rank: int) -> dict[Stream, StreamSetti
     }
 
 
-def choose_streams(module: MonitoredModule, streams: Mapping[Stream, StreamSettings]) -> None:
-    """Note whether the activations of a module, and their gradients, are collected."""
+def monitored_modules(
+    models: Iterable[Iterable[tuple[str, Any]]],
+    observed: Iterable[tuple[Any, str]],
+    settings: MonitorSettings,
+    streams: Mapping[Stream, StreamSettings],
+) -> dict[str, MonitoredModule]:
+    """Return the modules by the name under which their calls are observed.
+
+    Args:
+        models: the modules of each model with their names; that of the model itself is empty.
+        observed: modules, and the names under which their calls are observed.
+        settings: say how names are shown.
+        streams: those that this rank collects.
+    """
+    bases = {id(module): base for module, base in observed}
     forward, gradients = streams.get(Stream.ACTV), streams.get(Stream.ACTV_GRAD)
-    module.wants_forward = forward is not None and forward.wants(module.path)
-    module.wants_gradients = gradients is not None and gradients.wants(module.path)
+    found: dict[str, MonitoredModule] = {}
+    short: dict[str, str] = {}
+    for chunk, modules in enumerate(models):
+        for path, module in modules:
+            base = bases.get(id(module))
+            if base is None or base in found:
+                continue
+            shown = short_name(path, short) if settings.keys.squash_name else path
+            found[base] = one = MonitoredModule(path, shown, chunk, None if path else module)
+            one.wants_forward = forward is not None and forward.wants(path)
+            one.wants_gradients = gradients is not None and gradients.wants(path)
+    return found
+
+
+def monitored_parameters(
+    models: Iterable[Iterable[tuple[str, Any]]], settings: MonitorSettings
+) -> list[tuple[Key, Any]]:
+    """Return each parameter once, given the parameters of each model with their names."""
+    found: dict[int, tuple[Key, Any]] = {}
+    short: dict[str, str] = {}
+    for chunk, parameters in enumerate(models):
+        for name, parameter in parameters:
+            shown = short_name(name, short) if settings.keys.squash_name else name
+            found.setdefault(id(parameter), (Key(shown, chunk), parameter))
+    return [*found.values()]

@@ -17,18 +17,19 @@ from torch import Tensor, nn
 from msprobe.capture.headroom import Headroom
 from msprobe.capture.session import Session
 from msprobe.config import CompileMode, Config, DataMode, Level, StatisticsSection
-from msprobe.monitor.collecting.activations import Activations, MonitoredModule
+from msprobe.monitor.collecting.activations import Activations
 from msprobe.monitor.collecting.collector import (
     OF_MODULES,
     StepCollector,
-    choose_streams,
+    monitored_modules,
+    monitored_parameters,
     streams_of,
 )
 from msprobe.monitor.collecting.features import Features, chosen_modules
-from msprobe.monitor.collecting.step_rows import Key, StepRows
+from msprobe.monitor.collecting.step_rows import StepRows
 from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.rows import Stream
-from msprobe.monitor.settings import MonitorSettings, StreamSettings, short_name
+from msprobe.monitor.settings import MonitorSettings
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception.backward_entry import BackwardEntry
 from msprobe.pytorch.interception.checkpoint import recomputations
@@ -41,7 +42,7 @@ from msprobe.pytorch.monitoring.features import TORCH, is_linear
 from msprobe.pytorch.monitoring.loss_scale import ScaledLosses
 from msprobe.pytorch.monitoring.optimizers import view_of
 from msprobe.pytorch.monitoring.own_losses import OwnLosses
-from msprobe.pytorch.monitoring.parameters import Named, Parameters, plain_number
+from msprobe.pytorch.monitoring.parameters import Parameters, plain_number
 from msprobe.pytorch.monitoring.reading import READING
 from msprobe.pytorch.monitoring.unsharded import flat_parameters
 from msprobe.pytorch.training.losses import Losses
@@ -99,6 +100,7 @@ class Collector(StepCollector):
         names = ModuleNames.of_models(_prefixed(models), keeps_compiled=True)
         self._names = names
         self._observer: ModuleObserver | None = None
+        modules = [model.named_modules() for model in models]
         super().__init__(
             settings,
             recorder,
@@ -106,7 +108,9 @@ class Collector(StepCollector):
             rank=rank,
             step=step,
             activations=Activations(
-                _modules(models, names, keys.squash_name, streams), tensors_in, self._is_training
+                monitored_modules(modules, names.items(), settings, streams),
+                tensors_in,
+                self._is_training,
             ),
             as_number=plain_number,
         )
@@ -122,9 +126,10 @@ class Collector(StepCollector):
         self._view = view
         self._own_losses = OwnLosses(models, view.groups())
         self._own_losses.open()
+        parameters = monitored_parameters([one.named_parameters() for one in models], settings)
         self._parameters = Parameters(
             self._session,
-            _parameters(models, holds, squash=keys.squash_name),
+            [one for one in parameters if holds(one[1])],
             view,
             micro_steps=micro_steps,
             reads_main_grad=reads_main_grad,
@@ -265,38 +270,3 @@ def _step_aside(modules: ModuleObserver, frame: FrameType, back: ExitStack) -> N
 def _prefixed(models: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
     """Return models with prefixes that keep the names of their modules apart."""
     return [(f"{chunk}:", model) for chunk, model in enumerate(models)]
-
-
-def _modules(
-    models: Sequence[nn.Module],
-    names: ModuleNames,
-    squash: bool,
-    streams: dict[Stream, StreamSettings],
-) -> dict[str, MonitoredModule]:
-    """Return the modules by the name under which their calls are observed."""
-    known = {id(module): base for module, base in names.items()}
-    found: dict[str, MonitoredModule] = {}
-    short: dict[str, str] = {}
-    for chunk, model in enumerate(models):
-        for name, module in model.named_modules():
-            base = known.get(id(module))
-            if base is None or base in found:
-                continue
-            shown = short_name(name, short) if squash else name
-            one = MonitoredModule(name, shown, chunk, module if module is model else None)
-            choose_streams(one, streams)
-            found[base] = one
-    return found
-
-
-def _parameters(
-    models: Sequence[nn.Module], holds: Callable[[Tensor], bool], *, squash: bool
-) -> list[Named]:
-    short: dict[str, str] = {}
-    found: dict[int, Named] = {}
-    for chunk, model in enumerate(models):
-        for name, parameter in model.named_parameters():
-            shown = short_name(name, short) if squash else name
-            if id(parameter) not in found and holds(parameter):
-                found[id(parameter)] = (Key(shown, chunk), parameter)
-    return list(found.values())

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ def _scalar(value: Tensor | float) -> Tensor | float:
 
 
 def _adam(
-    params: Sequence[Tensor],
+    self: Sequence[Tensor],
     grads: Sequence[Tensor],
     exp_avgs: Sequence[Tensor],
     exp_avg_sqs: Sequence[Tensor],
@@ -31,15 +31,15 @@ def _adam(
     eps: float,
     amsgrad: bool,
     maximize: bool,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
     decoupled: bool,
 ) -> None:
     """Update parameters and states in place; `state_steps` count this step already."""
     if found_inf is not None and float(found_inf) == 1.0:
         return
     rate = _scalar(lr)
-    for number, (param, grad) in enumerate(zip(params, grads, strict=True)):
+    for number, (param, grad) in enumerate(zip(self, grads, strict=True)):
         mean, square, step = exp_avgs[number], exp_avg_sqs[number], _scalar(state_steps[number])
         direction = _unscaled(grad, grad_scale, maximize)
         if decoupled:
@@ -63,50 +63,16 @@ def _unscaled(grad: Tensor, grad_scale: Tensor | None, maximize: bool) -> Tensor
     return -grad if maximize else grad
 
 
-def _fused(decoupled: bool) -> Callable[..., None]:
-    def update(
-        self: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        exp_avgs: Sequence[Tensor],
-        exp_avg_sqs: Sequence[Tensor],
-        max_exp_avg_sqs: Sequence[Tensor],
-        state_steps: Sequence[Tensor],
-        *,
-        lr: Tensor | float,
-        beta1: float,
-        beta2: float,
-        weight_decay: float,
-        eps: float,
-        amsgrad: bool,
-        maximize: bool,
-        grad_scale: Tensor | None = None,
-        found_inf: Tensor | None = None,
-    ) -> None:
-        """Adam of lists of parameters, in place."""
-        _adam(
-            self,
-            grads,
-            exp_avgs,
-            exp_avg_sqs,
-            max_exp_avg_sqs,
-            state_steps,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=weight_decay,
-            eps=eps,
-            amsgrad=amsgrad,
-            maximize=maximize,
-            grad_scale=grad_scale,
-            found_inf=found_inf,
-            decoupled=decoupled,
-        )
-
-    return update
+@builtin_golden("_fused_adam_")
+def fused_adam(*args: Any, **kwargs: Any) -> None:
+    """Adam of lists of parameters, in place."""
+    _adam(*args, decoupled=False, **kwargs)
 
 
-fused_adam = builtin_golden("_fused_adam_")(_fused(decoupled=False))
-fused_adamw = builtin_golden("_fused_adamw_")(_fused(decoupled=True))
+@builtin_golden("_fused_adamw_")
+def fused_adamw(*args: Any, **kwargs: Any) -> None:
+    """AdamW of lists of parameters, in place."""
+    _adam(*args, decoupled=True, **kwargs)
 
 
 @builtin_golden("_fused_sgd_")

@@ -487,7 +487,7 @@ export const sentences = {
   "it agreed when the step began; calls since differ": "该 step 开始时一致；此后的调用有差异",
   "the call was given another argument": "调用的参数值不同", "taken from a tensor that differs": "取自有差异的张量",
   "without consequence: the result of the call shows none": "无影响：调用结果未体现",
-  "the limit of a type on both sides: it stands for what is left out": "两侧均为类型的极限值：表示被略去的部分",
+  "the limit of a type on both sides: it marks what is left out": "两侧均为类型的极限值：标记被略去的部分",
   "came in with the model's input": "随模型输入带入", "the batch is split into another number of micro batches": "批次被划分为不同数量的微批次",
   "came in from outside the recorded calls": "从已记录调用之外带入",
   "made by code that was not recorded, from values hardly nearer to each other": "由未记录的代码产生，其输入的差异并不更小",
