@@ -97,8 +97,8 @@ def aligned(reference: Checkpoint, target: Checkpoint) -> Checkpoint:
     values = dict(_with_keys(reference.values.values(), names))
     if (len(parameters), len(values)) != (len(reference.parameters), len(reference.values)):
         return reference  # names would collide
-    notes = (f"{old!r} is compared with {new!r}" for old, new in names.items())
-    notes = (*reference.notes, *notes)
+    renames = (f"{old!r} is compared with {new!r}" for old, new in names.items())
+    notes = (*reference.notes, *renames)
     return replace(reference, parameters=parameters, values=values, notes=notes)
 
 
@@ -106,8 +106,7 @@ def _keys_by_role(checkpoint: Checkpoint) -> dict[Role, str]:
     """Return the outermost key of each role that has one alone, of entries that are below it."""
     keys = {
         item.path[0]
-        for items in (checkpoint.parameters.values(), checkpoint.values.values())
-        for item in items
+        for item in (*checkpoint.parameters.values(), *checkpoint.values.values())
         if len(item.path) > 1 and isinstance(item.path[0], str)
     }
     found: dict[Role, str] = {}
