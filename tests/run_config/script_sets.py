@@ -152,7 +152,7 @@ DIFFER: Final = (
     ('source env_a.sh § source env_b.sh\npython t.py --lr $LR', ('||', '&&'), 'lr'),
     ('select o in a b; do python t.py --x §; done', ('1', '2'), 'x|for|select'),
     ('time (python t.py --x §)', ('1', '2'), 'x'),
-    ('export -n §\nexport A_X=1\npython t.py', ('A_Y', 'A_Z'), 'variable_name'),
+    ('export -n §\nexport A_X=1\npython t.py', ('A_Y', 'A_Z'), 'declare'),
     ("printf '%s\\n' a § > files.txt\npython t.py --list files.txt", ('b', 'c'), 'file|command'),
     ('cat a.txt §.txt > all.txt\npython t.py', ('b', 'c'), 'command'),
     ('test $N = § && python t.py --big\npython t.py', ('1', '2'), 'condition'),
