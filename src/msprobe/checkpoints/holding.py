@@ -8,14 +8,11 @@ it could not, the entry was not compared.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final
 
-from msprobe.checkpoints.parameters import Checkpoint, Format, Parameter, Value, renamed
-
-AnyItem = TypeVar("AnyItem", Parameter, Value)
+from msprobe.checkpoints.parameters import AnyEntry, Checkpoint, Format, Parameter, Value, renamed
 
 
 class Role(StrEnum):
@@ -93,8 +90,9 @@ def aligned(reference: Checkpoint, target: Checkpoint) -> Checkpoint:
     names = {old: new for old, new in names.items() if old != new}
     if not names:
         return reference
-    parameters = dict(_with_keys(reference.parameters.values(), names))
-    values = dict(_with_keys(reference.values.values(), names))
+    items = [_with_key(item, names) for item in reference.parameters.values()]
+    parameters = {item.name: item for item in items}
+    values = {x.name: x for x in (_with_key(item, names) for item in reference.values.values())}
     if (len(parameters), len(values)) != (len(reference.parameters), len(reference.values)):
         return reference  # names would collide
     renames = (f"{old!r} is compared with {new!r}" for old, new in names.items())
@@ -104,11 +102,9 @@ def aligned(reference: Checkpoint, target: Checkpoint) -> Checkpoint:
 
 def _keys_by_role(checkpoint: Checkpoint) -> dict[Role, str]:
     """Return the outermost key of each role that has one alone, of entries that are below it."""
-    keys = {
-        item.path[0]
-        for item in (*checkpoint.parameters.values(), *checkpoint.values.values())
-        if len(item.path) > 1 and isinstance(item.path[0], str)
-    }
+    paths = [item.path for item in checkpoint.parameters.values()]
+    paths += [item.path for item in checkpoint.values.values()]
+    keys = {path[0] for path in paths if len(path) > 1 and isinstance(path[0], str)}
     found: dict[Role, str] = {}
     for key in sorted(keys):
         role = named_role(key)
@@ -117,8 +113,6 @@ def _keys_by_role(checkpoint: Checkpoint) -> dict[Role, str]:
     return found
 
 
-def _with_keys(items: Iterable[AnyItem], names: dict[str, str]) -> Iterator[tuple[str, AnyItem]]:
-    for item in items:
-        new = names.get(item.path[0]) if len(item.path) > 1 else None
-        found = item if new is None else renamed(item, (new, *item.path[1:]))
-        yield found.name, found
+def _with_key(item: AnyEntry, names: dict[str, str]) -> AnyEntry:
+    new = names.get(item.path[0]) if len(item.path) > 1 else None
+    return item if new is None else renamed(item, (new, *item.path[1:]))

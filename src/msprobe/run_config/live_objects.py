@@ -137,11 +137,12 @@ def _is_empty(value: Any) -> bool:
     """Return whether an object has nothing but its class: no attribute, and no state of C code."""
     of_type = type(value)
     has_slots = any(getattr(base, "__slots__", ()) for base in of_type.__mro__)
-    return (
-        getattr(value, "__dict__", None) == {}
-        and of_type.__new__ is object.__new__
-        and not has_slots
-    )
+    return getattr(value, "__dict__", None) == {} and _is_of_python(of_type) and not has_slots
+
+
+def _is_of_python(of_type: Any) -> bool:
+    """Return whether objects of a class are made as plain ones are, without state of C code."""
+    return of_type.__new__ is object.__new__
 
 
 def _generator_text(value: Any) -> str | None:
@@ -172,7 +173,7 @@ def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
         held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
         attributes = getattr(value, "__dict__", {})
         held |= {name: one for name, one in attributes.items() if name[:1] != "_"}
-        if not held and of_type.__new__ is object.__new__:  # private ones are all that it has
+        if not held and _is_of_python(of_type):  # private ones are all that it has
             held = {name.lstrip("_"): one for name, one in attributes.items()}
         yield from sorted(held.items(), key=itemgetter(0))
 

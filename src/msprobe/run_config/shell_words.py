@@ -567,8 +567,8 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
             text = f"{text} or nothing".replace(" ", BLANK) + _MARK
             yield _Piece(text, (_doubt(node, _missing(name)),))
         elif known and (known[0].text or sign == "+"):
-            for one in named[1:]:
-                yield from _pieces(one, variables, quoted=quoted)
+            for each in named[1:]:
+                yield from _pieces(each, variables, quoted=quoted)
     elif sign in _DEFAULTS:
         yield from _with_default(node, name, named[1:], sign, variables, quoted=quoted)
     elif sign in _CASES and known and known[0].is_known and not named[1:]:
