@@ -152,8 +152,6 @@ def _generator_text(value: Any) -> str | None:
             state = value.getstate()
         case "numpy.random._generator.Generator":
             state = value.bit_generator.state
-        case "torch._C.Generator":
-            state = value.get_state().tolist()
         case _:
             return None
     return f"state {crc32(repr(state).encode()):08x}"
