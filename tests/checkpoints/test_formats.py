@@ -178,7 +178,7 @@ def test_files_beside_shards_are_read(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(2)}, folder / "old.pt")
     checkpoint = open_checkpoint(folder)
     assert names(checkpoint) == {"a", "b", "old.pt.a"}
-    assert checkpoint.values["last_epoch"].content == 3
+    assert checkpoint.values["scheduler.last_epoch"].content == 3
     only = open_checkpoint(folder / "model.safetensors.index.json")
     assert names(only) == {"a", "b"}
 

@@ -96,7 +96,7 @@ def save_apart(folder: Path, width: int) -> set[str]:
     folder.mkdir()
     write_safetensors(folder / "model.safetensors", model.state_dict())
     torch.save(optimizer.state_dict(), folder / "optimizer.pt")
-    return {f"state.{name}.exp_avg" for name, _ in model.named_parameters()}
+    return {f"optimizer.state.{name}.exp_avg" for name, _ in model.named_parameters()}
 
 
 def test_the_model_may_be_in_another_file_of_the_folder(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_the_model_may_be_in_another_file_of_the_folder(tmp_path: Path) -> None:
 
 def test_a_file_in_another_order_than_the_model_gives_no_names(tmp_path: Path) -> None:
     save_apart(tmp_path / "x", 4)
-    assert "state.0.exp_avg" in open_checkpoint(tmp_path / "x").parameters
+    assert "optimizer.state.0.exp_avg" in open_checkpoint(tmp_path / "x").parameters
 
 
 def test_changes_are_said_in_the_words_of_the_optimizer(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: E501 - one script a line
-"""Four sets of launch scripts, each written before it was run; § is what differs.
+"""Sets of launch scripts, the first four written before they were run; § is what differs.
 
 The first scores: 36, 37, 35 and 21 of 42, 40, 36 and 24 named first, with 3, 2, 1 and 1 passed;
 equal pairs 9, 7 and 10 of 12, 10 and 10.
@@ -152,7 +152,7 @@ DIFFER: Final = (
     ('source env_a.sh § source env_b.sh\npython t.py --lr $LR', ('||', '&&'), 'lr'),
     ('select o in a b; do python t.py --x §; done', ('1', '2'), 'x|for|select'),
     ('time (python t.py --x §)', ('1', '2'), 'x'),
-    ('export -n §\nexport A_X=1\npython t.py', ('A_Y', 'A_Z'), 'variable_name'),
+    ('export -n §\nexport A_X=1\npython t.py', ('A_Y', 'A_Z'), 'declare'),
     ("printf '%s\\n' a § > files.txt\npython t.py --list files.txt", ('b', 'c'), 'file|command'),
     ('cat a.txt §.txt > all.txt\npython t.py', ('b', 'c'), 'command'),
     ('test $N = § && python t.py --big\npython t.py', ('1', '2'), 'condition'),
@@ -160,6 +160,14 @@ DIFFER: Final = (
     ('python t.py --x 1 && python e.py --k § || exit 1', ('1', '2'), 'k'),
     ('f() { echo $(( $1 * § )); }\npython t.py --n $(f 2)', ('2', '3'), 'n'),
     ('readarray -t X <<< "§"\npython t.py ${X[@]}', ('a', 'b'), 'positional|input|command'),
+    ('ARGS=(--nnodes 2 --lr §)\nsrun bash -c "torchrun ${ARGS[*]} \\\n    t.py --x 1"', ('1', '2'), 'lr'),
+    ('G="--lr §"\nsrun bash -c "torchrun t.py \\\n    ${G} \\\n    --x 1"', ('1', '2'), 'lr'),
+    ('f() {\n  python t.py "$*"\n}\nf --wd §', ('0.1', '0.2'), 'wd'),
+    ('i=§\nfor h in a b; do ssh $h "torchrun --node_rank $i t.py"; ((i++)); done', ('0', '1'), 'node_rank'),
+    ('n=§\nlet n*=2\npython t.py --n $n', ('1', '2'), '^n$'),
+    ('O=$(printf -- "--layer %s " 1 §)\npython t.py $O', ('2', '3'), 'layer'),
+    ('IFS=, read -r o m <<< "adam,§"\npython t.py --opt $o --momentum $m', ('0.9', '0.8'), 'momentum'),
+    ('python t.py ${USE:+--compile§}', ('', '_all'), 'compile'),
 )  # fmt: skip
 EQUAL: Final = (
     ('set -e\npython t.py --lr 1', '#!/bin/bash\n# comment\nset -e   # stop\n\npython   t.py  --lr  1'),
@@ -192,6 +200,11 @@ EQUAL: Final = (
     ('if [ 3 -gt 2 ]; then A=1; else A=2; fi\npython t.py --a $A', 'A=1\npython t.py --a $A'),
     ('python t.py --x 1 &\nwait', 'python t.py --x 1 &\nPID=$!\nwait $PID\necho done'),
     ('for ((s = 0; s < 2; s++)); do python t.py --s $s; done', 'for ((seed = 0; seed < 2; seed++)); do\n  python t.py --s "$seed"\ndone'),
+    ('export A_B=1\npython t.py', 'A_B=1\nexport A_B\npython t.py'),
+    ('i=0\ni=$((i + 1))\npython t.py --i $i', 'i=0\n((i++))\npython t.py --i $i'),
+    ('i=0\ni=$((i + 2))\npython t.py --i $i', 'i=0\nlet i+=2\npython t.py --i $i'),
+    ('P=bf16\npython t.py --p ${P^^}', 'python t.py --p BF16'),
+    ('python t.py --x 1 2>&1 | tee a.log', 'python t.py --x 1 |& tee a.log'),
 )  # fmt: skip
 # They differ in nothing, and what they are given is not known.
 OPEN: Final = (

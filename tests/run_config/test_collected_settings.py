@@ -303,16 +303,23 @@ def test_objects_of_the_programs_own_classes_are_told(tmp_path: Path, monkeypatc
 
 
 class Private:
-    """An object whose settings cannot be seen."""
+    """An object whose settings are private attributes."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
 
 
+class Unseen:
+    """An object whose settings cannot be seen."""
+
+    __slots__ = ("_rate",)
+
+
 @pytest.mark.parametrize(
     ("values", "level", "words"),
     [
-        ((Private(0.1), Private(0.2)), Level.WARNING, "no more than its class is known"),
+        ((Private(0.1), Private(0.2)), Level.ERROR, "rate"),
+        ((Unseen(), Unseen()), Level.WARNING, "no more than its class is known"),
         ((threading.Lock(), threading.Lock()), Level.PASS, "nothing"),
         (
             (torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)),
@@ -321,7 +328,7 @@ class Private:
         ),
     ],
 )
-def test_an_object_of_which_only_the_class_is_known_does_not_pass(
+def test_an_object_passes_only_if_its_settings_are_known(
     tmp_path: Path, monkeypatch, values: tuple[object, object], level: Level, words: str
 ) -> None:
     start, packs = Net.__init__, []

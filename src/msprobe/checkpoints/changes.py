@@ -38,11 +38,13 @@ class Change(StrEnum):
     """The target has one parameter of the reference as several, with equal values."""
     TIED = "tied"
     """One side has it once where the other has it twice, with equal values."""
+    NOT_HELD = "not held"
+    """Only one side has it, and the format of the other side could not hold it."""
 
     @property
     def is_difference(self) -> bool:
         """Whether the change counts as a difference."""
-        return self not in (Change.EQUAL, Change.CLOSE)
+        return self not in (Change.EQUAL, Change.CLOSE, Change.NOT_HELD)
 
 
 class Relation(StrEnum):

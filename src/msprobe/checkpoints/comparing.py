@@ -12,12 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace as replace_struct
 
 from msprobe.checkpoints.beside import with_files_beside
 from msprobe.checkpoints.changes import Change, Relation
+from msprobe.checkpoints.holding import Role, aligned, role_of, roles_without
 from msprobe.checkpoints.key_paths import KeyPath
 from msprobe.checkpoints.matching import ParameterPair, match_parameters
 from msprobe.checkpoints.megatron import apart_from_ranks
@@ -30,6 +32,7 @@ from msprobe.checkpoints.parameters import (
     Entry,
     Parameter,
     Unread,
+    Value,
     find_equal,
     same_bytes,
 )
@@ -40,6 +43,7 @@ from msprobe.dump.formats.dtypes import PACKED_TYPES
 from msprobe.errors import UsageError
 from msprobe.numerics.element_metrics import ElementMetrics
 from msprobe.numerics.elementwise import ElementAccumulator, Tolerance
+from msprobe.plain_text import count_text
 
 __all__ = ["Change", "CheckpointComparison", "ParameterDifference", "compare_checkpoints"]
 
@@ -207,11 +211,13 @@ class Finding:
         side: "target" or "reference".
         name: its name.
         problem: why it could not be compared, or which copies differ.
+        count: how many entries it stands for.
     """
 
     side: Side
     name: str
     problem: str
+    count: int = 1
 
 
 def compare_checkpoints(
@@ -247,6 +253,7 @@ def compare_checkpoints(
     one, other = with_files_beside(one, other, KNOWN_ENDS)
     one, other = (_selected(each, only) for each in (one, other))
     one, other = apart_from_ranks(one, other)
+    other = aligned(other, one)
     one, other = with_numbers_as_values(one, other), with_numbers_as_values(other, one)
     matching = match_parameters(one, other, find_renamed=find_renamed)
     sizes = list(map(_size, matching.pairs))
@@ -257,19 +264,60 @@ def compare_checkpoints(
         differences.append(difference)
         if progress is not None:
             progress(done, total)
+    differences, values, not_held = _apart(
+        one, other, differences, compare_values(one, other, tolerance)
+    )
     notes = [f"target: {note}" for note in one.notes]
     notes += [f"reference: {note}" for note in other.notes]
     return CheckpointComparison(
         target=one,
         reference=other,
         differences=tuple(differences),
-        values=tuple(compare_values(one, other, tolerance)),
-        uncompared=_findings(one.unread, other.unread),
+        values=tuple(values),
+        uncompared=(*not_held, *_findings(one.unread, other.unread)),
         contradictions=_findings(one.contradictions, other.contradictions),
         notes=(*notes, *matching.notes),
         elapsed_s=time.perf_counter() - began,
         bytes_read=done,
     )
+
+
+_Difference = TypeVar("_Difference", ParameterDifference, ValueDifference)
+
+
+def _apart(
+    target: Checkpoint,
+    reference: Checkpoint,
+    differences: list[ParameterDifference],
+    values: list[ValueDifference],
+) -> tuple[list[ParameterDifference], list[ValueDifference], list[Finding]]:
+    """Tell entries that the other side's format does not hold from differences."""
+    sides: dict[Change, tuple[Side, Checkpoint, frozenset[Role]]] = {
+        Change.ADDED: ("target", reference, roles_without(reference, target)),
+        Change.REMOVED: ("reference", target, roles_without(target, reference)),
+    }
+    if not any(roles for *_, roles in sides.values()):
+        return differences, values, []
+    found: dict[tuple[Change, Role], list[str]] = {}
+
+    def judged(each: _Difference, entry: Parameter | Value) -> _Difference:
+        role = role_of(entry) if each.change in sides else Role.WEIGHTS
+        if role is Role.WEIGHTS or role not in sides[each.change][2]:
+            return each
+        found.setdefault((each.change, role), []).append(str((*entry.path, entry.name)[0]))
+        return replace_struct(each, change=Change.NOT_HELD)
+
+    differences = [judged(each, each.parameter) for each in differences]
+    values = [judged(each, each.value) for each in values]
+    findings = []
+    for (change, role), keys in found.items():
+        side, other, _ = sides[change]
+        formats = ", ".join(sorted(each.value for each in other.formats))
+        problem = f"{count_text(len(keys), 'item')}: {formats} does not hold {role}"
+        names = list(dict.fromkeys(keys))
+        name = ", ".join(names[:3]) + (" …" if names[3:] else "")
+        findings.append(Finding(side=side, name=name, problem=problem, count=len(keys)))
+    return differences, values, findings
 
 
 def _opened(which: Checkpoint | str | os.PathLike[str]) -> Checkpoint:

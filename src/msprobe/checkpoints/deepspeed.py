@@ -27,6 +27,7 @@ from msprobe.checkpoints.parameters import (
     Checkpoint,
     Content,
     Contradiction,
+    Format,
     Parameter,
     make_checkpoint,
     renamed,
@@ -127,6 +128,7 @@ def read_deepspeed(folder: Path) -> Checkpoint:
     _add_module(content, models, {name for group in groups for name in group}, stage)
     _add_values(content, models[0].content, ranks[0].content)
     kind = f"DeepSpeed ZeRO, stage {stage}, {len(ranks)} partitions"
+    content.formats = {Format.ZERO}
     return make_checkpoint(folder, kind, content)
 
 

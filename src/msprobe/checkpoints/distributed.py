@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from msprobe.checkpoints.blocks import Block, joined_blocks
 from msprobe.checkpoints.key_paths import KeyPath, path_name
-from msprobe.checkpoints.parameters import Content, Parameter, Unread
+from msprobe.checkpoints.parameters import Content, Format, Parameter, Unread
 from msprobe.checkpoints.pickled_tree import ByteOrder, read_tree
 from msprobe.checkpoints.spans import file_size
 from msprobe.dump.formats.dtypes import STORAGE_TYPES
@@ -69,7 +69,7 @@ def read_distributed(folder: Path) -> Content:
         places = _places(path, state["storage_data"])
     except _DAMAGE as exc:
         raise CheckpointFormatError(path, f"is of an unknown form ({exc!r:.80})") from exc
-    content = Content()
+    content = Content(formats={Format.DISTRIBUTED})
     with _Parts(folder) as parts:
         for name, entry in entries.items():
             keys = _keys(name, paths)

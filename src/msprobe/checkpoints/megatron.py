@@ -43,6 +43,7 @@ from msprobe.checkpoints.parameters import (
     Content,
     Contradiction,
     Entry,
+    Format,
     Parameter,
     Unread,
     Value,
@@ -140,6 +141,7 @@ def read_megatron(folder: Path) -> Checkpoint:
     for file in grid:
         _add_beside(content, file)
     sizes = f"TP {tp_size} PP {pp_size} EP {ep_size}"
+    content.formats = {Format.MEGATRON}
     return make_checkpoint(folder, f"Megatron, {sizes}", content, grid=sizes)
 
 

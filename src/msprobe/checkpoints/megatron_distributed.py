@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from msprobe.checkpoints.distributed import METADATA, read_distributed
 from msprobe.checkpoints.key_paths import path_name
 from msprobe.checkpoints.megatron_names import is_layout, layer_of
-from msprobe.checkpoints.parameters import Checkpoint, Parameter, make_checkpoint
+from msprobe.checkpoints.parameters import Checkpoint, Format, Parameter, make_checkpoint
 from msprobe.checkpoints.spans import PartSpan
 from msprobe.checkpoints.torch_file import read_torch_file
 
@@ -46,6 +46,7 @@ def read_megatron_distributed(folder: Path) -> Checkpoint:
     taken = {entry.path for entry in content.entries()}
     shared = any(entry.path in taken for entry in common.entries())
     content.add(common, ("common",) if shared else ())
+    content.formats = {Format.MEGATRON}
     return make_checkpoint(folder, "Megatron, torch_dist", content)
 
 

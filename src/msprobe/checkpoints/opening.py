@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from msprobe.checkpoints.deepspeed import find_deepspeed, read_deepspeed
 from msprobe.checkpoints.distributed import METADATA, PART_SUFFIX, is_distributed, read_distributed
+from msprobe.checkpoints.holding import named_role
 from msprobe.checkpoints.megatron import find_megatron, read_megatron
 from msprobe.checkpoints.mindspore_file import read_mindspore_file
 from msprobe.checkpoints.mindspore_sharded import find_mindspore_shards, read_mindspore_shards
@@ -28,6 +29,7 @@ from msprobe.checkpoints.optimizers import name_states
 from msprobe.checkpoints.parameters import (
     Checkpoint,
     Content,
+    Format,
     Parameter,
     Unread,
     joined_contents,
@@ -140,6 +142,8 @@ def _open_index(path: Path, leave_out: Set[str] | None = None) -> Checkpoint:
         if parameter is None:
             raise CheckpointFormatError(path.parent / file, f"does not hold {name!r}")
         content.parameters.append(parameter)
+    if content.formats == {Format.STATE_DICT}:
+        content.formats = {Format.SHARDS}
     unlisted = {file: left for file, left in shards.items() if left}
     if unlisted:
         names = [name for left in unlisted.values() for name in left]
@@ -167,9 +171,20 @@ def _with_others(folder: Path, content: Content, read: Set[str]) -> Content:
 
 def _add_apart(content: Content, other: Content, file: str) -> None:
     """Add the entries of another file, below its name if they share a path with the others."""
+    other = _below_its_name(other, Path(file))
     taken = {entry.path for entry in content.entries()}
     is_apart = taken.isdisjoint(entry.path for entry in other.entries())
     content.add(other, () if is_apart else (file,))
+
+
+def _below_its_name(content: Content, file: Path) -> Content:
+    """Return the entries of ``optimizer.pt``, ``rng_state_0.pth`` … below the file's name."""
+    role = named_role(file.stem)
+    if role is None or any(named_role(str(x.path[0])) is role for x in content.entries() if x.path):
+        return content
+    found = Content()
+    found.add(content, (file.stem,))
+    return found
 
 
 def _weight_map(path: Path) -> Mapping[str, str]:
@@ -203,8 +218,9 @@ def _open_files(path: Path) -> Checkpoint:
         stem = file.relative_to(path).with_suffix("").as_posix()
         content, _ = _read_file(file, stem, may_be_empty=True)
         if all(not entry.path for entry in content.entries()):  # of .npy only the file has a name
-            content = Content(parameters=[replace(x, path=(x.name,)) for x in content.parameters])
-        by_file[stem if stem not in by_file else file.relative_to(path).as_posix()] = content
+            content.parameters = [replace(x, path=(x.name,)) for x in content.parameters]
+        key = stem if stem not in by_file else file.relative_to(path).as_posix()
+        by_file[key] = _below_its_name(content, file)
     kind = f"{len(by_file)} files" if len(by_file) > 1 else "1 file"
     if parts == [path]:
         kind = "distributed checkpoint"
@@ -234,40 +250,43 @@ def _read_file(path: Path, stem: str, *, may_be_empty: bool = False) -> tuple[Co
             start = file.read(64)
     except OSError as exc:
         raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
-    content, kind = _read_known(path, stem, start, size)
+    content, kind, form = _read_known(path, stem, start, size)
+    if form is Format.TORCH and content.is_one_table():
+        form = Format.STATE_DICT
+    content.formats = {form}
     if not may_be_empty and content.is_empty():
         raise CheckpointFormatError(path, "holds nothing to compare")
     return content, kind
 
 
-def _read_known(path: Path, stem: str, start: bytes, size: int) -> tuple[Content, str]:
+def _read_known(path: Path, stem: str, start: bytes, size: int) -> tuple[Content, str, Format]:
     # First: the length of its header may begin like any other format, 0x80 0x02 like a pickle.
     if looks_like_safetensors(start, size):
-        return read_safetensors(path), "safetensors"
+        return read_safetensors(path), "safetensors", Format.SAFETENSORS
     if start.startswith(NPY_MAGIC):
-        return read_npy(path, stem), "NumPy array"
+        return read_npy(path, stem), "NumPy array", Format.NUMPY
     if start.startswith(b"PK\x03\x04"):
         return _read_zip(path)
     if start.startswith(OLD_TORCH_MAGIC):
-        return read_old_torch_file(path).content, "PyTorch file before 1.6"
+        return read_old_torch_file(path).content, "PyTorch file before 1.6", Format.TORCH
     if start[:1] == b"\x80" and start[1:2] in _PROTOCOLS:
-        return read_plain_pickle(path).content, "pickle"
+        return read_plain_pickle(path).content, "pickle", Format.TORCH
     if start.startswith(b"\x0a"):
-        return read_mindspore_file(path), "MindSpore checkpoint"
+        return read_mindspore_file(path), "MindSpore checkpoint", Format.MINDSPORE
     if start.startswith(b"version https://git-lfs"):
         raise CheckpointFormatError(path, "is a git-lfs pointer; fetch the file itself")
     problem = "is no checkpoint that is known" if size else "is empty"
     raise CheckpointFormatError(path, f"{problem} (known: {', '.join(SUFFIXES)})")
 
 
-def _read_zip(path: Path) -> tuple[Content, str]:
+def _read_zip(path: Path) -> tuple[Content, str, Format]:
     try:
         with OpenFile(path) as file:
             directory = read_directory(file)
     except NoArchiveError as exc:
         raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
     if any(name.endswith(b"/data.pkl") for name in directory):
-        return read_torch_file(path, directory).content, "PyTorch file"
+        return read_torch_file(path, directory).content, "PyTorch file", Format.TORCH
     if any(name.endswith(b".npy") for name in directory):
-        return read_npz(path), "NumPy archive"
+        return read_npz(path), "NumPy archive", Format.NUMPY
     raise CheckpointFormatError(path, "is an archive without tensors")

@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -25,6 +26,21 @@ from msprobe.errors import CheckpointFormatError, UnsupportedError
 
 PIECE_ELEMENTS: Final = 1 << 20
 """Elements that are read at a time: 4 MiB of float32."""
+
+
+class Format(StrEnum):
+    """Format of a file or folder of a checkpoint, as its words for people."""
+
+    SAFETENSORS = "safetensors"
+    NUMPY = "NumPy"
+    MINDSPORE = "MindSpore"
+    STATE_DICT = "a table of tensors"
+    """A file of PyTorch, or a pickle, that holds one table of tensors and nothing else."""
+    SHARDS = "a sharded table of tensors"
+    TORCH = "PyTorch"
+    DISTRIBUTED = "PyTorch's distributed format"
+    ZERO = "DeepSpeed ZeRO"
+    MEGATRON = "Megatron"
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -133,6 +149,7 @@ class Content:
         unread: entries that cannot be read.
         contradictions: parameters whose copies differ.
         notes: remarks for the user.
+        formats: those of its files.
     """
 
     parameters: list[Parameter] = field(default_factory=list)
@@ -140,6 +157,7 @@ class Content:
     unread: list[Unread] = field(default_factory=list)
     contradictions: list[Contradiction] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    formats: set[Format] = field(default_factory=set)
 
     def entries(self) -> Iterator[Entry]:
         """Yield all entries of every kind."""
@@ -150,6 +168,11 @@ class Content:
     def is_empty(self) -> bool:
         """Return whether there is nothing to compare and nothing to say."""
         return not (self.parameters or self.values or self.unread or self.notes)
+
+    def is_one_table(self) -> bool:
+        """Return whether there are tensors in one container, and nothing else."""
+        containers = {item.path[:-1] for item in self.parameters}
+        return len(containers) == 1 and not (self.values or self.unread)
 
     def add(self, other: Content, below: KeyPath = ()) -> None:
         """Add the entries of another file.
@@ -163,6 +186,7 @@ class Content:
         self.unread += [_below(item, below) for item in other.unread]
         self.contradictions += other.contradictions
         self.notes += other.notes
+        self.formats |= other.formats
 
 
 def renamed(entry: AnyEntry, path: KeyPath) -> AnyEntry:
@@ -204,6 +228,7 @@ class Checkpoint:
         contradictions: parameters whose copies on several ranks differ.
         grid: how a model is divided over ranks, where the checkpoint has entries of single ranks.
         notes: remarks for the user.
+        formats: those of its files.
     """
 
     path: Path
@@ -214,6 +239,7 @@ class Checkpoint:
     contradictions: tuple[Contradiction, ...] = ()
     grid: str = ""
     notes: tuple[str, ...] = ()
+    formats: frozenset[Format] = frozenset()
 
 
 def make_checkpoint(path: Path, kind: str, content: Content, *, grid: str = "") -> Checkpoint:
@@ -244,6 +270,7 @@ def make_checkpoint(path: Path, kind: str, content: Content, *, grid: str = "") 
         contradictions=tuple(content.contradictions),
         grid=grid,
         notes=tuple(content.notes),
+        formats=frozenset(content.formats),
     )
 
 

@@ -87,7 +87,10 @@ def parameters_json(found: CheckpointComparison) -> dict[str, JsonTree]:
 
 
 def _findings_json(findings: Iterable[Finding]) -> list[JsonTree]:
-    return [{"side": each.side, "name": each.name, "problem": each.problem} for each in findings]
+    return [
+        {"side": each.side, "name": each.name, "problem": each.problem, "count": each.count}
+        for each in findings
+    ]
 
 
 def _values_json(found: CheckpointComparison) -> list[JsonTree]:

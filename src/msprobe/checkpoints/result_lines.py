@@ -197,7 +197,7 @@ def _verdict(found: CheckpointComparison) -> Text:
     if found.contradictions:
         counts += f"; {len(found.contradictions):,} contradictory"
     if found.uncompared:
-        counts += f"; {len(found.uncompared):,} not compared"
+        counts += f"; {sum(each.count for each in found.uncompared):,} not compared"
     word, style = "different", "bold red"
     if not found.is_different:
         word, style = "equal", "bold green"

@@ -164,7 +164,7 @@ class _Search:
             detail = "NaN out of infinities among its arguments"
         elif examined.name.kind is RecordKind.DEBUG:
             source, detail = Source.UNRECORDED, "the first value that was saved with any"
-        elif self._is_of_unrecorded_rerun(examined):
+        elif self._is_of_unrecorded_rerun(name, examined):
             detail = (
                 "its forward call ran again before, and what it gave is not recorded: they may "
                 'have begun there (see "record_recompute")'
@@ -191,12 +191,14 @@ class _Search:
             if run
         )
 
-    def _is_of_unrecorded_rerun(self, examined: Examined) -> bool:
-        """Whether the forward call of a backward one was recomputed with an unknown result.
+    def _is_of_unrecorded_rerun(self, name: str, examined: Examined) -> bool:
+        """Whether the forward call of a gradient was recomputed with an unknown result.
 
         Recomputation may end inside a call, as soon as the backward pass has what it needs.
         """
         forward = forward_name(examined.name)
+        if examined.name.kind in PARAMETER_GRADIENTS:
+            forward = f"{name.rpartition('.')[0]}.{RecordKind.FORWARD}.0"
         if forward is None or (first_run := self._examine(forward)) is None:
             return False
         rerun = self._examine(recompute_name(forward))

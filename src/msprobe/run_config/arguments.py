@@ -24,6 +24,7 @@ from msprobe.plain_text import reason
 from msprobe.run_config.command_options import SETTINGS_FILES
 from msprobe.run_config.environment import may_matter
 from msprobe.run_config.levels import Difference, Item, ItemResult, Level
+from msprobe.run_config.live_objects import described_settings
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_commands import Statement
 from msprobe.run_config.shell_scripts import parse_shell_script, without_secrets
@@ -433,6 +434,13 @@ def _flatten(prefix: str, tree: object, depth: int) -> Iterator[tuple[str, JsonT
             yield from _flatten(f"{begin}{number}", value, depth + 1)
     elif prefix:
         yield prefix, _json_value(tree)
+        if type(tree).__repr__ is object.__repr__:  # its text would be its class alone
+            for name, text in described_settings(tree, _array_class):
+                yield f"{begin}{name}", text
+
+
+def _array_class(value: object) -> str | None:
+    return type(value).__name__ if hasattr(type(value), "shape") else None
 
 
 def _json_value(value: object) -> JsonTree:

@@ -55,7 +55,8 @@ def options_of(words: Sequence[str]) -> Options:
             elif word != "--":
                 others.append(word)
             continue
-        name, equals, value = word.lstrip("-").partition("=")
+        # A word such as "--wd 0.1", in quotes, is no option that a program knows; its value counts.
+        name, equals, value = re.split(r"([= ]|$)", word.lstrip("-"), maxsplit=1)
         if BLANK in name:  # --flag or nothing
             name, _, value = word.lstrip("-").partition(BLANK)
             is_flag = value.startswith(f"or{BLANK}")

@@ -12,7 +12,9 @@ import gc
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
 from functools import lru_cache, partial
 from io import IOBase
 from itertools import islice
@@ -48,6 +50,10 @@ _PASSING: Final = re.compile(
     r"(log|output|out|save|result|cache)s?_?(dir|directory|file|folder|root)"
 )
 _LEFT_ALONE: Final = (ModuleType, Thread, Logger, IOBase, GeneratorType, ref)
+
+_PLAIN: Final = (
+    *(bool, int, float, str, bytes, complex, range, slice, PurePath, Decimal, Fraction, re.Pattern),
+)
 
 Kinds = Mapping[str, list[Any]]
 """Objects by kind."""
@@ -112,7 +118,7 @@ def described_settings(
             if value is None or not is_public or _PASSING.fullmatch(key.lower()):
                 continue
             name, count = f"{begin}{key}", count + 1
-            text, of_array = setting_text(value), array_text(value)
+            text, of_array = setting_text(value), array_text(value) or _generator_text(value)
             if text is not None:
                 yield name, hide_secrets(key, text)
             elif of_array is not None:
@@ -121,9 +127,34 @@ def described_settings(
                 seen.add(id(value))
                 goes_on = depth < _MAX_DEPTH and any(True for _ in _parts_of(value))
                 shown = f"{type(value).__module__}.{type(value).__qualname__}"
-                yield f"{name}.class", shown if goes_on else f"{shown}: {NOT_DESCRIBED}"
+                is_told = goes_on or _is_empty(value)
+                yield f"{name}.class", shown if is_told else f"{shown}: {NOT_DESCRIBED}"
                 if goes_on:
                     waiting.append((f"{name}.", value, depth + 1))
+
+
+def _is_empty(value: Any) -> bool:
+    """Return whether an object has nothing but its class: no attribute, and no state of C code."""
+    of_type = type(value)
+    has_slots = any(getattr(base, "__slots__", ()) for base in of_type.__mro__)
+    return getattr(value, "__dict__", None) == {} and _is_of_python(of_type) and not has_slots
+
+
+def _is_of_python(of_type: Any) -> bool:
+    """Return whether objects of a class are made as plain ones are, without state of C code."""
+    return of_type.__new__ is object.__new__
+
+
+def _generator_text(value: Any) -> str | None:
+    """Return a digest of the state of a random generator; None of everything else."""
+    match f"{type(value).__module__}.{type(value).__qualname__}":
+        case "random.Random":
+            state = value.getstate()
+        case "numpy.random._generator.Generator":
+            state = value.bit_generator.state
+        case _:
+            return None
+    return f"state {crc32(repr(state).encode()):08x}"
 
 
 def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
@@ -138,9 +169,10 @@ def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
         of_type: type = type(value)
         slots = _slots_of(of_type)
         held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-        for name, one in getattr(value, "__dict__", {}).items():
-            if name[:1] != "_":
-                held[name] = one
+        attributes = getattr(value, "__dict__", {})
+        held |= {name: one for name, one in attributes.items() if name[:1] != "_"}
+        if not held and _is_of_python(of_type):  # private ones are all that it has
+            held = {name.lstrip("_"): one for name, one in attributes.items()}
         yield from sorted(held.items(), key=itemgetter(0))
 
 
@@ -166,7 +198,7 @@ def setting_text(value: Any) -> str | None:
     """
     if isinstance(value, Enum):
         return str(value.value)
-    if isinstance(value, bool | int | float | str | bytes | complex | range | slice | PurePath):
+    if isinstance(value, _PLAIN):
         return _shortened(str(value))
     if isinstance(value, dict):
         return _dict_text(value)

@@ -39,6 +39,7 @@ from msprobe.run_config.shell_words import (
     printed_by,
     read_in,
     set_by_name,
+    set_number,
     set_opaquely,
     shell_parser,
     shortened,
@@ -61,6 +62,7 @@ _SETS: Final = re.compile(r"[-+][aeuxvEh]*o?|allexport|errexit|nounset|xtrace|pi
 _DECLARES: Final = re.compile(r"(-[agrx]+)*")
 # Commands that scripts run for their status; others are taken to succeed before ``&&``.
 _ASK: Final = ("grep", "egrep", "which", "type", "hash", "command", "test", "diff", "cmp", "pgrep")
+_DECLARED: Final = ("variable_name", "word")
 _DECIDED: Final = ("variable_assignment", "declaration_command", "test_command")
 _STATUS: Final = {"true": True, ":": True, "false": False}
 
@@ -168,12 +170,15 @@ class Walk:
     def _compound(self, node: Node) -> bool | None:
         if node.children[0].type != "((":
             return self._run_all(node)
-        found = number_of(text_of(node)[2:-2], self._variables)
-        set_opaquely(assigned_in(node), self._variables)
+        text = text_of(node)[2:-2]
+        found = set_number(text, self._variables)
+        if found is None:
+            found = number_of(text, self._variables)
+            set_opaquely(assigned_in(node), self._variables)
         return None if found is None else found != 0
 
     def _declare(self, node: Node) -> bool | None:
-        self._run_all(node)
+        self._run_each([one for one in node.named_children if one.type not in _DECLARED])
         options = "".join(text_of(one) for one in node.named_children if one.type == "word")
         is_export = text_of(node.children[0]) == "export" or "x" in options
         if _DECLARES.fullmatch(options) is None:
@@ -284,7 +289,13 @@ class Walk:
         try:
             return self._call(words, node) if words else True
         finally:
-            self._own, self._variables = [], before
+            if words and words[0].text in _BUILTINS:  # IFS=, read A B
+                values = self._variables.values
+                kept = {name: before.values.get(name, ()) for name in self._own}
+                values |= {name: known for name, known in kept.items() if known}
+            else:
+                self._variables = before
+            self._own = []
 
     def _call(self, words: list[Word], node: Node) -> bool | None:
         first, rest = words[0].text, words[1:]
@@ -323,6 +334,9 @@ class Walk:
         doubt = (f"is read when the script runs (line {node.start_point[0] + 1})",)
         names = [word.text for word in words if not word.text.startswith("-")]
         given = self._given
+        if given is not None and given.is_known and text_of(node).split("<")[0].find("-a") < 0:
+            self._variables.values |= self._fields(names, given)
+            return
         self._variables.rename(names)
         for name in names:
             found = Word(f"${self._variables.renamed[name]}", doubt)
@@ -330,6 +344,17 @@ class Walk:
                 text = f"{found.text} of {given.text}".replace(" ", BLANK)
                 found = Word(text, given.doubts)
             self._variables.values[name] = (found,)
+
+    def _fields(self, names: Sequence[str], given: Word) -> dict[str, tuple[Word, ...]]:
+        """Return what ``read`` makes of a line that is known."""
+        line = given.text.partition("\n")[0]
+        separators = self._variables.values.get("IFS", (Word(" \t"),))[0].text
+        cut = re.compile(f"[{re.escape(separators)}]" + ("+" if not separators.strip() else ""))
+        parts = (
+            cut.split(line.strip(" \t"), maxsplit=max(len(names) - 1, 0)) if separators else [line]
+        )
+        parts += [""] * len(names)
+        return {name: (Word(part),) for name, part in zip(names, parts, strict=False)}
 
     def _function(self, body: Node, arguments: list[Word]) -> bool | None:
         before = self._variables.arguments
@@ -376,15 +401,15 @@ class Walk:
 
     def _pipeline(self, node: Node) -> bool | None:
         """Follow all commands; what a training or another command is given is a part of that."""
-        count, parts, status = len(self.statements), node.named_children, None
+        begin, parts, status, is_text = len(self.statements), node.named_children, None, False
         for number, one in enumerate(parts):
             known = len(self.launches)
             status = self._run(one)
             is_given = number > 0 and len(self.launches) > known
             names = text_of(one).split()[:1]
-            if is_given or names == ["xargs"] or (names == ["tee"] and not self.launches):
-                count = -1
-        if len(self.statements) > count:
+            is_text |= is_given or names == ["xargs"]
+            is_text |= names == ["tee"] and not self.launches
+        if is_text or any(one.name != "leave" for one in self.statements[begin:]):
             self._note("command.|", node)
         return status
 

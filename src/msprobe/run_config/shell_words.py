@@ -25,10 +25,14 @@ _MAX_SHOWN: Final = 400
 _MARK: Final = "\ue000"
 _MOST: Final = 1 << 63
 _ALL: Final = ("@", "*")
+_CONTINUED: Final = "\\ \t\n"
+_ALTERNATIVES: Final = (":+", "+")
 _DEFAULTS: Final = (":-", "-", ":=", "=")
 _INTEGER: Final = re.compile(r"-?\d{1,9}")
 _ARITHMETIC: Final = re.compile(r"[\d\s+\-*/%()<>=!]+")
 _OCTAL: Final = re.compile(r"\b0\d|\*\*|//")
+_CASES: Final[Mapping[str, Callable[[str], str]]] = {"^^": str.upper, ",,": str.lower}
+_COUNT: Final = re.compile(r"\s*(?:(\w+)(\+\+|--)|(\w+)\s*([-+*/%]?)=(?!=)(.+))\s*")
 _VARIABLE: Final = re.compile(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b")
 _QUOTED: Final = re.compile(r"""(['"])([\w./:=+%@-]+)\1""")
 _QUOTED_VARIABLE: Final = re.compile(r'"(\$\{?\w+\}?)"')
@@ -45,6 +49,8 @@ _PURE: Final = frozenset(
     ("basename", "dirname", "seq", "printf", "echo", "expr", "tr", "bc", "true", ":", "let", "test")
 )
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+# A format of ``printf`` with words alone.
+_FORM: Final = re.compile(r"(?:[^%{}]|%s)*")
 _ESCAPE_IN_QUOTES: Final = re.compile(r'\\(["$`\\\n])')
 
 
@@ -265,7 +271,7 @@ def _pieces(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piec
             for child in node.children:
                 yield from _pieces(child, variables, quoted=quoted)
         case "simple_expansion":
-            name = text_of(node).removeprefix("$")
+            name = text_of(node).lstrip(_CONTINUED).removeprefix("$")
             yield from _variable(node, name, variables, quoted=quoted)
         case "expansion":
             yield from _expansion(node, variables, quoted=quoted)
@@ -304,6 +310,8 @@ def opaque(node: Node, variables: Variables) -> Word:
     source = normal_text(node)
     if node.type in _UNSPLIT:
         source = _QUOTED_VARIABLE.sub(r"\1", source)
+    if node.type == "test_command":
+        source = source.replace(" == ", " = ")
     source = re.sub(r"\w+", lambda one: variables.renamed.get(one[0], one[0]), source)
     text = shortened(source) + (f" with {known_values}" if known_values else "")
     marked = re.sub(r"\s", BLANK, text) + _MARK
@@ -386,12 +394,27 @@ def printed_by(command: Node, variables: Variables) -> Word | None:
         case ["echo", "-n" | "-e", *rest] | ["echo", *rest]:
             doubts = tuple(dict.fromkeys(doubt for word in parts for doubt in word.doubts))
             return Word(" ".join(rest), doubts)
+        case ["printf", "--", form, *rest] | ["printf", form, *rest] if _FORM.fullmatch(form):
+            doubts = tuple(dict.fromkeys(doubt for word in parts for doubt in word.doubts))
+            return Word(_formatted(form, rest), doubts)
         case ["seq", *ends] if 0 < len(ends) < 4:
             first, step = ends[0] if ends[1:] else "1", ends[1] if ends[2:] else "1"
             numbers = _from_braces(f"{{{first}..{ends[-1]}..{step}}}")
             is_one = len(numbers) == 1 and first != ends[-1]
             return None if is_one else Word("\n".join(numbers))
     return None
+
+
+def _formatted(form: str, words: Sequence[str]) -> str:
+    """Return what ``printf`` makes of words; the format is used again as long as there are any."""
+    form = _without_escapes(form)
+    count = form.count("%s")
+    if not count:
+        return form
+    rounds = range(0, max(len(words), 1), count)
+    return "".join(
+        form.replace("%s", "{}").format(*words[at : at + count], *[""] * count) for at in rounds
+    )
 
 
 def _arithmetic(node: Node, variables: Variables) -> _Piece:
@@ -401,6 +424,19 @@ def _arithmetic(node: Node, variables: Variables) -> _Piece:
     piece = _Piece(*opaque(node, variables))
     set_opaquely(assigned_in(node), variables)
     return piece
+
+
+def set_number(text: str, variables: Variables) -> int | None:
+    """Follow ``i++``, ``i += 2`` or ``i = n * 4``; return the number, None if it is not known."""
+    found = _COUNT.fullmatch(text)
+    if found is None:
+        return None
+    name = found[1] or found[3]
+    sign = found[2][:1] if found[2] else found[4]
+    number = number_of(f"{name} {sign} ({found[5] or 1})" if sign else found[5], variables)
+    if number is not None:
+        variables.values[name] = (Word(str(number)),)
+    return number
 
 
 def set_opaquely(assignments: Mapping[str, Node], variables: Variables) -> None:
@@ -414,6 +450,8 @@ def set_by_name(words: Sequence[Word], node: Node, variables: Variables) -> None
     texts = [word.text for word in words]
     names = texts[1:2] if texts[:1] == ["-v"] else [one.partition("=")[0] for one in texts]
     if texts[:1] == ["-v"] or text_of(node.children[0]) == "let":
+        if texts[:1] != ["-v"] and all(set_number(one, variables) is not None for one in texts):
+            return
         word = opaque(node, variables)
         variables.values |= dict.fromkeys((name.rstrip("+-*/%") for name in names), (word,))
 
@@ -480,6 +518,10 @@ def _in_quotes(node: Node, variables: Variables) -> Iterator[_Piece]:
         if child.type in ("string_content", "heredoc_content"):
             yield from _literal(child.text or b"")
         else:
+            if child.type.endswith(
+                "expansion"
+            ):  # the grammar puts blanks and continued lines into it
+                yield from _literal((child.text or b"").partition(b"$")[0])
             yield from _pieces(child, variables, quoted=True)
         position = child.end_byte - start
     rest = content[position:]
@@ -503,7 +545,7 @@ def _without_escapes(text: str) -> str:
 def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piece]:
     """Yield what ``${…}`` makes: a variable, an array, a default."""
     named = [child for child in node.named_children if child.type != "comment"]
-    operators = [text_of(child) for child in node.children if not child.is_named]
+    operators = [text_of(child).lstrip(_CONTINUED) for child in node.children if not child.is_named]
     sign = next((each for each in operators if each not in ("${", "}")), "")
     if not named or named[0].type not in ("variable_name", "subscript", "special_variable_name"):
         yield _Piece(*opaque(node, variables))
@@ -518,9 +560,19 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
         else:
             yield _Piece(*opaque(node, variables))
     elif not sign:
-        yield from _variable(node, name, variables, quoted=quoted, as_words=index is not None)
+        yield from _variable(node, name, variables, quoted=quoted, index=index)
+    elif sign in _ALTERNATIVES and not (known and known[0].doubts):
+        if known is None and name not in variables.own:  # the shell may have it from elsewhere
+            text = value_of(named[1] if named[1:] else None, variables).text
+            text = f"{text} or nothing".replace(" ", BLANK) + _MARK
+            yield _Piece(text, (_doubt(node, _missing(name)),))
+        elif known and (known[0].text or sign == "+"):
+            for each in named[1:]:
+                yield from _pieces(each, variables, quoted=quoted)
     elif sign in _DEFAULTS:
         yield from _with_default(node, name, named[1:], sign, variables, quoted=quoted)
+    elif sign in _CASES and known and known[0].is_known and not named[1:]:
+        yield _Piece(_CASES[sign](known[0].text), splits=not quoted)
     else:  # ${name#pattern}, ${name/pattern/text}, ${name:start} …
         yield _Piece(*opaque(node, variables))
 
@@ -571,32 +623,32 @@ def _words_in(name: str, variables: Variables) -> tuple[Word, ...] | None:
 
 
 def _variable(
-    node: Node, name: str, variables: Variables, *, quoted: bool, as_words: bool = False
+    node: Node, name: str, variables: Variables, *, quoted: bool, index: str | None = None
 ) -> Iterator[_Piece]:
     known = _words_in(name, variables)
     if known is None and name in variables.own:  # the script sets it elsewhere: not on this way
         yield _Piece("", splits=not quoted)
     elif known is None:
-        yield _Piece(text_of(node), (_doubt(node, _missing(name)),))
-    elif as_words or name in _ALL:
-        yield from _each(known, quoted=quoted)
+        yield _Piece(text_of(node).lstrip(_CONTINUED), (_doubt(node, _missing(name)),))
+    elif index is not None or name in _ALL:
+        yield from _each(known, quoted=quoted, is_one=quoted and "*" in (index, name))
     else:
         yield from _plain(node, known[:1], quoted=quoted)
 
 
 def _plain(node: Node, words: Sequence[Word] | None, *, quoted: bool) -> Iterator[_Piece]:
     if words is None:
-        yield _Piece(text_of(node), (_doubt(node, "is not set in the script"),))
+        yield _Piece(text_of(node).lstrip(_CONTINUED), (_doubt(node, _missing("")),))
         return
     for word in words:
         yield _Piece(word.text, word.doubts, splits=not quoted)
 
 
-def _each(words: Sequence[Word], *, quoted: bool) -> Iterator[_Piece]:
-    """Yield the words of an array, each a word of its own."""
+def _each(words: Sequence[Word], *, quoted: bool, is_one: bool) -> Iterator[_Piece]:
+    """Yield the words of an array, each a word of its own, or all in one with blanks between."""
     for number, word in enumerate(words):
         if number:
-            yield _Piece("", ends_word=True)
+            yield _Piece(" ") if is_one else _Piece("", ends_word=True)
         yield _Piece(word.text, word.doubts, splits=not quoted)
 
 
