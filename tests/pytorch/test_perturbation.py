@@ -337,6 +337,16 @@ def test_a_wrong_derivative_is_found_in_the_backward_stage(tmp_path: Path) -> No
     assert (row["stage"], row["severity"], row["shape"]) == ("backward", "error", "[2, 7]")
 
 
+@pytest.mark.parametrize("mode", ["ulp_noise", "relative_noise"])
+def test_a_rounding_that_decides_between_elements_is_no_finding(mode: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 16, 16).bfloat16().requires_grad_()
+    with perturbing(tmp_path, mode, fuzz_stage="backward") as run, run.step_of():
+        pooled = nn.functional.max_pool2d(x, 2).flatten(1)
+        (pooled.topk(9).values.sum() + pooled.amax(1).sum()).backward()
+    assert rows(tmp_path) == []
+
+
 def test_an_ill_conditioned_gradient_is_ranked_first(tmp_path: Path) -> None:
     x = (1 - 1e-6 * torch.rand(20)).requires_grad_()
     with perturbing(tmp_path, "ulp_noise", fuzz_stage="backward") as run, run.step_of():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from msprobe.checks.perturbation import Judged, SkippedError
 from msprobe.config import Perturbation
+from msprobe.operators.operator import Family
 from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy
 from msprobe.pytorch.perturbation.examination import disturbed, judged
 from msprobe.pytorch.perturbation.modes import REFERENCES, Trial, trial_of
@@ -25,6 +26,8 @@ from msprobe.pytorch.values.tensor_search import output_slots
 from msprobe.replay.runner import Noise
 
 Gradients = Sequence[Tensor | None]
+_NOISES: Final = (Perturbation.ULP_NOISE, Perturbation.RELATIVE_NOISE)
+_JUMPING: Final = (Family.KINKED, Family.DISCRETE)
 
 
 def differentiable(result: Any) -> list[Tensor]:
@@ -58,6 +61,8 @@ def examine_gradients(call: CallCopy, incoming: Gradients, mode: Perturbation) -
     call.check_unchanged()
     if mode is Perturbation.PERMUTE:
         raise SkippedError("inputs in another order have gradients in another order")
+    if mode in _NOISES and call.operator.family in _JUMPING:
+        raise SkippedError("gradients that jump where values pass each other")
     if mode in REFERENCES and call.drew_random:
         raise SkippedError(RANDOM)
     args, kwargs = call.again()
