@@ -347,6 +347,31 @@ def test_a_rounding_that_decides_between_elements_is_no_finding(mode: str, tmp_p
     assert rows(tmp_path) == []
 
 
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_a_row_that_is_masked_altogether_is_no_finding(stage: str, tmp_path: Path) -> None:
+    scores = torch.randn(4, 4, requires_grad=True)
+    mask = torch.zeros(4, 4)
+    mask[0] = torch.finfo(torch.float32).min
+    with perturbing(tmp_path, "ulp_noise", fuzz_stage=stage, list=["softmax"]) as run:
+        with run.step_of():
+            (torch.softmax(scores + mask, -1) * torch.arange(4.0)).sum().backward()
+        with run.step_of():  # what is not masked is judged
+            torch.softmax(scores * 1e-3 + 1e6, -1)[:, 0].sum().backward()
+    assert {row["step"] for row in rows(tmp_path)} == {"1"}
+
+
+def test_a_gradient_that_autocast_computed_in_bfloat16_is_no_finding(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64)
+    with perturbing(tmp_path, "ulp_noise", fuzz_stage="backward") as run:
+        for size in range(1, 9):
+            with run.step_of(), torch.autocast("cpu", torch.bfloat16):
+                x = torch.randn(2 * size, 64, requires_grad=True)
+                y = model(x)
+                y.float().square().mean().backward()
+    assert rows(tmp_path) == []
+
+
 def test_an_ill_conditioned_gradient_is_ranked_first(tmp_path: Path) -> None:
     x = (1 - 1e-6 * torch.rand(20)).requires_grad_()
     with perturbing(tmp_path, "ulp_noise", fuzz_stage="backward") as run, run.step_of():

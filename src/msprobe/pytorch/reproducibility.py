@@ -145,8 +145,8 @@ class _RandomLog:
             return
         self.host.look()
         for generator, before, after in moved:
-            states = _checksum(before), _checksum(after)
-            self._write(name, str(generator.device), *states, is_own=_is_own(generator))
+            sums = _checksum(before), _checksum(after)
+            self._write(name, str(generator.device), *sums, is_own=_is_own(generator))
         self._count(name)
 
     def note_host(self, name: str, generator: str, before: str, after: str) -> None:
