@@ -410,6 +410,13 @@ def test_underflow_and_subnormal_numbers_are_found_on_demand(tmp_path: Path) -> 
     assert found[1]["subnormal"] == "1.0"
 
 
+def test_zeros_among_integers_are_no_underflow(tmp_path: Path) -> None:
+    with recording(tmp_path, "L1", "nan_check", section={"underflow": 0.5}) as run:
+        with run.step_of():
+            torch.zeros(8, dtype=torch.int64).float()
+        assert run.records() == {}
+
+
 def test_gradients_underflow_too(tmp_path: Path) -> None:
     x = torch.ones(4, dtype=torch.float16, requires_grad=True)
     with recording(tmp_path, "L1", "nan_check", section={"underflow": 0.5}) as run:

@@ -239,8 +239,9 @@ class NanCheck:
         if share >= limit and not any(_share(one.subnormal_share) >= limit for one in given):
             return True
         like = [one for one in given if tuple(one.shape) == tuple(record.shape)]
-        is_cast = len(like) == 1 and like[0].dtype != record.dtype
-        return is_cast and _share(record.zero_share) - _share(like[0].zero_share) >= limit
+        if len(like) != 1 or like[0].dtype == record.dtype or like[0].zero_share is UNSET:
+            return False  # no cast, or one of integers
+        return _share(record.zero_share) - like[0].zero_share >= limit
 
     def _finding(
         self, draft: Draft, kind: FindingKind, path: str, record: TensorRecord
