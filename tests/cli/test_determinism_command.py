@@ -81,6 +81,12 @@ CAUSES = """
         batch = batch + time.time() % 7
     if HOW == "seed":
         batch = batch + np.random.rand()
+    own = torch.Generator()
+    if HOW == "own generator":
+        batch = batch + torch.rand((), generator=own.manual_seed(int.from_bytes(os.urandom(4))))
+    if HOW == "order":  # the samples are always the same ones
+        order = sorted(range(8), key=lambda number: os.urandom(4))
+        batch = torch.stack([torch.rand(4, generator=own.manual_seed(i)) for i in order])
     for step in range(2000):
         op(net(batch)).square().mean().backward()
         optimizer.step()
@@ -89,17 +95,25 @@ CAUSES = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cause", ["data", "seed", "kernel"])
+@pytest.mark.parametrize(
+    ("cause", "source", "draw"),
+    [
+        ("data", "data", ""),
+        ("seed", "seed", "numpy.random.rand at causes.py:24 draws"),
+        ("own generator", "seed", "rand at causes.py:27 draws from a generator that the program"),
+        ("order", "data", "rand at causes.py:30 draws from a generator that the program"),
+        ("kernel", "kernel", ""),
+    ],
+)
 def test_a_planted_cause_is_named(
-    cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cause: str, source: str, draw: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "causes.py").write_text(dedent(CAUSES))
     assert main(["determinism", "--json", "--step", "0", "causes.py", cause]) == 1
     found = json.loads(capsys.readouterr().out)["first"]
-    assert found["source"] == cause
-    draw = found["draw"] or ""
-    assert draw.startswith("numpy.random.rand at causes.py:24 draws" if cause == "seed" else "")
-    assert bool(draw) == (cause == "seed")
+    assert found["source"] == source
+    assert (found["draw"] or "").startswith(draw)
+    assert bool(found["draw"]) == bool(draw)
     if cause == "kernel":
         assert found["record"] == "planted.op.0.forward"
 

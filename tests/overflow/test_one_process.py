@@ -200,6 +200,27 @@ def test_a_mask_stands_back_behind_the_nan_that_it_leads_to(capture) -> None:
     assert mask.is_deliberate
 
 
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda x: torch.matmul(x * 0 - 300, x.new_full((4, 4), 300.0)), "Torch.matmul.0.forward"),
+        (lambda x: (x * 0 - 40000) * 2, "Tensor.__mul__.1.forward"),
+        (lambda x: (x * 0 - 40000) + -40000, None),  # scores that a mask is added to
+        (lambda x: x.masked_fill(x > 0, torch.finfo(x.dtype).min) * 2, None),
+    ],
+    ids=["sum of products", "product", "sum", "mask times"],
+)
+def test_minus_infinity_of_an_overflow_is_no_mask(capture, make: Callable, name: str) -> None:
+    def scores(x):
+        y = make(x.half())
+        keep = torch.zeros(4, dtype=torch.bool)
+        keep[0] = True
+        return torch.where(keep, torch.zeros_like(y), y).softmax(-1).float()
+
+    (step,) = analyze_overflow(capture(Model(scores)))
+    assert [found.place.name for found in step.first] == ([name] if name else [])
+
+
 @pytest.mark.parametrize("written", [-math.inf, "-inf", "-Infinity"])
 def test_an_infinite_number_among_the_arguments_is_understood_as_it_is_written(
     write_dump, written: float | str

@@ -151,13 +151,24 @@ def test_masks_and_infinities_that_were_asked_for_are_no_findings(tmp_path: Path
         (lambda x: x * 2, "source"),
         (lambda x: x[:, None] @ torch.full((1, 3), 300.0, dtype=x.dtype), "source"),
         (lambda x: (x * 0 - 1) / (x * 0).abs(), "source"),
+        (lambda x: x.clamp(min=0) * -INFINITY, "source"),
         (lambda x: torch.log(x * 0), "only -Inf"),
         (lambda x: (x * 0 + 1) * -1e9, "only -Inf"),
         (lambda x: torch.full_like(x, -65504.0) + x, "only -Inf"),
         (lambda x: torch.full_like(x, -65504.0) * 2, "only -Inf"),
         (lambda x: torch.full_like(x, -3e38, dtype=torch.float32).to(x.dtype), "only -Inf"),
     ],
-    ids=["product", "sum", "quotient", "log of 0", "number", "mask plus", "mask times", "cast"],
+    ids=[
+        "product",
+        "sum",
+        "quotient",
+        "0 * -inf",
+        "log of 0",
+        "number",
+        "mask plus",
+        "mask times",
+        "cast",
+    ],
 )
 def test_minus_infinity_that_is_no_mask_is_a_source(
     make: Callable[[Tensor], Tensor], kind: str, tmp_path: Path
@@ -397,6 +408,13 @@ def test_underflow_and_subnormal_numbers_are_found_on_demand(tmp_path: Path) -> 
     ]
     assert float(found[0]["zeros"]) == pytest.approx(2 / 3)
     assert found[1]["subnormal"] == "1.0"
+
+
+def test_zeros_among_integers_are_no_underflow(tmp_path: Path) -> None:
+    with recording(tmp_path, "L1", "nan_check", section={"underflow": 0.5}) as run:
+        with run.step_of():
+            torch.zeros(8, dtype=torch.int64).float()
+        assert run.records() == {}
 
 
 def test_gradients_underflow_too(tmp_path: Path) -> None:

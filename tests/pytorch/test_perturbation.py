@@ -337,6 +337,39 @@ def test_a_wrong_derivative_is_found_in_the_backward_stage(tmp_path: Path) -> No
     assert (row["stage"], row["severity"], row["shape"]) == ("backward", "error", "[2, 7]")
 
 
+@pytest.mark.parametrize("mode", ["ulp_noise", "relative_noise"])
+def test_a_rounding_that_decides_between_elements_is_no_finding(mode: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 16, 16).bfloat16().requires_grad_()
+    with perturbing(tmp_path, mode, fuzz_stage="backward") as run, run.step_of():
+        pooled = nn.functional.max_pool2d(x, 2).flatten(1)
+        (pooled.topk(9).values.sum() + pooled.amax(1).sum()).backward()
+    assert rows(tmp_path) == []
+
+
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_a_row_that_is_masked_altogether_is_no_finding(stage: str, tmp_path: Path) -> None:
+    scores = torch.randn(4, 4, requires_grad=True)
+    mask = torch.zeros(4, 4)
+    mask[0] = torch.finfo(torch.float32).min
+    with perturbing(tmp_path, "ulp_noise", fuzz_stage=stage, list=["softmax"]) as run:
+        with run.step_of():
+            (torch.softmax(scores + mask, -1) * torch.arange(4.0)).sum().backward()
+        with run.step_of():  # what is not masked is judged
+            torch.softmax(scores * 1e-3 + 1e6, -1)[:, 0].sum().backward()
+    assert {row["step"] for row in rows(tmp_path)} == {"1"}
+
+
+def test_a_gradient_that_autocast_computed_in_bfloat16_is_no_finding(tmp_path: Path) -> None:
+    model = nn.Linear(64, 64)
+    x = torch.full((2, 64), 1 + 3 * 2.0**-8)  # half way between two numbers of bfloat16
+    with perturbing(tmp_path, "ulp_noise", fuzz_stage="backward") as run, run.step_of():
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(x)
+        y.float().square().mean().backward()
+    assert rows(tmp_path) == []
+
+
 def test_an_ill_conditioned_gradient_is_ranked_first(tmp_path: Path) -> None:
     x = (1 - 1e-6 * torch.rand(20)).requires_grad_()
     with perturbing(tmp_path, "ulp_noise", fuzz_stage="backward") as run, run.step_of():

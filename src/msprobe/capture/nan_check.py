@@ -2,8 +2,7 @@
 """The task `nan_check`: where NaN and infinities begin, forward and backward.
 
 A call that receives finite values and gives others is a *source*. What follows has inherited them.
-Values with no NaN and no +Inf but with -Inf are masks, unless a product of ordinary numbers made
-them: masks are left out, and so is a call that was given a NaN or an infinity as a number.
+Masks are left out, and so is what the program asked for (`msprobe.operators.nonfinite`).
 """
 
 from __future__ import annotations
@@ -24,21 +23,18 @@ from msgspec import UNSET
 
 from msprobe.capture.call import Draft
 from msprobe.capture.overflow import RECEIVED
-from msprobe.capture.value_states import largest_of
 from msprobe.config import NanCheckSection, StopOn
 from msprobe.dump.facts import Event, Scaler
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.dump.records import JsonTree, TensorRecord
 from msprobe.files import write_whole
 from msprobe.operators.lookup import operator_of
-from msprobe.operators.operator import Family
+from msprobe.operators.nonfinite import has_overflowed, is_asked_for, largest_of
+from msprobe.operators.operator import Operator
 from msprobe.plain_text import count_text, reason
 
 logger = logging.getLogger(__name__)
 
-# Operators that give -Inf only where a result leaves the range of its type, or divide by zero.
-_OVERFLOWING: Final = (Family.BILINEAR, Family.CONVOLUTION, Family.MULTIPLYING, Family.PRODUCT)
-_LOWEST_SHARE: Final = 0.9  # of the largest number: below its negative, a number is a mask
 # Findings of a run that are kept; a run with NaN everywhere has one for every call.
 _MOST_FINDINGS: Final = 10_000
 
@@ -205,15 +201,17 @@ class NanCheck:
             kind = FindingKind.INHERITED if had_before else FindingKind.CAME_IN
             bad = bad or [(path, one) for is_in, path, one in values if is_in and is_bad(one)]
         elif bad:
-            if _is_asked_for(draft.parts):
+            if _is_asked_for(draft, bad):
                 return None
             has_inputs = any(part in RECEIVED for part in draft.parts)
             is_later = had_before and not has_inputs  # gradients of parameters
             kind = FindingKind.INHERITED if is_later else FindingKind.SOURCE
         elif bad := [(path, one) for path, one in results if _is_nonfinite(one)]:
-            if any(map(_is_nonfinite, given)) or _is_asked_for(draft.parts):
+            if any(map(_is_nonfinite, given)) or _is_asked_for(draft, bad):
                 return None
-            overflowed = any(_has_overflowed(draft, one, given) for _, one in bad)
+            lows = [one.min for one in given if isinstance(one.min, int | float)]
+            lows += _numbers_given(draft.parts)
+            overflowed = any(has_overflowed(_operator(draft), one.dtype, lows) for _, one in bad)
             kind = FindingKind.SOURCE if overflowed else FindingKind.ONLY_MINUS_INF
         else:
             kind = FindingKind.NEAR
@@ -241,8 +239,9 @@ class NanCheck:
         if share >= limit and not any(_share(one.subnormal_share) >= limit for one in given):
             return True
         like = [one for one in given if tuple(one.shape) == tuple(record.shape)]
-        is_cast = len(like) == 1 and like[0].dtype != record.dtype
-        return is_cast and _share(record.zero_share) - _share(like[0].zero_share) >= limit
+        if len(like) != 1 or like[0].dtype == record.dtype or like[0].zero_share is UNSET:
+            return False  # no cast, or one of integers
+        return _share(record.zero_share) - like[0].zero_share >= limit
 
     def _finding(
         self, draft: Draft, kind: FindingKind, path: str, record: TensorRecord
@@ -341,11 +340,11 @@ class NanCheck:
             "first": None if first is None else asdict(first),
         }
         content = msgspec.json.format(msgspec.json.encode(summary), indent=2)
-        try:
-            write_whole(self._results.with_suffix(".csv"), [text.getvalue().encode()])
-            write_whole(self._results.with_suffix(".json"), [content])
-        except OSError as error:
-            logger.warning("%s.csv cannot be written: %s", self._results, reason(error))
+        for suffix, written in ((".json", content), (".csv", text.getvalue().encode())):
+            try:
+                write_whole(self._results.with_suffix(suffix), [written])
+            except OSError as error:
+                logger.warning("%s%s cannot be written: %s", self._results, suffix, reason(error))
 
 
 _Value = tuple[bool, str, TensorRecord]
@@ -386,25 +385,18 @@ def _is_bad(record: TensorRecord) -> bool:
     return isinstance(record.max, float) and not (record.max < math.inf)
 
 
-def _has_overflowed(draft: Draft, result: TensorRecord, given: list[TensorRecord]) -> bool:
-    """Return whether a product, a sum of products or a quotient has left the range of its type.
-
-    Numbers that are already at its lower end stand for -Inf, as in a mask.
-    """
-    name, largest = parse_record_name(draft.name), largest_of(result.dtype)
-    if name.is_module or name.path is None or largest is None:
-        return False
-    if operator_of(name.prefix, name.path).family not in _OVERFLOWING:
-        return False
-    lows = [one.min for one in given if isinstance(one.min, int | float)]
-    lows += _numbers_given(draft.parts)
-    return all(low > _LOWEST_SHARE * -largest for low in lows)
+def _operator(draft: Draft) -> Operator:
+    """Return what a call of an API computes; of others nothing is known."""
+    name = parse_record_name(draft.name)
+    if name.is_module or name.path is None:
+        return Operator(name="")
+    return operator_of(name.prefix, name.path)
 
 
-def _is_asked_for(parts: Mapping[str, JsonTree]) -> bool:
-    """Return whether a call was given a NaN or an infinity as a number."""
-    numbers = _numbers_given(parts)
-    return any(isinstance(one, float) and not math.isfinite(one) for one in numbers)
+def _is_asked_for(draft: Draft, bad: list[tuple[str, TensorRecord]]) -> bool:
+    """Return whether a call was told to make what is not finite among its results."""
+    is_mask = not any(_is_bad(record) for _, record in bad)
+    return is_asked_for(_operator(draft), _numbers_given(draft.parts), only_minus_inf=is_mask)
 
 
 def _numbers_given(parts: Mapping[str, JsonTree]) -> Iterator[int | float]:

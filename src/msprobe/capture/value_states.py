@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msprobe.capture.statistics import Summary
 
@@ -26,22 +25,6 @@ class State(IntEnum):
     """One is NaN or infinite."""
     UNKNOWN = 3
     """A device has not said yet."""
-
-
-_LARGEST: Final = {
-    "float16": 65504.0,
-    "bfloat16": float.fromhex("0x1.fep127"),
-    "float32": float.fromhex("0x1.fffffep127"),
-    "float64": sys.float_info.max,
-}
-
-
-def largest_of(dtype: str) -> float | None:
-    """Return the largest number of a floating-point type, ``torch.float16`` or ``Float16``.
-
-    None of types whose values are never said to be near it.
-    """
-    return _LARGEST.get(dtype.rpartition(".")[2].lower())
 
 
 class ValueWatch(Protocol):

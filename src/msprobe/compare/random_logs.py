@@ -14,7 +14,7 @@ from msprobe.errors import DumpFormatError
 from msprobe.plain_text import reason
 
 _NEEDED: Final = ("api_name", "stack", "number", "generator", "before", "after", "line")
-_LATER: Final = ("step", "recorded")  # columns that older files lack
+_LATER: Final = ("step", "recorded", "own")  # columns that older files lack
 _OF_HOST: Final = ("python", "numpy")
 
 Draw = dict[str, str]
@@ -29,12 +29,15 @@ class RandomDifference:
         words: the difference in a sentence.
         target: the target's row; None if it has no further one.
         reference: the reference's row; None if it has no further one.
+        is_order: whether both go on to draw from equal states of generators of the program's own:
+            the same samples in another order.
     """
 
     number: int
     words: str
     target: Draw | None
     reference: Draw | None
+    is_order: bool = False
 
 
 def is_random_log(path: Path) -> bool:
@@ -56,11 +59,22 @@ def compare_random_logs(target: Path, reference: Path) -> tuple[RandomDifference
     return found, len(draws) if found is None else found.number
 
 
-def _first(draws: Sequence[Draw], others: Sequence[Draw]) -> RandomDifference | None:
-    for number, (draw, other) in enumerate(zip_longest(draws, others)):
+def _first(*sides: Sequence[Draw]) -> RandomDifference | None:
+    for number, (draw, other) in enumerate(zip_longest(*sides)):
         words = _difference(draw, other)
         if words:
-            return RandomDifference(number=number, words=words, target=draw, reference=other)
+            states = [
+                {row["before"] for row in side[number:] if row["own"] == "1"} for side in sides
+            ]
+            return RandomDifference(
+                number=number,
+                words=words,
+                target=draw,
+                reference=other,
+                is_order=draw is not None
+                and draw["own"] == "1"
+                and bool(set.intersection(*states)),
+            )
     return None
 
 
@@ -100,6 +114,11 @@ def _difference(target: Draw | None, reference: Draw | None) -> str:
     name = f"{target['api_name']} at {target['line']}"
     if target["api_name"] != reference["api_name"] or target["generator"] != reference["generator"]:
         return f"{name} draws instead of {reference['api_name']} at {reference['line']}"
+    if target["before"] != reference["before"] and target["own"] == "1":
+        return (
+            f"{name} draws from a generator that the program has made itself, in another state: "
+            "seeds differ, or the order of the samples"
+        )
     if target["before"] != reference["before"]:
         return (
             f"{name} draws from another state of the generator {target['generator']}: seeds "

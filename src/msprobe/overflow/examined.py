@@ -15,12 +15,11 @@ from msprobe.dump.records import JsonTree
 from msprobe.dump.stored_values import statistic_of
 from msprobe.dump.values import PartPath, Value
 from msprobe.operators.lookup import is_in_place, operator_of
-from msprobe.operators.operator import Family, Flow, InPlace, Operator
+from msprobe.operators.nonfinite import has_overflowed, is_asked_for
+from msprobe.operators.operator import Flow, InPlace, Operator
 from msprobe.report.value_text import nonfinite_text
 
 _ARGUMENT_PARTS: Final = ("input_args", "input_kwargs")
-
-_MAKES_OF_NUMBERS: Final = ("tensor", "as_tensor", "asarray", "scalar_tensor", "new_tensor")
 
 
 class Badness(IntEnum):
@@ -41,8 +40,8 @@ class Examined:
         results: outputs, gradients of inputs, gradients of parameters, saved values.
         worst_argument: the worst of all elements of the arguments.
         worst_result: the worst of all elements of the results.
-        is_deliberate: whether the call was told to make NaN or Inf, by a number among its
-            arguments that it copies (``full``, ``masked_fill``); one that it adds may make -Inf.
+        is_deliberate: whether the call was told to make NaN or Inf (`is_asked_for`).
+        is_mask: whether the results hold -Inf alone, as in an attention mask (`has_overflowed`).
     """
 
     record: Record
@@ -51,6 +50,7 @@ class Examined:
     worst_argument: Badness
     worst_result: Badness
     is_deliberate: bool
+    is_mask: bool
 
     @property
     def name(self) -> RecordName:
@@ -111,27 +111,31 @@ def examine(record: Record) -> Examined:
     is_unwritten = operator.allocates or _in_place(name, operator) is InPlace.EXTENDS
     arguments: list[Value] = []
     results: list[Value] = []
-    told_to = Badness.FINITE
+    numbers: list[float] = []
     for value in record.values():
         if not value.is_tensor:
             if value.path[0] in _ARGUMENT_PARTS:
-                told_to = max(told_to, _badness_of_number(value.value))
+                numbers += _number(value.value)
         elif is_unwritten or value.undefined or value.note == "uninitialized":
             continue
         elif _is_result(name, value.path):
             results.append(value)
         elif not _is_written_over(name, operator, value.path):
             arguments.append(value)
-    is_told = told_to > Badness.FINITE and not name.is_module
-    copies = operator.family is Family.MOVING or operator.name in _MAKES_OF_NUMBERS
-    is_masked = all(map(holds_only_negative_inf, filter(badness_of, results)))
+    bad = list(filter(badness_of, results))
+    lows = [float(one.min) for one in arguments if one.min is not None] + numbers
+    is_mask = all(map(holds_only_negative_inf, bad))
     return Examined(
         record=record,
         arguments=tuple(arguments),
         results=tuple(results),
         worst_argument=worst(arguments),
         worst_result=worst(results),
-        is_deliberate=is_told and (copies or is_masked),
+        is_deliberate=not name.is_module
+        and is_asked_for(operator, numbers, only_minus_inf=is_mask),
+        is_mask=is_mask
+        and name.kind is RecordKind.FORWARD
+        and not any(has_overflowed(operator, one.dtype, lows) for one in bad),
     )
 
 
@@ -161,11 +165,10 @@ def _is_written_over(name: RecordName, operator: Operator, path: PartPath) -> bo
     return sent.flow is Flow.MESSAGES or operator.fills(path[1])
 
 
-def _badness_of_number(value: JsonTree) -> Badness:
+def _number(value: JsonTree) -> list[float]:
+    """Return a number as a list of one; nothing of anything else."""
     try:
         number = statistic_of(value)
-    except ValueError:  # no number at all
-        return Badness.FINITE
-    if number is None or math.isfinite(number):
-        return Badness.FINITE
-    return Badness.NAN if math.isnan(number) else Badness.INF
+    except ValueError:
+        return []
+    return [] if number is None else [float(number)]

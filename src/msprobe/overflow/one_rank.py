@@ -307,8 +307,8 @@ class _Search:
         """Make a finding; `at` is the record at which it shows first, if that is another one."""
         forward = forward_name(examined.name) or repeated_name(examined.name)
         is_mask = source is not Source.PARAMETER and all(map(holds_only_negative_inf, bad))
-        if source is Source.OPERATION and self._has_harmful_mask:
-            is_mask = False
+        if source is Source.OPERATION:
+            is_mask = examined.is_mask and not self._has_harmful_mask
         is_wanted = examined.is_deliberate
         if worst(bad) is Badness.NAN and self._has_nan_gradients:
             is_wanted = False  # harmless only while it stays out of the training

@@ -36,7 +36,7 @@ _OWN_FILES: Final = (__file__, torch.overrides.__file__, host_draws.__file__)
 _TORCH: Final = str(Path(torch.__file__).parent)
 _COLUMNS: Final = (
     *("api_name", "stack", "number", "call", "generator", "before", "after", "line"),
-    *("step", "recorded"),
+    *("step", "recorded", "own"),
 )
 
 
@@ -54,7 +54,8 @@ def record_random(
     group. It has a row for each generator that a call moved: name and stack of the call, its number
     among all draws and among the draws of this name, the generator, checksums of its state before
     and after (before is empty for a call that sets the state), the line of the program, the step of
-    the debugger, and whether its recording had begun. Rows are flushed at once.
+    the debugger, whether its recording had begun, and whether the program has made the generator
+    itself. Rows are flushed at once.
 
     Args:
         folder: where to; made if missing.
@@ -144,7 +145,8 @@ class _RandomLog:
             return
         self.host.look()
         for generator, before, after in moved:
-            self._write(name, str(generator.device), _checksum(before), _checksum(after))
+            sums = _checksum(before), _checksum(after)
+            self._write(name, str(generator.device), *sums, is_own=_is_own(generator))
         self._count(name)
 
     def note_host(self, name: str, generator: str, before: str, after: str) -> None:
@@ -152,14 +154,17 @@ class _RandomLog:
         self._write(name, generator, before, after)
         self._count(name)
 
-    def _write(self, name: str, generator: str, before: str, after: str) -> None:
+    def _write(
+        self, name: str, generator: str, before: str, after: str, *, is_own: bool = False
+    ) -> None:
         if os.getpid() != self._process:  # the worker of a data loader shares the file
             return
         session = current_session()
         now = ("", 0) if session is None else (session.step_number, int(session.calls.any_began))
         stack, line = _stack()
         number, call = self._number, self._calls[name]
-        self._rows.writerow((name, stack, number, call, generator, before, after, line, *now))
+        row = (name, stack, number, call, generator, before, after, line, *now, int(is_own))
+        self._rows.writerow(row)
 
     def _count(self, name: str) -> None:
         self._number += 1
@@ -187,6 +192,12 @@ class _RandomMode(TorchFunctionMode):
 def _name_of(function: Callable[..., Any]) -> str:
     name = str(resolve_name(function) or getattr(function, "__name__", function))
     return name.removeprefix("torch.")
+
+
+def _is_own(generator: Generator) -> bool:
+    """Return whether the program has made a generator itself."""
+    shared = (torch.default_generator, *torch.cuda.default_generators)
+    return not any(generator is one for one in shared)
 
 
 def _checksum(state: Tensor) -> str:

@@ -18,7 +18,7 @@ from msprobe.compare.call_differences import CallDifference, ExactRule, judge_ca
 from msprobe.compare.matching.pairing import pair_operations
 from msprobe.compare.model import Match, OperationPair, Row, row_name
 from msprobe.compare.options import CompareOptions
-from msprobe.compare.random_logs import first_other_draw
+from msprobe.compare.random_logs import RandomDifference, first_other_draw
 from msprobe.compare.ranks import ViewPair
 from msprobe.compare.sides import Side
 from msprobe.compare.training.differences import Effect, FactDifference, some_of
@@ -224,7 +224,7 @@ class _Walk:
             for other, found in later
             if found.begins and self._is_plain_forward(other)
         ]
-        draw = self._draw(while_recorded=True) if draws else ""
+        draw = self._draw(while_recorded=True) if draws else None
         return self._difference(source, words, row, draw=draw, further=further)
 
     def _is_plain_forward(self, pair: OperationPair) -> bool:
@@ -237,26 +237,25 @@ class _Walk:
         facts = {each.verdict: each for each in self._facts if each.step == self._view.step}
         parameters, data = self._changed_parameters(), facts.get(VerdictClass.DATA)
         draw = self._draw(while_recorded=False)
+        of_batch = Source.DATA if draw is None or draw.is_order else Source.SEED
         if parameters or row.value.role is Role.PARAMETER:
             source = Source.SEED if draw or self._is_unseeded else Source.START
             if parameters:
                 words = f"{some_of(*parameters)} differ when the step starts"
         elif data is not None:
-            source, words = Source.SEED if draw else Source.DATA, data.words
+            source, words = of_batch, data.words
         elif pair.name.endswith("backward") or not row.holds_tensor:
             source = Source.PROGRAM
         else:
-            source = Source.SEED if draw else Source.DATA
+            source = of_batch
         return self._difference(source, words, row, draw=draw)
 
-    def _draw(self, *, while_recorded: bool) -> str:
-        """Return the first draw that differs before a call of this step; empty if none does."""
+    def _draw(self, *, while_recorded: bool) -> RandomDifference | None:
+        """Return the first draw that differs before a call of this step."""
         first, second = self._logs
         if first is None or second is None:
-            return ""
-        step = self._view.step
-        found = first_other_draw(first, second, step, while_recorded=while_recorded)
-        return "" if found is None else found.words
+            return None
+        return first_other_draw(first, second, self._view.step, while_recorded=while_recorded)
 
     def _changed_parameters(self) -> tuple[list[str], int] | None:
         """Return the parameters that differ when the step starts, and the number of all."""
@@ -317,7 +316,7 @@ class _Walk:
         *,
         record: str | None = None,
         side: Side | None = None,
-        draw: str = "",
+        draw: RandomDifference | None = None,
         further: Sequence[Further] = (),
     ) -> FirstDifference:
         side = side or self._target
@@ -336,7 +335,7 @@ class _Walk:
             value=None if row is None else row_name(row.pair.name, row.value.slot),
             module=None if record is None else side.module(record),
             line=None if record is None else side.source_line(record),
-            draw=draw,
+            draw="" if draw is None else draw.words,
             evidence=evidence,
             further=list(islice(further, _FURTHER)),
         )

@@ -101,6 +101,19 @@ def test_the_kernel_of_the_cpu_with_its_sums_and_its_backward_pass(causal):
         close(target, expected)
 
 
+def test_the_kernel_of_the_cpu_with_a_query_that_sees_no_key():
+    q = normal(1, 2, 3, 8)
+    mask = torch.zeros(3, 3, dtype=q.dtype)
+    mask[1] = -torch.inf
+    output, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, q, q, attn_mask=mask
+    )
+    name = "Aten._scaled_dot_product_flash_attention_for_cpu"
+    found = reference(name)(q, q, q, attn_mask=mask)
+    close(found[0], output)
+    close(found[1], sums)
+
+
 def test_kernels_of_accelerators_take_the_arguments_of_their_schemas():
     q = normal(1, 2, 5, 8)
     expected = functional.scaled_dot_product_attention(q, q, q, is_causal=True)

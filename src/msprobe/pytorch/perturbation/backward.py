@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,14 +17,16 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from msprobe.checks.perturbation import Judged, SkippedError
 from msprobe.config import Perturbation
+from msprobe.operators.operator import Family
 from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy
-from msprobe.pytorch.perturbation.examination import disturbed, judged
-from msprobe.pytorch.perturbation.modes import REFERENCES, Trial, trial_of
+from msprobe.pytorch.perturbation.examination import disturbed, judged, judged_twice
+from msprobe.pytorch.perturbation.modes import NOISES, REFERENCES, Trial, trial_of
 from msprobe.pytorch.replay.noise import NoiseMode
 from msprobe.pytorch.values.tensor_search import output_slots
 from msprobe.replay.runner import Noise
 
 Gradients = Sequence[Tensor | None]
+_JUMPING: Final = (Family.KINKED, Family.DISCRETE)
 
 
 def differentiable(result: Any) -> list[Tensor]:
@@ -44,8 +46,8 @@ def when_gradients_come(result: Any, take: Callable[[Gradients], None]) -> bool:
     return True
 
 
-def examine_gradients(call: CallCopy, incoming: Gradients, mode: Perturbation) -> Iterator[Judged]:
-    """Compute the gradients of a call's inputs twice and yield the judgement of each.
+def examine_gradients(call: CallCopy, incoming: Gradients, mode: Perturbation) -> list[Judged]:
+    """Compute the gradients of a call's inputs twice and return the judgement of each.
 
     Args:
         call: the call.
@@ -58,17 +60,21 @@ def examine_gradients(call: CallCopy, incoming: Gradients, mode: Perturbation) -
     call.check_unchanged()
     if mode is Perturbation.PERMUTE:
         raise SkippedError("inputs in another order have gradients in another order")
+    if mode in NOISES and call.operator.family in _JUMPING:
+        raise SkippedError("gradients that jump where values pass each other")
     if mode in REFERENCES and call.drew_random:
         raise SkippedError(RANDOM)
     args, kwargs = call.again()
     found = gradients_of(call, Trial(args, kwargs), incoming)
-    trial = trial_of(call, mode)
-    changed = gradients_of(call, trial, incoming)
 
     def again(noise: Noise) -> list[Tensor | None]:
         return gradients_of(call, trial_of(call, mode), incoming, noise)
 
-    yield from judged(call, trial, mode, found, changed, again=again)
+    def judgements(trial: Trial) -> Iterator[Judged]:
+        changed = gradients_of(call, trial, incoming)
+        return judged(call, trial, mode, found, changed, again=again)
+
+    return judged_twice(call, mode, judgements)
 
 
 def gradients_of(

@@ -14,6 +14,7 @@ from msprobe.checks.judging import Judgement, judge
 from msprobe.checks.perturbation import (
     Change,
     Judged,
+    Severity,
     SkippedError,
     digits_limits,
     judged_change,
@@ -32,7 +33,7 @@ from msprobe.pytorch.perturbation.changes import (
     paired,
     rms,
 )
-from msprobe.pytorch.perturbation.modes import REFERENCES, Trial, trial_of
+from msprobe.pytorch.perturbation.modes import NOISES, REFERENCES, Trial, holds_ends, trial_of
 from msprobe.pytorch.replay.noise import NoiseMode
 from msprobe.pytorch.replay.rebuilding import from_torch
 from msprobe.replay.arguments import converted
@@ -51,8 +52,8 @@ Learned = Callable[[str], float]
 
 def examine(
     call: CallCopy, result: Any, mode: Perturbation, learned: Learned = lambda _dtype: 1.0
-) -> Iterator[Judged]:
-    """Run a call again with a change and yield the judgement of each of its results.
+) -> list[Judged]:
+    """Run a call again with a change and return the judgement of each of its results.
 
     Args:
         call: the call.
@@ -66,12 +67,30 @@ def examine(
     call.check_unchanged()
     if mode in REFERENCES and call.drew_random:
         raise SkippedError(RANDOM)
-    trial = trial_of(call, mode)
     # Another kernel has other roundings, and draws other random numbers.
     same_kernel = call.drew_random or mode in (Perturbation.RERUN, Perturbation.PERMUTE)
-    again = call.run(trial.args, trial.kwargs, plain=trial.plain, same_kernel=same_kernel)
-    changed = trial.restored(again)
-    yield from judged(call, trial, mode, result, changed, learned)
+
+    def judgements(trial: Trial) -> Iterator[Judged]:
+        again = call.run(trial.args, trial.kwargs, plain=trial.plain, same_kernel=same_kernel)
+        changed = trial.restored(again)
+        return judged(call, trial, mode, result, changed, learned)
+
+    return judged_twice(call, mode, judgements)
+
+
+def judged_twice(
+    call: CallCopy, mode: Perturbation, judgements: Callable[[Trial], Iterator[Judged]]
+) -> list[Judged]:
+    """Return the judgements of a changed call.
+
+    A row that a mask covers altogether is as good as not computed. So where noise makes a finding,
+    numbers that stand for infinity are spared in a second run.
+    """
+    found = list(judgements(trial_of(call, mode)))
+    is_sound = all(one.severity is Severity.NONE for one in found)
+    if is_sound or mode not in NOISES or not any(map(holds_ends, call.floats)):
+        return found
+    return list(judgements(trial_of(call, mode, spares_ends=True)))
 
 
 def judged(
@@ -103,6 +122,8 @@ def judged(
     else:
         for found in float_changes(result, changed):
             unit = max(trial.unit, unit_of(found.dtype))
+            if again is not None:  # a float32 weight has a gradient that was computed in bfloat16
+                unit = max([unit, *(epsilon(one) / 2 for one in call.autocast_types)])
             is_noise = not found.cancels and _is_noise(call, found, unit)
             change = replace(found, cancels=True) if is_noise else found
             yield judged_change(

@@ -25,6 +25,9 @@ from msprobe.replay.arguments import converted
 
 # Of a quarter of a type's digits: far above its roundings, far below its numbers.
 _RELATIVE_SHARE: Final = 0.75
+_END: Final = 0.9  # of the largest number of a type: beyond it, a number is a mask
+NOISES: Final = (Perturbation.ULP_NOISE, Perturbation.RELATIVE_NOISE)
+"""Perturbations of values, all of which are small."""
 REFERENCES: Final = (Perturbation.HIGH_PRECISION, Perturbation.CPU_REFERENCE)
 """Perturbations whose result is better than that of the call."""
 _HALVES: Final = (torch.float16, torch.bfloat16)
@@ -74,8 +77,13 @@ def why_left_out(operator: Operator, mode: Perturbation) -> str | None:
     return None
 
 
-def trial_of(call: CallCopy, mode: Perturbation) -> Trial:
+def trial_of(call: CallCopy, mode: Perturbation, *, spares_ends: bool = False) -> Trial:
     """Return the call, changed.
+
+    Args:
+        call: the call.
+        mode: the change.
+        spares_ends: whether noise leaves alone what `holds_ends` asks for.
 
     Raises:
         SkippedError: this change says nothing about this call.
@@ -97,10 +105,10 @@ def trial_of(call: CallCopy, mode: Perturbation) -> Trial:
         changed, restored = found
         return Trial(changed[0], changed[1], unit, unit, restored=restored)
     if mode is Perturbation.ULP_NOISE:
-        noise = Noise(call, lambda eps: eps / 2)
+        noise = Noise(call, lambda eps: eps / 2, spares_ends=spares_ends)
         return Trial(*noise.on(args, kwargs), unit, unit)
     size = (2 * unit) ** _RELATIVE_SHARE
-    noise = Noise(call, lambda eps: eps**_RELATIVE_SHARE)
+    noise = Noise(call, lambda eps: eps**_RELATIVE_SHARE, spares_ends=spares_ends)
     return Trial(*noise.on(args, kwargs), size * math.sqrt(0.5), unit)
 
 
@@ -111,7 +119,9 @@ class Noise:
     above. The same elements move in each run, and equal arguments stay equal.
     """
 
-    def __init__(self, call: CallCopy, size: Callable[[float], float]) -> None:
+    def __init__(
+        self, call: CallCopy, size: Callable[[float], float], *, spares_ends: bool
+    ) -> None:
         """Move elements of a call's inputs.
 
         Args:
@@ -119,8 +129,10 @@ class Noise:
                 there are no other inputs.
             size: returns by which part of itself an element moves, for the epsilon of its type;
                 half of epsilon moves it to the next number.
+            spares_ends: see `trial_of`.
         """
         self._size = size
+        self._spares_ends = spares_ends
         self._spared = call.parameters
         self._known: dict[Any, Tensor] = {}
 
@@ -137,6 +149,8 @@ class Noise:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._product(value)
+            if self._spares_ends:
+                known.copy_(torch.where(_is_end(value), value, known))
         return known
 
     def _product(self, value: Tensor) -> Tensor:
@@ -158,6 +172,15 @@ class Noise:
         torch.mul(source[rows].view(-1, _PERIOD), factors, out=target[rows].view(-1, _PERIOD))
         torch.mul(source[count - rest :], factors[:rest], out=target[count - rest :])
         return result
+
+
+def holds_ends(tensor: Tensor) -> bool:
+    """Return whether elements are at the end of their type: such a number stands for infinity."""
+    return bool(_is_end(tensor).any())
+
+
+def _is_end(tensor: Tensor) -> Tensor:
+    return tensor.abs() > _END * torch.finfo(tensor.dtype).max
 
 
 _FACTORS: Final[dict[Any, Tensor]] = {}

@@ -82,7 +82,9 @@ def flash_attention_for_cpu(
     """Attention and the logarithm of the sums."""
     require_no_dropout(dropout_p)
     found = _attended(query, key, value, attn_mask, is_causal, scale)
-    return found.output, found.logsumexp
+    # The kernel says zero for a query that sees no key.
+    sums = found.logsumexp
+    return found.output, sums.masked_fill(sums == -torch.inf, 0.0)
 
 
 @builtin_golden("_scaled_dot_product_flash_attention")
