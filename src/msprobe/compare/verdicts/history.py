@@ -114,8 +114,9 @@ class History:
 
     def maker_of(self, row: Row, step: int) -> LoneCall | None:
         """Return the call of an earlier step, without a partner, that made a value of a row."""
-        for is_target, key in zip((True, False), fingerprints(row), strict=True):
-            found = self.alone.get((is_target, key)) if key is not None else None
+        for is_target, value in ((True, row.target), (False, row.reference)):
+            key = None if value is None else fingerprint(value)
+            found = None if key is None else self.alone.get((is_target, key))
             if found is not None:
                 return found._replace(used_in=step)
         return None
