@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from functools import cache
 from typing import Final
 
 import msgspec
@@ -104,6 +105,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     detail: str = ""
 
 
+@cache
 def digits_limits(unit: float) -> tuple[float, float]:
     """Return the amplifications that lose a quarter and half of the digits.
 

@@ -91,16 +91,19 @@ class MadeInside(Made):
             if row.pair.position != position:
                 position, taken_in, depends = row.pair.position, set(), False
                 is_blamed = False
-            is_blamed = is_blamed or row.origin is Origin.INTRODUCED
+            name = _name(row, is_target=is_target)
+            draws = side.operator(name).draws_random
+            # Numbers that both sides draw by the same call are data.
+            is_own = row.origin is Origin.INTRODUCED and not (draws and row.pair.is_matched)
+            is_blamed = is_blamed or is_own
             if value.role is not Role.OUTPUT:
                 taken_in.add(fingerprint(value))
                 known = found.get(_key(value), ())
                 depends = depends or bool(value.requires_grad) or _RESULT in known
                 is_blamed = is_blamed or _CULPRIT in known
                 continue
-            name = _name(row, is_target=is_target)
             is_result = depends or value.requires_grad or side.parsed(name).is_module
-            is_drawn = side.operator(name).draws_random and fingerprint(value) not in taken_in
+            is_drawn = draws and fingerprint(value) not in taken_in
             # Of two calls that draw in place of each other, one is blamed.
             is_blamed = is_blamed or (is_drawn and not row.pair.is_matched)
             if not (is_result or is_blamed or is_drawn):

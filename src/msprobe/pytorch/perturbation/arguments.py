@@ -194,7 +194,7 @@ class CallCopy:
             return value
         if value.requires_grad:
             self._needing.add(place)
-        if isinstance(value, torch.nn.Parameter):
+        if type(value) is torch.nn.Parameter:
             self._fixed.add(place)
         own = value.detach().clone() if self._copies else value.detach()
         self._tensors.append(own)
