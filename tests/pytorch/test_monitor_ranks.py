@@ -252,3 +252,43 @@ def test_gradients_before_fsdp_reduces_them(form: int, tmp_path: Path) -> None:
                     assert facts["shard"] or name != "2.0.weight"  # others lie on one rank
                     parts[name] = parts.get(name, 0.0) + facts["norm"] ** 2
     assert parts == pytest.approx(ast.literal_eval(reported[0]["means"]), 1e-4)
+
+
+CLIPPED = """
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from msprobe.pytorch import TrainerMon
+torch.manual_seed(0)
+inner = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+model = FullyShardedDataParallel(inner, device_id=torch.device("cpu"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+path = folder / f"monitor{rank}.json"
+path.write_text(json.dumps({
+    "ops": ["norm"], "output_dir": str(folder / "runs"), "wg_distribution": True,
+}))
+monitor = TrainerMon(path)
+monitor.set_monitor(model, optimizer)
+totals = []
+for step in range(2):
+    model(torch.full((2, 3), 1.0 + rank + step)).square().mean().backward()
+    totals.append(model.clip_grad_norm_(0.01).item())
+    optimizer.step()
+    optimizer.zero_grad()
+monitor.close()
+report({"totals": repr(totals)})
+"""
+
+
+def test_the_norm_by_which_fsdp_clips_is_the_gradient_norm(tmp_path: Path) -> None:
+    reported = run_ranks(CLIPPED, tmp_path)
+    with msprobe.open_monitor(tmp_path / "runs") as run:
+        for rank, found in enumerate(reported):
+            table = run.table("run", names=["grad_norm", "grad_norm_clipped"], ranks=[rank])
+            values = {
+                (name, step): one
+                for name, step, one in table.select("name", "step", "value").rows()
+            }
+            totals = ast.literal_eval(found["totals"])
+            assert [values["grad_norm", step] for step in range(2)] == pytest.approx(totals)
+            assert values["grad_norm_clipped", 1] == pytest.approx(0.01, 1e-3)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msprobe.dump.facts import Clip, Loss, Scaler
 from msprobe.monitor.collecting.step_rows import Key, StepRows
@@ -15,6 +15,15 @@ GRAD_NORM = "grad_norm"
 GRAD_NORM_CLIPPED = "grad_norm_clipped"
 LOSS_SCALE = "loss_scale"
 SKIPPED = "skipped"
+
+
+# Torch, DeepSpeed and Megatron scale gradients by ``limit / (norm + 1e-6)`` where that is below 1.
+_CLIP_EPSILON: Final = 1e-6
+
+
+def clipped_norm(norm: float, limit: float) -> float:
+    """Return what clipping to a limit leaves of the norm of all gradients."""
+    return norm * min(1.0, limit / (norm + _CLIP_EPSILON))
 
 
 class Trained(NamedTuple):
@@ -59,13 +68,14 @@ class RunNumbers:
         self._skips = 0
         self._loss_scale: float | None = None
         self._clipped_from: float | None = None
+        self._clipped_to: float | None = None
         self._losses: dict[Trained, dict[int, float]] = {}
         self._main: Trained | None = None
 
     def begin_step(self, rows: StepRows | None) -> None:
         """Begin a step, or stop with None."""
         self.rows = rows
-        self._clipped_from = None
+        self._clipped_from = self._clipped_to = None
         self._losses.clear()
         if rows is None:
             self._loss_scale = None  # it may change unseen
@@ -78,6 +88,8 @@ class RunNumbers:
                 passes[value.micro] = passes.get(value.micro, 0.0) + value.value
             case Clip() if value.total_norm is not None:
                 self._clipped_from = value.total_norm
+                if value.max is not None:
+                    self._clipped_to = clipped_norm(value.total_norm, value.max)
             case Scaler():
                 if value.new_scale is not None:
                     self._loss_scale = value.new_scale
@@ -117,6 +129,8 @@ class RunNumbers:
         before = total_norm if self._clipped_from is None else self._clipped_from
         if before is not None:
             self._put(GRAD_NORM, before)
+        if total_norm is None:  # of gradients that lie on several ranks
+            total_norm = self._clipped_to
         if total_norm is not None:
             self._put(GRAD_NORM_CLIPPED, total_norm)
         if self._loss_scale is not None:

@@ -8,6 +8,7 @@ without any part there it has no gradient and no states. Nothing is gathered, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -20,12 +21,11 @@ from msprobe.monitor.collecting.run_numbers import (
     GRAD_NORM_CLIPPED,
     LOSS_SCALE,
     SKIPPED,
+    clipped_norm,
 )
 from msprobe.pytorch.monitoring.optimizers import OptimizerView, PlainView
 
 _NO_STATES: Final[Mapping[str, Any]] = {}
-_CLIP_EPSILON: Final = 1e-6
-"""Both libraries scale gradients by ``clip / (norm + 1e-6)`` where that is below 1."""
 
 
 class _ZeroBase:
@@ -256,8 +256,10 @@ def _told_by_megatron(optimizers: Sequence[Any], result: object) -> Mapping[str,
 
 def _norms(norm: Any, clip: float) -> dict[str, float]:
     before = float(norm)
-    factor = clip / (before + _CLIP_EPSILON) if clip > 0 else 1.0
-    return {GRAD_NORM: before, GRAD_NORM_CLIPPED: before * min(factor, 1.0)}
+    return {
+        GRAD_NORM: before,
+        GRAD_NORM_CLIPPED: clipped_norm(before, clip if clip > 0 else math.inf),
+    }
 
 
 def _without_padding(parameter: Any, part: Tensor) -> Tensor:

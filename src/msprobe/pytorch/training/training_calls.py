@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import GeneratorType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.values.readable import PLAIN
 from msprobe.pytorch.values.tensor_columns import TensorColumns
 
+# Its gradients are parts, whose norm only its own method knows.
+_FSDP: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
 Arguments = tuple[Any, ...]
 Original = Callable[..., Any]
 Wake = Callable[[], None]
@@ -60,6 +63,10 @@ class TrainingCalls:
             function = getattr(torch.nn.utils, name, None)
             if function is not None:
                 self._divert(function, partial(self._clip, name))
+        sharded = sys.modules.get(_FSDP)
+        if sharded is not None:
+            function = sharded.FullyShardedDataParallel.clip_grad_norm_
+            self._divert(function, partial(self._clip, "clip_grad_norm_"))
         self._divert(torch.amp.GradScaler.update, self._scale)
         for kind in vars(lr_scheduler).values():
             if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler):
@@ -211,8 +218,10 @@ def _scale_and_found(scaler: Any) -> _Numbers:
 
 
 def _listed(args: Arguments) -> tuple[Collection[Any], Arguments]:
-    """Return the parameters that the first argument holds, and arguments that still hold them."""
+    """Return the parameters that the first argument has, and arguments that still have them."""
     parameters, *rest = args
+    if isinstance(parameters, torch.nn.Module):
+        return list(parameters.parameters()), args
     if isinstance(parameters, Tensor):
         return [parameters], args
     if isinstance(parameters, Collection):
