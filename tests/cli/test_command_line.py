@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from builders.networks import write_dump
 from msprobe.cli import main
 from msprobe.cli.commands import COMMANDS, Group
 from msprobe.cli.options import positive_number
-from msprobe.cli.parser import make_parser
+from msprobe.cli.parser import make_parser, parse_command
 
 PAIRS = [
     *("compare", "compare-ckpt", "triage", "bisect", "config-check", "grad-compare"),
@@ -62,6 +63,19 @@ def test_every_command_has_a_help_and_hyphens(capsys, command):
     shown = [flag for action in actions for flag in action.option_strings]
     assert not [flag for flag in shown if flag.startswith("--") and "_" in flag]
     assert "_" not in command.name
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_help_has_examples_that_are_valid_and_exit_codes(command):
+    epilog = make_parser(command).epilog
+    assert "exit code" in epilog
+    examples = re.findall(r"^  (.*\bmsprobe .*)$", epilog, re.MULTILINE)
+    assert examples
+    for line in examples:
+        words = shlex.split(line.split("  ")[0].rpartition("msprobe ")[2])
+        words = words[: words.index(">")] if ">" in words else words
+        assert " ".join(words).startswith(command.name)
+        parse_command(command, words[len(command.name.split()) :])
 
 
 def test_help_in_front_of_a_command_is_its_help(capsys):

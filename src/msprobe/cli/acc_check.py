@@ -66,7 +66,11 @@ def add_check_options(parser: argparse.ArgumentParser, *, most_workers: int) -> 
     parser.description = (
         "Run every recorded API again on a device, forward and backward, against float64 on the "
         "CPU, and judge the results. Writes accuracy_checking_result_{time}.csv and "
-        "…_details_{time}.csv. Exit code: 0 all pass, 1 calls that do not pass, 2 could not run."
+        "…_details_{time}.csv."
+    )
+    parser.epilog = (
+        f"examples:\n  {parser.prog} dump/step0/rank -d cpu -o result\n\n"
+        "exit codes: 0 all pass, 1 calls that do not pass, 2 could not run, 130 Ctrl-C"
     )
     add_input(parser)
     _add_selection(parser)

@@ -21,8 +21,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Compare two files accuracy_checking_details_{time}.csv, of acc-check or of "
         "mindstudio-probe, each made on one device, by the documented precision standards. Writes "
-        "api_precision_compare_result_{time}.csv and …_details_{time}.csv. Exit code: 0 all pass, "
-        "1 errors found or outputs missing, 2 could not be compared."
+        "api_precision_compare_result_{time}.csv and …_details_{time}.csv."
+    )
+    parser.epilog = (
+        "examples:\n  msprobe api-precision-compare details_npu.csv details_gpu.csv -o result\n\n"
+        "exit codes: 0 all pass, 1 errors found or outputs missing, 2 could not be compared, "
+        "130 Ctrl-C"
     )
     parser.add_argument("target", metavar="TARGET", nargs="?", help="of the device under test")
     parser.add_argument("reference", metavar="REFERENCE", nargs="?", help="of the trusted device")

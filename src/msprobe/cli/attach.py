@@ -18,6 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Ask a running program to record its next steps. It was started with msprobe run "
         '--on-request, or has "dump_enable": false in its config.json.'
     )
+    parser.epilog = "examples:\n  msprobe attach 4711 4712 --steps 2"
     parser.add_argument(
         "process", metavar="PID", nargs="+", type=positive_number, help="processes, one for a rank"
     )

@@ -20,6 +20,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         'recorded with "task": "signature". Nothing is run again. The configuration that records '
         "just that step in full is printed."
     )
+    parser.epilog = (
+        "examples:\n"
+        "  msprobe bisect run_new run_old\n"
+        "  msprobe bisect run_new run_old --again run_old2 --exit-code"
+    )
     add_pair(parser, "a dump path, or one .msig", "the run to compare with")
     parser.add_argument(
         "--again",

@@ -19,6 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "from. Gradients take those of their forward kernel, parameters those of their cell. New "
         "files are written; nothing in the dump is changed."
     )
+    parser.epilog = "examples:\n  msprobe code-mapping --ir rank_0/graphs --dump-data statistic.csv"
     parser.add_argument(
         "--ir",
         metavar="IR",

@@ -21,16 +21,16 @@ EXIT_UNREAD: Final = 2
 
 _EXAMPLES: Final = """\
 examples:
-  msprobe compare dump_new dump_old                     where do they differ, and who began it
-  msprobe compare dump_new/step3 dump_old/step3 --html  with a report to click through
-  msprobe compare dump_new dump_old -v                  modules, unpaired calls, notes, files
-  msprobe compare dump_new dump_old --exit-code --quiet for scripts: 1 when they differ
-  msprobe compare dump --replicas                       do the ranks of one run agree
-  msprobe compare new.npy old.npy                       two arrays, element by element
-  msprobe compare -i compare.json -o out                as mindstudio-probe has it
+  msprobe compare dump_new dump_old                      where do they differ, and who began it
+  msprobe compare dump_new/step3 dump_old/step3 --html   with a report to click through
+  msprobe compare dump_new dump_old -v                   modules, unpaired calls, notes, files
+  msprobe compare dump_new dump_old --exit-code --quiet  for scripts: 1 when they differ
+  msprobe compare dump --replicas                        do the ranks of one run agree
+  msprobe compare new.npy old.npy                        two arrays, element by element
+  msprobe compare -i compare.json -o out                 as mindstudio-probe has it
 
 exit codes: 0 done, 1 the dumps differ (only with --exit-code), 2 an error, or a tensor file
-            could not be read
+            could not be read, 130 Ctrl-C
 """
 _ONLY_MODE: Final = "auto"
 _OTHER_MODES: Final = ("offline_data", "offline_model", "torchair", "atb")

@@ -12,6 +12,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Print the JSON schema of config.json. Editors that know it complete keys "
         'and mark mistakes: save it, and name it in config.json under "$schema".'
     )
+    parser.epilog = "examples:\n  msprobe config-schema > config.schema.json"
     parser.add_argument(
         "--monitor", action="store_true", help="that of the training monitor's file instead"
     )

@@ -24,6 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Write a run of the training monitor, or its csv files of mindstudio-probe, as "
         "monitor_data.trend.db or in another format."
     )
+    parser.epilog = "examples:\n  msprobe data2db --data monitor_output -o result --to csv"
     parser.add_argument(
         "--data", metavar="DIR", type=Path, required=True, help="a run, or csv folders of ranks"
     )

@@ -31,16 +31,17 @@ examples:
   msprobe determinism --step 0-9 --confirm train.py   ten steps; prove where chance comes from
   msprobe determinism --json -m package.train         for programs
 
-exit codes: 0 deterministic, 1 not deterministic, 2 an error
+exit codes: 0 deterministic, 1 not deterministic, 2 an error, 130 Ctrl-C
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its options."""
     parser.description = (
-        "Run a PyTorch script twice and compare every recorded value to the bit. If the runs "
-        "differ, name the first call that does, and whether it is the data, random numbers, "
-        "the environment or a kernel. Each run is stopped after its last recorded step."
+        "Run a script of PyTorch or MindSpore twice and compare every recorded value to the "
+        "bit. If the runs differ, name the first call that does, and whether it is the data, "
+        "random numbers, the environment or a kernel. Each run is stopped after its last "
+        "recorded step."
     )
     parser.epilog = _EXAMPLES
     parser.usage = "msprobe determinism [options] SCRIPT ARGS"

@@ -17,6 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Check the file that MINDSPORE_DUMP_CONFIG names, key by key, and say in plain "
         "words what will be dumped, when, where, how large it may get, and what to mind."
     )
+    parser.epilog = "examples:\n  msprobe dump-config data_dump.json --model-size 14GB"
     parser.add_argument("file", metavar="FILE", type=Path, help="the file, such as data_dump.json")
     parser.add_argument(
         "--model-size",

@@ -26,7 +26,7 @@ examples:
   msprobe estimate --level mix --task tensor train.py   one of them
   msprobe estimate --step 0-99 -o /data/dump train.py   do 100 steps fit on that disk
 
-exit codes: 0 done, 2 an error, or the disk does not suffice
+exit codes: 0 done, 2 an error, or the disk does not suffice, 130 Ctrl-C
 """
 
 
@@ -36,10 +36,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     levels, tasks = ESTIMATED_LEVELS, ESTIMATED_TASKS
     parser.description = (
-        "Measure records, time, disk and memory that recording costs for each step of a PyTorch "
-        "script. The script is started once for each level and task, recorded into a temporary "
-        "folder, and stopped when the time of a step is known: after 6 to 13 steps, or earlier "
-        "where steps are long or large."
+        "Measure records, time, disk and memory that recording costs for each step of a script "
+        "of PyTorch or MindSpore. The script is started once for each level and task, recorded "
+        "into a temporary folder, and stopped when the time of a step is known: after 6 to 13 "
+        "steps, or earlier where steps are long or large."
     )
     parser.epilog = _EXAMPLES
     parser.usage = "msprobe estimate [options] SCRIPT ARGS"

@@ -22,6 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "A parameter is suspicious if its similarity is below 0.97 at the first step, or falls\n"
         "by more than 0.03 from one step to the next."
     )
+    parser.epilog = "examples:\n  msprobe grad-compare probe_new probe_old -o result"
     add_pair(parser, "dump_path under test", "the trusted dump_path")
     add_output(parser, "folder for the result", required=True)
     parser.add_argument("--pictures", action="store_true", help="also a picture per parameter")

@@ -25,6 +25,7 @@ _AXES: Final = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its options."""
     parser.description = "Write the graph of a dump, or of two that are compared, as .vis.db."
+    parser.epilog = "examples:\n  msprobe graph-visualize -tp new -gp old -o result"
     parser.add_argument(
         *("-tp", "--target-path"), type=Path, required=True, metavar="DIR", help="the dump"
     )

@@ -14,6 +14,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Mark a dump path, such as that of a reference, so that no later run records into it: the "
         "debugger refuses to be made, before the training starts."
     )
+    parser.epilog = (
+        "examples:\n  msprobe keep reference_dump\n  msprobe keep --release reference_dump"
+    )
     add_dump(parser, "the dump_path of the recording, above step0")
     parser.add_argument("--release", action="store_true", help="undo it")
 

@@ -9,6 +9,9 @@ from typing import Final
 from msprobe.cli.options import add_output
 
 _EXAMPLES: Final = """\
+examples:
+  msprobe merge-result -i tables -o merged --config merge.yaml
+
 the YAML file:
   api:                     # beginnings of row names
     - Functional.linear

@@ -31,6 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Compare recordings of one program with task noise_floor with each other: say how many "
         "digits of each value can be trusted, and rank the calls that lose digits."
     )
+    parser.epilog = "examples:\n  msprobe noise run1 run2 run3"
     parser.add_argument(
         "recordings",
         nargs="+",

@@ -14,6 +14,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "The training needs client.key, client.crt and server.crt; acc-check needs server.key, "
         "server.crt and client.crt."
     )
+    parser.epilog = "examples:\n  msprobe online-keys keys"
     parser.add_argument("folder", metavar="DIR", type=Path, help="where the four files are written")
 
 

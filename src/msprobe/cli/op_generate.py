@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe op_generate`: scripts of one call, asked for by a `config_op.json`."""
+"""`msprobe op-generate`: scripts of one call, asked for by a `config_op.json`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.description = (
         "Write the script of one recorded call, as a config_op.json of mindstudio-probe asks for "
-        "it. The script needs PyTorch only; op_script does the same without a file."
+        "it. The script needs PyTorch only; op-script does the same without a file."
     )
+    parser.epilog = "examples:\n  msprobe op-generate -i config_op.json -o scripts"
     parser.add_argument(
         "-i",
         "--config-input",

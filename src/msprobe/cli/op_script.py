@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`msprobe op_script`: a recorded call as a script that shows whether it is right."""
+"""`msprobe op-script`: a recorded call as a script that shows whether it is right."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from msprobe.cli.options import add_dump, add_imports, add_output, decimal, whol
 _SHRINK_S: Final = 60.0
 _EPILOG: Final = """\
 examples:
-  msprobe op_script dump Functional.softmax.0            write Functional.softmax.0.forward.py
-  msprobe op_script dump Functional.softmax.0 --backward --shrink -o softmax.py
+  msprobe op-script dump Functional.softmax.0            write Functional.softmax.0.forward.py
+  msprobe op-script dump Functional.softmax.0 --backward --shrink -o softmax.py
 """
 
 

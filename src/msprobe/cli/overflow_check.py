@@ -24,6 +24,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "from: made by a call, brought in by a parameter or from outside, or received from another "
         "rank. What was found is also written to a file, anomaly_analyze_{time}.json."
     )
+    parser.epilog = (
+        "examples:\n"
+        "  msprobe overflow-check dump\n"
+        "  msprobe overflow-check dump --step 3 --json --exit-code"
+    )
     parser.add_argument("dump", metavar="DUMP", nargs="?", help="a dump path, step or rank folder")
     parser.add_argument("-i", "--input-path", metavar="DUMP", help="the same, as an option")
     add_output(parser, "folder of the result file (./output)", default=Path("output"))

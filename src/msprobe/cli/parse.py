@@ -25,6 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "that of the program: NCHW, NCDHW, or plain dimensions. Notes on overflows become JSON. "
         "Without -d a prompt takes the commands cad, vc, dc, pt, pk, cn and run."
     )
+    parser.epilog = "examples:\n  msprobe parse -d kernel_dump -o arrays -f NCHW"
     parser.add_argument("-d", "--dump-path", metavar="PATH", type=Path, help="a file or a folder")
     add_output(parser, "a folder (./)", default=Path(), aliases=("-out",))
     parser.add_argument(

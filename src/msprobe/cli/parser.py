@@ -113,6 +113,9 @@ def make_parser(command: Command) -> CommandParser:
     )
     command.load().add_options(parser)
     parser.description = fill(" ".join((parser.description or "").split()), _WIDTH)
+    if "exit code" not in (epilog := (parser.epilog or "").rstrip()):
+        also = " (with --exit-code: see there)" if "--exit-code" in parser.options() else ""
+        parser.epilog = f"{epilog}\n\nexit codes: 0 done{also}, 2 an error, 130 Ctrl-C"
     parser.accept_both_spellings()
     return parser
 

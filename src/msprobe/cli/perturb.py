@@ -43,6 +43,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "the calls by how much they magnify it. The same as the task free_benchmark, without a "
         "training."
     )
+    parser.epilog = (
+        "examples:\n"
+        "  msprobe perturb dump\n"
+        "  msprobe perturb dump -m permute --stage backward -o result"
+    )
     add_dump(parser)
     parser.add_argument(
         "-m", "--mode", choices=_MODES, default="ulp_noise", help="what is changed (ulp_noise)"

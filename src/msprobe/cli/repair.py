@@ -18,6 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "are on disk, and so are left-over temporary files. A capture that is still running is "
         "left alone."
     )
+    parser.epilog = "examples:\n  msprobe repair dump --dry-run\n  msprobe repair dump"
     parser.add_argument("dump", metavar="DUMP", help="a dump path, a step folder or a rank folder")
     parser.add_argument(
         "--dry-run", action="store_true", help="only say what would be done; change nothing"

@@ -21,9 +21,11 @@ from msprobe.cli.options import (
 _EXAMPLES: Final = """\
 examples:
   msprobe run train.py --epochs 1                      steps 0 and 1, statistics of modules and APIs
-  msprobe run --step 0,5-7 -o dump train.py               other steps, another folder
+  msprobe run --step 0,5-7 -o dump train.py            other steps, another folder
   msprobe run -m package.train --epochs 1              as python -m
   torchrun --nproc-per-node 2 -m msprobe run train.py  behind a launcher, not in front of it
+
+exit code: that of the script; 2 with one line where it cannot be started
 """
 
 
@@ -35,10 +37,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "of the script stay as they are."
     )
     parser.epilog = _EXAMPLES
+    parser.usage = "msprobe run [options] SCRIPT ARGS"
     add = parser.add_argument
     add("--config", metavar="FILE", type=Path, help="a config.json; the options below win")
     add("--level", help="L0 modules, L1 APIs, mix both (default), L2 kernels")
-    add("--task", help="statistics (default), tensor, structure, overflow_check, signature")
+    add("--task", help="statistics (default), tensor, nan_check, signature … as in config.json")
     add_output(parser, "folder of the dump (default ./msprobe_dump)", aliases=("--out",))
     add("--step", metavar="N,M-K", type=_steps, help="steps to record (default 0-1), or all")
     add("--rank", metavar="N,M-K", type=_ranks, help="ranks to record (default all)")

@@ -18,7 +18,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Run the forward calls of a recording again, on a device and in float64, and "
         "list those with NaN or Inf. Normal: float64 has the same, or the value is beyond the "
-        "range of the type. Abnormal: neither. Exit code: 0 none abnormal, 1 some, 2 none run."
+        "range of the type. Abnormal: neither."
+    )
+    parser.epilog = (
+        "examples:\n  msprobe run-overflow-check dump/step0/rank\n\n"
+        "exit codes: 0 none abnormal, 1 some, 2 none run, 130 Ctrl-C"
     )
     add_input(parser)
     parser.add_argument(

@@ -11,9 +11,9 @@ from msprobe.cli.options import add_exit_code, add_json, add_pair
 
 _EXAMPLES: Final = """\
 examples:
-  msprobe triage dump_new dump_old                    why do they part
-  msprobe triage dump_new dump_old --again dump_old2  and is the old run equal to itself
-  msprobe triage dump_new dump_old --json --exit-code for scripts
+  msprobe triage dump_new dump_old                     why do they part
+  msprobe triage dump_new dump_old --again dump_old2   and is the old run equal to itself
+  msprobe triage dump_new dump_old --json --exit-code  for scripts
 """
 
 

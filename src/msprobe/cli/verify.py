@@ -39,6 +39,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "and say which recorded results have an error that their type cannot explain. No second "
         "dump and no accelerator is needed; a dump with tensors is judged as it was recorded."
     )
+    parser.epilog = (
+        "examples:\n"
+        "  msprobe verify dump\n"
+        "  msprobe verify dump --step 0 --list softmax -o result --html"
+    )
     add_dump(parser)
     add_output(parser, f"folder for {RESULT_FILE} (no file)")
     parser.add_argument(
