@@ -388,6 +388,13 @@ def test_parameters_are_those_of_the_start_when_a_model_is_found_after_an_update
     assert after != pytest.approx(before, rel=1e-3)
 
 
+def test_a_step_function_of_a_module_that_is_never_imported(tmp_path: Path) -> None:
+    write(tmp_path, "import torch; torch.nn.Linear(2, 1)(torch.ones(1, 2))")
+    ended = record_warm(tmp_path, "--step-function", "nowhere:train", "train.py")
+    assert ended.returncode == 0
+    assert "--step-function nowhere:train: the program never imported nowhere" in ended.stderr
+
+
 def test_a_closure_belongs_to_the_step_of_its_optimizer(tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -48,7 +48,7 @@ configschema: config-schema
 nanalyze new: nan-analyze
 xyzzy: there is no command xyzzy
 new: name a command in front of new
-train.py: name a command in front of train.py
+train.py: msprobe run train.py
 compare: TARGET
 compare new: 1 given
 compare new old new: 3 given

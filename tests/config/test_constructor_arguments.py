@@ -88,6 +88,8 @@ def test_an_output_folder_that_is_a_file_is_refused(load, tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(ConfigError, match=r'"dump_path" is .*taken.* \(this is a file\)'):
         load({}, dump_path=tmp_path / "taken")
+    with pytest.raises(ConfigError, match=r"taken is a file\)"):
+        load({}, dump_path=tmp_path / "taken" / "run")
 
 
 def test_a_folder_name_that_is_no_valid_unicode_is_accepted(load, tmp_path):

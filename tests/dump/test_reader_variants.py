@@ -382,3 +382,9 @@ def test_a_dump_of_100_000_records_opens_without_parsing_them(tmp_path, indent):
     assert next(view.records["Functional.linear.77777.forward"].tensors())[1].max == 1.0
     with pytest.raises(DumpFormatError):  # the first time that anyone reads it
         list(view.records[broken].tensors())
+
+
+def test_a_rank_of_a_process_without_a_number(tmp_path):
+    write_rank(tmp_path / "step0" / "rank", {})
+    with pytest.raises(RecordNotFoundError, match="no rank 3; there is one process, without a"):
+        msprobe.open_dump(tmp_path).step(0).rank(3)

@@ -303,7 +303,7 @@ def test_cosine_and_length_are_estimated(tmp_path: Path) -> None:
 
 def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
     target = record(tmp_path / "a")
-    with pytest.raises(DumpFormatError, match="has no rank folder"):
+    with pytest.raises(DumpFormatError, match="holds no rank folder of the task grad_probe"):
         GradComparator.compare_distributed(target, tmp_path, tmp_path / "out")
 
 

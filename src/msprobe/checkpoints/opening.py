@@ -275,7 +275,7 @@ def _read_known(path: Path, stem: str, start: bytes, size: int) -> tuple[Content
         return read_mindspore_file(path), "MindSpore checkpoint", Format.MINDSPORE
     if start.startswith(b"version https://git-lfs"):
         raise CheckpointFormatError(path, "is a git-lfs pointer; fetch the file itself")
-    problem = "is no checkpoint that is known" if size else "is empty"
+    problem = "has the content of no checkpoint that is known" if size else "is empty"
     raise CheckpointFormatError(path, f"{problem} (known: {', '.join(SUFFIXES)})")
 
 

@@ -102,6 +102,8 @@ def _unknown(word: str, above: str, known: dict[str, Command]) -> str:
     if word.startswith("-"):
         hint = did_you_mean(word, ("--version", "--help", "--completion", "--framework"))
         return f"there is no option {word} in front of the command{hint}"
+    if word.endswith(".py"):
+        return f"name a command in front of {word}: msprobe run {word} records it"
     if Path(word).exists():
         return f"name a command in front of {word}: show, compare …"
     if above:

@@ -43,12 +43,13 @@ def parse_dump_path(value: object, *, source: str | Path) -> Path:
         raise ConfigError("dump_path", value, _FOLDER_RULE, source=source, hint=hint)
     path = _absolute(name, "dump_path", source)
     try:
-        is_taken = path.exists() and not path.is_dir()
+        taken = next((one for one in (path, *path.parents) if one.exists()), path)
+        is_taken = taken.exists() and not taken.is_dir()
     except OSError as error:  # too long a name, no permission on the way …
         hint = _reason(error)
         raise ConfigError("dump_path", name, _FOLDER_RULE, source=source, hint=hint) from error
     if is_taken:
-        hint = "this is a file"
+        hint = "this is a file" if taken == path else f"{taken} is a file"
         raise ConfigError("dump_path", name, _FOLDER_RULE, source=source, hint=hint)
     return path
 

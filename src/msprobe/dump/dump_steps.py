@@ -44,9 +44,11 @@ class DumpStep:
             return self.ranks[key]
         if key == 0 and len(self.ranks) == 1 and "rank" in self.ranks:
             return self.ranks["rank"]
+        is_single = list(self.ranks) == ["rank"]
         known = ", ".join(map(str, self.ranks))
+        there = "there is one process, without a number" if is_single else f"there are: {known}"
         wanted = "several ranks" if key is None else f"no rank {key}"
-        raise RecordNotFoundError(f"step {self.number}", f"{wanted}; there are: {known}")
+        raise RecordNotFoundError(f"step {self.number}", f"{wanted}; {there}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,12 @@ class Launch:
         self._undo.close()
         for follower in self._followers:
             follower.finish()
+        steps = self._steps
+        if steps is not None and steps.module and steps.module not in sys.modules:
+            logger.warning(
+                "--step-function %s:%s: the program never imported %s, so that no step began",
+                *(steps.module, steps.path, steps.module),
+            )
         if not sys.modules.keys() & {"torch", "mindspore"}:
             logger.warning("nothing was recorded: the program imported neither torch nor mindspore")
 

@@ -145,9 +145,12 @@ class GradComparator:
             pictures: whether to draw a picture for each parameter as well; needs matplotlib.
 
         Raises:
-            DumpFormatError: no rank is in both.
+            DumpFormatError: a path holds no recording of the probe, or no rank is in both.
         """
         ranks = [_rank_folders(Path(path)) for path in (path1, path2)]
+        for path, folders in zip((path1, path2), ranks, strict=True):
+            if not folders:
+                raise DumpFormatError(path, "holds no rank folder of the task grad_probe")
         if len(ranks[0]) == len(ranks[1]) == 1:
             ranks[1] = dict(zip(ranks[0], ranks[1].values(), strict=True))
         both = sorted(set(ranks[0]) & set(ranks[1]))
