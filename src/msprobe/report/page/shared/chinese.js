@@ -224,6 +224,9 @@ export const sentences = {
   "the data agree, as {} in the target and {} in the reference (batches: {})": "数据一致，目标侧为 {}，标杆侧为 {}（批次数：{}）",
   "{} is the batch that the reference has in step {}": "{} 是标杆侧在 step {} 的批次", "micro batch {}": "微批次 {}",
   "step {} has {} micro batch{} in the target, {} in the reference": "step {1} 在待测侧有 {2} 个微批次，标杆侧 {4} 个",
+  "step {} calls the model {} in the target, {} in the reference, with {} backward pass{} on either side": "step {1} 在待测侧调用模型 {2}，标杆侧 {3}，两侧反向均为 {4} 次",
+  "once": "1 次", "{} times": "{} 次", "look at where the model is called": "查看调用模型之处",
+  "only the {} calls {}{}, in step {}, and step {} uses its result": "仅{1}在 step {4} 调用 {2}{3}，而 step {5} 使用其结果",
   "they hold the same samples": "样本相同", "the gradients that the optimizer gets differ from step {} on": "优化器得到的梯度从 step {} 起不同",
   "by {} of its norm": "相对范数 {}", "the batch of step {} differs: {}": "step {} 的批次不同：{}",
   // factors of gradients
