@@ -220,8 +220,10 @@ class _Ladder:
         words = f"{max(held)} of {len(self._runs.views)} steps and ranks agree"
         if found:
             is_open = rung is Rung.SETTINGS and found[0].effect is Effect.NONE
-            judged = "judged by the calls" if is_open else "without effect"
-            words += f"; {judged}: {found[0].words}"
+            other = (
+                "other settings differ and are judged by the calls" if is_open else "without effect"
+            )
+            words += f"; {other}: {found[0].words}"
         return agrees(rung, words)
 
     def _why_not(self, fact: FactDifference, cause: FactDifference | None) -> str:
