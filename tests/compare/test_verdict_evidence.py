@@ -376,3 +376,25 @@ def test_a_batch_that_a_wrong_call_made_is_no_data(tmp_path: Path, level: str) -
 
     assert verdict["class"] == "call"
     assert "Torch.rand.0.forward" in verdict["sentence"]
+
+
+def shared(debugger: PrecisionDebugger, is_tied: bool) -> None:
+    table, head = nn.Embedding(7, 3), nn.Linear(3, 7, bias=False)
+    model = nn.Sequential(table, head)
+    if is_tied:
+        head.weight = table.weight
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        debugger.start(model)
+        model(torch.arange(7)).square().mean().backward()
+        optimizer.step()
+        debugger.stop()
+        debugger.step()
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_parameter_that_is_tied_on_one_side_is_told_as_such(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, shared, True, False, level)
+
+    assert verdict["class"] == "parameters"
+    assert "1.weight is tied to 0.weight in the target" in verdict["sentence"]

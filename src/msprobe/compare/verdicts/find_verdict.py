@@ -180,7 +180,8 @@ class _Search:
         culprit = self._culprit
         if culprit is None or self._is_later(culprit, fact.step, Moment.LOSS):
             return self._differs_after(fact)
-        return culprit.kind == "parameter" or _is_one_sided(culprit)
+        is_parameter = culprit.kind == "parameter" or culprit.row.cause is Cause.PARAMETER
+        return is_parameter or _is_one_sided(culprit)
 
     def _is_later(self, culprit: Culprit, step: int, moment: Moment) -> bool:
         """Return whether a culprit does not come before a moment of a step."""
