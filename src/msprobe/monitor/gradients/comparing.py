@@ -148,8 +148,8 @@ class GradComparator:
             DumpFormatError: a path holds no recording of the probe, or no rank is in both.
         """
         ranks = [_rank_folders(Path(path)) for path in (path1, path2)]
-        for path, folders in zip((path1, path2), ranks, strict=True):
-            if not folders:
+        for path, found_there in zip((path1, path2), ranks, strict=True):
+            if not found_there:
                 raise DumpFormatError(path, "holds no rank folder of the task grad_probe")
         if len(ranks[0]) == len(ranks[1]) == 1:
             ranks[1] = dict(zip(ranks[0], ranks[1].values(), strict=True))
