@@ -386,7 +386,7 @@ def shared(debugger: PrecisionDebugger, is_tied: bool) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(2):
         debugger.start(model)
-        model(torch.arange(7)).square().mean().backward()
+        model(torch.tensor([1, 2, 5])).square().mean().backward()
         optimizer.step()
         debugger.stop()
         debugger.step()
