@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from overflow_dumps import tensor
 
+from builders.dumps import write_rank
 from msprobe.dump.reader import open_dump
 from msprobe.overflow.analysis import analyze_overflow
 from msprobe.overflow.answer_lines import answer_lines
@@ -354,3 +355,12 @@ def test_a_dump_of_the_structure_says_so(write_dump) -> None:
     (folder / "dump.json").write_text('{"task": "structure", "level": "mix", "data": {}}')
     (step,) = analyze_overflow(path)
     assert "structure" in step.notes[0]
+
+
+def test_a_step_that_kept_nothing_is_told_as_such(tmp_path: Path) -> None:
+    """The tasks that look for NaN keep records of findings alone."""
+    write_rank(tmp_path / "step0" / "rank", {})
+
+    (step,) = analyze_overflow(open_dump(tmp_path))
+    lines = list(map(str, answer_lines(step)))
+    assert any("no NaN or Inf seen; the step kept no record" in line for line in lines)

@@ -123,6 +123,8 @@ def _ranks_text(findings: list[Finding]) -> str:
 def _spread(found: StepFindings) -> str:
     affected = sum(found.affected.values())
     total = count_text(found.records, "record")
+    if not found.records and not found.findings:
+        return "no NaN or Inf seen; the step kept no record"  # nan_check: nothing was found
     if not affected:
         return f"no NaN or Inf seen in {total}" + (", but in an update" if found.findings else "")
     text = f"NaN or Inf in {affected:,} of {total}"
