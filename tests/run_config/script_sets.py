@@ -168,6 +168,11 @@ DIFFER: Final = (
     ('O=$(printf -- "--layer %s " 1 §)\npython t.py $O', ('2', '3'), 'layer'),
     ('IFS=, read -r o m <<< "adam,§"\npython t.py --opt $o --momentum $m', ('0.9', '0.8'), 'momentum'),
     ('python t.py ${USE:+--compile§}', ('', '_all'), 'compile'),
+    ('read X <<< "1e-4 §"\npython t.py --lr $X', ('0.1', '0.2'), 'lr|positional'),
+    ('read -ra A <<< "1e-4 §"\npython t.py --wd ${A[1]}', ('0.1', '0.2'), 'wd'),
+    ('read -d ";" A <<< "1e-4 §;"\npython t.py --wd "$A"', ('0.1', '0.2'), 'wd'),
+    ('read -r <<< "§"\npython t.py --wd $REPLY', ('0.1', '0.2'), 'wd'),
+    ('IFS=: read -r a b c <<< "1:2:3:§"\npython t.py --wd $c', ('4', '5'), 'wd'),
 )  # fmt: skip
 EQUAL: Final = (
     ('set -e\npython t.py --lr 1', '#!/bin/bash\n# comment\nset -e   # stop\n\npython   t.py  --lr  1'),

@@ -332,10 +332,17 @@ class Walk:
 
     def _read(self, words: list[Word], node: Node) -> None:
         doubt = (f"is read when the script runs (line {node.start_point[0] + 1})",)
-        names = [word.text for word in words if not word.text.startswith("-")]
-        given = self._given
-        if given is not None and given.is_known and text_of(node).split("<")[0].find("-a") < 0:
-            self._variables.values |= self._fields(names, given)
+        names = [word.text for word in words if not word.text.startswith("-")] or ["REPLY"]
+        options = {sign for word in words if word.text.startswith("-") for sign in word.text[1:]}
+        given, separators = self._given, self._variables.values.get("IFS", (Word(" \t"),))[0]
+        if given is not None and given.is_known and separators.is_known and options <= set("ra"):
+            line = given.text.partition("\n")[0]
+            if "a" in options:
+                fields = _fields(line, separators.text, None)
+                self._variables.values[names[0]] = tuple(map(Word, fields))
+                return
+            for name, field in zip(names, _fields(line, separators.text, len(names)), strict=True):
+                self._variables.values[name] = (Word(field),)
             return
         self._variables.rename(names)
         for name in names:
@@ -344,17 +351,6 @@ class Walk:
                 text = f"{found.text} of {given.text}".replace(" ", BLANK)
                 found = Word(text, given.doubts)
             self._variables.values[name] = (found,)
-
-    def _fields(self, names: Sequence[str], given: Word) -> dict[str, tuple[Word, ...]]:
-        """Return what ``read`` makes of a line that is known."""
-        line = given.text.partition("\n")[0]
-        separators = self._variables.values.get("IFS", (Word(" \t"),))[0].text
-        cut = re.compile(f"[{re.escape(separators)}]" + ("+" if not separators.strip() else ""))
-        parts = (
-            cut.split(line.strip(" \t"), maxsplit=max(len(names) - 1, 0)) if separators else [line]
-        )
-        parts += [""] * len(names)
-        return {name: (Word(part),) for name, part in zip(names, parts, strict=False)}
 
     def _function(self, body: Node, arguments: list[Word]) -> bool | None:
         before = self._variables.arguments
@@ -723,3 +719,19 @@ _BUILTINS: Final[Mapping[str, Callable[[Walk, list[Word], Node], None]]] = {
     "shift": Walk._shift,
     **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Walk._read),
 }
+
+
+def _fields(line: str, separators: str, count: int | None) -> list[str]:
+    """Return the fields of a line for ``read``.
+
+    Args:
+        line: the line.
+        separators: the signs between fields.
+        count: of variables, the last of which gets the rest of the line; None for an array.
+    """
+    line = line.strip("".join(sign for sign in separators if sign.isspace()))
+    if count == 1 or not separators:
+        return [line] + [""] * ((count or 1) - 1)
+    cut = f"[{re.escape(separators)}]" + ("+" if separators.isspace() else "")
+    fields = re.split(cut, line, maxsplit=(count or 1) - 1)
+    return fields + [""] * ((count or 0) - len(fields))

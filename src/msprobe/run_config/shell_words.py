@@ -518,9 +518,8 @@ def _in_quotes(node: Node, variables: Variables) -> Iterator[_Piece]:
         if child.type in ("string_content", "heredoc_content"):
             yield from _literal(child.text or b"")
         else:
-            if child.type.endswith(
-                "expansion"
-            ):  # the grammar puts blanks and continued lines into it
+            # The grammar puts blanks and continued lines in front of ``$`` into an expansion.
+            if child.type.endswith("expansion"):
                 yield from _literal((child.text or b"").partition(b"$")[0])
             yield from _pieces(child, variables, quoted=True)
         position = child.end_byte - start

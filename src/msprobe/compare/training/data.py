@@ -78,26 +78,8 @@ class DataHistory:
         counts = len(sides[0]), len(sides[1])
         if counts[0] != counts[1] and both_ran_through(pair):
             same = is_split(pair.target.data, pair.reference.data)
-            if not same and (passes := _backward_passes(pair)) and self._uneven is None:
-                self._uneven = replace(
-                    self._difference(
-                        pair.step,
-                        f"step {pair.step} calls the model {_times(counts[0])} in the target, "
-                        f"{_times(counts[1])} in the reference, with {passes} backward "
-                        f"pass{'es' * (passes > 1)} on either side",
-                        Effect.POSSIBLE,
-                    ),
-                    verdict=VerdictClass.CALL,
-                    next=("look at where the model is called",),
-                )
             if self._uneven is None:
-                self._uneven = self._difference(
-                    pair.step,
-                    f"step {pair.step} has {counts[0]} micro batch{'es' * (counts[0] > 1)} in the "
-                    f"target, {counts[1]} in the reference"
-                    + ("; they hold the same samples" if same else ""),
-                    Effect.NONE if same else Effect.CERTAIN,
-                )
+                self._uneven = self._of_counts(pair, counts, same=same)
             if same:
                 self.split = self._uneven.words
                 return
@@ -156,6 +138,27 @@ class DataHistory:
             verdict=VerdictClass.ARGUMENT if is_given else VerdictClass.DATA,
             is_partial=agree,
             micro=(first.target or first.reference)[0].micro,
+        )
+
+    def _of_counts(self, pair: FactsPair, counts: tuple[int, int], *, same: bool) -> FactDifference:
+        """Return that the sides call the model so many times, in micro batches or besides."""
+        passes = 0 if same else _backward_passes(pair)
+        if not passes:
+            words = (
+                f"step {pair.step} has {counts[0]} micro batch{'es' * (counts[0] > 1)} in the "
+                f"target, {counts[1]} in the reference"
+                + ("; they hold the same samples" if same else "")
+            )
+            return self._difference(pair.step, words, Effect.NONE if same else Effect.CERTAIN)
+        words = (
+            f"step {pair.step} calls the model {_times(counts[0])} in the target, "
+            f"{_times(counts[1])} in the reference, with {passes} backward "
+            f"pass{'es' * (passes > 1)} on either side"
+        )
+        return replace(
+            self._difference(pair.step, words, Effect.POSSIBLE),
+            verdict=VerdictClass.CALL,
+            next=("look at where the model is called",),
         )
 
     def _difference(
