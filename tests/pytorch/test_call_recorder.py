@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import sys
 import weakref
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from builders.recordings import recording
+from builders.recordings import Recording, recording
 from msprobe.capture.events import CallSink
 from msprobe.capture.session import current_session
+from msprobe.pytorch.interception.function_mode import ApiObserver
 
 pytestmark = pytest.mark.torch
 
@@ -172,3 +175,59 @@ def test_an_interruption_while_a_line_is_added_is_not_swallowed(tmp_path: Path) 
                 torch.ones(2)
         finally:
             session.dump.lines = lines
+
+
+def in_python(run: Recording, model: nn.Module, data: Tensor) -> list[str]:
+    """Return the functions whose calls the handler in Python is given in a step."""
+    seen: list[str] = []
+    code = ApiObserver.__torch_function__.__code__
+
+    def look(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code is code:
+            seen.append(frame.f_locals["func"].__name__)
+
+    with run.step_of(model):
+        sys.setprofile(look)
+        try:
+            model(data)
+        finally:
+            sys.setprofile(None)
+    return seen
+
+
+def test_plain_calls_that_were_seen_before_do_not_reach_python(tmp_path: Path) -> None:
+    class Plain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x.grad = None
+            hidden = torch.nn.functional.layer_norm(x * 2, [x.shape[-1]])
+            if self.training:
+                hidden = torch.relu_(hidden)
+            return torch.nn.functional.dropout(hidden.t(), 0.5, self.training)
+
+    model, data = Plain(), torch.randn(2, 4)
+    with recording(tmp_path, "L1") as run:
+        seen = []
+        for training in (True, True, False, False, False):
+            model.train(training)
+            seen.append(in_python(run, model, data))
+    assert set(seen[0]) > {"layer_norm", "mul", "t"}
+    assert seen[1] == ["relu_", "dropout"]
+    assert seen[-1] == ["dropout"]
+
+
+@pytest.mark.parametrize("task", ["statistics", "nan_check"])
+def test_an_exception_leaves_a_plain_call_as_it_was_raised(task: str, tmp_path: Path) -> None:
+    data = torch.ones(2, 3)
+    with recording(tmp_path, "L1", task) as run, run.step_of(nn.Identity()):
+        for _ in range(2):  # in Python the first time
+            with pytest.raises(RuntimeError, match="cannot be multiplied") as raised:
+                torch.matmul(data, data)
+            assert raised.value.__context__ is None
+            assert sys.exc_info() == (None, None, None)
+        session = current_session()
+        assert session is not None
+        ended = session.current.ending.judge()
+        assert ended.record == "Torch.matmul.1.forward"
+        assert ended.exception is not None
+        assert ended.exception.startswith("RuntimeError: mat1 and mat2")
+        assert raised.traceback[-1].path == Path(__file__)

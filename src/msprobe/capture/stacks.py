@@ -123,16 +123,20 @@ def calling_frame() -> FrameType:
 
 
 class StackTable:
-    """All stacks of a run, by key."""
+    """All stacks of a run.
+
+    Attributes:
+        by_key: those that are remembered, by `stack_key` of their innermost frames.
+    """
 
     __slots__ = (
         "_by_frames",
         "_by_index",
-        "_by_key",
         "_classify",
         "_is_machinery",
         "_lines",
         "_made",
+        "by_key",
     )
 
     def __init__(
@@ -148,7 +152,7 @@ class StackTable:
         """
         self._classify = classify
         self._is_machinery = is_machinery
-        self._by_key: dict[int, Stack] = {}
+        self.by_key: dict[int, Stack] = {}
         self._by_index: dict[int, Stack] = {}
         self._by_frames: dict[tuple[str, ...], Stack] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}
@@ -157,12 +161,12 @@ class StackTable:
     def at(self, frame: FrameType) -> Stack:
         """Return the stack of which `frame` is the innermost frame."""
         key = stack_key(frame)
-        known = self._by_key.get(key)
+        known = self.by_key.get(key)
         if known is not None:
             return known
         stack = self._walk(frame)
-        if len(self._by_key) < _MAX_STACKS:
-            self._by_key[key] = self._by_index[stack.index] = stack
+        if len(self.by_key) < _MAX_STACKS:
+            self.by_key[key] = self._by_index[stack.index] = stack
         return stack
 
     def frames(self, index: int | None) -> tuple[str, ...]:

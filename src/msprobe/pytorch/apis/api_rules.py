@@ -98,6 +98,9 @@ class ApiEntry:
         risk: the strictest `risk_level` that still keeps it.
         name: ``prefix.api``, the record name without number and direction.
         is_pure: whether it has no effect on memory, but for an argument `out`.
+        is_plain: whether a call is recorded, is pure, and draws no numbers.
+        is_unseen: whether a call is run, and nothing else.
+        is_setter: whether it sets an attribute; one that is set to None shares no memory.
     """
 
     prefix: str
@@ -116,12 +119,22 @@ class ApiEntry:
     risk: RiskLevel = RiskLevel.FOCUS
     name: str = field(init=False)
     is_pure: bool = field(init=False)
+    is_plain: bool = field(init=False)
+    is_unseen: bool = field(init=False)
+    is_setter: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Find what follows from the rest."""
         touches = self.writes or self.bans or self.allocates or self.returns_mutated
         object.__setattr__(self, "name", f"{self.prefix}.{self.api}")
         object.__setattr__(self, "is_pure", not touches)
+        is_recorded = self.action in (Action.RECORD, Action.FAST_PATH)
+        is_special = touches or self.draws_random or self.in_place or self.outs != _OUT
+        object.__setattr__(self, "is_plain", is_recorded and not is_special)
+        is_unseen = self.action is Action.METADATA and not (self.bans or self.allocates)
+        object.__setattr__(self, "is_unseen", is_unseen)
+        is_setter = self.action is Action.METADATA and self.api.endswith(".__set__")
+        object.__setattr__(self, "is_setter", is_setter)
 
 
 class _Names:

@@ -44,14 +44,17 @@ class ApiTable:
     """Answers for each function object, quickly from the second time on.
 
     Safe to use from several threads: entries are immutable, and equal in all threads.
+
+    Attributes:
+        entries: those of the functions that were asked for.
     """
 
-    __slots__ = ("_choice", "_entries")
+    __slots__ = ("_choice", "entries")
 
     def __init__(self, choice: UserChoice | None = None) -> None:
         """Make the table for a user's choice; without one everything that computes is recorded."""
         self._choice = choice or UserChoice(listed={})
-        self._entries: dict[Any, ApiEntry] = {}
+        self.entries: dict[Any, ApiEntry] = {}
 
     @classmethod
     def from_yaml(
@@ -84,7 +87,7 @@ class ApiTable:
     def lookup(self, func: Any) -> ApiEntry:
         """Return the entry of `func`; about 0.1 µs when it was asked for before."""
         try:
-            return self._entries[func]
+            return self.entries[func]
         except KeyError:
             return self._remember(func)
         except TypeError:  # unhashable: cannot be remembered
@@ -98,9 +101,9 @@ class ApiTable:
         return listed is None or api in listed
 
     def _remember(self, func: Any) -> ApiEntry:
-        if len(self._entries) >= _MOST_ENTRIES:
-            self._entries.clear()
-        entry = self._entries[func] = self._decide(func)
+        if len(self.entries) >= _MOST_ENTRIES:
+            self.entries.clear()
+        entry = self.entries[func] = self._decide(func)
         return entry
 
     def _decide(self, func: Any) -> ApiEntry:

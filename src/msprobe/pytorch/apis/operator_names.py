@@ -44,6 +44,11 @@ _MOST_SITES: Final = 50_000
 _sites: dict[tuple[int, int], tuple[CodeType, frozenset[str]]] = {}
 
 
+def operator_path(entry: ApiEntry, frame: FrameType | None) -> str:
+    """Return the name of a call's record, without its number: see `operator_name`."""
+    return f"{entry.prefix}.{operator_name(entry, frame)}"
+
+
 def operator_name(entry: ApiEntry, frame: FrameType | None) -> str:
     """Return the API name for a call of `entry` made from `frame`.
 

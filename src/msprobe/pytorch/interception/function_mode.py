@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any, Final
 
 import torch
@@ -23,13 +23,13 @@ from torch.overrides import TorchFunctionMode
 from msprobe.capture.call import Call
 from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
-from msprobe.capture.stacks import Stack
+from msprobe.capture.stacks import Stack, stack_key
 from msprobe.capture.values import Found
 from msprobe.config import RiskLevel
 from msprobe.dump.records import JsonTree
 from msprobe.pytorch.apis.api_rules import Action, ApiEntry, is_kept_at
 from msprobe.pytorch.apis.api_table import ApiTable
-from msprobe.pytorch.apis.operator_names import operator_name
+from msprobe.pytorch.apis.operator_names import operator_path
 from msprobe.pytorch.gradients.gradient_taps import take_result
 from msprobe.pytorch.gradients.input_edges import InputEdges, input_edges
 from msprobe.pytorch.gradients.quick_taps import tap_gradients
@@ -40,6 +40,7 @@ from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.left_modes import LeftMode
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
+from msprobe.pytorch.values.memo import TENSORS
 from msprobe.pytorch.values.memory_effects import MemoryEffects
 from msprobe.pytorch.values.random_state import RandomWatch
 from msprobe.pytorch.values.tensor_search import tensors_in
@@ -87,6 +88,7 @@ class ApiObserver(TorchFunctionMode):
     Attributes:
         session: receives the events.
         left: takes the mode away.
+        asleep: above 0, calls without gradients are not recorded.
         memory: receives the effects of calls on memory.
         runner: runs the functions of calls in place of this mode; None for the tasks that only
             read. Calls that are not observed (`Calls` numbers none for them) never reach it.
@@ -127,9 +129,26 @@ class ApiObserver(TorchFunctionMode):
         self._recorder = recorder
         self._risk = session.config.risk_level
         self._keeps_rng = session.config.record_rng
-        self._asleep = 0
+        self.asleep = 0
         self._inside = 0
         self._redispatch = redispatch
+        if TENSORS is not None and recorder is not None and self._risk is RiskLevel.ALL:
+            path = TENSORS.ApiPath(
+                self,
+                self.__torch_function__,
+                session,
+                self.left.threads,
+                table.entries,
+                session.stacks.by_key,
+                adapter.undefined.storages,
+                is_tracing,
+                stack_key,
+                operator_path,
+                _HANDLE_CODE,
+                recorder,
+            )
+            # torch asks the mode for its handler, and that this is a method of the mode.
+            self.__dict__["__torch_function__"] = MethodType(path.handle, self)
 
     def is_on(self) -> bool:
         """Return whether a call made here and now, in this thread, would reach this mode."""
@@ -157,7 +176,7 @@ class ApiObserver(TorchFunctionMode):
         entry = self._table.lookup(func)
         action = entry.action
         if action is Action.METADATA:
-            if entry.bans:
+            if entry.bans and not (entry.is_setter and args[1] is None):
                 quietly(session, "memo", self.memory.ban, args, kwargs)
             result = func(*args, **kwargs)
             if entry.allocates:
@@ -177,9 +196,9 @@ class ApiObserver(TorchFunctionMode):
         except BaseException as error:
             # Only to note it: the user's exception goes on unchanged.
             if opened is not None:
-                quietly(session, "api error", self.raised, opened, error)
+                self.note_raised(opened, error)
             raise
-        quietly(session, "api end", self._end, entry, opened, args, kwargs, result)
+        quietly(session, "api end", self.end_call, entry, opened, args, kwargs, result)
         return result
 
     # -- backward ------------------------------------------------------------------------------
@@ -224,7 +243,7 @@ class ApiObserver(TorchFunctionMode):
             return _do_nothing
         back = ExitStack()
         if wakes_with_grad or self._inside or torch._C._current_graph_task_id() != -1:
-            self._asleep += 1
+            self.asleep += 1
             back.callback(self._wake_lightly)
         else:
             mode_stack.remove(self)
@@ -232,7 +251,7 @@ class ApiObserver(TorchFunctionMode):
         return back.close
 
     def _wake_lightly(self) -> None:
-        self._asleep -= 1
+        self.asleep -= 1
 
     def _wake(self) -> None:
         session = self.session
@@ -279,17 +298,14 @@ class ApiObserver(TorchFunctionMode):
         kwargs: Mapping[str, Any],
     ) -> OpenCall | QuickCall | None:
         session = self.session
-        if session.muted or (self._asleep and not with_grad):
+        if session.muted or (self.asleep and not with_grad):
             return None
         if self._risk is not RiskLevel.ALL and not self._is_wanted(entry):
             return None
         stack = session.stacks.at(frame)
         if stack.traits.internal:
             return None
-        if entry.operator_name is None:
-            name = entry.name
-        else:
-            name = f"{entry.prefix}.{operator_name(entry, frame)}"
+        name = entry.name if entry.operator_name is None else operator_path(entry, frame)
         opened = self.open_call(name, stack, frame, with_grad, args, kwargs, entry)
         if entry.draws_random and opened is not None and opened.call.keeps_forward:
             opened.random = RandomWatch(args, kwargs, keeps_state=self._keeps_rng)
@@ -321,6 +337,17 @@ class ApiObserver(TorchFunctionMode):
                 call = quick.call
         if call is None:
             call = self.session.calls.begin(name, stack, is_module=False)
+        return self.open_begun(call, args, kwargs, entry, with_grad)
+
+    def open_begun(
+        self,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        entry: ApiEntry | None,
+        with_grad: bool,
+    ) -> OpenCall:
+        """Describe the inputs of a call that has begun."""
         opened = OpenCall(call)
         self._take_inputs(opened, args, kwargs, entry)
         if with_grad and call.keeps_gradients and not _functorch_active():
@@ -350,12 +377,15 @@ class ApiObserver(TorchFunctionMode):
 
     # -- end -----------------------------------------------------------------------------------
 
-    def raised(self, opened: OpenCall | QuickCall, error: BaseException) -> None:
+    def note_raised(self, opened: OpenCall | QuickCall, error: BaseException) -> None:
         """Hand on the record, as far as it is known, of a call that raised."""
+        quietly(self.session, "api error", self._raised, opened, error)
+
+    def _raised(self, opened: OpenCall | QuickCall, error: BaseException) -> None:
         self._unfold(opened)
         self.session.calls.raised(opened.call, type(error).__name__)
 
-    def _end(
+    def end_call(
         self,
         entry: ApiEntry,
         opened: OpenCall | QuickCall | None,
@@ -363,11 +393,11 @@ class ApiObserver(TorchFunctionMode):
         kwargs: Mapping[str, Any],
         result: Any,
     ) -> None:
+        """Note the effects of a call on memory, and its result if it is recorded."""
         memory = self.memory
         if entry.is_pure and "out" not in kwargs and not memory.has_undefined:
             if opened is not None and not self._end_quickly(opened, result, is_new=True):
-                memory.note_result(entry, result)
-                self._close_in_python(opened, result, result)
+                self.end_pure(entry, opened, result)
             return
         memory.note_writes(entry, args, kwargs, result)
         if opened is None:
@@ -377,6 +407,11 @@ class ApiObserver(TorchFunctionMode):
         memory.note_result(entry, result)
         shown = memory.shown_result(entry, args, kwargs, result)
         self.close_call(opened, result, shown)
+
+    def end_pure(self, entry: ApiEntry, opened: OpenCall | QuickCall, result: Any) -> None:
+        """Take the result of a recorded call that writes nothing, not the quick way."""
+        self.memory.note_result(entry, result)
+        self._close_in_python(opened, result, result)
 
     def close_call(self, opened: OpenCall | QuickCall, result: Any, shown: Any) -> None:
         """Describe the result of a call, tap its gradients and hand its record on.

@@ -56,7 +56,7 @@ def record_call(
     except BaseException as error:
         # Only to note it: the user's exception goes on unchanged.
         if opened is not None:
-            quietly(session, "api error", apis.raised, opened, error)
+            apis.note_raised(opened, error)
         raise
     quietly(session, "api end", _end, apis, opened, args, kwargs, result)
     return result

@@ -94,7 +94,9 @@ static const struct msprobe_native_api *native;
     X(sink) X(dump) X(stack) X(around) X(close_lost) X(write_unfinished) X(write_place)           \
     X(put_call) X(put_record) X(index) X(traits) X(owner) X(number) X(next_order)                 \
     X(forward_name) X(backward_name) X(backward_parent) X(lines) X(extra_info) X(record) X(flush) X(last_record) X(records) X(new_draft) X(parts) X(draft) \
-    X(adopt) X(inplace)
+    X(adopt) X(inplace) X(observing) X(is_unseen) X(is_plain) X(is_setter) X(out) X(f_back) X(internal)         \
+    X(checkpointed) X(muted) X(asleep) X(operator_name) X(name) X(open_begun) X(note_raised)       \
+    X(end_pure) X(end_call) X(runner)
 static struct {
 #define FIELD(name) PyObject *name;
     NAMES(FIELD)
@@ -291,7 +293,7 @@ static int is_dense(const struct view *view, int in_order)
 
 /* Made when the module is. */
 static PyTypeObject *ValueType, *MemoType, *LateTextType, *InputEdgesType, *TapType, *OpenCallType,
-    *CallRecorderType;
+    *CallRecorderType, *ApiPathType;
 
 /* The summary and the records of one value. */
 typedef struct {
@@ -1764,6 +1766,7 @@ static PyObject *find_edges(PyObject *module, PyObject *args)
 
 #include "_tensors_taps.h"
 #include "_tensors_calls.h"
+#include "_tensors_apis.h"
 
 #include "_tensors_columns.h"
 
@@ -1817,14 +1820,16 @@ PyMODINIT_FUNC PyInit__tensors(void)
         make_type(&LateTextType, &LATE_TEXT_SPEC) < 0 ||
         make_type(&InputEdgesType, &INPUT_EDGES_SPEC) < 0 || make_type(&TapType, &TAP_SPEC) < 0 ||
         make_type(&OpenCallType, &OPEN_CALL_SPEC) < 0 ||
-        make_type(&CallRecorderType, &CALL_RECORDER_SPEC) < 0)
+        make_type(&CallRecorderType, &CALL_RECORDER_SPEC) < 0 ||
+        make_type(&ApiPathType, &API_PATH_SPEC) < 0)
         return NULL;
     PyObject *module = PyModule_Create(&MODULE);
     if (!module) return NULL;
     if (PyModule_AddObjectRef(module, "Memo", (PyObject *)MemoType) < 0 ||
         PyModule_AddObjectRef(module, "Value", (PyObject *)ValueType) < 0 ||
         PyModule_AddObjectRef(module, "InputEdges", (PyObject *)InputEdgesType) < 0 ||
-        PyModule_AddObjectRef(module, "CallRecorder", (PyObject *)CallRecorderType) < 0)
+        PyModule_AddObjectRef(module, "CallRecorder", (PyObject *)CallRecorderType) < 0 ||
+        PyModule_AddObjectRef(module, "ApiPath", (PyObject *)ApiPathType) < 0)
         Py_CLEAR(module);
     return module;
 }
