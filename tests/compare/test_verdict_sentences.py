@@ -34,6 +34,8 @@ class Choices:
     fails: bool = False
     autocast: bool = False
     frozen_first: bool = False
+    adapter: type[nn.Module] | None = None
+    bias: bool = True
 
 
 class Net(nn.Module):
@@ -41,16 +43,30 @@ class Net(nn.Module):
 
     def __init__(self, choices: Choices) -> None:
         super().__init__()
-        self.into = nn.Linear(6, 8)
+        self.into = nn.Linear(6, 8, bias=choices.bias)
         self.parts = Parts(choices)
         self.out = nn.Linear(8, 3)
+        self.adapter = Adapter(choices.adapter()) if choices.adapter else nn.Identity()
         self.scaled = lambda x: x * choices.scale if choices.scale != 1 else x
 
     def forward(self, x: Tensor, edges: Tensor, mask: Tensor | None = None) -> Tensor:
         x = self.into(x)
         x = x + torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
-        x = x + self.parts(self.scaled(x))
+        x = self.adapter(x + self.parts(self.scaled(x)))
         return self.out(x if mask is None else x * mask[:, None])
+
+
+class Adapter(nn.Module):
+    """An addition of low rank, which is 0 in the first step."""
+
+    def __init__(self, before: nn.Module) -> None:
+        super().__init__()
+        self.before = before
+        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.up(self.down(self.before(x)))
 
 
 class Parts(nn.Module):
@@ -161,3 +177,23 @@ def test_a_step_that_one_side_leaves_early_is_said(compare: Compare) -> None:
     verdict = compare("L1", Choices(fails=True))["verdict"]
     assert verdict["class"] == "incomplete"
     assert "step 1 of the target has no backward pass and no optimizer step" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_call_whose_result_is_multiplied_by_zero_is_told_by_the_gradients(
+    compare: Compare, level: str
+) -> None:
+    verdict = compare(level, Choices(adapter=nn.Dropout), Choices(adapter=nn.Identity))["verdict"]
+    assert verdict["class"] == "call"
+    assert "dropout" in verdict["sentence"].lower()
+    assert verdict["where"]["step"] == 0, verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_another_model_comes_before_the_data_that_are_drawn_after_it(
+    compare: Compare, level: str
+) -> None:
+    verdict = compare(level, Choices(bias=False))["verdict"]
+    assert verdict["class"] == "parameters", verdict["sentence"]
+    assert "only the reference has into.bias" in verdict["sentence"]
+    assert any("the batch of step 0 differs" in each for each in verdict["evidence"])

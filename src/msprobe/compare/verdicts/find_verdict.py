@@ -9,7 +9,7 @@ and culprits among the calls compete; what comes after the first cause is its co
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msprobe.collectives.calls import is_communication
@@ -69,6 +69,8 @@ class _Search:
     def run(self) -> Verdict:
         facts = [fact for fact in self._findings.facts if self._is_effective(fact)]
         fact = min(facts, key=_order, default=None)
+        if fact is not None and fact.moment is Moment.DATA:
+            fact = self._other_model(facts, fact) or fact
         if are_different_programs(self._findings) and not _is_end(fact):
             return different_programs(self._findings)
         factor = self._factor()
@@ -129,6 +131,24 @@ class _Search:
         if fact.moment in (Moment.LOSS, Moment.REDUCE):
             return observed is not None and _agrees_until(observed, fact)
         return self._differs_after(fact)
+
+    def _other_model(
+        self, facts: Sequence[FactDifference], data: FactDifference
+    ) -> FactDifference | None:
+        """Return the parameters that one side alone has, if they explain that batches differ.
+
+        A model that is made in another way leaves the generator in another state, from which the
+        batches may be drawn.
+        """
+        if data.is_partial:
+            return None
+        place = data.step, data.rank
+        states = (one for one in self._findings.facts if one.verdict is VerdictClass.RANDOM)
+        if not any((one.step, one.rank) == place for one in states):
+            return None
+        own = (one for one in facts if one.verdict is VerdictClass.PARAMETERS)
+        alone = (one for one in own if one.effect is Effect.POSSIBLE)
+        return next((one for one in alone if (one.step, one.rank) == place), None)
 
     def _follows_culprit(self, fact: FactDifference) -> bool:
         """Return whether a model is given a batch after its own or another model's call went wrong.

@@ -232,9 +232,12 @@ class _Agreement:
     def around(self, call: Call, *, needs_gradients: bool) -> Call | None:
         """Return the innermost module around a call that agrees; None if there is none."""
         for number, module in enumerate(self._enclosing(call)):
-            if self._have_equal_results(module) and (
-                (number == 0 and not needs_gradients) or self._have_equal_gradients(module)
-            ):
+            if not self._have_equal_results(module):
+                continue
+            vouches = number == 0 and not needs_gradients
+            if vouches and self._calls.makes_other_call(call.pair):
+                vouches = not self._makes_other_gradients(module)
+            if vouches or self._have_equal_gradients(module):
                 return module
         if self._calls.has_modules or self._loss is None:
             return None
@@ -334,6 +337,18 @@ class _Agreement:
         if found is None:
             found = self._gradients[module.start] = self._compare_gradients(module)
         return found
+
+    def _makes_other_gradients(self, module: Call) -> bool:
+        """Return whether a module that is given the same gradients makes others of them.
+
+        Its result may not show yet what a call inside does: an adapter begins with a factor of 0.
+        """
+        sides = [
+            self._calls.backward_of(module, is_target=is_target) for is_target in (True, False)
+        ]
+        given = [row for side in sides if side is not None for row in side.inputs]
+        is_same = bool(given) and not any(row.status.is_difference for row in given)
+        return is_same and not self._have_equal_gradients(module)
 
     def _compare_gradients(self, module: Call) -> bool:
         taken_in = list(module.inputs)
