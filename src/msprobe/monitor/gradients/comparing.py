@@ -8,7 +8,7 @@ import io
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -203,10 +203,10 @@ def compare_rank(target: Path, reference: Path) -> RankSimilarity:
     steps = sorted(both[0] & both[1])
     if not steps:
         raise DumpFormatError(target, f"has no step of the probe that {reference} has as well")
-    names = _parameter_names(target / summary_name(steps[0]))
+    missing = [f"step {step}: in one run only" for step in sorted(both[0] ^ both[1])]
+    names = _parameter_names(target, steps, missing)
     parameters = {name: ParameterSimilarity(name) for name in names}
     summary = ParameterSimilarity(SUMMARY)
-    missing = [f"step {step}: in one run only" for step in sorted(both[0] ^ both[1])]
     for step in steps:
         sides = [_read_step(folder / f"step{step}", missing) for folder in (target, reference)]
         _compare_step(step, sides, parameters, summary, missing)
@@ -219,15 +219,19 @@ def _steps_of(folder: Path) -> set[int]:
     return {int(match[1]) for match in named if match}
 
 
-def _parameter_names(path: Path) -> list[str]:
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file)
-        column = next(
-            (one for one in rows.fieldnames or () if one.lower() == PARAMETER_COLUMN), None
-        )
-        if column is None:
-            raise DumpFormatError(path, f"has no column {PARAMETER_COLUMN}")
-        return [row[column] for row in rows]
+def _parameter_names(folder: Path, steps: Sequence[int], missing: list[str]) -> list[str]:
+    """Return the names in the first summary that can be read; others are added to `missing`."""
+    for path in (folder / summary_name(step) for step in steps):
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = csv.DictReader(file)
+                columns = [one for one in rows.fieldnames or () if one.lower() == PARAMETER_COLUMN]
+                if columns:
+                    return [row[columns[0]] for row in rows]
+            missing.append(f"{path}: has no column {PARAMETER_COLUMN}")
+        except (OSError, UnicodeError, csv.Error) as exc:
+            missing.append(f"{path}: {exc}")
+    return []
 
 
 def _compare_step(
@@ -281,6 +285,8 @@ def _read_step(folder: Path, missing: list[str]) -> dict[str, _Recorded]:
             continue
         packed = np.packbits(positive.reshape(-1).astype(np.bool_))
         found[file.stem] = _Recorded(Signs(packed, None, positive.size))
+    if not found and not path.exists():
+        missing.append(f"{folder}: holds no signs; level L0 records none")
     return found
 
 
