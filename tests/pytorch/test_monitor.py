@@ -30,6 +30,7 @@ from msprobe.monitor.alerts.actions import read_incidents
 from msprobe.monitor.collecting.control import ControlFile
 from msprobe.monitor.reader import MonitorRun
 from msprobe.monitor.rows import Rows
+from msprobe.monitor.settings import squashed
 from msprobe.pytorch import TrainerMon
 
 pytestmark = pytest.mark.torch
@@ -128,6 +129,7 @@ def test_parameters_gradients_and_states_are_exact(tmp_path: Path) -> None:
         assert value(run, "param_updated", name, "max", step) == after.max().item()
         ratio = ((before - after).norm() / before.norm()).item()
         assert value(run, "update", name, "ratio", step) == pytest.approx(ratio, 1e-6)
+        assert run.table("update", steps=[step]).filter(pl.col("name") == name).height == 1
     # The state before the step: there is none in the first.
     assert run.table("exp_avg_sq", steps=[0]).is_empty()
     found = value(run, "exp_avg_sq", name, "norm", 2)
@@ -436,6 +438,37 @@ def test_targets_and_short_names(tmp_path: Path) -> None:
     run, _ = trained(tmp_path, keys)
     assert set(run.names("actv")) == {"layers.1.input", "layers.1.output"}
     assert set(run.names("param_origin")) == {"layers.1.weight", "layers.1.bias"}
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("encoder.layers.3.sub.layers.2.fc.weight", "layers.2.fc.weight"),
+        ("a.embedding.x.embeddings.y", "embeddings.y"),
+        ("m.final.x.final_norm", "final_norm"),
+        ("blocks.output.x", "output.x"),
+        ("head.weight", "head.weight"),
+    ],
+)
+def test_short_names_begin_at_the_last_layer(name: str, short: str) -> None:
+    assert squashed(name) == short
+
+
+def test_states_of_a_parameter_without_dimensions(tmp_path: Path) -> None:
+    model = nn.ParameterDict({"scale": torch.tensor(2.0)})
+    optimizer = torch.optim.Adam(model.parameters())
+    keys = {"mv_distribution": True, "streams": {"state": {}}}
+    with TrainerMon(config(tmp_path, **keys)) as monitor:
+        monitor.set_monitor(model, optimizer)
+        for _ in range(2):
+            model["scale"].square().backward()
+            moments = optimizer.state.get(model["scale"], {}).get("exp_avg", torch.tensor(0.0))
+            before = moments.abs().item()
+            optimizer.step()
+        run = monitor.open()
+    assert run.names("exp_avg") == run.names("exp_avg_sq") == ["scale"]
+    assert value(run, "exp_avg", "scale", "norm", 1) == before > 0
+    assert "state" not in run.streams
 
 
 def test_collect_times_ends_collecting(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def _write_parquet(run: MonitorRun, folder: Path) -> list[Path]:
 class EventFiles:
     """Writes TensorBoard's event files, ``rank{R}/{stream}``; a listener of the monitor's rows.
 
-    Tags are ``vp{chunk}:{name}[:micro{m}]/{op}``.
+    Tags are ``vp{chunk}:{name}[:call{c}][:micro{m}]/{op}``.
 
     Args:
         folder: gets the folders.
@@ -275,9 +275,8 @@ def tagged(rows: Rows) -> Iterator[dict[str, float]]:
     """Yield the values of each operation of a block by their tags; absent ones have none."""
     layout = rows.layout
     micro = f":micro{rows.micro_step}" if rows.micro_step else ""
-    tags = [
-        f"vp{chunk}:{name}{micro}" for name, chunk in zip(layout.names, layout.chunks, strict=True)
-    ]
+    named = zip(layout.names_of_calls, layout.chunks, strict=True)
+    tags = [f"vp{chunk}:{name}{micro}" for name, chunk in named]
     for op, values in zip(layout.ops, rows.values, strict=True):
         yield {
             f"{tag}/{op}": float(value)

@@ -394,11 +394,11 @@ def _compiled(key: str, text: str, source: Path | str) -> re.Pattern[str]:
 _SQUASHED: Final = tuple(
     re.compile(pattern)
     for pattern in (
-        r"layers?\.(.*)",
-        r"embeddings?\.(.*)",
-        r"(final.*)",
-        r"(output.*)",
-        r"(norm.*)",
+        r"layers?\.",
+        r"embeddings?\.",
+        r"final",
+        r"output",
+        r"norm",
     )
 )
 

@@ -25,6 +25,8 @@ from msprobe.pytorch.values.readable import readable
 Named = tuple[Key, Tensor]
 
 _MOMENTS: Final = {"exp_avg": Stream.EXP_AVG, "exp_avg_sq": Stream.EXP_AVG_SQ}
+_COUNTS: Final = ("step", "eta", "mu", "mu_product", "RMS")
+"""States of torch's optimizers that are single numbers, also of parameters without dimensions."""
 RATIO: Final = "ratio"
 MG_DIRECTION: Final = "mg_direction"
 
@@ -260,7 +262,7 @@ class Parameters:
         found: dict[Stream, tuple[list[Key], list[Tensor]]] = {}
         for key, parameter in self._parameters:
             for name, state in self._view.states(parameter).items():
-                if not isinstance(state, Tensor) or state.dim() == 0:
+                if not isinstance(state, Tensor) or _is_count(name, state, parameter):
                     continue
                 stream = _MOMENTS.get(name, Stream.STATE)
                 settings = rows.streams.get(stream)
@@ -310,6 +312,11 @@ class Parameters:
                 signs = gradient.sign() * moment.sign()
                 share = (signs.sum().item() / moment.numel() + 1) / 2
             rows.put_number(key, share, stream=Stream.OTHER, op=MG_DIRECTION)
+
+
+def _is_count(name: str, state: Tensor, parameter: Tensor) -> bool:
+    """Return whether a state is one number for the whole parameter, such as its steps."""
+    return state.dim() == 0 and (parameter.dim() > 0 or name in _COUNTS)
 
 
 def _is_added(parameter: Tensor) -> bool:
