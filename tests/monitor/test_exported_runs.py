@@ -54,7 +54,7 @@ def test_csv_files_have_names_windows_and_headers_of_the_documents(
 
 
 def test_counts_are_whole_numbers_in_csv_files(tmp_path: Path) -> None:
-    layout = Layout("actv", ("zeros", "nans"), *("ab", (0, 0), (0, 0), "ff", "gg"))
+    layout = Layout("actv", ("zeros", "nans"), *map(tuple, ("ab", (0, 0), (0, 0), "ff", "gg")))
     with RunWriter(tmp_path / "run", 0, {}) as writer:
         values = np.array([[0.5, MISSING], [1234567.0, MISSING]])
         writer.append(Rows(layout, 0, 0, 0, 0.0, values))
