@@ -350,16 +350,18 @@ def _page_of(
     """Return overview and answers of the page, in the form of the monitor's."""
     ops = {"similarity": "similarity", "three_states": "three_states", "cosine": "cosines"}
     steps, parameters = found.steps, found.parameters[:-1]
+    named = _RANK_FOLDER.fullmatch(found.rank)
+    rank = int(named[1]) if named else 0
     span = {"first": steps[0], "last": steps[-1], "count": len(steps)}
     stream = {"name": "signs", "ops": list(ops), "op": "similarity"}
-    summary = _series_answer(found.parameters[-1], "similarity", "similarity")
+    summary = _series_answer(found.parameters[-1], "similarity", "similarity", rank)
     overview = {
-        "runs": [{"path": " against ".join(paths), "ranks": [0], **span}],
+        "runs": [{"path": " against ".join(paths), "ranks": [rank], **span}],
         "streams": [stream],
         "stream": "signs",
         "scalars": [summary],
         "incidents": [
-            _incident(one.name, one.suspicion, place)
+            _incident(one.name, one.suspicion, place, rank)
             for place, one in enumerate(found.parameters)
             if one.suspicion is not None
         ],
@@ -379,23 +381,23 @@ def _page_of(
         }
         for one in parameters:
             key = f"series?{urlencode({'name': one.name, 'op': op, 'stream': 'signs'})}"
-            answers[key] = _series_answer(one, op, attribute)
+            answers[key] = _series_answer(one, op, attribute, rank)
     return overview, answers
 
 
-def _series_answer(one: ParameterSimilarity, op: str, attribute: str) -> dict[str, Any]:
+def _series_answer(one: ParameterSimilarity, op: str, attribute: str, rank: int) -> dict[str, Any]:
     values: dict[int, float] = getattr(one, attribute)
     line = {
         "run": 0,
-        "rank": 0,
+        "rank": rank,
         "steps": list(values),
         "values": [value if math.isfinite(value) else None for value in values.values()],
     }
     return {"stream": "signs", "name": one.name, "op": op, "lines": [line]}
 
 
-def _incident(name: str, found: Suspicion, number: int) -> dict[str, Any]:
-    lead = {"stream": "signs", "name": name, "op": "similarity", "rank": 0, "deviations": 0}
+def _incident(name: str, found: Suspicion, number: int, rank: int) -> dict[str, Any]:
+    lead = {"stream": "signs", "name": name, "op": "similarity", "rank": rank, "deviations": 0}
     return {
         "incident": number,
         "severity": "warning",
@@ -404,7 +406,7 @@ def _incident(name: str, found: Suspicion, number: int) -> dict[str, Any]:
         "start": found.step,
         "last": found.step,
         "series": 1,
-        "ranks": [0],
+        "ranks": [rank],
         "lead": lead,
     }
 
