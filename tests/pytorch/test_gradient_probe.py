@@ -351,6 +351,7 @@ def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
     [
         ({"grad_level": "L3"}, "grad_probe.grad_level"),
         ({"bounds": [1, 0]}, "ascending"),
+        ({"bounds": "1"}, "use a list of numbers"),
         ({"bounds": [0, 2**64]}, "bounds"),
         ({"sign_format": "png"}, "sign_format"),
     ],

@@ -698,6 +698,20 @@ def test_typos_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
             TrainerMon(config(tmp_path, **wrong))
 
 
+@pytest.mark.parametrize(
+    ("key", "found", "allowed"),
+    [
+        ("ndigits", 21, "a whole number from 1 to 20"),
+        ("step_count_per_record", 0, "a whole number from 1 to 1000000"),
+        ("start_step", -1, "a whole number >= 0"),
+        ("eps", -1, "a number >= 0"),
+    ],
+)
+def test_limits_of_numbers_are_told(key: str, found: int, allowed: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f'"{key}" is {found}; use {allowed}$'):
+        TrainerMon(config(tmp_path, **{key: found}))
+
+
 def test_whole_numbers_for_eps(tmp_path: Path) -> None:
     run, _ = trained(tmp_path, {"eps": 1, "ops": ["zeros"], "param_distribution": True})
     assert value(run, "param_origin", "layers.0.weight", "zeros", 0) == 1.0
