@@ -43,6 +43,7 @@ from msprobe.pytorch.monitoring.loss_scale import ScaledLosses
 from msprobe.pytorch.monitoring.optimizers import view_of
 from msprobe.pytorch.monitoring.own_losses import OwnLosses
 from msprobe.pytorch.monitoring.parameters import Parameters, plain_number
+from msprobe.pytorch.monitoring.partial_norms import clip_of_parts
 from msprobe.pytorch.monitoring.reading import READING
 from msprobe.pytorch.monitoring.unsharded import flat_parameters
 from msprobe.pytorch.training.losses import Losses
@@ -165,8 +166,8 @@ class Collector(StepCollector):
 
     def _read_gradients(self, rows: StepRows) -> None:
         self._parameters.read_gradients()
-        total = self._parameters.total_norm() if Stream.RUN in rows.streams else None
-        self.numbers.put_optimizer(self._view.groups(), total)
+        if Stream.RUN in rows.streams:
+            self.numbers.put_optimizer(self._view.groups(), *self._parameters.total_norm())
 
     def tell(self, rows: StepRows | None) -> None:
         """Tell everything that measures of the rows of a step."""
@@ -215,7 +216,8 @@ class Collector(StepCollector):
             session.attempt("hooking gradient scalers", scaled.install, self._optimizer)
             losses = Losses(session, scaled.of, self._own_losses.fact_of)
             session.attempt("hooking backward", losses.install, BackwardEntry())
-            calls = TrainingCalls(session, lambda _: lambda: None, self._is_concerned)
+            awake = lambda _: lambda: None  # noqa: E731
+            calls = TrainingCalls(session, awake, self._is_concerned, clip_of_parts)
             session.attempt("hooking training calls", calls.install)
 
         if self._communication is not None and Stream.OTHER in due:

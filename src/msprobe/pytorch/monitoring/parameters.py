@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +20,7 @@ from msprobe.monitor.settings import StreamSettings
 from msprobe.pytorch.gradients.parameter_gradients import make_first
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.monitoring.optimizers import OptimizerView, added_up
+from msprobe.pytorch.monitoring.partial_norms import copies_of
 from msprobe.pytorch.monitoring.unsharded import flat_parameters, watch_flat, watch_wholes
 from msprobe.pytorch.values.measures import Known
 from msprobe.pytorch.values.readable import readable
@@ -186,8 +189,10 @@ class Parameters:
     def _reduced(self, parameter: Tensor) -> Tensor | None:
         """Return the gradient that the optimizer gets, if this rank measures it."""
         gradient = self._view.gradient(parameter)
-        is_held = self._holds_reduced or self._are_parts
-        return gradient if is_held or gradient is None or not _is_whole(gradient) else None
+        if self._holds_reduced or self._are_parts or gradient is None:
+            return gradient
+        has_part = self._view.has_part(parameter) or not _is_whole(gradient)
+        return gradient if has_part else None
 
     def read_before(self) -> None:
         """Measure parameters and states before the step."""
@@ -208,30 +213,34 @@ class Parameters:
         if self._before:
             self._put_updates(rows)
 
-    def total_norm(self) -> float | None:
+    def total_norm(self) -> tuple[float | None, float | None]:
         """Return the norm of all gradients together as the optimizer gets them.
 
         Those that were measured unreduced and have not changed since are not read again.
 
         Returns:
-            None without gradients, where the optimizer tells it, and where this rank has a part of
-            one only: the norm of parts is not that of the whole.
+            The norm; None without gradients, where the optimizer tells it, and where this rank has
+            a part of one only. And the part of this rank, where it has one of all.
         """
         if self._view.tells_norm or self._are_parts:
-            return None
+            return None, None
         found = [
             gradient
             for _, parameter in self._parameters
             if (gradient := self._view.gradient(parameter)) is not None
         ]
-        if not found or not all(map(_is_whole, found)):
-            return None
+        copies = np.array([copies_of(gradient) for gradient in found])
+        is_whole = bool(found) and all(map(_is_whole, found))
+        if not is_whole and not (copies > 0).all():
+            return None, None
         from msprobe.pytorch.values.measures import Measures
 
         measures = Measures(-1.0)
         measures.add(found, self._known_gradients)
-        norms = measures.wait()[0][:, 3]
-        return float((norms * norms).sum() ** 0.5)
+        squares = measures.wait()[0][:, 3] ** 2
+        if is_whole:
+            return math.sqrt(squares.sum()), None
+        return None, math.sqrt((squares / copies).sum())
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ _FSDP: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
 Arguments = tuple[Any, ...]
 Original = Callable[..., Any]
 Wake = Callable[[], None]
+MadeOfParts = Callable[[Clip, Tensor], Clip]
+"""Returns the record with what a tensor of several ranks says."""
 
 
 class TrainingCalls:
@@ -38,6 +40,7 @@ class TrainingCalls:
         session: Session,
         go_to_sleep: Callable[[bool], Wake],
         concerns: Callable[[Iterable[int]], bool] = lambda _: True,
+        made_of_parts: MadeOfParts | None = None,
     ) -> None:
         """Create it.
 
@@ -46,8 +49,10 @@ class TrainingCalls:
             go_to_sleep: the same.
             concerns: tells by the ``id`` of parameters or optimizers whether clipping of these, or
                 the scale of a scaler for these, is taken.
+            made_of_parts: makes the record of clipping by a norm of which this rank has a part.
         """
         self._session = session
+        self._made_of_parts = made_of_parts
         self._concerns = concerns
         self._go_to_sleep = go_to_sleep
         self._inside = False
@@ -110,13 +115,16 @@ class TrainingCalls:
 
         def made(numbers: list[Number]) -> Clip:
             maximum, norm_type, norm = numbers
-            return Clip(
+            clip = Clip(
                 function=name,
                 max=maximum,
                 norm_type=norm_type,
                 total_norm=norm,
                 parameters=count,
             )
+            if self._made_of_parts and isinstance(total_norm, Tensor) and norm is None:
+                return self._made_of_parts(clip, total_norm)
+            return clip
 
         norm_type = float(args[2]) if name == "clip_grad_norm_" else None
         self._append(_Numbers([args[1], norm_type, total_norm]), made)
