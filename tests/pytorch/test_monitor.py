@@ -530,6 +530,19 @@ def test_the_file_is_followed_and_never_written(
             assert run.steps() == collected
 
 
+def test_a_changed_file_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DYNAMIC_MONITOR", "True")
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TrainerMon(config(tmp_path)) as monitor:
+        monitor.set_monitor(model, optimizer)
+        path = config(tmp_path, dynamic_on=True, ops=["nrom"])
+        optimizer.step()
+    assert f'is left out: {path}: "ops[0]" is "nrom"' in caplog.text
+
+
 def test_resuming_appends_to_the_same_run(tmp_path: Path) -> None:
     first, _ = trained(tmp_path, {"param_distribution": True}, steps=3)
     second, _ = trained(tmp_path, {"param_distribution": True}, steps=3, start_iteration=2)
@@ -964,10 +977,16 @@ def test_csv_files_are_written_while_the_run_grows_and_continued(tmp_path: Path)
     assert second["norm"].to_list() == expected.to_list()
 
 
+@pytest.mark.parametrize("has_folder", [False, True])
 def test_a_format_without_its_package_is_refused_before_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
+    if has_folder:  # of wandb's files, beside the script
+        (tmp_path / "wandb").mkdir()
+        monkeypatch.delitem(sys.modules, "wandb", raising=False)
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    else:
+        monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UnsupportedError, match='"wandb" needs the package wandb'):
         trained(tmp_path, {"format": "wandb"})
 

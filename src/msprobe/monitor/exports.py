@@ -267,7 +267,10 @@ def require(kind: ExportFormat) -> None:
     Raises:
         UnsupportedError: it is not installed.
     """
-    if kind in (ExportFormat.TENSORBOARD, ExportFormat.WANDB) and find_spec(kind) is None:
+    if kind not in (ExportFormat.TENSORBOARD, ExportFormat.WANDB):
+        return
+    found = find_spec(kind)
+    if found is None or found.origin is None:  # None: a folder, such as that of wandb's own files
         raise UnsupportedError(f'the format "{kind}" needs the package {kind}')
 
 
