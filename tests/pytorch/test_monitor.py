@@ -725,6 +725,28 @@ def test_limits_of_numbers_are_told(key: str, found: int, allowed: str, tmp_path
         TrainerMon(config(tmp_path, **{key: found}))
 
 
+def test_what_is_asked_for_and_not_there_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = {
+        "targets": {"layers.1": {}, "layers.7": {}, "unused": {}},
+        "xy_distribution": True,
+        "wg_distribution": True,
+        "recording_l2_features": True,
+        "l2_targets": {"attention_hook": ["layers.0"]},
+        "streams": {"actv": {"include": ["layers.1", "attention*"]}, "state": {}},
+    }
+    trained(tmp_path, keys, steps=4)
+    told = [one.getMessage() for one in caplog.records if "absences" in one.name]
+    assert told == [
+        "targets: no module or parameter here is named layers.7",
+        'streams.actv.include: no name here fits "attention*"',
+        "nothing is collected of attention_hook so far: it needs modules whose first two inputs, "
+        "q and k, have 4 dimensions",
+        "nothing is collected of state so far: the optimizer has no other states",
+    ]
+
+
 def test_whole_numbers_for_eps(tmp_path: Path) -> None:
     run, _ = trained(tmp_path, {"eps": 1, "ops": ["zeros"], "param_distribution": True})
     assert value(run, "param_origin", "layers.0.weight", "zeros", 0) == 1.0

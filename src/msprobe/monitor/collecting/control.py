@@ -50,9 +50,7 @@ class ControlFile:
             elif self._coming is None:
                 self._ask()
         except RuntimeError as error:  # the process that keeps the store may have ended before
-            warn_once(
-                logger, _KEY, "changes of %s are not followed any more: %s", self.path, error
-            )
+            warn_once(logger, _KEY, "changes of %s are not followed any more: %s", self.path, error)
         if self._coming is None or step < self._coming[0]:
             return None
         raw = self._coming[1]

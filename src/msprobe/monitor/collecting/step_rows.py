@@ -210,6 +210,12 @@ class StepRows:
             batch.start_copy()
 
     @property
+    def filled(self) -> set[Stream]:
+        """The streams that have rows so far."""
+        read = {stream for (stream, _), batch in self._batches.items() if len(batch)}
+        return read | {stream for stream, *_ in self._numbers}
+
+    @property
     def row_count(self) -> int:
         """Number of rows so far."""
         return sum(map(len, self._batches.values())) + len(self._numbers)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from msprobe.capture.headroom import Headroom
 from msprobe.capture.session import Session
 from msprobe.config import CompileMode, Config, DataMode, Level, StatisticsSection
+from msprobe.monitor.collecting.absences import OF_MODULES, tell_unmatched
 from msprobe.monitor.collecting.activations import Activations
 from msprobe.monitor.collecting.collector import (
-    OF_MODULES,
     StepCollector,
     monitored_modules,
     monitored_parameters,
@@ -101,6 +101,11 @@ class Collector(StepCollector):
         names = ModuleNames.of_models(_prefixed(models), keeps_compiled=True)
         self._names = names
         self._observer: ModuleObserver | None = None
+        tell_unmatched(
+            settings,
+            {name for model in models for name, _ in model.named_modules()},
+            {name for model in models for name, _ in model.named_parameters()},
+        )
         modules = [model.named_modules() for model in models]
         super().__init__(
             settings,
