@@ -471,6 +471,15 @@ def test_states_of_a_parameter_without_dimensions(tmp_path: Path) -> None:
     assert "state" not in run.streams
 
 
+def test_a_step_without_gradients_has_no_norm_of_them(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TrainerMon(config(tmp_path)) as monitor:
+        monitor.set_monitor(model, optimizer)
+        optimizer.step()
+        assert not [one for one in monitor.open().names("run") if "norm" in one]
+
+
 def test_collect_times_ends_collecting(tmp_path: Path) -> None:
     run, model = trained(tmp_path, {"collect_times": 2, "wg_distribution": True}, steps=4)
     assert run.steps() == [0, 1]

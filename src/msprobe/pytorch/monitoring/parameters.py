@@ -229,9 +229,9 @@ class Parameters:
             for _, parameter in self._parameters
             if (gradient := self._view.gradient(parameter)) is not None
         ]
-        copies = np.array([copies_of(gradient) for gradient in found])
-        is_whole = bool(found) and all(map(_is_whole, found))
-        if not is_whole and not (copies > 0).all():
+        is_whole = all(map(_is_whole, found))
+        copies = np.array([1 if is_whole else copies_of(gradient) for gradient in found])
+        if not found or not copies.all():
             return None, None
         from msprobe.pytorch.values.measures import Measures
 
