@@ -43,7 +43,7 @@ from msprobe.pytorch.monitoring.loss_scale import ScaledLosses
 from msprobe.pytorch.monitoring.optimizers import view_of
 from msprobe.pytorch.monitoring.own_losses import OwnLosses
 from msprobe.pytorch.monitoring.parameters import Parameters, plain_number
-from msprobe.pytorch.monitoring.partial_norms import clip_of_parts
+from msprobe.pytorch.monitoring.partial_norms import norm_in_parts
 from msprobe.pytorch.monitoring.reading import READING
 from msprobe.pytorch.monitoring.unsharded import flat_parameters
 from msprobe.pytorch.training.losses import Losses
@@ -222,7 +222,7 @@ class Collector(StepCollector):
             losses = Losses(session, scaled.of, self._own_losses.fact_of)
             session.attempt("hooking backward", losses.install, BackwardEntry())
             awake = lambda _: lambda: None  # noqa: E731
-            calls = TrainingCalls(session, awake, self._is_concerned, clip_of_parts)
+            calls = TrainingCalls(session, awake, self._is_concerned, norm_in_parts)
             session.attempt("hooking training calls", calls.install)
 
         if self._communication is not None and Stream.OTHER in due:

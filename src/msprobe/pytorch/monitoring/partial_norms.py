@@ -7,11 +7,13 @@ several ranks are divided among them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from msprobe.dump.facts import Clip
+from msprobe.dump.facts import Clip, Number
 from msprobe.monitor.collecting.run_numbers import ClipOfParts
 
 
@@ -33,17 +35,20 @@ def copies_of(tensor: Any) -> int:
     return count
 
 
-def clip_of_parts(clip: Clip, norm: Tensor) -> Clip:
-    """Return the record of clipping with this rank's part of the norm, which the call returned."""
+def norm_in_parts(norm: Any) -> tuple[Tensor, Callable[[Clip, Number], Clip]] | None:
+    """Return this rank's part of a norm, and what puts it into a record; None of a whole norm."""
     count = copies_of(norm)
-    if not count or clip.norm_type not in (None, 2):
+    return (norm.to_local(), partial(_clip_of_parts, count)) if count else None
+
+
+def _clip_of_parts(copies: int, clip: Clip, part: Number) -> Clip:
+    if part is None or clip.norm_type not in (None, 2):
         return clip
-    local: Tensor = norm.to_local()  # type: ignore[attr-defined]
     return ClipOfParts(
         function=clip.function,
         max=clip.max,
         norm_type=clip.norm_type,
         parameters=clip.parameters,
-        part=float(local),
-        copies=count,
+        part=part,
+        copies=copies,
     )
