@@ -72,6 +72,7 @@ def test_a_monitored_distributed_training_is_bit_identical(family: str, tmp_path
 
 
 REDUCED = """
+import logging
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -86,6 +87,9 @@ path.write_text(json.dumps({
     "cc_distribution": {"enable": True, "cc_pre_hook": True}, "param_distribution": True,
     "streams": {"param_origin": {"ranks": [1]}},
 }))
+told = []
+absences = logging.getLogger("msprobe.monitor.collecting.absences")
+absences.addFilter(lambda record: told.append(record.getMessage()) or True)
 monitor = TrainerMon(path)
 group = dist.new_group([0, 1]) if options["dp_group"] else None
 monitor.set_monitor(model, optimizer, dp_group=group)
@@ -99,7 +103,7 @@ for step in range(2):
     optimizer.step()
     optimizer.zero_grad()
 monitor.close()
-report({"norms": repr(norms)})
+report({"norms": repr(norms), "told": repr(told)})
 """
 
 
@@ -139,6 +143,7 @@ def test_the_norm_of_a_part_is_not_taken_for_that_of_all_gradients(tmp_path: Pat
 @pytest.mark.parametrize("dp_group", [False, True])
 def test_gradients_before_and_after_reduction(dp_group: bool, tmp_path: Path) -> None:
     found = run_ranks(REDUCED, tmp_path, options={"dp_group": dp_group})
+    assert [one["told"] for one in found] == ["[]", "[]"]  # rank 0 has what rank 1 leaves out
     name = "module.weight"
     with msprobe.open_monitor(tmp_path / "runs") as run:
         unreduced = run.series("grad_unreduced", name, "norm").filter(pl.col("step") == 0)

@@ -102,6 +102,8 @@ class Collector(StepCollector):
         )
         self._session.calls.add(self.activations)
         self._session.calls.remove(self._session.recording)
+        if not holds_reduced:
+            self.empty.leave_out({Stream.GRAD_REDUCED})
         self._parameters = Parameters(
             self._session,
             monitored_parameters([one.parameters_and_names() for one in models], settings),

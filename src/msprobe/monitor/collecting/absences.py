@@ -17,6 +17,10 @@ OF_MODULES: Final = frozenset(
     {Stream.ACTV, Stream.ACTV_GRAD, Stream.ATTENTION, Stream.LINEAR}
     | {Stream.ROUTER_WEIGHT, Stream.ROUTER_LOGIT}
 )
+OF_PARAMETERS: Final = frozenset(
+    {Stream.GRAD_UNREDUCED, Stream.GRAD_REDUCED, Stream.EXP_AVG, Stream.EXP_AVG_SQ, Stream.STATE}
+    | {Stream.PARAM_ORIGIN, Stream.PARAM_UPDATED, Stream.UPDATE}
+)
 _STEPS: Final = 2
 """Before the first step optimizers have no states yet."""
 
@@ -77,6 +81,10 @@ class EmptyStreams:
         """Begin; nothing was collected."""
         self._seen: set[Stream] = set()
         self._steps = 0
+
+    def leave_out(self, streams: Collection[Stream]) -> None:
+        """Expect nothing of streams that other ranks measure for this one."""
+        self._seen.update(streams)
 
     def take(self, due: Collection[Stream], filled: Collection[Stream]) -> None:
         """Take a step: the streams that it collects, and those that have rows."""

@@ -31,6 +31,7 @@ class StepCollector(ABC):
         has_closure: whether the optimizer calls a closure that computes the gradients.
         activations: the sink of calls of modules.
         numbers: the sink of facts.
+        empty: tells of streams without rows.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class StepCollector(ABC):
         self.streams = streams_of(settings, rank)
         self.activations = activations
         self.numbers = RunNumbers(self._skipped, as_number)
-        self._empty = EmptyStreams()
+        self.empty = EmptyStreams()
         self._stacks = StackInfo()
         if settings.keys.stack_info:
             activations.on_call = self._stacks.take
@@ -199,7 +200,7 @@ class StepCollector(ABC):
     def _hand_on(self, rows: StepRows) -> None:
         rows.start_copies()
         self.collected += 1
-        self._empty.take(rows.streams, rows.filled)
+        self.empty.take(rows.streams, rows.filled)
         self.latest = rows
         layouts, rank, at = self._layouts, self._rank, now()
         if self.collected == 1:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from msprobe.capture.headroom import Headroom
 from msprobe.capture.session import Session
 from msprobe.config import CompileMode, Config, DataMode, Level, StatisticsSection
-from msprobe.monitor.collecting.absences import OF_MODULES, tell_unmatched
+from msprobe.monitor.collecting.absences import OF_MODULES, OF_PARAMETERS, tell_unmatched
 from msprobe.monitor.collecting.activations import Activations
 from msprobe.monitor.collecting.collector import (
     StepCollector,
@@ -133,16 +133,22 @@ class Collector(StepCollector):
         self._own_losses = OwnLosses(models, view.groups())
         self._own_losses.open()
         parameters = monitored_parameters([one.named_parameters() for one in models], settings)
+        held = [one for one in parameters if holds(one[1])]
+        are_parts = bool(flat_parameters(models))
+        if are_parts or view.tells_norm or len(held) < len(parameters):
+            self.empty.leave_out(OF_PARAMETERS)  # a rank may have no part of any
+        if not holds_reduced:
+            self.empty.leave_out({Stream.GRAD_REDUCED})
         self._parameters = Parameters(
             self._session,
-            [one for one in parameters if holds(one[1])],
+            held,
             view,
             micro_steps=micro_steps,
             reads_main_grad=reads_main_grad,
             every_micro_step=keys.monitor_mbs_grad,
             holds_reduced=holds_reduced,
             direction=keys.mg_direction,
-            are_parts=bool(flat_parameters(models)),
+            are_parts=are_parts,
         )
         self._communication: Communication | None = None
         if keys.cc_distribution.enable and may_communicate():
