@@ -53,6 +53,16 @@ def test_csv_files_have_names_windows_and_headers_of_the_documents(
     assert float(lines[1].split(",")[3]) == 1.23457e-9  # significant digits, not decimals
 
 
+def test_counts_are_whole_numbers_in_csv_files(tmp_path: Path) -> None:
+    layout = Layout("actv", ("zeros", "nans"), *map(tuple, ("ab", (0, 0), (0, 0), "ff", "gg")))
+    with RunWriter(tmp_path / "run", 0, {}) as writer:
+        values = np.array([[0.5, MISSING], [1234567.0, MISSING]])
+        writer.append(Rows(layout, 0, 0, 0, 0.0, values))
+    with msprobe.open_monitor(tmp_path / "run") as run:
+        (path,) = export(run, tmp_path / "csv", ExportFormat.CSV)
+    assert path.read_text().splitlines()[1:] == ["0,a,0,0,0.5,1234567,f,g", "0,b,0,0,,,f,g"]
+
+
 @pytest.mark.parametrize("kind", [ExportFormat.CSV, ExportFormat.TREND_DB])
 def test_what_was_written_is_read_back(folder: Path, tmp_path: Path, kind: ExportFormat) -> None:
     with msprobe.open_monitor(folder) as run:
@@ -112,6 +122,35 @@ def test_names_and_micro_steps_of_a_trend_db_as_asked(folder: Path, tmp_path: Pa
             assert axis == steps
     words = ["data2db", "--data", str(folder), "--db", str(tmp_path / "db"), "--to", "csv", *names]
     assert main(words) == 2
+
+
+@pytest.mark.parametrize("kind", [ExportFormat.CSV, ExportFormat.TREND_DB])
+def test_calls_of_a_shared_module_are_kept_apart(tmp_path: Path, kind: ExportFormat) -> None:
+    names, blank = ("shared.output",) * 2 + ("none.output",), ("",) * 3
+    layout = Layout("actv", ("norm", "nans"), names, (0,) * 3, (0, 1, 0), blank, blank)
+    values = np.array([[1.0, 2.0, MISSING], [0.0, 3.0, MISSING]])
+    with RunWriter(tmp_path / "run", 0, {}) as writer:
+        writer.append(Rows(layout, 0, 0, 0, 0.0, values))
+    with msprobe.open_monitor(tmp_path / "run") as run:
+        export(run, tmp_path / "out", kind)
+    import_run(tmp_path / "out", tmp_path / "again")
+    with msprobe.open_monitor(tmp_path / "again") as run:
+        found = run.table("actv").drop_nulls("norm").select("name", "call", "norm", "nans").rows()
+    assert found == [("shared.output", 0, 1.0, 0.0), ("shared.output", 1, 2.0, 3.0)]
+
+
+def test_events_of_calls_have_tags_of_their_own(tmp_path: Path) -> None:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    blank = ("", "")
+    layout = Layout("actv", ("norm",), ("a.output",) * 2, (0, 0), (0, 1), blank, blank)
+    with RunWriter(tmp_path / "run", 0, {}) as writer:
+        writer.append(Rows(layout, 0, 0, 1, 0.0, np.array([[1.0, 2.0]])))
+    with msprobe.open_monitor(tmp_path / "run") as run:
+        export(run, tmp_path / "tb", ExportFormat.TENSORBOARD)
+    (path,) = (tmp_path / "tb" / "rank0" / "actv").iterdir()
+    events = loader.EventFileLoader(str(path)).Load()
+    tags = [one.tag for event in events for one in event.summary.value]
+    assert tags == ["vp0:a.output:micro1/norm", "vp0:a.output:call1:micro1/norm"]
 
 
 def test_parquet_holds_everything(folder: Path, tmp_path: Path) -> None:

@@ -268,6 +268,45 @@ def test_equal_runs_pass(tmp_path: Path, capsys: Any) -> None:
     assert {row["cosine"] for row in found[:-1]} == {"1.0"}
 
 
+def test_gradients_of_an_earlier_run_in_the_folder_are_not_kept(tmp_path: Path) -> None:
+    record(tmp_path, sign_format="npy")
+    record(tmp_path, sign_format="npy", param_list=["0.bias"])
+    folder = tmp_path / "dump" / "rank0" / "step1"
+    assert sorted(one.name for one in folder.iterdir()) == ["0.bias.npy", "gradients.npz"]
+    with np.load(folder / "gradients.npz") as arrays:
+        assert {name.rpartition("/")[0] for name in arrays.files} == {"0.bias"}
+
+
+@pytest.mark.parametrize("damage", [b"\x8b\xff\x00", b"", b"hello\n"])
+def test_a_damaged_summary_is_said(damage: bytes, tmp_path: Path, capsys: Any) -> None:
+    both = [record(tmp_path / name) for name in "ab"]
+    cut = both[0] / "rank0" / "grad_summary_0.csv"
+    cut.write_bytes(damage)
+    words = ["grad-compare", *map(str, both), "-o", str(tmp_path / "out")]
+    assert main([*words, "--exit-code"]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("rank0: incomplete; 4 parameters, 3 steps\n")
+    assert f"not compared: {cut}: " in text
+
+
+def test_runs_without_signs_are_not_compared(tmp_path: Path, capsys: Any) -> None:
+    both = [record(tmp_path / name, grad_level="L0") for name in "ab"]
+    words = ["grad-compare", *map(str, both), "-o", str(tmp_path / "out")]
+    assert main([*words, "--exit-code"]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("rank0: nothing compared;")
+    assert "step0: holds no signs; level L0 records none" in text
+
+
+def test_intervals_between_fractions(tmp_path: Path) -> None:
+    with probing(tmp_path, grad_level="L2", bounds=[-0.01, 0, 1e-2]) as debugger:
+        seen, _ = train(debugger, 1)
+    (row, *_) = rows(tmp_path / "dump" / "rank0" / "grad_summary_0.csv")
+    assert [*row][1:6] == ["(-inf, -0.01]", "(-0.01, 0]", "(0, 0.01]", "(0.01, inf)", "=0"]
+    share = (seen[0]["0.weight"] > 0.01).double().mean().item()
+    assert float(row["(0.01, inf)"]) == pytest.approx(share)
+
+
 def test_documented_files_are_compared_and_missing_ones_said(tmp_path: Path) -> None:
     """Folders of mindstudio-probe hold boolean arrays only."""
     both = [record(tmp_path / name, sign_format="npy") for name in "ab"]
@@ -312,6 +351,7 @@ def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
     [
         ({"grad_level": "L3"}, "grad_probe.grad_level"),
         ({"bounds": [1, 0]}, "ascending"),
+        ({"bounds": "1"}, "use a list of numbers"),
         ({"bounds": [0, 2**64]}, "bounds"),
         ({"sign_format": "png"}, "sign_format"),
     ],

@@ -30,6 +30,7 @@ from msprobe.monitor.alerts.actions import read_incidents
 from msprobe.monitor.collecting.control import ControlFile
 from msprobe.monitor.reader import MonitorRun
 from msprobe.monitor.rows import Rows
+from msprobe.monitor.settings import squashed
 from msprobe.pytorch import TrainerMon
 
 pytestmark = pytest.mark.torch
@@ -128,6 +129,7 @@ def test_parameters_gradients_and_states_are_exact(tmp_path: Path) -> None:
         assert value(run, "param_updated", name, "max", step) == after.max().item()
         ratio = ((before - after).norm() / before.norm()).item()
         assert value(run, "update", name, "ratio", step) == pytest.approx(ratio, 1e-6)
+        assert run.table("update", steps=[step]).filter(pl.col("name") == name).height == 1
     # The state before the step: there is none in the first.
     assert run.table("exp_avg_sq", steps=[0]).is_empty()
     found = value(run, "exp_avg_sq", name, "norm", 2)
@@ -438,6 +440,46 @@ def test_targets_and_short_names(tmp_path: Path) -> None:
     assert set(run.names("param_origin")) == {"layers.1.weight", "layers.1.bias"}
 
 
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("encoder.layers.3.sub.layers.2.fc.weight", "layers.2.fc.weight"),
+        ("a.embedding.x.embeddings.y", "embeddings.y"),
+        ("m.final.x.final_norm", "final_norm"),
+        ("blocks.output.x", "output.x"),
+        ("head.weight", "head.weight"),
+    ],
+)
+def test_short_names_begin_at_the_last_layer(name: str, short: str) -> None:
+    assert squashed(name) == short
+
+
+def test_states_of_a_parameter_without_dimensions(tmp_path: Path) -> None:
+    model = nn.ParameterDict({"scale": torch.tensor(2.0)})
+    optimizer = torch.optim.Adam(model.parameters())
+    keys = {"mv_distribution": True, "streams": {"state": {}}}
+    with TrainerMon(config(tmp_path, **keys)) as monitor:
+        monitor.set_monitor(model, optimizer)
+        for _ in range(2):
+            model["scale"].square().backward()
+            moments = optimizer.state.get(model["scale"], {}).get("exp_avg", torch.tensor(0.0))
+            before = moments.abs().item()
+            optimizer.step()
+        run = monitor.open()
+    assert run.names("exp_avg") == run.names("exp_avg_sq") == ["scale"]
+    assert value(run, "exp_avg", "scale", "norm", 1) == before > 0
+    assert "state" not in run.streams
+
+
+def test_a_step_without_gradients_has_no_norm_of_them(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TrainerMon(config(tmp_path)) as monitor:
+        monitor.set_monitor(model, optimizer)
+        optimizer.step()
+        assert not [one for one in monitor.open().names("run") if "norm" in one]
+
+
 def test_collect_times_ends_collecting(tmp_path: Path) -> None:
     run, model = trained(tmp_path, {"collect_times": 2, "wg_distribution": True}, steps=4)
     assert run.steps() == [0, 1]
@@ -495,6 +537,19 @@ def test_the_file_is_followed_and_never_written(
                 assert path.read_text() == written
         with monitor.open() as run:
             assert run.steps() == collected
+
+
+def test_a_changed_file_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DYNAMIC_MONITOR", "True")
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TrainerMon(config(tmp_path)) as monitor:
+        monitor.set_monitor(model, optimizer)
+        path = config(tmp_path, dynamic_on=True, ops=["nrom"])
+        optimizer.step()
+    assert f'is left out: {path}: "ops[0]" is "nrom"' in caplog.text
 
 
 def test_resuming_appends_to_the_same_run(tmp_path: Path) -> None:
@@ -663,6 +718,42 @@ def test_typos_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     ):
         with pytest.raises(ConfigError):
             TrainerMon(config(tmp_path, **wrong))
+
+
+@pytest.mark.parametrize(
+    ("key", "found", "allowed"),
+    [
+        ("ndigits", 21, "a whole number from 1 to 20"),
+        ("step_count_per_record", 0, "a whole number from 1 to 1000000"),
+        ("start_step", -1, "a whole number >= 0"),
+        ("eps", -1, "a number >= 0"),
+    ],
+)
+def test_limits_of_numbers_are_told(key: str, found: int, allowed: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f'"{key}" is {found}; use {allowed}$'):
+        TrainerMon(config(tmp_path, **{key: found}))
+
+
+def test_what_is_asked_for_and_not_there_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = {
+        "targets": {"layers.1": {}, "layers.7": {}, "unused": {}},
+        "xy_distribution": True,
+        "wg_distribution": True,
+        "recording_l2_features": True,
+        "l2_targets": {"attention_hook": ["layers.0"]},
+        "streams": {"actv": {"include": ["layers.1", "attention*"]}, "state": {}},
+    }
+    trained(tmp_path, keys, steps=4)
+    told = [one.getMessage() for one in caplog.records if "absences" in one.name]
+    assert told == [
+        "targets: no module or parameter here is named layers.7",
+        'streams.actv.include: no name here fits "attention*"',
+        "nothing is collected of attention_hook so far: it needs modules whose first two inputs, "
+        "q and k, have 4 dimensions",
+        "nothing is collected of state so far: the optimizer has no other states",
+    ]
 
 
 def test_whole_numbers_for_eps(tmp_path: Path) -> None:
@@ -917,10 +1008,16 @@ def test_csv_files_are_written_while_the_run_grows_and_continued(tmp_path: Path)
     assert second["norm"].to_list() == expected.to_list()
 
 
+@pytest.mark.parametrize("has_folder", [False, True])
 def test_a_format_without_its_package_is_refused_before_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
+    if has_folder:  # of wandb's files, beside the script
+        (tmp_path / "wandb").mkdir()
+        monkeypatch.delitem(sys.modules, "wandb", raising=False)
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    else:
+        monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UnsupportedError, match='"wandb" needs the package wandb'):
         trained(tmp_path, {"format": "wandb"})
 

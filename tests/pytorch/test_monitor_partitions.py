@@ -59,7 +59,7 @@ def train(stage, kind, monitored):
             "ur_distribution": True, "mg_direction": True, "xy_distribution": True,
         }))
         monitor = TrainerMon(path)
-        monitor.set_monitor(model, optimizer, grad_acc_steps=2)
+        monitor.set_monitor(model, optimizer, 2, dp_group=torch.distributed.group.WORLD)
         reset_session()
         probe = PrecisionDebugger(task="grad_probe", dump_path=str(folder / f"{stage}_{kind}"))
         probe.monitor(engine)
@@ -221,7 +221,7 @@ def train(cut, monitored):
             "mg_direction": True,
         }))
         monitor = TrainerMon(path)
-        monitor.set_monitor(model, optimizer, grad_acc_steps=2)
+        monitor.set_monitor(model, optimizer, 2, dp_group=torch.distributed.group.WORLD)
     torch.manual_seed(rank)
     losses, norms, unreduced = [], [], []
     for step in range(3):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ from families import differences
 from families.process_group import DISTRIBUTED_FAMILIES, SHARDED_FAMILIES, run_ranks
 
 import msprobe
+from msprobe.cli import main
+from msprobe.monitor.pictures import Pictures
+from msprobe.monitor.reduction import clipping
 from msprobe.monitor.reduction_check import check_reduction
 
 pytestmark = pytest.mark.torch
@@ -68,6 +72,7 @@ def test_a_monitored_distributed_training_is_bit_identical(family: str, tmp_path
 
 
 REDUCED = """
+import logging
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -82,6 +87,9 @@ path.write_text(json.dumps({
     "cc_distribution": {"enable": True, "cc_pre_hook": True}, "param_distribution": True,
     "streams": {"param_origin": {"ranks": [1]}},
 }))
+told = []
+absences = logging.getLogger("msprobe.monitor.collecting.absences")
+absences.addFilter(lambda record: told.append(record.getMessage()) or True)
 monitor = TrainerMon(path)
 group = dist.new_group([0, 1]) if options["dp_group"] else None
 monitor.set_monitor(model, optimizer, dp_group=group)
@@ -95,7 +103,7 @@ for step in range(2):
     optimizer.step()
     optimizer.zero_grad()
 monitor.close()
-report({"norms": repr(norms)})
+report({"norms": repr(norms), "told": repr(told)})
 """
 
 
@@ -128,11 +136,14 @@ report({"found": repr(found)})
 def test_the_norm_of_a_part_is_not_taken_for_that_of_all_gradients(tmp_path: Path) -> None:
     for found in run_ranks(SHARDED, tmp_path):
         assert found["found"] == "[]"
+        with msprobe.open_monitor(tmp_path / "runs") as run:
+            assert run.gradient_norms()["grad_norm"].to_list() == pytest.approx([8**0.5] * 2)
 
 
 @pytest.mark.parametrize("dp_group", [False, True])
 def test_gradients_before_and_after_reduction(dp_group: bool, tmp_path: Path) -> None:
     found = run_ranks(REDUCED, tmp_path, options={"dp_group": dp_group})
+    assert [one["told"] for one in found] == ["[]", "[]"]  # rank 0 has what rank 1 leaves out
     name = "module.weight"
     with msprobe.open_monitor(tmp_path / "runs") as run:
         unreduced = run.series("grad_unreduced", name, "norm").filter(pl.col("step") == 0)
@@ -252,6 +263,75 @@ def test_gradients_before_fsdp_reduces_them(form: int, tmp_path: Path) -> None:
                     assert facts["shard"] or name != "2.0.weight"  # others lie on one rank
                     parts[name] = parts.get(name, 0.0) + facts["norm"] ** 2
     assert parts == pytest.approx(ast.literal_eval(reported[0]["means"]), 1e-4)
+
+
+CLIPPED_PARTS = """
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from msprobe.pytorch import TrainerMon
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+names = ("replicate", "shard")[-len(options["mesh"]):]
+mesh = init_device_mesh("cpu", options["mesh"], mesh_dim_names=names)
+for layer in (model[0], model[2], model):
+    fully_shard(layer, mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+path = folder / f"monitor{rank}.json"
+path.write_text(json.dumps({"output_dir": str(folder / "runs"), "wg_distribution": True}))
+monitor = TrainerMon(path)
+monitor.set_monitor(model, optimizer)
+totals, clipped = [], []
+for step, limit in enumerate([0.01, 1e6, None]):
+    model(torch.full((2, 3), 1.0 + rank + step)).square().mean().backward()
+    total = nn.utils.get_total_norm([one.grad for one in model.parameters()])
+    totals.append(total.full_tensor().item())
+    if limit is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), limit)
+    total = nn.utils.get_total_norm([one.grad for one in model.parameters()])
+    clipped.append(total.full_tensor().item())
+    optimizer.step()
+    optimizer.zero_grad()
+monitor.close()
+report({"totals": repr(totals), "clipped": repr(clipped)})
+"""
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 1), (2, 2)])
+def test_parts_of_the_gradient_norm_on_all_ranks_are_the_whole(
+    mesh: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reported = run_ranks(
+        CLIPPED_PARTS, tmp_path, ranks=math.prod(mesh), options={"mesh": list(mesh)}
+    )
+    totals, clipped = (ast.literal_eval(reported[0][name]) for name in ("totals", "clipped"))
+    with msprobe.open_monitor(tmp_path / "runs") as run:
+        found = run.gradient_norms()
+        if mesh == (2, 1):  # each rank has all
+            assert found.is_empty()
+            for name, expected in (("grad_norm", totals), ("grad_norm_clipped", clipped)):
+                for rank in range(2):
+                    values = run.series("run", name, "value", ranks=[rank])["value"].to_list()
+                    assert values == pytest.approx(expected, 1e-6)
+            return
+        assert "grad_norm" not in run.names("run")  # no rank knows it alone
+        (line,) = Pictures([run]).answer(
+            "series", {"stream": "run", "name": "grad_norm", "op": "value"}
+        )["lines"]
+        factors = clipping(run)
+        path = run.path
+    assert [factors[0], factors[1]] == pytest.approx([totals[0] / clipped[0], 1.0], 1e-6)
+    assert found["step"].to_list() == [0, 1, 2]
+    assert found["grad_norm"].to_list() == pytest.approx(totals, 1e-6)
+    assert found["grad_norm_clipped"].to_list() == pytest.approx(clipped, 1e-6)
+    assert line["values"] == pytest.approx(totals, 1e-5)
+    assert main(["monitor", "show", str(path)]) == 0
+    assert "grad_norm" in capsys.readouterr().out
+    (path / "rank1.rows").unlink()
+    (path / "rank1.index").unlink()
+    with msprobe.open_monitor(path) as run:
+        assert run.gradient_norms().is_empty()
 
 
 CLIPPED = """

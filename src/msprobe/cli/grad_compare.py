@@ -46,9 +46,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _print(rank: RankSimilarity) -> None:
     count = len(rank.parameters) - 1
-    verdict = f"{len(rank.suspicious)} suspicious" if rank.suspicious else "pass"
     if not count:
         verdict = "nothing compared"
+    elif rank.suspicious:
+        verdict = "suspicious"
+    else:
+        verdict = "incomplete" if rank.missing else "pass"
     print(f"{rank.rank}: {verdict}; {count} parameters, {len(rank.steps)} steps")
     for one in rank.suspicious[:_LINES]:
         if one.suspicion is not None:

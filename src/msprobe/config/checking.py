@@ -152,11 +152,11 @@ def describe_type(found: inspect.Type) -> str:
         case inspect.ListType():
             return f"a list of {_describe_many(found.item_type)}"
         case inspect.UnionType():
-            return " or ".join(describe_type(member) for member in found.types)
+            return " or ".join(describe_type(member) for member in _members(found))
         case inspect.IntType():
-            return "a whole number" if found.ge is None else f"a whole number >= {found.ge}"
+            return f"a whole number{_limits(found)}"
         case inspect.FloatType():
-            return "a number"
+            return f"a number{_limits(found)}"
         case inspect.NoneType():
             return "null"
         case inspect.BoolType():
@@ -167,15 +167,31 @@ def describe_type(found: inspect.Type) -> str:
             return "an object {…}"
 
 
+def _limits(found: inspect.IntType | inspect.FloatType) -> str:
+    if found.le is not None:
+        return f" from {found.ge} to {found.le}"
+    return "" if found.ge is None else f" >= {found.ge}"
+
+
+def _members(found: inspect.UnionType) -> list[inspect.Type]:
+    """Return the types of a union; whole numbers are numbers, too."""
+    has_any = any(isinstance(_plain(one), inspect.FloatType) for one in found.types)
+    return [
+        one for one in found.types if not (has_any and isinstance(_plain(one), inspect.IntType))
+    ]
+
+
 def _describe_many(found: inspect.Type) -> str:
     found = _plain(found)
     match found:
         case inspect.EnumType():
             return "words out of " + ", ".join(word.value for word in found.cls)
         case inspect.UnionType():
-            return " and ".join(_describe_many(member) for member in found.types)
+            return " and ".join(_describe_many(member) for member in _members(found))
         case inspect.IntType():
             return "whole numbers"
+        case inspect.FloatType():
+            return "numbers"
         case inspect.StrType():
             return "strings"
         case _:

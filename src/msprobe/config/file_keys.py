@@ -297,7 +297,7 @@ class GradProbeKeys(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="Parameters to record, as names or patterns (`*.bias`); empty for all."),
     ] = []
     bounds: Annotated[
-        list[int], Meta(description="Ascending bounds of the intervals at level L2.")
+        list[int | float], Meta(description="Ascending bounds of the intervals at level L2.")
     ] = msgspec.field(default_factory=lambda: [-1, 0, 1])
     sign_format: Annotated[
         SignFormat,

@@ -250,7 +250,7 @@ def _grad_probe(keys: GradProbeKeys, *, source: str | Path) -> GradProbeSection:
     bounds = tuple(keys.bounds)
     is_ascending = all(low < high for low, high in pairwise(bounds))
     if not bounds or not is_ascending or not all(-(2**63) <= one < 2**63 for one in bounds):
-        rule = "ascending whole numbers of at most 64 bits"
+        rule = "ascending numbers within 64 bits"
         raise ConfigError("grad_probe.bounds", keys.bounds, rule, source=source)
     return GradProbeSection(
         grad_level=keys.grad_level,

@@ -192,7 +192,7 @@ class GradProbeSection:
 
     grad_level: GradLevel = GradLevel.L1
     param_list: tuple[str, ...] = ()
-    bounds: tuple[int, ...] = (-1, 0, 1)
+    bounds: tuple[float, ...] = (-1, 0, 1)
     sign_format: SignFormat = SignFormat.PACKED
     black_list: tuple[str, ...] = ()
 

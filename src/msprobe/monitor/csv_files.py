@@ -32,6 +32,7 @@ DIGITS: Final = 6
 _FOLDER: Final = re.compile(r"(.*)-rank(\d+)-[0-9a-f]+")
 _FILE: Final = re.compile(r"(.+)_(\d+)-(\d+)\.csv")
 _FIXED: Final = ("vpp_stage", "name", "step", "micro_step", "call", "shape", "dtype")
+_COUNTED: Final = ("nans", "infs")
 _NUMBERS: Final = ("micro_step", "call")
 """Columns that a block has only where one of their values is not 0."""
 # In these a row belongs to a micro step.
@@ -167,7 +168,12 @@ def _shown(rows: Rows, digits: int) -> pl.DataFrame:
     columns: list[Any] = [pl.col("chunk").alias("vpp_stage"), pl.col("name"), pl.col("step")]
     if stream in _WITH_MICRO_STEP or rows.micro_step:
         columns.append(pl.col("micro_step"))
-    columns += [pl.col(op).round_sig_figs(digits) for op in rows.layout.ops]
+    columns += [
+        pl.col(op).cast(pl.Int64, strict=False)
+        if op in _COUNTED
+        else pl.col(op).round_sig_figs(digits)
+        for op in rows.layout.ops
+    ]
     if any(rows.layout.calls):
         columns.append(pl.col("call"))
     return table.select(*columns, pl.col("shape"), pl.col("dtype"))

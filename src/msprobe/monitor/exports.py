@@ -117,7 +117,7 @@ def _write_parquet(run: MonitorRun, folder: Path) -> list[Path]:
 class EventFiles:
     """Writes TensorBoard's event files, ``rank{R}/{stream}``; a listener of the monitor's rows.
 
-    Tags are ``vp{chunk}:{name}[:micro{m}]/{op}``.
+    Tags are ``vp{chunk}:{name}[:call{c}][:micro{m}]/{op}``.
 
     Args:
         folder: gets the folders.
@@ -267,7 +267,10 @@ def require(kind: ExportFormat) -> None:
     Raises:
         UnsupportedError: it is not installed.
     """
-    if kind in (ExportFormat.TENSORBOARD, ExportFormat.WANDB) and find_spec(kind) is None:
+    if kind not in (ExportFormat.TENSORBOARD, ExportFormat.WANDB):
+        return
+    found = find_spec(kind)
+    if found is None or found.origin is None:  # None: a folder, such as that of wandb's own files
         raise UnsupportedError(f'the format "{kind}" needs the package {kind}')
 
 
@@ -275,9 +278,8 @@ def tagged(rows: Rows) -> Iterator[dict[str, float]]:
     """Yield the values of each operation of a block by their tags; absent ones have none."""
     layout = rows.layout
     micro = f":micro{rows.micro_step}" if rows.micro_step else ""
-    tags = [
-        f"vp{chunk}:{name}{micro}" for name, chunk in zip(layout.names, layout.chunks, strict=True)
-    ]
+    named = zip(layout.names_of_calls, layout.chunks, strict=True)
+    tags = [f"vp{chunk}:{name}{micro}" for name, chunk in named]
     for op, values in zip(layout.ops, rows.values, strict=True):
         yield {
             f"{tag}/{op}": float(value)

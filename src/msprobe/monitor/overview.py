@@ -10,15 +10,18 @@ from numpy.typing import NDArray
 
 from msprobe.errors import UsageError
 from msprobe.monitor.alerts.series import MAGNITUDES, is_loss
+from msprobe.monitor.collecting.run_numbers import GRAD_NORM, GRAD_NORM_CLIPPED
 from msprobe.monitor.findings import Judging, may_be_judged
 from msprobe.monitor.noise import gradient_noise, no_noise
 from msprobe.monitor.reader import MonitorRun
+from msprobe.monitor.reduction import gradient_norms
 from msprobe.monitor.rows import VALUE, Stream, is_missing
 
 if TYPE_CHECKING:
     import polars as pl
 
 NOISE_SCALE: Final = "gradient noise scale"
+OF_ALL_RANKS: Final = (GRAD_NORM, GRAD_NORM_CLIPPED, NOISE_SCALE)
 _SHOWN_SCALARS: Final = ("loss", "grad_norm", "lr.0", "loss_scale")
 _PREFERRED: Final = (
     *(Stream.GRAD_REDUCED, Stream.GRAD_UNREDUCED, Stream.ACTV, Stream.PARAM_ORIGIN),
@@ -85,21 +88,28 @@ def _scalars(run: MonitorRun, rank: int) -> dict[str, Any]:
     matrix = run.matrix(Stream.RUN, VALUE, rank=rank)
     first, *others = _SHOWN_SCALARS
     losses = [name for name in matrix.names if is_loss(name) and name != first]
-    return {
+    shown = {
         name: _ends(matrix.values[:, matrix.names.index(name)])
         for name in (first, *losses, *others)
         if name in matrix.names
-    } | _noise(run)
+    }
+    for name in OF_ALL_RANKS:
+        found = of_all_ranks(run, name)
+        if not found.is_empty() and name not in shown:
+            shown[name] = _ends(found["value"].to_numpy())
+    return shown
 
 
-def _noise(run: MonitorRun) -> dict[str, Any]:
-    found = noise_of(run)
-    return {} if found.is_empty() else {NOISE_SCALE: _ends(found["scale"].to_numpy())}
+def of_all_ranks(run: MonitorRun, name: str) -> pl.DataFrame:
+    """Return step and value of a number that no rank knows alone, one of `OF_ALL_RANKS`.
 
-
-def noise_of(run: MonitorRun) -> pl.DataFrame:
-    """Return the gradient noise scale, without rows of a run too large to compute it each time."""
-    return gradient_noise(run) if may_be_judged(run) else no_noise()
+    It has no rows where there is no such number, or the run is too large to compute it each time.
+    """
+    if not may_be_judged(run):
+        return no_noise().select("step", value="scale")
+    if name == NOISE_SCALE:
+        return gradient_noise(run).select("step", value="scale")
+    return gradient_norms(run).select("step", value=name)
 
 
 def _series(

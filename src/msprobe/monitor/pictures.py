@@ -20,10 +20,10 @@ from msprobe.json_text import strict
 from msprobe.monitor.alerts.series import is_loss
 from msprobe.monitor.findings import Findings
 from msprobe.monitor.overview import (
-    NOISE_SCALE,
+    OF_ALL_RANKS,
     default_op,
     default_stream,
-    noise_of,
+    of_all_ranks,
 )
 from msprobe.monitor.reader import Matrix, MonitorRun
 from msprobe.monitor.rows import MISSING, VALUE, Stream, is_missing
@@ -123,8 +123,8 @@ class Pictures:
             for name in self.runs[0].names(Stream.RUN)
             if name in _SCALARS or is_loss(name) or name.startswith("lr.")
         ]
+        names += [name for name in OF_ALL_RANKS if name not in names]
         found = [self.series(Stream.RUN, name, VALUE) for name in names]
-        found.append(self.series(Stream.RUN, NOISE_SCALE, VALUE))
         return [one for one in found if one["lines"]]
 
     def series(
@@ -226,11 +226,12 @@ class Pictures:
         self, run: int, stream: str, name: str, op: str, rank: int
     ) -> tuple[NDArray[np.int64], Values]:
         """Return steps and values of a series; only its own values are read if nothing else was."""
-        if stream == Stream.RUN and name == NOISE_SCALE:
-            if rank != self.runs[run].ranks[0]:  # one line for all
+        of_run = self.runs[run]
+        if stream == Stream.RUN and name in OF_ALL_RANKS and name not in of_run.names(stream):
+            if rank != of_run.ranks[0]:  # one line for all
                 return np.zeros(0, np.int64), np.zeros(0)
-            noise = noise_of(self.runs[run])
-            return noise["step"].to_numpy(), noise["scale"].to_numpy()
+            known = of_all_ranks(of_run, name)
+            return known["step"].to_numpy(), known["value"].to_numpy()
         key = run, stream, op, rank
         matrix = self._matrices.get(key) or self._firsts.get(key)
         if matrix is None or (name not in matrix.names and len(matrix.names) < matrix.of_names):

@@ -362,6 +362,12 @@ class MonitorRun:
 
         return gradient_noise(self, window=window)
 
+    def gradient_norms(self) -> pl.DataFrame:
+        """Return step, grad_norm and grad_norm_clipped where ranks have parts of them (FSDP2)."""
+        from msprobe.monitor.reduction import gradient_norms
+
+        return gradient_norms(self)
+
     # -- inside ----------------------------------------------------------------------------------
 
     def _rank(self, rank: int) -> _Rank:

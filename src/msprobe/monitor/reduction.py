@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from msprobe.monitor.collecting.run_numbers import GRAD_NORM, GRAD_NORM_CLIPPED, LOSS_SCALE
+from msprobe.monitor.collecting.run_numbers import (
+    GRAD_NORM,
+    GRAD_NORM_CLIPPED,
+    GRAD_NORM_CLIPPED_PART,
+    GRAD_NORM_PART,
+    LOSS_SCALE,
+)
 from msprobe.monitor.rows import VALUE, Stream, Values, is_missing
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from msprobe.monitor.reader import MonitorRun
 
 NORM: Final = "norm"
@@ -132,6 +140,25 @@ def total_norms(run: MonitorRun) -> dict[int, float]:
     return dict(squares.iter_rows())
 
 
+def gradient_norms(run: MonitorRun) -> pl.DataFrame:
+    """Return the norm of all gradients of each step, of a run whose ranks have parts of it.
+
+    Returns:
+        Columns step, `GRAD_NORM` and `GRAD_NORM_CLIPPED`; without rows where ranks are missing.
+    """
+    import polars as pl
+
+    names = {GRAD_NORM_PART: GRAD_NORM, GRAD_NORM_CLIPPED_PART: GRAD_NORM_CLIPPED}
+    count = max((run.heads(rank)[-1].get("world_size", 1) for rank in run.ranks), default=1)
+    if Stream.RUN not in run.streams or GRAD_NORM_PART not in run.names(Stream.RUN):
+        return pl.DataFrame(schema=dict.fromkeys(("step", *names.values()), pl.Float64))
+    table = run.table(Stream.RUN, names=list(names))
+    parts = table.pivot("name", index=["step", "rank"], values=VALUE)
+    sums = [pl.col(part).pow(2).sum().sqrt().alias(one) for part, one in names.items()]
+    norms = parts.group_by("step").agg(pl.len(), *sums).sort("step")
+    return norms.filter(pl.col("len") == count).drop("len")
+
+
 def clipping(run: MonitorRun) -> dict[int, float]:
     """Return by step the factor that takes clipping back from gradients; NaN where unknown.
 
@@ -144,6 +171,10 @@ def clipping(run: MonitorRun) -> dict[int, float]:
     columns = dict(zip(matrix.names, matrix.values.T, strict=True))
     factors: Values = np.ones(len(matrix.steps))
     before, after = columns.get(GRAD_NORM), columns.get(GRAD_NORM_CLIPPED)
+    if before is None and GRAD_NORM_PART in columns:
+        rows = {step: both for step, *both in gradient_norms(run).iter_rows()}
+        unknown = (np.nan, np.nan)
+        before, after = np.array([rows.get(one, unknown) for one in matrix.steps.tolist()]).T
     if before is not None and after is None:
         factors = factors * np.nan
     elif before is not None and after is not None and np.any(before != after):

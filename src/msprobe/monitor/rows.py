@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -72,6 +73,19 @@ class Layout:
     calls: tuple[int, ...]
     shapes: tuple[str, ...]
     dtypes: tuple[str, ...]
+
+    @property
+    def keys(self) -> Iterator[tuple[str, int, int]]:
+        """Name, chunk and call of each row."""
+        return zip(self.names, self.chunks, self.calls, strict=True)
+
+    @property
+    def names_of_calls(self) -> list[str]:
+        """The names for formats without calls; further ones of a module end with ``:call1`` …"""
+        return [
+            f"{name}:call{call}" if call else name
+            for name, call in zip(self.names, self.calls, strict=True)
+        ]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -366,11 +366,11 @@ def _switched_on(keys: MonitorKeys) -> set[Stream]:
 _ACTIVATIONS: Final = (Stream.ACTV, Stream.ACTV_GRAD)
 CHUNK: Final = re.compile(r"^\d+:")
 """The number of a model in front of a name."""
-_NOT_OF_TENSORS: Final = (Stream.RUN, Stream.OTHER, *_FEATURES)
+NOT_OF_TENSORS: Final = (Stream.RUN, Stream.OTHER, *_FEATURES)
 
 
 def _targets(keys: MonitorKeys, stream: Stream) -> tuple[re.Pattern[str], ...]:
-    if stream in _NOT_OF_TENSORS or (stream in _ACTIVATIONS and keys.all_xy):
+    if stream in NOT_OF_TENSORS or (stream in _ACTIVATIONS and keys.all_xy):
         return ()
     end = r"\Z" if stream in _ACTIVATIONS else ""
     names = [CHUNK.sub("", name) for name in keys.targets]
@@ -394,11 +394,11 @@ def _compiled(key: str, text: str, source: Path | str) -> re.Pattern[str]:
 _SQUASHED: Final = tuple(
     re.compile(pattern)
     for pattern in (
-        r"layers?\.(.*)",
-        r"embeddings?\.(.*)",
-        r"(final.*)",
-        r"(output.*)",
-        r"(norm.*)",
+        r"layers?\.",
+        r"embeddings?\.",
+        r"final",
+        r"output",
+        r"norm",
     )
 )
 

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from msprobe.monitor.store import RunWriter
 
 SUFFIX: Final = ".trend.db"
 _LAYER: Final = re.compile(r"layers?\.\d+")
+_CALL: Final = re.compile(r":call(\d+)\Z")
 _FIXED: Final = ("rank", "step", "target_id", "metric_id")
 
 _TABLES: Final = """
@@ -129,7 +130,7 @@ class _Writer:
         self._steps.add(step)
         fixed = (
             (rows.rank, step, self._target(name, chunk, micro_step, metric), metric)
-            for name, chunk in zip(layout.names, layout.chunks, strict=True)
+            for name, chunk in zip(layout.names_of_calls, layout.chunks, strict=True)
         )
         self._database.executemany(
             self._insert, ((*one, *numbers) for one, numbers in zip(fixed, values, strict=True))
@@ -223,6 +224,13 @@ def _copy(database: sqlite3.Connection, source: Path, folder: Path) -> None:
                 writer.append(rows)
 
 
+class _Row(NamedTuple):
+    name: str
+    chunk: int
+    call: int
+    values: list[float | None]
+
+
 def _blocks(
     found: Iterable[tuple[Any, ...]],
     rank: int,
@@ -231,34 +239,35 @@ def _blocks(
     targets: dict[int, tuple[str, int, int | None]],
 ) -> Iterator[Rows]:
     """Yield one block for each step, stream and micro step."""
-    groups: dict[tuple[int, str, int], list[tuple[str, int, tuple[Any, ...]]]] = {}
+    groups: dict[tuple[int, str, int], list[_Row]] = {}
     current: int | None = None
     for _, step, target, metric, *values in found:
         if step != current and groups:
             yield from _made(groups, rank, ops)
             groups = {}
         current = step
+        if all(one is None for one in values):  # each target has a row of each metric there
+            continue
         name, chunk, micro_step = targets[target]
         place = (step, metrics[metric], max(micro_step or 0, 0))
-        groups.setdefault(place, []).append((name, chunk, tuple(values)))
+        match = _CALL.search(name)
+        base, call = (name[: match.start()], int(match[1])) if match else (name, 0)
+        groups.setdefault(place, []).append(_Row(base, chunk, call, values))
     yield from _made(groups, rank, ops)
 
 
 def _made(
-    groups: dict[tuple[int, str, int], list[tuple[str, int, tuple[Any, ...]]]],
-    rank: int,
-    ops: tuple[str, ...],
+    groups: dict[tuple[int, str, int], list[_Row]], rank: int, ops: tuple[str, ...]
 ) -> Iterator[Rows]:
     for (step, stream, micro_step), members in groups.items():
+        names, chunks, calls, found = zip(*members, strict=True)
         values = np.array(
-            [[MISSING if one is None else one for one in values] for _, _, values in members],
-            np.float64,
+            [[MISSING if one is None else one for one in values] for values in found], np.float64
         ).T
         used = [place for place in range(len(ops)) if not is_missing(values[place].copy()).all()]
-        none, empty = (0,) * len(members), ("",) * len(members)
-        names, chunks = tuple(one[0] for one in members), tuple(one[1] for one in members)
+        empty = ("",) * len(members)
         kept = tuple(ops[place] for place in used)
-        layout = Layout(stream, kept, names, chunks, none, empty, empty)
+        layout = Layout(stream, kept, names, chunks, calls, empty, empty)
         yield Rows(layout, rank, step, micro_step, 0.0, np.ascontiguousarray(values[used]))
 
 

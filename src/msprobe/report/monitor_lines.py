@@ -183,9 +183,9 @@ def _verdict_lines(comparison: Mapping[str, Any]) -> Iterator[Text]:
         yield Text(f"{comparison['skipped_steps']} steps are in one run only", style="yellow")
     for key in ("only_target", "only_reference"):
         if comparison[key]:
-            words = key.replace("_", " in the ")
+            side = key.removeprefix("only_")
             first = plain(comparison[key][0])
-            yield Text(f"{len(comparison[key])} series {words} only: {first} …")
+            yield Text(f"{len(comparison[key])} series in the {side} only: {first} …")
 
 
 def _distance_line(one: Mapping[str, Any], *, several_ranks: bool) -> str:

@@ -31,9 +31,9 @@ from msprobe.mindspore.monitoring.measures import READING
 from msprobe.mindspore.monitoring.parameters import Parameters, as_number
 from msprobe.mindspore.recompute_frames import recomputations
 from msprobe.mindspore.tensor_search import tensors_in
+from msprobe.monitor.collecting.absences import OF_MODULES, tell_unmatched
 from msprobe.monitor.collecting.activations import Activations
 from msprobe.monitor.collecting.collector import (
-    OF_MODULES,
     StepCollector,
     monitored_modules,
     monitored_parameters,
@@ -84,6 +84,11 @@ class Collector(StepCollector):
         self._models = models
         self._session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)
         self._names = CellNames(models)
+        tell_unmatched(
+            settings,
+            {name for model in models for name, _ in model.cells_and_names()},
+            {name for model in models for name, _ in model.parameters_and_names()},
+        )
         cells = [model.cells_and_names() for model in models]
         modules = monitored_modules(cells, self._names.items(), settings, streams)
         super().__init__(
@@ -97,6 +102,8 @@ class Collector(StepCollector):
         )
         self._session.calls.add(self.activations)
         self._session.calls.remove(self._session.recording)
+        if not holds_reduced:
+            self.empty.leave_out({Stream.GRAD_REDUCED})
         self._parameters = Parameters(
             self._session,
             monitored_parameters([one.parameters_and_names() for one in models], settings),

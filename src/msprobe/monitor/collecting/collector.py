@@ -6,9 +6,10 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from msprobe.errors import MonitorStop
+from msprobe.monitor.collecting.absences import OF_MODULES, EmptyStreams
 from msprobe.monitor.collecting.activations import Activations, MonitoredModule
 from msprobe.monitor.collecting.model_notes import StackInfo, write_structure
 from msprobe.monitor.collecting.run_numbers import RunNumbers
@@ -18,11 +19,6 @@ from msprobe.monitor.rows import Stream
 from msprobe.monitor.settings import MonitorSettings, StreamSettings, short_name
 
 logger = logging.getLogger(__name__)
-
-OF_MODULES: Final = frozenset(
-    {Stream.ACTV, Stream.ACTV_GRAD, Stream.ATTENTION, Stream.LINEAR}
-    | {Stream.ROUTER_WEIGHT, Stream.ROUTER_LOGIT}
-)
 
 
 class StepCollector(ABC):
@@ -35,6 +31,7 @@ class StepCollector(ABC):
         has_closure: whether the optimizer calls a closure that computes the gradients.
         activations: the sink of calls of modules.
         numbers: the sink of facts.
+        empty: tells of streams without rows.
     """
 
     def __init__(
@@ -71,6 +68,7 @@ class StepCollector(ABC):
         self.streams = streams_of(settings, rank)
         self.activations = activations
         self.numbers = RunNumbers(self._skipped, as_number)
+        self.empty = EmptyStreams()
         self._stacks = StackInfo()
         if settings.keys.stack_info:
             activations.on_call = self._stacks.take
@@ -202,6 +200,7 @@ class StepCollector(ABC):
     def _hand_on(self, rows: StepRows) -> None:
         rows.start_copies()
         self.collected += 1
+        self.empty.take(rows.streams, rows.filled)
         self.latest = rows
         layouts, rank, at = self._layouts, self._rank, now()
         if self.collected == 1:

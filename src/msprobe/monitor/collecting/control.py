@@ -32,7 +32,7 @@ class ControlFile:
     """
 
     def __init__(self, path: Path, rank: int, store: Callable[[], Any] | None) -> None:
-        self._path = path
+        self.path = path
         self._shared = store
         self._reads = rank == 0 or store is None
         self._seen = self._stamp()
@@ -50,9 +50,7 @@ class ControlFile:
             elif self._coming is None:
                 self._ask()
         except RuntimeError as error:  # the process that keeps the store may have ended before
-            warn_once(
-                logger, _KEY, "changes of %s are not followed any more: %s", self._path, error
-            )
+            warn_once(logger, _KEY, "changes of %s are not followed any more: %s", self.path, error)
         if self._coming is None or step < self._coming[0]:
             return None
         raw = self._coming[1]
@@ -65,7 +63,7 @@ class ControlFile:
             return
         self._seen = stamp
         try:
-            raw, _ = read_config_file(self._path)
+            raw, _ = read_config_file(self.path)
         except ConfigError as error:
             logger.warning("the changed configuration is left out: %s", error)
             return
@@ -89,7 +87,7 @@ class ControlFile:
 
     def _stamp(self) -> tuple[int, int] | None:
         try:
-            found = self._path.stat()
+            found = self.path.stat()
         except OSError:
             return None
         return found.st_mtime_ns, found.st_size

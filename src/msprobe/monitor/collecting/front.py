@@ -369,11 +369,12 @@ class MonitorFront(ABC):
         if self._control is not None:
             raw = self._control.due(self._step)
             if raw is not None:
+                source = self._control.path
                 try:
-                    changed = make_settings(raw)
+                    changed = make_settings(raw, source=source)
                     begins = max(changed.keys.start_step, self._step)
-                    changed = make_settings({**raw, "start_step": begins})
-                    parse_alert(changed.keys.alert, source=self._settings.source or "")
+                    changed = make_settings({**raw, "start_step": begins}, source=source)
+                    parse_alert(changed.keys.alert, source=source)
                 except ConfigError as error:
                     logger.warning("the changed configuration is left out: %s", error)
                     return None

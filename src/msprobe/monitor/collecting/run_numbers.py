@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +14,8 @@ from msprobe.monitor.rows import Stream
 LOSS = "loss"
 GRAD_NORM = "grad_norm"
 GRAD_NORM_CLIPPED = "grad_norm_clipped"
+GRAD_NORM_PART = "grad_norm_part"
+GRAD_NORM_CLIPPED_PART = "grad_norm_clipped_part"
 LOSS_SCALE = "loss_scale"
 SKIPPED = "skipped"
 
@@ -48,6 +51,18 @@ class ModelLoss(Loss, frozen=True, kw_only=True):
     trained: Trained
 
 
+class ClipOfParts(Clip, frozen=True, kw_only=True):
+    """A call that limits gradients of which ranks have parts.
+
+    Attributes:
+        part: the norm before of what this rank has.
+        copies: how many ranks have the same.
+    """
+
+    part: float
+    copies: int
+
+
 class RunNumbers:
     """Takes the facts of a step (a `FactSink`) that are numbers of the run.
 
@@ -69,13 +84,14 @@ class RunNumbers:
         self._loss_scale: float | None = None
         self._clipped_from: float | None = None
         self._clipped_to: float | None = None
+        self._parts_clipped_from: ClipOfParts | None = None
         self._losses: dict[Trained, dict[int, float]] = {}
         self._main: Trained | None = None
 
     def begin_step(self, rows: StepRows | None) -> None:
         """Begin a step, or stop with None."""
         self.rows = rows
-        self._clipped_from = self._clipped_to = None
+        self._clipped_from = self._clipped_to = self._parts_clipped_from = None
         self._losses.clear()
         if rows is None:
             self._loss_scale = None  # it may change unseen
@@ -86,6 +102,8 @@ class RunNumbers:
             case ModelLoss() if value.value is not None:
                 passes = self._losses.setdefault(value.trained, {})
                 passes[value.micro] = passes.get(value.micro, 0.0) + value.value
+            case ClipOfParts():
+                self._parts_clipped_from = value
             case Clip() if value.total_norm is not None:
                 self._clipped_from = value.total_norm
                 if value.max is not None:
@@ -114,8 +132,19 @@ class RunNumbers:
             for micro_step, value in enumerate(passes.values()):
                 self._put(name, value, micro_step)
 
-    def put_optimizer(self, groups: Sequence[Mapping[str, Any]], total_norm: float | None) -> None:
-        """Take the settings with which the optimizer steps, and the norm of all gradients."""
+    def put_optimizer(
+        self,
+        groups: Sequence[Mapping[str, Any]],
+        total_norm: float | None,
+        share: float | None = None,
+    ) -> None:
+        """Take the settings with which the optimizer steps, and the norm of all gradients.
+
+        Args:
+            groups: of the optimizer.
+            total_norm: None where this rank does not know it.
+            share: this rank's part of it, where it has one of all gradients.
+        """
         if self.rows is None or Stream.RUN not in self.rows.streams:
             return
         for number, group in enumerate(groups):
@@ -126,6 +155,9 @@ class RunNumbers:
                     if found is not None:
                         part = f"[{place}]" if isinstance(value, tuple | list) else ""
                         self._put(f"{name}{part}.{number}", found)
+        of_parts = self._parts_clipped_from
+        if of_parts is not None and total_norm is not None:  # this rank has all, and so have others
+            self._clipped_from = of_parts.part
         before = total_norm if self._clipped_from is None else self._clipped_from
         if before is not None:
             self._put(GRAD_NORM, before)
@@ -133,6 +165,10 @@ class RunNumbers:
             total_norm = self._clipped_to
         if total_norm is not None:
             self._put(GRAD_NORM_CLIPPED, total_norm)
+        if share is not None:
+            of_all = share if of_parts is None else of_parts.part / math.sqrt(of_parts.copies)
+            self._put(GRAD_NORM_PART, of_all)
+            self._put(GRAD_NORM_CLIPPED_PART, share)
         if self._loss_scale is not None:
             self._put(LOSS_SCALE, self._loss_scale)
             self._put(SKIPPED, float(self._skips))

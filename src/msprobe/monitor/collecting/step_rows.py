@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -209,30 +210,53 @@ class StepRows:
             batch.start_copy()
 
     @property
+    def filled(self) -> set[Stream]:
+        """The streams that have rows so far."""
+        read = {stream for (stream, _), batch in self._batches.items() if len(batch)}
+        return read | {stream for stream, *_ in self._numbers}
+
+    @property
     def row_count(self) -> int:
         """Number of rows so far."""
         return sum(map(len, self._batches.values())) + len(self._numbers)
 
     def rows(self, layouts: Layouts, rank: int, at: float) -> list[Rows]:
         """Return all rows; on the recorder's thread."""
-        found = [
-            batch.rows(layouts, rank, self.step, at)
-            for batch in self._batches.values()
+        found = {
+            place: batch.rows(layouts, rank, self.step, at)
+            for place, batch in self._batches.items()
             if len(batch)
-        ]
-        return found + self._number_rows(layouts, rank, at)
+        }
+        others = []
+        for numbers in self._number_rows(layouts, rank, at):
+            place = Stream(numbers.layout.stream), numbers.micro_step
+            rows = found.get(place)
+            if rows is not None and set(numbers.layout.keys) <= set(rows.layout.keys):
+                found[place] = _with_column(rows, numbers, layouts)
+            else:
+                others.append(numbers)
+        return [*found.values(), *others]
 
-    def _number_rows(self, layouts: Layouts, rank: int, at: float) -> list[Rows]:
+    def _number_rows(self, layouts: Layouts, rank: int, at: float) -> Iterator[Rows]:
         groups: dict[tuple[Stream, int, str], dict[Key, float]] = {}
         for stream, micro_step, op, key, value in self._numbers:
             groups.setdefault((stream, micro_step, op), {})[key] = value
-        rows = []
         for (stream, micro_step, op), found in groups.items():
             empty = ("",) * len(found)
             layout = layouts.get(stream, (op,), [*zip(*found, strict=True), empty, empty])
             values = np.array([list(found.values())], np.float64)
-            rows.append(Rows(layout, rank, self.step, micro_step, at, values))
-        return rows
+            yield Rows(layout, rank, self.step, micro_step, at, values)
+
+
+def _with_column(rows: Rows, numbers: Rows, layouts: Layouts) -> Rows:
+    """Return a block with numbers of the same tensors as one more operation."""
+    layout = rows.layout
+    known = dict(zip(numbers.layout.keys, numbers.values[0], strict=True))
+    column = [known.get(key, MISSING) for key in layout.keys]
+    columns = [layout.names, layout.chunks, layout.calls, layout.shapes, layout.dtypes]
+    ops = (*layout.ops, *numbers.layout.ops)
+    joined = layouts.get(layout.stream, ops, columns)
+    return replace(rows, layout=joined, values=np.vstack([rows.values, column]))
 
 
 def now() -> float:

@@ -8,7 +8,7 @@ import io
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -203,10 +203,10 @@ def compare_rank(target: Path, reference: Path) -> RankSimilarity:
     steps = sorted(both[0] & both[1])
     if not steps:
         raise DumpFormatError(target, f"has no step of the probe that {reference} has as well")
-    names = _parameter_names(target / summary_name(steps[0]))
+    missing = [f"step {step}: in one run only" for step in sorted(both[0] ^ both[1])]
+    names = _parameter_names(target, steps, missing)
     parameters = {name: ParameterSimilarity(name) for name in names}
     summary = ParameterSimilarity(SUMMARY)
-    missing = [f"step {step}: in one run only" for step in sorted(both[0] ^ both[1])]
     for step in steps:
         sides = [_read_step(folder / f"step{step}", missing) for folder in (target, reference)]
         _compare_step(step, sides, parameters, summary, missing)
@@ -219,15 +219,19 @@ def _steps_of(folder: Path) -> set[int]:
     return {int(match[1]) for match in named if match}
 
 
-def _parameter_names(path: Path) -> list[str]:
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file)
-        column = next(
-            (one for one in rows.fieldnames or () if one.lower() == PARAMETER_COLUMN), None
-        )
-        if column is None:
-            raise DumpFormatError(path, f"has no column {PARAMETER_COLUMN}")
-        return [row[column] for row in rows]
+def _parameter_names(folder: Path, steps: Sequence[int], missing: list[str]) -> list[str]:
+    """Return the names in the first summary that can be read; others are added to `missing`."""
+    for path in (folder / summary_name(step) for step in steps):
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = csv.DictReader(file)
+                columns = [one for one in rows.fieldnames or () if one.lower() == PARAMETER_COLUMN]
+                if columns:
+                    return [row[columns[0]] for row in rows]
+            missing.append(f"{path}: has no column {PARAMETER_COLUMN}")
+        except (OSError, UnicodeError, csv.Error) as exc:
+            missing.append(f"{path}: {exc}")
+    return []
 
 
 def _compare_step(
@@ -281,6 +285,8 @@ def _read_step(folder: Path, missing: list[str]) -> dict[str, _Recorded]:
             continue
         packed = np.packbits(positive.reshape(-1).astype(np.bool_))
         found[file.stem] = _Recorded(Signs(packed, None, positive.size))
+    if not found and not path.exists():
+        missing.append(f"{folder}: holds no signs; level L0 records none")
     return found
 
 
@@ -344,16 +350,18 @@ def _page_of(
     """Return overview and answers of the page, in the form of the monitor's."""
     ops = {"similarity": "similarity", "three_states": "three_states", "cosine": "cosines"}
     steps, parameters = found.steps, found.parameters[:-1]
+    named = _RANK_FOLDER.fullmatch(found.rank)
+    rank = int(named[1]) if named else 0
     span = {"first": steps[0], "last": steps[-1], "count": len(steps)}
     stream = {"name": "signs", "ops": list(ops), "op": "similarity"}
-    summary = _series_answer(found.parameters[-1], "similarity", "similarity")
+    summary = _series_answer(found.parameters[-1], "similarity", "similarity", rank)
     overview = {
-        "runs": [{"path": " against ".join(paths), "ranks": [0], **span}],
+        "runs": [{"path": " against ".join(paths), "ranks": [rank], **span}],
         "streams": [stream],
         "stream": "signs",
         "scalars": [summary],
         "incidents": [
-            _incident(one.name, one.suspicion, place)
+            _incident(one.name, one.suspicion, place, rank)
             for place, one in enumerate(found.parameters)
             if one.suspicion is not None
         ],
@@ -373,23 +381,23 @@ def _page_of(
         }
         for one in parameters:
             key = f"series?{urlencode({'name': one.name, 'op': op, 'stream': 'signs'})}"
-            answers[key] = _series_answer(one, op, attribute)
+            answers[key] = _series_answer(one, op, attribute, rank)
     return overview, answers
 
 
-def _series_answer(one: ParameterSimilarity, op: str, attribute: str) -> dict[str, Any]:
+def _series_answer(one: ParameterSimilarity, op: str, attribute: str, rank: int) -> dict[str, Any]:
     values: dict[int, float] = getattr(one, attribute)
     line = {
         "run": 0,
-        "rank": 0,
+        "rank": rank,
         "steps": list(values),
         "values": [value if math.isfinite(value) else None for value in values.values()],
     }
     return {"stream": "signs", "name": one.name, "op": op, "lines": [line]}
 
 
-def _incident(name: str, found: Suspicion, number: int) -> dict[str, Any]:
-    lead = {"stream": "signs", "name": name, "op": "similarity", "rank": 0, "deviations": 0}
+def _incident(name: str, found: Suspicion, number: int, rank: int) -> dict[str, Any]:
+    lead = {"stream": "signs", "name": name, "op": "similarity", "rank": rank, "deviations": 0}
     return {
         "incident": number,
         "severity": "warning",
@@ -398,7 +406,7 @@ def _incident(name: str, found: Suspicion, number: int) -> dict[str, Any]:
         "start": found.step,
         "last": found.step,
         "series": 1,
-        "ranks": [0],
+        "ranks": [rank],
         "lead": lead,
     }
 

@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import logging
+import shutil
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,12 +84,13 @@ class ProbeWriter:
         """
         rows = [self._row(one) for one in gradients]
         # Several optimizers step once each: only the current step can get more rows.
+        goes_on = step in self._written
         self._written = {step: self._written.get(step, []) + rows}
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([self._header(), *self._written[step]])
         write_report(self._folder / summary_name(step), text.getvalue(), warns=False)
         if self.section.grad_level is not GradLevel.L0:
-            self._write_signs(self._folder / f"step{step}", gradients)
+            self._write_signs(self._folder / f"step{step}", gradients, goes_on=goes_on)
 
     def _header(self) -> list[str]:
         statistics = ["max", "min", "norm", "shape"]
@@ -110,10 +112,12 @@ class ProbeWriter:
         ends = [float(values.max()), float(values.min())] if values.size else ["N/A", "N/A"]
         return [*row, *ends, _norm(values), str(list(values.shape))]
 
-    def _write_signs(self, folder: Path, gradients: Sequence[Gradient]) -> None:
+    def _write_signs(self, folder: Path, gradients: Sequence[Gradient], *, goes_on: bool) -> None:
+        if folder.exists() and not goes_on:  # of an earlier run
+            shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / SKETCHES_NAME
-        arrays = dict(np.load(path)) if path.exists() and len(self._written) else {}
+        arrays = dict(np.load(path)) if goes_on else {}
         for gradient in gradients:
             arrays.update(_arrays_of(gradient))
             if self.section.sign_format is SignFormat.NPY:
@@ -149,14 +153,14 @@ def _norm(values: Floats) -> float:
         return float(np.sqrt(np.dot(flat, flat)))
 
 
-def interval_names(bounds: Sequence[int]) -> list[str]:
+def interval_names(bounds: Sequence[float]) -> list[str]:
     """Return the titles of the intervals between bounds, and of zero."""
     ends = ["-inf", *map(str, bounds)]
     names = [f"({low}, {high}]" for low, high in pairwise(ends)]
     return [*names, f"({ends[-1]}, inf)", "=0"]
 
 
-def interval_shares(values: Floats, bounds: Sequence[int]) -> list[float]:
+def interval_shares(values: Floats, bounds: Sequence[float]) -> list[float]:
     """Return the share of elements in each interval, and of zeros; NaN is in none."""
     flat = values.reshape(-1)
     if not flat.size:

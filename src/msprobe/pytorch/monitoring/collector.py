@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from msprobe.capture.headroom import Headroom
 from msprobe.capture.session import Session
 from msprobe.config import CompileMode, Config, DataMode, Level, StatisticsSection
+from msprobe.monitor.collecting.absences import OF_MODULES, OF_PARAMETERS, tell_unmatched
 from msprobe.monitor.collecting.activations import Activations
 from msprobe.monitor.collecting.collector import (
-    OF_MODULES,
     StepCollector,
     monitored_modules,
     monitored_parameters,
@@ -43,6 +43,7 @@ from msprobe.pytorch.monitoring.loss_scale import ScaledLosses
 from msprobe.pytorch.monitoring.optimizers import view_of
 from msprobe.pytorch.monitoring.own_losses import OwnLosses
 from msprobe.pytorch.monitoring.parameters import Parameters, plain_number
+from msprobe.pytorch.monitoring.partial_norms import norm_in_parts
 from msprobe.pytorch.monitoring.reading import READING
 from msprobe.pytorch.monitoring.unsharded import flat_parameters
 from msprobe.pytorch.training.losses import Losses
@@ -100,6 +101,11 @@ class Collector(StepCollector):
         names = ModuleNames.of_models(_prefixed(models), keeps_compiled=True)
         self._names = names
         self._observer: ModuleObserver | None = None
+        tell_unmatched(
+            settings,
+            {name for model in models for name, _ in model.named_modules()},
+            {name for model in models for name, _ in model.named_parameters()},
+        )
         modules = [model.named_modules() for model in models]
         super().__init__(
             settings,
@@ -127,16 +133,22 @@ class Collector(StepCollector):
         self._own_losses = OwnLosses(models, view.groups())
         self._own_losses.open()
         parameters = monitored_parameters([one.named_parameters() for one in models], settings)
+        held = [one for one in parameters if holds(one[1])]
+        are_parts = bool(flat_parameters(models))
+        if are_parts or view.tells_norm or len(held) < len(parameters):
+            self.empty.leave_out(OF_PARAMETERS)  # a rank may have no part of any
+        if not holds_reduced:
+            self.empty.leave_out({Stream.GRAD_REDUCED})
         self._parameters = Parameters(
             self._session,
-            [one for one in parameters if holds(one[1])],
+            held,
             view,
             micro_steps=micro_steps,
             reads_main_grad=reads_main_grad,
             every_micro_step=keys.monitor_mbs_grad,
             holds_reduced=holds_reduced,
             direction=keys.mg_direction,
-            are_parts=bool(flat_parameters(models)),
+            are_parts=are_parts,
         )
         self._communication: Communication | None = None
         if keys.cc_distribution.enable and may_communicate():
@@ -165,8 +177,8 @@ class Collector(StepCollector):
 
     def _read_gradients(self, rows: StepRows) -> None:
         self._parameters.read_gradients()
-        total = self._parameters.total_norm() if Stream.RUN in rows.streams else None
-        self.numbers.put_optimizer(self._view.groups(), total)
+        if Stream.RUN in rows.streams:
+            self.numbers.put_optimizer(self._view.groups(), *self._parameters.total_norm())
 
     def tell(self, rows: StepRows | None) -> None:
         """Tell everything that measures of the rows of a step."""
@@ -215,7 +227,8 @@ class Collector(StepCollector):
             session.attempt("hooking gradient scalers", scaled.install, self._optimizer)
             losses = Losses(session, scaled.of, self._own_losses.fact_of)
             session.attempt("hooking backward", losses.install, BackwardEntry())
-            calls = TrainingCalls(session, lambda _: lambda: None, self._is_concerned)
+            awake = lambda _: lambda: None  # noqa: E731
+            calls = TrainingCalls(session, awake, self._is_concerned, norm_in_parts)
             session.attempt("hooking training calls", calls.install)
 
         if self._communication is not None and Stream.OTHER in due:

@@ -25,6 +25,12 @@ class OptimizerView(Protocol):
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """Return the reduced gradient of a parameter, None without one."""
 
+    def has_part(self, parameter: Tensor) -> bool:
+        """Return whether `gradient` is a part of the reduced one, other than those of other ranks.
+
+        Of a `DTensor` it need not be told.
+        """
+
     def states(self, parameter: Tensor) -> Mapping[str, Any]:
         """Return the states of a parameter by name, empty before the first step."""
 
@@ -60,6 +66,10 @@ class PlainView:
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """Return ``main_grad`` or ``grad``."""
         return gradient_of(parameter, reads_main_grad=self._reads_main_grad)
+
+    def has_part(self, parameter: Tensor) -> bool:
+        """Return False."""
+        return False
 
     def states(self, parameter: Tensor) -> Mapping[str, Any]:
         """Return the optimizer's own states."""

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +20,7 @@ from msprobe.monitor.settings import StreamSettings
 from msprobe.pytorch.gradients.parameter_gradients import make_first
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.monitoring.optimizers import OptimizerView, added_up
+from msprobe.pytorch.monitoring.partial_norms import copies_of
 from msprobe.pytorch.monitoring.unsharded import flat_parameters, watch_flat, watch_wholes
 from msprobe.pytorch.values.measures import Known
 from msprobe.pytorch.values.readable import readable
@@ -25,6 +28,8 @@ from msprobe.pytorch.values.readable import readable
 Named = tuple[Key, Tensor]
 
 _MOMENTS: Final = {"exp_avg": Stream.EXP_AVG, "exp_avg_sq": Stream.EXP_AVG_SQ}
+_COUNTS: Final = ("step", "eta", "mu", "mu_product", "RMS")
+"""States of torch's optimizers that are single numbers, also of parameters without dimensions."""
 RATIO: Final = "ratio"
 MG_DIRECTION: Final = "mg_direction"
 
@@ -184,8 +189,10 @@ class Parameters:
     def _reduced(self, parameter: Tensor) -> Tensor | None:
         """Return the gradient that the optimizer gets, if this rank measures it."""
         gradient = self._view.gradient(parameter)
-        is_held = self._holds_reduced or self._are_parts
-        return gradient if is_held or gradient is None or not _is_whole(gradient) else None
+        if self._holds_reduced or self._are_parts or gradient is None:
+            return gradient
+        has_part = self._view.has_part(parameter) or not _is_whole(gradient)
+        return gradient if has_part else None
 
     def read_before(self) -> None:
         """Measure parameters and states before the step."""
@@ -206,30 +213,34 @@ class Parameters:
         if self._before:
             self._put_updates(rows)
 
-    def total_norm(self) -> float | None:
+    def total_norm(self) -> tuple[float | None, float | None]:
         """Return the norm of all gradients together as the optimizer gets them.
 
         Those that were measured unreduced and have not changed since are not read again.
 
         Returns:
-            None without gradients, where the optimizer tells it, and where this rank has a part of
-            one only: the norm of parts is not that of the whole.
+            The norm; None without gradients, where the optimizer tells it, and where this rank has
+            a part of one only. And the part of this rank, where it has one of all.
         """
         if self._view.tells_norm or self._are_parts:
-            return None
+            return None, None
         found = [
             gradient
             for _, parameter in self._parameters
             if (gradient := self._view.gradient(parameter)) is not None
         ]
-        if not found or not all(map(_is_whole, found)):
-            return None
+        is_whole = all(map(_is_whole, found))
+        copies = np.array([1 if is_whole else copies_of(gradient) for gradient in found])
+        if not found or not copies.all():
+            return None, None
         from msprobe.pytorch.values.measures import Measures
 
         measures = Measures(-1.0)
         measures.add(found, self._known_gradients)
-        norms = measures.wait()[0][:, 3]
-        return float((norms * norms).sum() ** 0.5)
+        squares = measures.wait()[0][:, 3] ** 2
+        if is_whole:
+            return math.sqrt(squares.sum()), None
+        return None, math.sqrt((squares / copies).sum())
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -260,7 +271,7 @@ class Parameters:
         found: dict[Stream, tuple[list[Key], list[Tensor]]] = {}
         for key, parameter in self._parameters:
             for name, state in self._view.states(parameter).items():
-                if not isinstance(state, Tensor) or state.dim() == 0:
+                if not isinstance(state, Tensor) or _is_count(name, state, parameter):
                     continue
                 stream = _MOMENTS.get(name, Stream.STATE)
                 settings = rows.streams.get(stream)
@@ -310,6 +321,11 @@ class Parameters:
                 signs = gradient.sign() * moment.sign()
                 share = (signs.sum().item() / moment.numel() + 1) / 2
             rows.put_number(key, share, stream=Stream.OTHER, op=MG_DIRECTION)
+
+
+def _is_count(name: str, state: Tensor, parameter: Tensor) -> bool:
+    """Return whether a state is one number for the whole parameter, such as its steps."""
+    return state.dim() == 0 and (parameter.dim() > 0 or name in _COUNTS)
 
 
 def _is_added(parameter: Tensor) -> bool:

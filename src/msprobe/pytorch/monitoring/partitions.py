@@ -40,6 +40,10 @@ class _ZeroBase:
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
+    def has_part(self, parameter: Tensor) -> bool:
+        """Return True."""
+        return True
+
     def groups(self) -> list[dict[str, Any]]:
         """Return the groups of the optimizer inside."""
         return list(self._optimizer.param_groups)
@@ -83,6 +87,10 @@ class ZeroZeroView(_ZeroBase):
         """Return the gradient, as the loss scale left it."""
         return parameter.grad
 
+    def has_part(self, parameter: Tensor) -> bool:
+        """Return False."""
+        return False
+
     def states(self, parameter: Tensor) -> Mapping[str, Any]:
         """Return the parts of the states that are the parameter's."""
         if parameter not in self._places:
@@ -119,6 +127,10 @@ class ZeroView(_ZeroBase):
         except (ValueError, KeyError, IndexError):  # no backward pass reached it
             return None
         return found
+
+    def has_part(self, parameter: Tensor) -> bool:
+        """Return whether it is in the partition."""
+        return getattr(parameter, "_hp_grad", None) is None
 
     def states(self, parameter: Tensor) -> Mapping[str, Any]:
         """Return parts of the states, after the first step."""
@@ -188,6 +200,10 @@ class MegatronView(PlainView):
         part = self._optimizer._get_model_param_range_map(parameter)["param"]
         return found.view(-1)[part.start : part.end]
 
+    def has_part(self, parameter: Tensor) -> bool:
+        """Return whether the optimizer is distributed."""
+        return self._places is not None
+
     def states(self, parameter: Tensor) -> Mapping[str, Any]:
         """Return the states of the main parameter."""
         main = getattr(parameter, "main_param", parameter)
@@ -225,6 +241,12 @@ class ChainedView:
         """Return the gradient as the member with this parameter has it."""
         found = (view.gradient(parameter) for view in self._views)
         return next((one for one in found if one is not None), None)
+
+    def has_part(self, parameter: Tensor) -> bool:
+        """Return whether the member with this parameter has a part of its gradient."""
+        return any(
+            view.has_part(parameter) for view in self._views if view.gradient(parameter) is not None
+        )
 
     def states(self, parameter: Tensor) -> Mapping[str, Any]:
         """Return the states as the member with this parameter has them."""

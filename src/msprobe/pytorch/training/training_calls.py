@@ -28,6 +28,9 @@ _FSDP: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
 Arguments = tuple[Any, ...]
 Original = Callable[..., Any]
 Wake = Callable[[], None]
+Finish = Callable[[Clip, Number], Clip]
+InParts = Callable[[Any], tuple[Tensor, Finish] | None]
+"""Of a norm that several ranks share: the part of this one, and what puts it into the record."""
 
 
 class TrainingCalls:
@@ -38,6 +41,7 @@ class TrainingCalls:
         session: Session,
         go_to_sleep: Callable[[bool], Wake],
         concerns: Callable[[Iterable[int]], bool] = lambda _: True,
+        in_parts: InParts = lambda _: None,
     ) -> None:
         """Create it.
 
@@ -46,8 +50,10 @@ class TrainingCalls:
             go_to_sleep: the same.
             concerns: tells by the ``id`` of parameters or optimizers whether clipping of these, or
                 the scale of a scaler for these, is taken.
+            in_parts: tells of a norm which part of it this rank has; None of a whole one.
         """
         self._session = session
+        self._in_parts = in_parts
         self._concerns = concerns
         self._go_to_sleep = go_to_sleep
         self._inside = False
@@ -107,19 +113,22 @@ class TrainingCalls:
         total_norm = None
         if limits_norm:
             total_norm = args[2] if name == "clip_grads_with_norm_" else result
+        of_parts = self._in_parts(total_norm)
+        read, finish = (total_norm, _as_it_is) if of_parts is None else of_parts
 
         def made(numbers: list[Number]) -> Clip:
             maximum, norm_type, norm = numbers
-            return Clip(
+            clip = Clip(
                 function=name,
                 max=maximum,
                 norm_type=norm_type,
-                total_norm=norm,
+                total_norm=norm if read is total_norm else None,
                 parameters=count,
             )
+            return finish(clip, norm)
 
         norm_type = float(args[2]) if name == "clip_grad_norm_" else None
-        self._append(_Numbers([args[1], norm_type, total_norm]), made)
+        self._append(_Numbers([args[1], norm_type, read]), made)
 
     def _scale(self, original: Original, args: Arguments, _kwargs: Any) -> Any:
         scaler = args[0]
@@ -188,6 +197,10 @@ class TrainingCalls:
             check.note_update(entry)
         else:
             self._session.facts.append("events", entry)
+
+
+def _as_it_is(clip: Clip, _: Number) -> Clip:
+    return clip
 
 
 class _Numbers:
