@@ -288,7 +288,7 @@ for step, limit in enumerate([0.01, 1e6, None]):
     total = nn.utils.get_total_norm([one.grad for one in model.parameters()])
     totals.append(total.full_tensor().item())
     if limit is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), limit)
+        nn.utils.clip_grad_norm_(model.parameters(), limit, options["norm_type"])
     total = nn.utils.get_total_norm([one.grad for one in model.parameters()])
     clipped.append(total.full_tensor().item())
     optimizer.step()
@@ -303,7 +303,7 @@ def test_parts_of_the_gradient_norm_on_all_ranks_are_the_whole(
     mesh: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reported = run_ranks(
-        CLIPPED_PARTS, tmp_path, ranks=math.prod(mesh), options={"mesh": list(mesh)}
+        CLIPPED_PARTS, tmp_path, ranks=math.prod(mesh), options={"mesh": mesh, "norm_type": 2.0}
     )
     totals, clipped = (ast.literal_eval(reported[0][name]) for name in ("totals", "clipped"))
     with msprobe.open_monitor(tmp_path / "runs") as run:
@@ -332,6 +332,12 @@ def test_parts_of_the_gradient_norm_on_all_ranks_are_the_whole(
     (path / "rank1.index").unlink()
     with msprobe.open_monitor(path) as run:
         assert run.gradient_norms().is_empty()
+
+
+def test_parts_are_unknown_where_another_norm_is_clipped(tmp_path: Path) -> None:
+    run_ranks(CLIPPED_PARTS, tmp_path, ranks=2, options={"mesh": (2,), "norm_type": 1.0})
+    with msprobe.open_monitor(tmp_path / "runs") as run:
+        assert run.gradient_norms()["step"].to_list() == [2]  # in which nothing is clipped
 
 
 CLIPPED = """

@@ -85,6 +85,7 @@ class RunNumbers:
         self._clipped_from: float | None = None
         self._clipped_to: float | None = None
         self._parts_clipped_from: ClipOfParts | None = None
+        self._is_other_norm = False
         self._losses: dict[Trained, dict[int, float]] = {}
         self._main: Trained | None = None
 
@@ -92,6 +93,7 @@ class RunNumbers:
         """Begin a step, or stop with None."""
         self.rows = rows
         self._clipped_from = self._clipped_to = self._parts_clipped_from = None
+        self._is_other_norm = False
         self._losses.clear()
         if rows is None:
             self._loss_scale = None  # it may change unseen
@@ -108,6 +110,8 @@ class RunNumbers:
                 self._clipped_from = value.total_norm
                 if value.max is not None:
                     self._clipped_to = clipped_norm(value.total_norm, value.max)
+            case Clip() if value.norm_type not in (None, 2):
+                self._is_other_norm = True
             case Scaler():
                 if value.new_scale is not None:
                     self._loss_scale = value.new_scale
@@ -165,7 +169,7 @@ class RunNumbers:
             total_norm = self._clipped_to
         if total_norm is not None:
             self._put(GRAD_NORM_CLIPPED, total_norm)
-        if share is not None:
+        if share is not None and not self._is_other_norm:  # of what was before, nothing is known
             of_all = share if of_parts is None else of_parts.part / math.sqrt(of_parts.copies)
             self._put(GRAD_NORM_PART, of_all)
             self._put(GRAD_NORM_CLIPPED_PART, share)
