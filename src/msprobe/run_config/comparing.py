@@ -27,6 +27,7 @@ from msprobe.run_config.pack import (
 from msprobe.run_config.packages import compare_packages
 from msprobe.run_config.random_calls import compare_random_calls
 from msprobe.run_config.settings_tables import compare_later, compare_settings, settings_row
+from msprobe.run_config.shell_commands import UNREACHED
 from msprobe.run_config.system import compare_systems
 from msprobe.run_config.value_tables import (
     compare_buffers,
@@ -218,7 +219,7 @@ def _with_statements(result: ItemResult, bench: Pack, cmp: Pack) -> ItemResult:
                     name=kind,
                     bench=one and one[2],
                     cmp=other and other[2],
-                    level=Level.WARNING,
+                    level=Level.INFO if kind == UNREACHED else Level.WARNING,
                     note=f"line {' and '.join(lines)}, not understood, compared as text",
                 )
             )

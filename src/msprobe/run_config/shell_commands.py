@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msprobe.run_config.command_options import Arguments, options_of
-from msprobe.run_config.launches import SHELLS
+from msprobe.run_config.launches import SHELLS, find_launch
 from msprobe.run_config.shell_words import Word, text_of
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ _ONLY_ADMINISTRATION: Final = frozenset(
         *("chdir", "D", "parsable", "wait", "signal", "W", "u", "B", "N-name", "walltime", "P"),
     )
 )
+UNREACHED: Final = "unreached"
+"""Kind of a statement that a condition over known values skips, and of that condition."""
 _TAKE_A_SCRIPT: Final = (*SHELLS, "sbatch", "ssh", "qsub", "salloc")
 
 
@@ -81,6 +83,12 @@ def changes_something(words: Sequence[Word]) -> bool:
         places = [word.text for word in words[1:] if not word.text.startswith("-")]
         return not (places and writes_results(places[-1]))
     return name not in _WITHOUT_EFFECT and next_word not in _ASKING.get(name, ())
+
+
+def is_without_effect(words: Sequence[str]) -> bool:
+    """Return whether a command only shows something or waits, or moves results."""
+    given = [*map(Word, words)]
+    return find_launch(given, 0) is None and not changes_something(given)
 
 
 def writes_results(file: str) -> bool:

@@ -84,6 +84,8 @@ class Walk:
         files: files that it reads and writes.
         directives: what it asks of a scheduler, by name.
         statements: what is not understood and may change a training, as ``module load``.
+        steps: statements that were followed.
+        unreached: texts of the conditions that known values decide, and of what they skip.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -100,7 +102,8 @@ class Walk:
         self._written_at: dict[str, int] = {}
         self._leaving: list[Statement] = []  # what matters only if a training comes later
         self._given: Word | None = None  # what the present command reads from ``<<<`` or ``<<``
-        self._steps = 0
+        self.steps = 0
+        self.unreached: set[str] = set()
         self._depth = 0
 
     def follow(self, text: str) -> None:
@@ -125,8 +128,8 @@ class Walk:
 
     def _run(self, node: Node) -> bool | None:
         """Follow a statement; return whether it succeeds, None if only the shell knows."""
-        self._steps += 1
-        if self._steps > _MAX_STEPS or self._depth > _MAX_DEPTH:
+        self.steps += 1
+        if self.steps > _MAX_STEPS or self._depth > _MAX_DEPTH:
             self.problems["size"] = _TOO_LONG
             raise _Ended
         self._depth += 1
@@ -225,6 +228,8 @@ class Walk:
         self._variables.rename(name for one in head for name in (*assigned_in(one), *read_in(one)))
         changes = [*head, *(one for one in assigned.values() if one not in head)]
         noted = [self._note("loop", one) for one in changes]
+        if node.children[0].type == "until":
+            self._note("until", head[0])
         is_known = all(noted)
         line = node.start_point[0] + 1
         doubts = () if is_known else (f"is set in a loop (line {line})",)
@@ -441,8 +446,10 @@ class Walk:
         if text is None:
             self.problems[f"file {name}"] = f"line {line} runs it, and it is not there"
             self.statements.append(Statement(line, "command.source", name))
-        else:
-            self._run_inner(text)
+            return
+        if name not in self.files.written:
+            self.files.run[name] = text
+        self._run_inner(text)
 
     def _redirected(self, node: Node) -> bool | None:
         body = node.child_by_field_name("body")
@@ -546,6 +553,7 @@ class Walk:
         if status is None:
             self._branches([left], [[right], []] if wants else [[], [right]])
             return None
+        self._skip(left)
         if status is wants:
             return self._run(right)
         if not wants and self._may_fail(left):  # as most commands: what is done then may differ
@@ -564,21 +572,26 @@ class Walk:
         """Follow the branch whose condition holds; from an open one on, all that may."""
         bodies: list[Sequence[Node]] = []
         opened: list[Node] = []
+        is_decided = False
         for condition, body in branches_of(node):
-            status = self._status(condition)
-            if status is not False:
-                bodies.append(body)
-            if status:
-                break
+            status = False if is_decided else self._status(condition)
+            is_decided |= bool(status)
             if status is None:
                 opened.append(condition[-1])
-        else:
+            else:
+                self._skip(*condition, *(() if status else body))
+            if status is not False:
+                bodies.append(body)
+        if not is_decided:
             bodies.append([])
         if opened:
             self._branches(opened, bodies)
         else:
             self._run_each(bodies[0])
         return True
+
+    def _skip(self, *nodes: Node) -> None:
+        self.unreached.update(map(text_of, nodes))
 
     def _status(self, condition: Sequence[Node]) -> bool | None:
         status: bool | None = True
@@ -676,10 +689,13 @@ class Walk:
             bodies += [] if has_default else [[]]
             self._branches([value or node], bodies, cases=[" | ".join(one) for one in patterns])
             return True
-        for names, body in zip(patterns, bodies, strict=True):
-            if any(fnmatchcase(word.text, each.strip("\"'")) for each in names):
+        is_found = False
+        for item, names, body in zip(items, patterns, bodies, strict=True):
+            if is_found or not any(fnmatchcase(word.text, one.strip("\"'")) for one in names):
+                self._skip(item)
+            else:
+                is_found = True
                 self._run_each(body)
-                break
         return True
 
 
@@ -714,7 +730,9 @@ _BUILTINS: Final[Mapping[str, Callable[[Walk, list[Word], Node], None]]] = {
     **dict.fromkeys(
         ("let", "printf"), lambda way, words, node: set_by_name(words, node, way._variables)
     ),
-    **dict.fromkeys(("cd", "pushd"), lambda way, words, _: way.files.change_folder(words)),
+    "cd": lambda way, words, _: way.files.change_folder([Word("cd"), *words]),
+    "pushd": lambda way, words, _: way.files.change_folder([Word("pushd"), *words]),
+    "popd": lambda way, words, _: way.files.change_folder([Word("popd"), *words]),
     "set": Walk._set,
     "shift": Walk._shift,
     **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Walk._read),

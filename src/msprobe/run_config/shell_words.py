@@ -36,7 +36,7 @@ _COUNT: Final = re.compile(r"\s*(?:(\w+)(\+\+|--)|(\w+)\s*([-+*/%]?)=(?!=)(.+))\
 _VARIABLE: Final = re.compile(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b")
 _QUOTED: Final = re.compile(r"""(['"])([\w./:=+%@-]+)\1""")
 _QUOTED_VARIABLE: Final = re.compile(r'"(\$\{?\w+\}?)"')
-_UNSPLIT: Final = ("test_command", "string", "simple_expansion", "expansion")
+_UNSPLIT: Final = ("test_command", "string", "simple_expansion", "expansion", "variable_assignment")
 _BRACES: Final = re.compile(r"\{([^{}\s]*(?:,|\.\.)[^{}\s]*)\}")
 _NESTED: Final = re.compile(r"\{[^}]*\{")
 _PLAIN: Final = frozenset(
