@@ -22,7 +22,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         *("echo", "printf", "mkdir", "rmdir", "ls", "date", "sleep", "wait", "cat", "head", "tail"),
         *("grep", "egrep", "zgrep", "wc", "sort", "uniq", "cut", "tr", "which", "type", "hash"),
         *("nvidia-smi", "npu-smi", "rocm-smi", "free", "df", "du", "top", "ps", "kill", "pkill"),
-        *("killall", "ulimit", "umask", "chmod", "chown", "true", "false", ":", "[", "hostname"),
+        *("killall", "umask", "chmod", "chown", "true", "false", ":", "[", "hostname"),
         *("whoami", "id", "uname", "lscpu", "pwd", "clear", "tput", "jobs", "disown", "logger"),
         *("stat", "realpath", "readlink", "basename", "dirname", "seq", "dirs", "tee"),
         *("tensorboard", "mail", "squeue", "scontrol", "sacct", "scancel", "test", "sync", "time"),

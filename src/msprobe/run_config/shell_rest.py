@@ -59,9 +59,9 @@ _NESTS: Final = frozenset(
 _SUCCEED: Final = ("echo", "printf", "mkdir", "sleep", "date", "wait", "true", ":", "cd")
 # Options of ``set`` and ``declare`` that show something, or make an array.
 _SHOWING: Final = re.compile(r"[-+][arxvuhE]+|[-+]o|xtrace|verbose|nounset")
-_STOPPING: Final = re.compile(r"[-+][eEuxvh]*o?|errexit|pipefail|xtrace|verbose|nounset")
-# Beside trainings, they seldom fail.
-_IN_THE_SHELL: Final = ("cd", "pushd", "popd", "source", ".", "shift", "getopts", "read", "exit")
+# What they do is followed, or shows something.
+_SETS: Final = re.compile(r"[-+][aeEuxvh]*o?|errexit|pipefail|allexport|xtrace|verbose|nounset")
+_SETS_DEFAULT: Final = re.compile(r"\$\{\w+:?=")
 _FLAGS: Final = {"read": re.compile("-r"), "python": re.compile("-[uBsSEIqvd]+")}
 _SEPARATOR: Final = re.compile(r"\s*;+\s*")
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -136,16 +136,9 @@ class _Idle:
             if node.type == "variable_name" and not is_set:
                 self._uses.setdefault(text_of(node), []).append(node)
 
-        self._commands = sum(
-            one.type == "command"
-            and text_of(one).split()[0] not in (*_IN_THE_SHELL, "set")
-            and not self._is_idle(one)
-            for one in walk(root)
-        )
-
     def as_row(self, node: Node) -> Statement:
         """Return a statement as it is compared."""
-        text = _VARIABLE.sub(r"$\1\2", normal_text(node)).replace('"', "")
+        text = _VARIABLE.sub(r"$\1\2", normal_text(node)).replace('"', "").replace(":=", ":-")
         name = re.match(r"[\w./-]+", text)
         kind = "variable" if node.type == "variable_assignment" else node.type.partition("_")[0]
         kind += f".{name[0]}" if name and node.type in _SIMPLE else ""
@@ -230,13 +223,13 @@ class _Idle:
         if name in self._functions:
             return self._is_idle(self._functions[name])
         if name == "set":
-            is_alone = self._commands < 2 and all(map(_STOPPING.fullmatch, rest))
-            return is_alone or all(map(_SHOWING.fullmatch, rest))
+            return all(map(_SETS.fullmatch, rest))
         if name == "trap" and rest:
             inner = shell_parser().parse(rest[0].encode()).root_node
             body = self._functions.get(rest[0])
             return _Idle(inner)._is_idle(inner) if body is None else self._is_idle(body)
-        return is_without_effect(parts)
+        sets = any(_SETS_DEFAULT.search(text_of(one)) for one in node.named_children)
+        return not sets and is_without_effect(parts)
 
     def _is_idle_variable(self, name: str) -> bool:
         uses = self._uses.get(name, ())

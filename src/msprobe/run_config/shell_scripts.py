@@ -24,6 +24,7 @@ from msprobe.run_config.shell_rest import not_followed
 from msprobe.run_config.shell_walk import Walk
 from msprobe.run_config.shell_words import shown
 
+_SHEBANG: Final = re.compile(r"\A#!\s*\S*sh\s+(?=[-+])")
 _VALUE: Final = re.compile(r"(--?[A-Za-z][\w-]*|\b[A-Za-z_]\w*(?==))([= ])([^\s,]+)")
 
 
@@ -51,6 +52,7 @@ def parse_shell_script(text: str, folder: Path | None = None) -> ShellScript:
         text: the script.
         folder: where files that it sources are looked for; None for the current folder.
     """
+    text = _SHEBANG.sub("set ", text)  # bash -e
     walk = _followed(text, folder or Path(), {})
     launches, problems = walk.launches, walk.problems
     if not launches:

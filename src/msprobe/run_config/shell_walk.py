@@ -59,6 +59,7 @@ _TOO_LONG: Final = "the script is too long or too deeply nested to be followed"
 _EXPORT_ALL: Final = re.compile(r"[-+][a-z]*a[a-z]*|allexport")
 # What the others do to the words of a script is not followed.
 _SETS: Final = re.compile(r"[-+][aeuxvEh]*o?|allexport|errexit|nounset|xtrace|pipefail|verbose")
+_STOPS: Final[Mapping[str, str]] = {"e": "errexit", "E": "errtrace"}
 _DECLARES: Final = re.compile(r"(-[agrx]+)*")
 # Commands that scripts run for their status; others are taken to succeed before ``&&``.
 _ASK: Final = ("grep", "egrep", "which", "type", "hash", "command", "test", "diff", "cmp", "pgrep")
@@ -105,6 +106,7 @@ class Walk:
         self.steps = 0
         self.unreached: set[str] = set()
         self._depth = 0
+        self._stops: set[str] = set()  # that a failure ends the script
 
     def follow(self, text: str) -> None:
         """Follow a whole script."""
@@ -149,7 +151,11 @@ class Walk:
         return not word.doubts
 
     def _statement(self, name: str, node: Node, text: str) -> Statement:
-        return Statement(node.start_point[0] + 1, name, " in ".join((text, *self._inside[::-1])))
+        inside = self._inside[::-1]
+        # Where something ran before, it matters whether the script goes on after a failure.
+        if self._stops and (self._order or any("command." in one.name for one in self.statements)):
+            inside = [*inside, " and ".join(sorted(self._stops))]
+        return Statement(node.start_point[0] + 1, name, " in ".join((text, *inside)))
 
     def written_files(self) -> dict[str, Statement]:
         """Return the files that the script writes for others, by name."""
@@ -320,12 +326,19 @@ class Walk:
         return _STATUS.get(first, True)
 
     def _set(self, words: list[Word], node: Node) -> None:
+        is_on = True
         for place, word in enumerate(words):
             if word.text == "--":
                 self._variables.arguments = tuple(words[place + 1 :])
                 return
             if _EXPORT_ALL.fullmatch(word.text):
                 self._variables.exports_all = word.text[0] != "+"
+            if word.text[0] in "-+":
+                is_on = word.text[0] == "-"
+                names = {_STOPS[sign] for sign in word.text[1:] if sign in _STOPS}
+            else:
+                names = {word.text} & {"errexit", "pipefail"}
+            self._stops = self._stops | names if is_on else self._stops - names
             if not _SETS.fullmatch(word.text):
                 self._note("set", node, " ".join(one.text for one in words))
 
@@ -374,7 +387,9 @@ class Walk:
         found = find_launch(words, line, self._given)
         if isinstance(found, Launch):
             self.launches.append(self._with_environment(found))
-            self._order.append(self._statement("", node, found.script).text)
+            ends = [one and one.next_sibling for one in (node, node.parent)]
+            is_apart = any(one is not None and one.type == "&" for one in ends)
+            self._order.append(self._statement("", node, found.script).text + " &" * is_apart)
             self.statements += self._leaving
             self._leaving.clear()
         elif found is None and changes_something(words):

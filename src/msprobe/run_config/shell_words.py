@@ -37,6 +37,7 @@ _VARIABLE: Final = re.compile(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b")
 _QUOTED: Final = re.compile(r"""(['"])([\w./:=+%@-]+)\1""")
 _QUOTED_VARIABLE: Final = re.compile(r'"(\$\{?\w+\}?)"')
 _UNSPLIT: Final = ("test_command", "string", "simple_expansion", "expansion", "variable_assignment")
+_GLOB: Final = re.compile(r"[*?~<]|\[[^\[ ]|&&|\|\|")
 _BRACES: Final = re.compile(r"\{([^{}\s]*(?:,|\.\.)[^{}\s]*)\}")
 _NESTED: Final = re.compile(r"\{[^}]*\{")
 _PLAIN: Final = frozenset(
@@ -312,6 +313,8 @@ def opaque(node: Node, variables: Variables) -> Word:
         source = _QUOTED_VARIABLE.sub(r"\1", source)
     if node.type == "test_command":
         source = source.replace(" == ", " = ")
+        if _GLOB.search(source) is None:
+            source = source.replace("[[", "[").replace("]]", "]")
     source = re.sub(r"\w+", lambda one: variables.renamed.get(one[0], one[0]), source)
     text = shortened(source) + (f" with {known_values}" if known_values else "")
     marked = re.sub(r"\s", BLANK, text) + _MARK
