@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msprobe.run_config.command_options import Arguments, options_of
 from msprobe.run_config.launches import SHELLS, find_launch
-from msprobe.run_config.shell_words import Word, text_of
+from msprobe.run_config.shell_variables import Word
+from msprobe.run_config.shell_words import text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -22,7 +23,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         *("echo", "printf", "mkdir", "rmdir", "ls", "date", "sleep", "wait", "cat", "head", "tail"),
         *("grep", "egrep", "zgrep", "wc", "sort", "uniq", "cut", "tr", "which", "type", "hash"),
         *("nvidia-smi", "npu-smi", "rocm-smi", "free", "df", "du", "top", "ps", "kill", "pkill"),
-        *("killall", "umask", "chmod", "chown", "true", "false", ":", "[", "hostname"),
+        *("killall", "umask", "chmod", "chown", "true", "false", ":", "[", "hostname", "printenv"),
         *("whoami", "id", "uname", "lscpu", "pwd", "clear", "tput", "jobs", "disown", "logger"),
         *("stat", "realpath", "readlink", "basename", "dirname", "seq", "dirs", "tee"),
         *("tensorboard", "mail", "squeue", "scontrol", "sacct", "scancel", "test", "sync", "time"),
@@ -78,6 +79,8 @@ def changes_something(words: Sequence[Word]) -> bool:
     name = PurePath(words[0].text).name
     next_word = words[1].text if len(words) > 1 else ""
     if name.startswith("python") and next_word in ("-c", "-V", "--version"):
+        return False
+    if name == "env" and not next_word:
         return False
     if name in _MOVE_FILES:
         places = [word.text for word in words[1:] if not word.text.startswith("-")]

@@ -9,31 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msprobe.run_config.command_options import SETTINGS_FILES
-from msprobe.run_config.shell_words import Variables, Word, shown, text_of, words_of
+from msprobe.run_config.shell_variables import Word, shown
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
+    pass
 
 _MAX_FILE_BYTES: Final = 1 << 20
 ITS_OWN_FOLDER: Final = ("$0", "${0", "BASH_SOURCE", "$(pwd)", "$PWD")
 """Parts of words that name the folder of the script, or the present one."""
 _BEHIND_IT: Final = re.compile(r"[)}]|\$0|\$PWD")
-_STREAM: Final = re.compile(r"\d+|-")
-
-
-def redirected(node: Node, sign: str, variables: Variables) -> list[Word]:
-    """Return the files that a redirected statement reads (``<``) or writes (``>``)."""
-    # ``<<EOF > FILE`` has the second redirection inside the first.
-    inside = [child for each in node.named_children for child in (each, *each.named_children)]
-    return [
-        word
-        for each in inside
-        if each.type == "file_redirect"
-        and any(text_of(one).strip("&|") in (sign, sign * 2) for one in each.children)
-        for target in each.children_by_field_name("destination")
-        for word in words_of(target, variables)
-        if not _STREAM.fullmatch(word.text)
-    ]
 
 
 class ScriptFiles:

@@ -9,8 +9,8 @@ wrong in what they call a difference, but not pass over one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msprobe.run_config.environment import may_matter
 from msprobe.run_config.shell_commands import (
@@ -20,14 +20,18 @@ from msprobe.run_config.shell_commands import (
     writes_results,
 )
 from msprobe.run_config.shell_files import ITS_OWN_FOLDER
-from msprobe.run_config.shell_words import normal_text, shell_parser, shortened, text_of, walk
+from msprobe.run_config.shell_variables import shortened
+from msprobe.run_config.shell_words import normal_text, shell_parser, text_of, walk
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 Rows = list[tuple[int, str]]
 """Line and text of statements."""
-_MAX_STEPS: Final = 100_000
+_MAX_READ: Final = 150_000
+_MARKED: Final = re.compile(r"q\d+z")
+_SHORT_OPTION: Final = re.compile(r"-\w+")
+_VALUES: Final = ("command", "variable_assignment", "array", "string", "concatenation")
 _PIECE: Final = re.compile(rb"[^\s=,:;\"'`\\{}()\[\]$]+")
 _LITERALS: Final = frozenset(
     (
@@ -67,60 +71,99 @@ _SEPARATOR: Final = re.compile(r"\s*;+\s*")
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
+class _Change(NamedTuple):
+    """A word or sign of a script, and what it is changed into.
+
+    Attributes:
+        statement: the statement that it is in.
+        start: its first byte.
+        end: the byte behind it.
+        others: what it is changed into, one after the other.
+        is_marked: whether it can be changed together with others, and be looked for.
+    """
+
+    statement: Node
+    start: int
+    end: int
+    others: Sequence[bytes]
+    is_marked: bool
+
+
 def not_followed(
-    text: str, found: Callable[[str], object], steps: int, unreached: Collection[str]
+    text: str, found: Callable[[str], object], unreached: Collection[str]
 ) -> list[Statement]:
     """Return the statements with a word whose change changes nothing of what is found.
 
     Args:
         text: the script.
         found: returns what is found in a text.
-        steps: of one search; in a long script, statements behind the most steps are all returned.
         unreached: conditions that known values decide, and the statements that they skip.
     """
     content = text.encode(errors="surrogateescape")
     root = shell_parser().parse(content).root_node
-    known, left = found(text), _MAX_STEPS // max(steps, 1)
-    rows: dict[int, Statement] = {}
     idle = _Idle(root, unreached)
-    for statement, start, end, others in _words(root, idle):
-        left -= len(others)
+    left, rows = _waiting(content, list(_changes(root, idle)), found), dict[int, Statement]()
+    budget, known = _MAX_READ // (1 + sum(1 for _ in walk(root))), found(text)
+    for statement, start, end, others, _ in left:
         if statement.id in rows:
             continue
-        changed = (
-            (content[:start] + one + content[end:]).decode(errors="surrogateescape")
-            for one in others
-        )
-        if left < 0 or any(found(one) == known for one in changed):
+        budget -= len(others)
+        changed = (_decoded(content[:start] + one + content[end:]) for one in others)
+        if budget < 0 or any(found(one) == known for one in changed):
             rows[statement.id] = idle.as_row(statement)
     return list(rows.values())
 
 
-def _words(root: Node, idle: _Idle) -> Iterator[tuple[Node, int, int, list[bytes]]]:
-    """Yield statement, begin, end and other forms of each word that may have an effect."""
+def _waiting(
+    content: bytes, changes: list[_Change], found: Callable[[str], object]
+) -> list[_Change]:
+    """Return the changes but those of words that come up, marked all at once, in what is found."""
+    marked = content
+    for number, change in reversed([*enumerate(changes)]):
+        if change.is_marked:
+            # In front: the end of a name says what kind of file it is.
+            at = change.end if marked[change.start : change.start + 1] == b"-" else change.start
+            marked = marked[:at] + b"q%dz" % number + marked[at:]
+    seen = set(_MARKED.findall(repr(found(_decoded(marked)))))
+    return [one for number, one in enumerate(changes) if f"q{number}z" not in seen]
+
+
+def _decoded(content: bytes) -> str:
+    return content.decode(errors="surrogateescape")
+
+
+def _changes(root: Node, idle: _Idle) -> Iterator[_Change]:
+    """Yield the changes of the words that may have an effect."""
     for leaf in walk(root):
         text = text_of(leaf)
         other = _OTHERS.get(text)
         if leaf.children or (other is None and leaf.type not in _LITERALS):
             continue
         statement = idle.statement(leaf)
-        if statement is None:
+        if statement is None or leaf.parent is None:
             continue
         if other is not None:
-            yield statement, leaf.start_byte, leaf.end_byte, [other.encode()]
+            yield _Change(statement, leaf.start_byte, leaf.end_byte, [other.encode()], False)
             continue
+        # What decides where a script goes is changed alone.
+        is_value = leaf.type not in ("variable_name", "special_variable_name") and (
+            leaf.parent.type in _VALUES and not text.startswith("-")
+        )
         for piece in _PIECE.finditer(leaf.text or b""):
             start = leaf.start_byte + piece.start()
             longer = piece[0] + (b"7" if piece[0].isdigit() else b"x7")
-            is_word = leaf.type == "word" and leaf.parent and leaf.parent.type != "command_name"
-            yield statement, start, start + len(piece[0]), [longer, *([b""] if is_word else [])]
+            others = [longer, b""] if _SHORT_OPTION.fullmatch(text) else [longer]
+            is_marked = is_value or text.startswith("--")
+            yield _Change(statement, start, start + len(piece[0]), others, is_marked)
 
 
 class _Idle:
     """Statements of a script that change nothing: they show something, or ask for it."""
 
     def __init__(self, root: Node, unreached: Collection[str] = ()) -> None:
-        self._unreached = unreached
+        self._unreached = {
+            one.id for one in (walk(root) if unreached else ()) if text_of(one) in unreached
+        }
         self._known: dict[int, bool] = {}
         self._functions: dict[str, Node] = {}
         self._uses: dict[str, list[Node]] = {}
@@ -149,7 +192,7 @@ class _Idle:
         return Statement(node.start_point[0] + 1, kind, shortened(_SEPARATOR.sub(" ", text)))
 
     def _is_unreached(self, node: Node) -> bool:
-        while text_of(node) not in self._unreached:
+        while node.id not in self._unreached:
             if node.parent is None:
                 return False
             node = node.parent

@@ -10,7 +10,7 @@ reason. What is not understood is compared as text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,8 @@ from msprobe.run_config.launches import Launch
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_commands import Statement
 from msprobe.run_config.shell_rest import not_followed
+from msprobe.run_config.shell_variables import shown
 from msprobe.run_config.shell_walk import Walk
-from msprobe.run_config.shell_words import shown
 
 _SHEBANG: Final = re.compile(r"\A#!\s*\S*sh\s+(?=[-+])")
 _VALUE: Final = re.compile(r"(--?[A-Za-z][\w-]*|\b[A-Za-z_]\w*(?==))([= ])([^\s,]+)")
@@ -81,17 +81,16 @@ def _followed(text: str, folder: Path, files: Mapping[str, str]) -> Walk:
 
 def _rest(text: str, folder: Path, walk: Walk) -> Iterator[Statement]:
     """Yield the statements that were not followed, of the script and of the files that it runs."""
-    scripts: dict[str, Callable[[str], Walk]] = {text: lambda one: _followed(one, folder, {})}
-    for name, content in walk.files.run.items():
-        scripts[content] = partial(_with_file, text, folder, name)
-    for content, follow in scripts.items():
-        yield from not_followed(
-            content, lambda one, follow=follow: _found(follow(one)), walk.steps, walk.unreached
-        )
+    for name, content in [(None, text), *walk.files.run.items()]:
+        found = partial(_found_with, text, folder, name)
+        yield from not_followed(content, found, walk.unreached)
 
 
-def _with_file(text: str, folder: Path, name: str, content: str) -> Walk:
-    return _followed(text, folder, {name: content})
+def _found_with(text: str, folder: Path, name: str | None, content: str) -> tuple[object, ...]:
+    """Return all that a walk finds if the script, or a file that it runs, has other content."""
+    return _found(
+        _followed(content, folder, {}) if name is None else _followed(text, folder, {name: content})
+    )
 
 
 def _found(walk: Walk) -> tuple[object, ...]:

@@ -28,22 +28,17 @@ from msprobe.run_config.shell_commands import (
     writes_results,
 )
 from msprobe.run_config.shell_conditions import branches_of, holds
-from msprobe.run_config.shell_files import ScriptFiles, redirected
+from msprobe.run_config.shell_files import ScriptFiles
+from msprobe.run_config.shell_numbers import number_of, set_number
+from msprobe.run_config.shell_redirects import content_of, fields_of, redirected, targets_of
+from msprobe.run_config.shell_variables import Variables, Word, of_branches, shortened, shown
 from msprobe.run_config.shell_words import (
-    Variables,
-    Word,
     assigned_in,
-    number_of,
-    of_branches,
     opaque,
-    printed_by,
     read_in,
     set_by_name,
-    set_number,
     set_opaquely,
     shell_parser,
-    shortened,
-    shown,
     text_of,
     value_of,
     words_of,
@@ -85,7 +80,6 @@ class Walk:
         files: files that it reads and writes.
         directives: what it asks of a scheduler, by name.
         statements: what is not understood and may change a training, as ``module load``.
-        steps: statements that were followed.
         unreached: texts of the conditions that known values decide, and of what they skip.
     """
 
@@ -103,7 +97,7 @@ class Walk:
         self._written_at: dict[str, int] = {}
         self._leaving: list[Statement] = []  # what matters only if a training comes later
         self._given: Word | None = None  # what the present command reads from ``<<<`` or ``<<``
-        self.steps = 0
+        self._steps = 0
         self.unreached: set[str] = set()
         self._depth = 0
         self._stops: set[str] = set()  # that a failure ends the script
@@ -130,8 +124,8 @@ class Walk:
 
     def _run(self, node: Node) -> bool | None:
         """Follow a statement; return whether it succeeds, None if only the shell knows."""
-        self.steps += 1
-        if self.steps > _MAX_STEPS or self._depth > _MAX_DEPTH:
+        self._steps += 1
+        if self._steps > _MAX_STEPS or self._depth > _MAX_DEPTH:
             self.problems["size"] = _TOO_LONG
             raise _Ended
         self._depth += 1
@@ -354,13 +348,9 @@ class Walk:
         options = {sign for word in words if word.text.startswith("-") for sign in word.text[1:]}
         given, separators = self._given, self._variables.values.get("IFS", (Word(" \t"),))[0]
         if given is not None and given.is_known and separators.is_known and options <= set("ra"):
-            line = given.text.partition("\n")[0]
-            if "a" in options:
-                fields = _fields(line, separators.text, None)
-                self._variables.values[names[0]] = tuple(map(Word, fields))
-                return
-            for name, field in zip(names, _fields(line, separators.text, len(names)), strict=True):
-                self._variables.values[name] = (Word(field),)
+            self._variables.values |= fields_of(
+                given.text, separators.text, names, is_array="a" in options
+            )
             return
         self._variables.rename(names)
         for name in names:
@@ -477,7 +467,7 @@ class Walk:
             self._run_inner(text.text)
             return True
         self._given, known = text, len(self.launches)
-        content = self._content(body, text)
+        content = content_of(body, text, self._variables)
         if content is not None:
             self._write(node, body, content)
         for one in node.named_children if body.type != "command" else ():
@@ -496,16 +486,6 @@ class Walk:
         self._given = None
         return status
 
-    def _content(self, body: Node, given: Word | None) -> Word | None:
-        """Return what ``cat <<EOF`` and ``echo`` write; None of other commands."""
-        name = text_of(body).split()[0]
-        if given is not None:
-            return given if name in ("cat", "tee") else None
-        if name not in ("echo", "printf") or body.type != "command":
-            return None
-        text = printed_by(body, self._variables)
-        return None if text is None else Word(text.text + "\n", text.doubts)
-
     def _with_input(self, node: Node, known: int) -> None:
         """Give the trainings from the `known`-th on the file that they read as their input."""
         files = redirected(node, "<", self._variables)
@@ -521,11 +501,7 @@ class Walk:
     def _write(self, node: Node, body: Node, content: Word) -> None:
         """Keep what ``cat > FILE <<EOF`` and ``echo … > FILE`` write."""
         appends = b">>" in (node.text or b"").partition(b"\n")[0]
-        targets = redirected(node, ">", self._variables)
-        if not targets and text_of(body).startswith("tee"):
-            parts = body.children_by_field_name("argument")
-            targets = [word for part in parts for word in words_of(part, self._variables)]
-        for word in targets:
+        for word in targets_of(node, body, self._variables):
             self.files.write(word.text, content.text, appends=appends)
             self._written_at[word.text] = node.start_point[0] + 1
             if content.doubts:
@@ -752,19 +728,3 @@ _BUILTINS: Final[Mapping[str, Callable[[Walk, list[Word], Node], None]]] = {
     "shift": Walk._shift,
     **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Walk._read),
 }
-
-
-def _fields(line: str, separators: str, count: int | None) -> list[str]:
-    """Return the fields of a line for ``read``.
-
-    Args:
-        line: the line.
-        separators: the signs between fields.
-        count: of variables, the last of which gets the rest of the line; None for an array.
-    """
-    line = line.strip("".join(sign for sign in separators if sign.isspace()))
-    if count == 1 or not separators:
-        return [line] + [""] * ((count or 1) - 1)
-    cut = f"[{re.escape(separators)}]" + ("+" if separators.isspace() else "")
-    fields = re.split(cut, line, maxsplit=(count or 1) - 1)
-    return fields + [""] * ((count or 0) - len(fields))
