@@ -55,6 +55,8 @@ _ONLY_ADMINISTRATION: Final = frozenset(
         *("chdir", "D", "parsable", "wait", "signal", "W", "u", "B", "N-name", "walltime", "P"),
     )
 )
+SETS: Final = re.compile(r"[-+][aeEuxvh]*o?|errexit|pipefail|allexport|xtrace|verbose|nounset")
+"""Words of ``set`` that are followed, or show something."""
 UNREACHED: Final = "unreached"
 """Kind of a statement that a condition over known values skips, and of that condition."""
 _TAKE_A_SCRIPT: Final = (*SHELLS, "sbatch", "ssh", "qsub", "salloc")

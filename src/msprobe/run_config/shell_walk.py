@@ -19,6 +19,7 @@ from msprobe.run_config.environment import may_matter
 from msprobe.run_config.launches import InnerScript, Launch, find_launch
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_commands import (
+    SETS,
     Statement,
     are_apart,
     changes_something,
@@ -52,8 +53,6 @@ _MAX_DEPTH: Final = 100
 _MAX_ROUNDS: Final = 64
 _TOO_LONG: Final = "the script is too long or too deeply nested to be followed"
 _EXPORT_ALL: Final = re.compile(r"[-+][a-z]*a[a-z]*|allexport")
-# What the others do to the words of a script is not followed.
-_SETS: Final = re.compile(r"[-+][aeuxvEh]*o?|allexport|errexit|nounset|xtrace|pipefail|verbose")
 _STOPS: Final[Mapping[str, str]] = {"e": "errexit", "E": "errtrace"}
 _DECLARES: Final = re.compile(r"(-[agrx]+)*")
 # Commands that scripts run for their status; others are taken to succeed before ``&&``.
@@ -333,7 +332,7 @@ class Walk:
             else:
                 names = {word.text} & {"errexit", "pipefail"}
             self._stops = self._stops | names if is_on else self._stops - names
-            if not _SETS.fullmatch(word.text):
+            if not SETS.fullmatch(word.text):
                 self._note("set", node, " ".join(one.text for one in words))
 
     def _shift(self, words: list[Word], _node: Node) -> None:
