@@ -335,3 +335,13 @@ def test_of_a_long_script_words_behind_the_most_are_compared_as_text() -> None:
     lines = [f"[ -f a{n} ] && export B{n}=1" for n in range(300)]
     script = parse_shell_script("\n".join((*lines, "python t.py --x 1")))
     assert any(one.line > 200 for one in script.statements)
+
+
+@pytest.mark.parametrize("read", ["read -ra A < list.txt", "mapfile -t A < list.txt"])
+def test_an_array_that_a_file_fills_has_all_its_elements(tmp_path: Path, read: str) -> None:
+    blank = " " if read.startswith("read") else "\n"
+    (tmp_path / "list.txt").write_text(blank.join("123") + "\n")
+    text = f"{read}\npython t.py --lr ${{A[0]}} --wd ${{A[2]}}"
+    found = parse_shell_script(text, tmp_path)
+    assert (found.arguments["lr"], found.arguments["wd"]) == ("1", "3")
+    assert "wd" not in found.unresolved

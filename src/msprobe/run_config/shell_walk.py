@@ -346,9 +346,14 @@ class Walk:
         names = [word.text for word in words if not word.text.startswith("-")] or ["REPLY"]
         options = {sign for word in words if word.text.startswith("-") for sign in word.text[1:]}
         given, separators = self._given, self._variables.values.get("IFS", (Word(" \t"),))[0]
-        if given is not None and given.is_known and separators.is_known and options <= set("ra"):
+        known = given if given is not None and given.is_known else None
+        if text_of(node).startswith(("mapfile", "readarray")):
+            if known and options == {"t"}:
+                self._variables.values[names[0]] = tuple(map(Word, known.text.splitlines()))
+                return
+        elif known and separators.is_known and options <= set("ra"):
             self._variables.values |= fields_of(
-                given.text, separators.text, names, is_array="a" in options
+                known.text, separators.text, names, is_array="a" in options
             )
             return
         self._variables.rename(names)
@@ -465,6 +470,8 @@ class Walk:
         if text is not None and reads_script(body):
             self._run_inner(text.text)
             return True
+        if text is None and text_of(body).startswith(("read", "mapfile")):
+            text = next(map(self._variables.content, redirected(node, "<", self._variables)), None)
         self._given, known = text, len(self.launches)
         content = content_of(body, text, self._variables)
         if content is not None:
