@@ -19,7 +19,9 @@ from msprobe.run_config.shell_words import shell_parser, text_of, walk
 if TYPE_CHECKING:
     from tree_sitter import Node
 
+# Nodes in all searches, and those that one step is worth.
 _MAX_READ: Final = 150_000
+_NODES_OF_A_STEP: Final = 8
 _MARKED: Final = re.compile(r"q\d+z")
 _SHORT_OPTION: Final = re.compile(r"-\w+")
 _VALUES: Final = ("command", "variable_assignment", "array", "string", "concatenation")
@@ -60,7 +62,7 @@ class _Change(NamedTuple):
 
 
 def not_followed(
-    text: str, found: Callable[[str], object], unreached: Collection[str]
+    text: str, found: Callable[[str], object], unreached: Collection[str], steps: int
 ) -> list[Statement]:
     """Return the statements with a word whose change changes nothing of what is found.
 
@@ -68,12 +70,16 @@ def not_followed(
         text: the script.
         found: returns what is found in a text.
         unreached: conditions that known values decide, and the statements that they skip.
+        steps: of one search.
     """
     content = text.encode(errors="surrogateescape")
     root = shell_parser().parse(content).root_node
     idle = Idle(root, unreached)
     left, rows = _waiting(content, list(_changes(root, idle)), found), dict[int, Statement]()
-    budget, known = _MAX_READ // (1 + sum(1 for _ in walk(root))), found(text)
+    budget, known = (
+        _MAX_READ // (1 + sum(1 for _ in walk(root)) + _NODES_OF_A_STEP * steps),
+        found(text),
+    )
     for statement, start, end, others, _ in left:
         if statement.id in rows:
             continue

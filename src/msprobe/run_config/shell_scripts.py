@@ -83,7 +83,7 @@ def _rest(text: str, folder: Path, walk: Walk) -> Iterator[Statement]:
     """Yield the statements that were not followed, of the script and of the files that it runs."""
     for name, content in [(None, text), *walk.files.run.items()]:
         found = partial(_found_with, text, folder, name)
-        yield from not_followed(content, found, walk.unreached)
+        yield from not_followed(content, found, walk.unreached, walk.steps)
 
 
 def _found_with(text: str, folder: Path, name: str | None, content: str) -> tuple[object, ...]:

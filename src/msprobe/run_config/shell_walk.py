@@ -79,6 +79,7 @@ class Walk:
         files: files that it reads and writes.
         directives: what it asks of a scheduler, by name.
         statements: what is not understood and may change a training, as ``module load``.
+        steps: statements that were followed.
         unreached: texts of the conditions that known values decide, and of what they skip.
     """
 
@@ -96,7 +97,7 @@ class Walk:
         self._written_at: dict[str, int] = {}
         self._leaving: list[Statement] = []  # what matters only if a training comes later
         self._given: Word | None = None  # what the present command reads from ``<<<`` or ``<<``
-        self._steps = 0
+        self.steps = 0
         self.unreached: set[str] = set()
         self._depth = 0
         self._stops: set[str] = set()  # that a failure ends the script
@@ -123,8 +124,8 @@ class Walk:
 
     def _run(self, node: Node) -> bool | None:
         """Follow a statement; return whether it succeeds, None if only the shell knows."""
-        self._steps += 1
-        if self._steps > _MAX_STEPS or self._depth > _MAX_DEPTH:
+        self.steps += 1
+        if self.steps > _MAX_STEPS or self._depth > _MAX_DEPTH:
             self.problems["size"] = _TOO_LONG
             raise _Ended
         self._depth += 1
