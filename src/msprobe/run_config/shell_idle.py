@@ -106,11 +106,13 @@ class Idle:
         if node.type == "file_redirect":
             to = node.child_by_field_name("destination")
             return to is None or to.type == "number" or writes_results(text_of(to).strip("\"'"))
-        name = text_of(node.children[0]) if node.children else ""
+        # The list of all children of a long one would take long.
+        first = node.child(0) if node.child_count else None
+        name = text_of(first) if first else ""
         if node.type == "list" and inside.type in ("&&", "||"):
             return text_of(node.children[-1]).split()[0] == "exit"
         if node.type == "command" and name == "exit":
-            return inside != node.children[0]
+            return inside != first
         if node.type == "command" and name in ("cd", "pushd"):
             return any(part in text_of(node) for part in ITS_OWN_FOLDER)
         flags = _FLAGS.get(name.rstrip("0123456789."))
