@@ -118,6 +118,43 @@ def test_safetensors_with_overlapping_tensors(tmp_path: Path) -> None:
     assert "overlap" in refused(path)
 
 
+_F32 = '{"dtype":"F32","shape":[2],"data_offsets":[%d,%d]}'
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (f'{{"a":{_F32 % (0, 8)},"a":{_F32 % (8, 16)}}}', "bytes 0 to 8"),
+        (f'{{"a":{_F32 % (0, 8)}}}', "bytes 8 to 16"),
+    ],
+)
+def test_safetensors_with_bytes_of_no_tensor(tmp_path: Path, header: str, reason: str) -> None:
+    path = safetensors(tmp_path / "a.safetensors", header.encode(), b"\0" * 16)
+    assert reason in refused(path)
+
+
+def test_a_type_of_safetensors_that_is_not_known(tmp_path: Path) -> None:
+    entry = {"a": {"dtype": "Q3", "shape": [2], "data_offsets": [0, 8]}}
+    assert "'a' is of type 'Q3'" in refused(safetensors(tmp_path / "a.st", entry, b"\0" * 8))
+
+
+def test_a_meta_tensor_is_not_compared(tmp_path: Path) -> None:
+    torch.save({"w": torch.empty(3, device="meta"), "v": torch.ones(2)}, tmp_path / "a.pt")
+    found = open_checkpoint(tmp_path / "a.pt")
+    assert [(one.name, "meta device" in one.problem) for one in found.unread] == [("w", True)]
+
+
+def test_weights_that_the_index_does_not_list_are_no_part_of_the_model(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    one = {"a": np.ones(2, "f4")}
+    save_file(one, tmp_path / "one.safetensors")
+    save_file({"b": np.ones(2, "f4")}, tmp_path / "two.safetensors")
+    index = {"weight_map": {"a": "one.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert list(open_checkpoint(tmp_path).parameters) == ["a", "two.safetensors.b"]
+
+
 @pytest.mark.parametrize("header", [b"{", b"{]", b'{"a":' + b"[" * 100_000, b"{\xff}"])
 def test_safetensors_with_a_broken_header(tmp_path: Path, header: bytes) -> None:
     refused(safetensors(tmp_path / "x.safetensors", header))

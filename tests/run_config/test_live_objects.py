@@ -71,3 +71,9 @@ def test_a_changed_object_is_told_otherwise(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("value", [Slots(), iter([1]), threading.Lock()])
 def test_what_cannot_be_told_is_said(value: Any) -> None:
     assert NOT_DESCRIBED in told(value)["value.class"]
+
+
+def test_columns_in_the_order_of_a_set_are_no_setting() -> None:
+    owner = Owner(1)
+    owner.signature_columns = ["labels", "label"]
+    assert "signature_columns" not in dict(described_settings(owner, lambda _: None))

@@ -201,7 +201,7 @@ def test_the_changed_part_of_the_last_set_is_named_first(
         ("git -C repo checkout @\npython t.py", "main dev", r"command\.git"),
         ("envsubst < tpl_@.yaml > c2.yaml\npython t.py --x 1", "a b", "command"),
         ("jq '.lr=@' base.json > c3.json\npython t.py --x 1", "1 2", "command"),
-        ("IFS=@\nX=1,2\npython t.py --x $X", ", :", "IFS"),
+        ("IFS=@\nX=1,2\npython t.py --x $X", ", :", "IFS|x"),
         ("until python t.py --lr @; do sleep 5; done", "1 2", "lr|loop"),
         ("function go { python t.py --lr $1; }\ngo @", "1 2", "lr"),
         ("case $(hostname) in a*) B=@ ;; *) B=8 ;; esac\npython t.py --b $B", "16 32", "b"),

@@ -125,7 +125,7 @@ def test_several_trainings_are_all_there() -> None:
 def test_what_only_a_shell_can_compute_stays_as_written_and_is_said() -> None:
     text = "NOW=$(date)\npython t.py --tag $NOW --port $((6000+NOW)) --x ${UNKNOWN} --y 1"
     found = parse_shell_script(text)
-    assert found.arguments["x"] == "${UNKNOWN}"
+    assert found.arguments["x"] == "$UNKNOWN"
     assert found.arguments["tag"] == "$(date)"
     assert set(found.unresolved) == {"tag", "port", "x"}
     assert found.unresolved["x"] == "${UNKNOWN} is not set in the script (line 2)"
@@ -319,3 +319,29 @@ def test_a_loop_whose_rounds_are_not_known_is_said() -> None:
     ]
     unknown = parse_shell_script("((i += $(date)))\npython t.py --x $i").unresolved
     assert "x" in unknown
+
+
+def test_a_word_that_is_not_followed_is_compared_as_text() -> None:
+    followed = parse_shell_script("LR=1\npython t.py --lr $LR")
+    assert not followed.statements
+    script = parse_shell_script("declare -n ref=LR\nref=1\nmkdir out\npython t.py --lr $LR")
+    assert [(one.line, one.name, one.text) for one in script.statements] == [
+        (1, "declare", "declare -n ref=LR with ref=LR"),
+        (2, "variable.ref", "ref=1"),
+    ]
+
+
+def test_of_a_long_script_words_behind_the_most_are_compared_as_text() -> None:
+    lines = [f"[ -f a{n} ] && export B{n}=1" for n in range(300)]
+    script = parse_shell_script("\n".join((*lines, "python t.py --x 1")))
+    assert any(one.line > 200 for one in script.statements)
+
+
+@pytest.mark.parametrize("read", ["read -ra A < list.txt", "mapfile -t A < list.txt"])
+def test_an_array_that_a_file_fills_has_all_its_elements(tmp_path: Path, read: str) -> None:
+    blank = " " if read.startswith("read") else "\n"
+    (tmp_path / "list.txt").write_text(blank.join("123") + "\n")
+    text = f"{read}\npython t.py --lr ${{A[0]}} --wd ${{A[2]}}"
+    found = parse_shell_script(text, tmp_path)
+    assert (found.arguments["lr"], found.arguments["wd"]) == ("1", "3")
+    assert "wd" not in found.unresolved

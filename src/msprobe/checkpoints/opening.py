@@ -136,7 +136,7 @@ def _open_index(path: Path, leave_out: Set[str] | None = None) -> Checkpoint:
         shard, _ = _read_file(path.parent / name, name)
         shards[name] = {parameter.name: parameter for parameter in shard.parameters}
         shard.parameters = []
-        _add_apart(content, shard, name)
+        _add_apart(content, _below_its_name(shard, Path(name)), name)
     for name, file in places.items():
         parameter = shards[file].pop(name, None)
         if parameter is None:
@@ -165,13 +165,17 @@ def _with_others(folder: Path, content: Content, read: Set[str]) -> Content:
     for file in sorted(folder.iterdir()):
         if file.suffix in SUFFIXES and file.name not in read and file.is_file():
             other, _ = _read_file(file, file.stem, may_be_empty=True)
-            _add_apart(content, other, file.name)
+            found = _below_its_name(other, file)
+            # What loads the shards does not look at weights that the index does not list.
+            is_unlisted = found is other and bool(other.parameters)
+            content.add(found, (file.name,)) if is_unlisted else _add_apart(
+                content, found, file.name
+            )
     return content
 
 
 def _add_apart(content: Content, other: Content, file: str) -> None:
     """Add the entries of another file, below its name if they share a path with the others."""
-    other = _below_its_name(other, Path(file))
     taken = {entry.path for entry in content.entries()}
     is_apart = taken.isdisjoint(entry.path for entry in other.entries())
     content.add(other, () if is_apart else (file,))

@@ -366,9 +366,11 @@ def contiguous_parameter(
         available: how many bytes there are for it.
 
     Raises:
-        CheckpointFormatError: the shape and type do not take exactly that many bytes.
-        UnsupportedError: a type that is not known.
+        CheckpointFormatError: the shape and type do not take exactly that many bytes, or the type
+            is not known.
     """
+    if dtype not in STORAGE_TYPES:
+        raise CheckpointFormatError(path, f"{name!r} is of type {dtype!r}, which is not known")
     numpy_type = storage_dtype(dtype)
     if len(shape) > MAX_DIMENSIONS:
         raise CheckpointFormatError(path, f"{name!r} has {len(shape)} dimensions")

@@ -40,6 +40,7 @@ _TENSOR_FUNCTIONS: Final = ("torch._utils.", "torch._tensor.")
 _DENSE: Final = "torch._utils._rebuild_tensor"
 _PARAMETER: Final = "torch._utils._rebuild_parameter"
 _SPARSE: Final = "torch._utils._rebuild_sparse_tensor"
+_META: Final = "torch._utils._rebuild_meta_tensor"
 _SUBCLASS: Final = "torch._tensor._rebuild_from_type_v2"
 # A tensor that repeats few stored elements (``expand``) may pretend to be of any size.
 _MAX_REPEATED_ELEMENTS: Final = 1 << 31
@@ -174,6 +175,9 @@ class _Walk:
         except SpecialTensorError as exc:
             if name == _SPARSE:
                 return iter(_sparse_parts(node))
+            if name.startswith(_META):
+                self._leave_out(path, "it is on the meta device, the file has no values for it")
+                return None
             if isinstance(node.arguments, tuple) and not name.startswith(_DENSE):
                 return iter(_parts(node))
             self._leave_out(path, str(exc))

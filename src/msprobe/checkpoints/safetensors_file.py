@@ -69,6 +69,8 @@ def read_safetensors(path: Path) -> Content:
             raise CheckpointFormatError(path, f"{name!r} lies outside the file")
         if first < end:
             raise CheckpointFormatError(path, f"{before!r} and {name!r} overlap")
+        if first > end:
+            raise _unclaimed(path, end, first)
         end, before = last, name
         dtype = _DTYPES.get(entry.dtype, entry.dtype)
         offset, available = begin + first, last - first
@@ -77,7 +79,14 @@ def read_safetensors(path: Path) -> Content:
                 name, dtype, entry.shape, path=path, offset=offset, available=available
             )
         )
+    if end < size - begin:
+        raise _unclaimed(path, end, size - begin)
     return Content(parameters=parameters, values=_values(path, metadata))
+
+
+def _unclaimed(path: Path, first: int, last: int) -> CheckpointFormatError:
+    """Return the refusal of bytes that would not be compared, as of a name that occurs twice."""
+    return CheckpointFormatError(path, f"bytes {first} to {last} of the data belong to no tensor")
 
 
 def _values(path: Path, metadata: object) -> list[Value]:

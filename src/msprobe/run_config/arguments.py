@@ -28,7 +28,7 @@ from msprobe.run_config.live_objects import described_settings
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_commands import Statement
 from msprobe.run_config.shell_scripts import parse_shell_script, without_secrets
-from msprobe.run_config.shell_words import shortened
+from msprobe.run_config.shell_variables import shortened
 
 COLUMNS: Final = (
     "file_name",
@@ -57,7 +57,7 @@ _WITHOUT_INFLUENCE: Final = re.compile(
     r"(.*[._])?(report_to|tags?|comment|verbose|log_level.*|disable_tqdm|push_to_hub|hub_.*|"
     r"save_(steps|strategy|total_limit|interval|freq|every)|(log|logging|print)_(steps|strategy|"
     r"interval|freq|every|first_step)|master_(port|addr)|port|host|hostname|rdzv_.*|local_rank|"
-    r"device_index|run_id)"
+    r"device_index|run_id)|(stdbuf|nice|ionice)\..*"
 )
 _DUPLICATE: Final = "duplicate_value"
 

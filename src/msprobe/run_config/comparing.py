@@ -27,6 +27,7 @@ from msprobe.run_config.pack import (
 from msprobe.run_config.packages import compare_packages
 from msprobe.run_config.random_calls import compare_random_calls
 from msprobe.run_config.settings_tables import compare_later, compare_settings, settings_row
+from msprobe.run_config.shell_commands import UNREACHED
 from msprobe.run_config.system import compare_systems
 from msprobe.run_config.value_tables import (
     compare_buffers,
@@ -205,45 +206,36 @@ def _not_compared(
 
 def _with_statements(result: ItemResult, bench: Pack, cmp: Pack) -> ItemResult:
     """Return the result with what the launch scripts hold beside arguments, compared as text."""
-    differences = []
     sides = [[row for rows in pack.statements.values() for row in rows] for pack in (bench, cmp)]
     left, right = (_without(*pair) for pair in (sides, sides[::-1]))
+    how, pairs = "not understood, compared as text", list[tuple[_Row | None, ...]]()
     for kind in dict.fromkeys(kind for _, kind, _ in (*left, *right)):
-        pairs = zip_longest(*([row for row in side if row[1] == kind] for side in (left, right)))
-        for one, other in pairs:
-            lines = dict.fromkeys(str(row[0]) for row in (one, other) if row)
-            differences.append(
-                Difference(
-                    item=Item.ARGUMENTS,
-                    name=kind,
-                    bench=one and one[2],
-                    cmp=other and other[2],
-                    level=Level.WARNING,
-                    note=f"line {' and '.join(lines)}, not understood, compared as text",
-                )
-            )
-    if not differences and [row[1:] for row in sides[0]] != [row[1:] for row in sides[1]]:
-        in_turn = zip(*sides, strict=True)
-        one, other = next((one, other) for one, other in in_turn if one[1:] != other[1:])
-        note = f"line {one[0]} and {other[0]}, the same statements in another order"
+        pairs += zip_longest(*([row for row in side if row[1] == kind] for side in (left, right)))
+    if not pairs and [row[1:] for row in sides[0]] != [row[1:] for row in sides[1]]:
+        how, in_turn = "the same statements in another order", zip(*sides, strict=True)
+        pairs = [next(pair for pair in in_turn if pair[0][1:] != pair[1][1:])]
+    differences = []
+    for one, other in pairs:
+        rows = [row for row in (one, other) if row]
+        lines = " and ".join(dict.fromkeys(str(row[0]) for row in rows))
         differences.append(
             Difference(
                 item=Item.ARGUMENTS,
-                name=one[1],
-                bench=one[2],
-                cmp=other[2],
-                level=Level.WARNING,
-                note=note,
+                name=rows[0][1],
+                bench=one and one[2],
+                cmp=other and other[2],
+                level=Level.INFO if rows[0][1] == UNREACHED else Level.WARNING,
+                note=f"line {lines}, {how}",
             )
         )
-    rows = [
+    table = [
         (STATIC_FILE, each.name, each.name, each.bench or "None", each.cmp or "None", each.note,
          each.level.value)
         for each in differences
     ]  # fmt: skip
     return replace(
         result,
-        rows=[*result.rows, *rows],
+        rows=[*result.rows, *table],
         differences=[*result.differences, *differences],
         compared=result.compared + len(sides[0]) + len(sides[1]),
     )

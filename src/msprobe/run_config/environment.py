@@ -42,6 +42,7 @@ class EnvironmentClass(NamedTuple):
 _CLASSES: Final = tuple(
     (re.compile(pattern), EnvironmentClass(category, level))
     for category, level, pattern in (
+        ("caches", Level.INFO, r".*_CACHE(_DIR|_PATH)?"),
         ("determinism", Level.ERROR, r".*DETERMINIS.*|CUBLAS_WORKSPACE_CONFIG|.*_SEED"),
         ("determinism", Level.ERROR, r"PYTHONHASHSEED|CLOSE_MATMUL_K_SHIFT|MKL_CBWR"),
         ("precision", Level.ERROR, r".*TF32.*|INF_NAN_MODE.*|.*PRECISION.*|.*_FP8.*|NVTE_.*"),

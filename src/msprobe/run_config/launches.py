@@ -11,7 +11,8 @@ from pathlib import PurePath
 from typing import Final
 
 from msprobe.run_config.command_options import BLANK, Arguments, options_of
-from msprobe.run_config.shell_words import Word, as_mapping
+from msprobe.run_config.shell_variables import Word
+from msprobe.run_config.shell_words import as_mapping
 
 SHELLS: Final = frozenset(("bash", "sh", "zsh", "dash", "ksh"))
 _PYTHON: Final = re.compile(r"(python|pypy)[\d.]*")

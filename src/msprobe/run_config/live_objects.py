@@ -44,9 +44,10 @@ _MAX_DEPTH: Final = 3
 _MAX_DESCRIBED: Final = 500
 NOT_DESCRIBED: Final = "not compared"
 """End of the text of an object of which no more than its class is known."""
-# They change while a program runs, or say where it lies.
+# They change while a program runs, or say where it lies; transformers' Trainer lists the columns
+# that a model takes in the order of a set.
 _PASSING: Final = re.compile(
-    r"(.*_)?(time|start|elapsed|now|date|timestamp|path|logger|uuid|pid)s?|"
+    r"signature_columns|(.*_)?(time|start|elapsed|now|date|timestamp|path|logger|uuid|pid)s?|"
     r"(log|output|out|save|result|cache)s?_?(dir|directory|file|folder|root)"
 )
 _LEFT_ALONE: Final = (ModuleType, Thread, Logger, IOBase, GeneratorType, ref)

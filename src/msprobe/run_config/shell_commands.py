@@ -10,8 +10,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msprobe.run_config.command_options import Arguments, options_of
-from msprobe.run_config.launches import SHELLS
-from msprobe.run_config.shell_words import Word, text_of
+from msprobe.run_config.launches import SHELLS, find_launch
+from msprobe.run_config.shell_variables import Word
+from msprobe.run_config.shell_words import text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -22,7 +23,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         *("echo", "printf", "mkdir", "rmdir", "ls", "date", "sleep", "wait", "cat", "head", "tail"),
         *("grep", "egrep", "zgrep", "wc", "sort", "uniq", "cut", "tr", "which", "type", "hash"),
         *("nvidia-smi", "npu-smi", "rocm-smi", "free", "df", "du", "top", "ps", "kill", "pkill"),
-        *("killall", "ulimit", "umask", "chmod", "chown", "true", "false", ":", "[", "hostname"),
+        *("killall", "umask", "chmod", "chown", "true", "false", ":", "[", "hostname", "printenv"),
         *("whoami", "id", "uname", "lscpu", "pwd", "clear", "tput", "jobs", "disown", "logger"),
         *("stat", "realpath", "readlink", "basename", "dirname", "seq", "dirs", "tee"),
         *("tensorboard", "mail", "squeue", "scontrol", "sacct", "scancel", "test", "sync", "time"),
@@ -54,6 +55,10 @@ _ONLY_ADMINISTRATION: Final = frozenset(
         *("chdir", "D", "parsable", "wait", "signal", "W", "u", "B", "N-name", "walltime", "P"),
     )
 )
+SETS: Final = re.compile(r"[-+][aeEuxvh]*o?|errexit|pipefail|allexport|xtrace|verbose|nounset")
+"""Words of ``set`` that are followed, or show something."""
+UNREACHED: Final = "unreached"
+"""Kind of a statement that a condition over known values skips, and of that condition."""
 _TAKE_A_SCRIPT: Final = (*SHELLS, "sbatch", "ssh", "qsub", "salloc")
 
 
@@ -77,10 +82,18 @@ def changes_something(words: Sequence[Word]) -> bool:
     next_word = words[1].text if len(words) > 1 else ""
     if name.startswith("python") and next_word in ("-c", "-V", "--version"):
         return False
+    if name == "env" and not next_word:
+        return False
     if name in _MOVE_FILES:
         places = [word.text for word in words[1:] if not word.text.startswith("-")]
         return not (places and writes_results(places[-1]))
     return name not in _WITHOUT_EFFECT and next_word not in _ASKING.get(name, ())
+
+
+def is_without_effect(words: Sequence[str]) -> bool:
+    """Return whether a command only shows something or waits, or moves results."""
+    given = [*map(Word, words)]
+    return find_launch(given, 0) is None and not changes_something(given)
 
 
 def writes_results(file: str) -> bool:

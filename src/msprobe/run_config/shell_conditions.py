@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from msprobe.run_config.shell_words import Variables, number_of, text_of, value_of
+from msprobe.run_config.shell_numbers import number_of
+from msprobe.run_config.shell_variables import Variables
+from msprobe.run_config.shell_words import text_of, value_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -9,30 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msprobe.run_config.command_options import SETTINGS_FILES
-from msprobe.run_config.shell_words import Variables, Word, shown, text_of, words_of
+from msprobe.run_config.shell_variables import Word, shown
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
+    pass
 
 _MAX_FILE_BYTES: Final = 1 << 20
-_ITS_OWN_FOLDER: Final = ("$0", "${0", "BASH_SOURCE", "$(pwd)", "$PWD")
+ITS_OWN_FOLDER: Final = ("$0", "${0", "BASH_SOURCE", "$(pwd)", "$PWD")
+"""Parts of words that name the folder of the script, or the present one."""
 _BEHIND_IT: Final = re.compile(r"[)}]|\$0|\$PWD")
-_STREAM: Final = re.compile(r"\d+|-")
-
-
-def redirected(node: Node, sign: str, variables: Variables) -> list[Word]:
-    """Return the files that a redirected statement reads (``<``) or writes (``>``)."""
-    # ``<<EOF > FILE`` has the second redirection inside the first.
-    inside = [child for each in node.named_children for child in (each, *each.named_children)]
-    return [
-        word
-        for each in inside
-        if each.type == "file_redirect"
-        and any(text_of(one).strip("&|") in (sign, sign * 2) for one in each.children)
-        for target in each.children_by_field_name("destination")
-        for word in words_of(target, variables)
-        if not _STREAM.fullmatch(word.text)
-    ]
 
 
 class ScriptFiles:
@@ -44,14 +29,17 @@ class ScriptFiles:
     Attributes:
         written: texts of files that it writes, by the names that it has for them.
         used: names of those of them that it reads or runs itself.
+        run: texts of the other files that it runs.
         folder: the name of the one that it went to; empty if it went to none, or its own.
     """
 
     def __init__(self, folder: Path) -> None:
         self.written: dict[str, str] = {}
         self.used: set[str] = set()
+        self.run: dict[str, str] = {}
         self.folder = ""
         self._folder = self._present = folder
+        self._places: list[tuple[str, Path]] = []
 
     @property
     def place(self) -> tuple[str, Path]:
@@ -63,10 +51,16 @@ class ScriptFiles:
         self.folder, self._present = place
 
     def change_folder(self, words: Sequence[Word]) -> None:
-        """Follow ``cd``."""
+        """Follow ``cd``, ``pushd`` or ``popd``; the first word says which."""
+        if words[0].text == "popd":
+            self.place = self._places.pop() if self._places else self.place
+            return
+        if words[0].text == "pushd":
+            self._places.append(self.place)
+        words = words[1:]
         # Many scripts go where they lie, or to a folder of another machine: then it stays.
         text = shown(words[-1].text).rstrip("/") if words else ""
-        if any(part in text for part in _ITS_OWN_FOLDER):
+        if any(part in text for part in ITS_OWN_FOLDER):
             self.folder = _BEHIND_IT.split(text)[-1].strip("/") or self.folder
         elif text:
             # Above it the folders of two machines have names of their own.

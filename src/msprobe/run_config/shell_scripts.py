@@ -10,8 +10,9 @@ reason. What is not understood is compared as text.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +20,11 @@ from msprobe.run_config.command_options import Arguments
 from msprobe.run_config.launches import Launch
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_commands import Statement
+from msprobe.run_config.shell_rest import not_followed
+from msprobe.run_config.shell_variables import shown
 from msprobe.run_config.shell_walk import Walk
-from msprobe.run_config.shell_words import shown
 
+_SHEBANG: Final = re.compile(r"\A#!\s*\S*sh\s+(?=[-+])")
 _VALUE: Final = re.compile(r"(--?[A-Za-z][\w-]*|\b[A-Za-z_]\w*(?==))([= ])([^\s,]+)")
 
 
@@ -49,8 +52,8 @@ def parse_shell_script(text: str, folder: Path | None = None) -> ShellScript:
         text: the script.
         folder: where files that it sources are looked for; None for the current folder.
     """
-    walk = Walk(folder or Path())
-    walk.follow(text)
+    text = _SHEBANG.sub("set ", text)  # bash -e
+    walk = _followed(text, folder or Path(), {})
     launches, problems = walk.launches, walk.problems
     if not launches:
         problems["launch"] = "no command that starts a training was found"
@@ -61,10 +64,40 @@ def parse_shell_script(text: str, folder: Path | None = None) -> ShellScript:
         unresolved |= {shown(prefix + name): "; ".join(why) for name, why in launch.doubts.items()}
     arguments |= walk.directives
     statements = [
-        one._replace(text=without_secrets(shown(one.text))) for one in walk.all_statements()
+        one._replace(text=without_secrets(shown(one.text)))
+        for one in (*walk.all_statements(), *_rest(text, folder or Path(), walk))
     ]
     files = {name: one._replace(text=shown(one.text)) for name, one in walk.written_files().items()}
     return ShellScript(arguments, {**unresolved, **problems}, statements, files)
+
+
+def _followed(text: str, folder: Path, files: Mapping[str, str]) -> Walk:
+    """Return the walk through a script, with other texts of some of the files that it runs."""
+    walk = Walk(folder)
+    walk.files.written |= files
+    walk.follow(text)
+    return walk
+
+
+def _rest(text: str, folder: Path, walk: Walk) -> Iterator[Statement]:
+    """Yield the statements that were not followed, of the script and of the files that it runs."""
+    for name, content in [(None, text), *walk.files.run.items()]:
+        found = partial(_found_with, text, folder, name)
+        yield from not_followed(content, found, walk.unreached, walk.steps)
+
+
+def _found_with(text: str, folder: Path, name: str | None, content: str) -> tuple[object, ...]:
+    """Return all that a walk finds if the script, or a file that it runs, has other content."""
+    return _found(
+        _followed(content, folder, {}) if name is None else _followed(text, folder, {name: content})
+    )
+
+
+def _found(walk: Walk) -> tuple[object, ...]:
+    """Return all that a walk found, without lines."""
+    launches = [(one.script, one.arguments, one.doubts) for one in walk.launches]
+    texts = [one[1:] for one in (*walk.all_statements(), *walk.written_files().values())]
+    return launches, walk.problems, walk.directives, texts
 
 
 def _shown(value: str | bool | list[str]) -> str | bool | list[str]:

@@ -19,6 +19,7 @@ from msprobe.run_config.environment import may_matter
 from msprobe.run_config.launches import InnerScript, Launch, find_launch
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_commands import (
+    SETS,
     Statement,
     are_apart,
     changes_something,
@@ -28,22 +29,17 @@ from msprobe.run_config.shell_commands import (
     writes_results,
 )
 from msprobe.run_config.shell_conditions import branches_of, holds
-from msprobe.run_config.shell_files import ScriptFiles, redirected
+from msprobe.run_config.shell_files import ScriptFiles
+from msprobe.run_config.shell_numbers import number_of, set_number
+from msprobe.run_config.shell_redirects import content_of, fields_of, redirected, targets_of
+from msprobe.run_config.shell_variables import Variables, Word, of_branches, shortened, shown
 from msprobe.run_config.shell_words import (
-    Variables,
-    Word,
     assigned_in,
-    number_of,
-    of_branches,
     opaque,
-    printed_by,
     read_in,
     set_by_name,
-    set_number,
     set_opaquely,
     shell_parser,
-    shortened,
-    shown,
     text_of,
     value_of,
     words_of,
@@ -57,8 +53,7 @@ _MAX_DEPTH: Final = 100
 _MAX_ROUNDS: Final = 64
 _TOO_LONG: Final = "the script is too long or too deeply nested to be followed"
 _EXPORT_ALL: Final = re.compile(r"[-+][a-z]*a[a-z]*|allexport")
-# What the others do to the words of a script is not followed.
-_SETS: Final = re.compile(r"[-+][aeuxvEh]*o?|allexport|errexit|nounset|xtrace|pipefail|verbose")
+_STOPS: Final[Mapping[str, str]] = {"e": "errexit", "E": "errtrace"}
 _DECLARES: Final = re.compile(r"(-[agrx]+)*")
 # Commands that scripts run for their status; others are taken to succeed before ``&&``.
 _ASK: Final = ("grep", "egrep", "which", "type", "hash", "command", "test", "diff", "cmp", "pgrep")
@@ -84,6 +79,8 @@ class Walk:
         files: files that it reads and writes.
         directives: what it asks of a scheduler, by name.
         statements: what is not understood and may change a training, as ``module load``.
+        steps: statements that were followed.
+        unreached: texts of the conditions that known values decide, and of what they skip.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -100,8 +97,10 @@ class Walk:
         self._written_at: dict[str, int] = {}
         self._leaving: list[Statement] = []  # what matters only if a training comes later
         self._given: Word | None = None  # what the present command reads from ``<<<`` or ``<<``
-        self._steps = 0
+        self.steps = 0
+        self.unreached: set[str] = set()
         self._depth = 0
+        self._stops: set[str] = set()  # that a failure ends the script
 
     def follow(self, text: str) -> None:
         """Follow a whole script."""
@@ -125,8 +124,8 @@ class Walk:
 
     def _run(self, node: Node) -> bool | None:
         """Follow a statement; return whether it succeeds, None if only the shell knows."""
-        self._steps += 1
-        if self._steps > _MAX_STEPS or self._depth > _MAX_DEPTH:
+        self.steps += 1
+        if self.steps > _MAX_STEPS or self._depth > _MAX_DEPTH:
             self.problems["size"] = _TOO_LONG
             raise _Ended
         self._depth += 1
@@ -146,7 +145,11 @@ class Walk:
         return not word.doubts
 
     def _statement(self, name: str, node: Node, text: str) -> Statement:
-        return Statement(node.start_point[0] + 1, name, " in ".join((text, *self._inside[::-1])))
+        inside = self._inside[::-1]
+        # Where something ran before, it matters whether the script goes on after a failure.
+        if self._stops and (self._order or any("command." in one.name for one in self.statements)):
+            inside = [*inside, " and ".join(sorted(self._stops))]
+        return Statement(node.start_point[0] + 1, name, " in ".join((text, *inside)))
 
     def written_files(self) -> dict[str, Statement]:
         """Return the files that the script writes for others, by name."""
@@ -225,6 +228,8 @@ class Walk:
         self._variables.rename(name for one in head for name in (*assigned_in(one), *read_in(one)))
         changes = [*head, *(one for one in assigned.values() if one not in head)]
         noted = [self._note("loop", one) for one in changes]
+        if node.children[0].type == "until":
+            self._note("until", head[0])
         is_known = all(noted)
         line = node.start_point[0] + 1
         doubts = () if is_known else (f"is set in a loop (line {line})",)
@@ -315,13 +320,20 @@ class Walk:
         return _STATUS.get(first, True)
 
     def _set(self, words: list[Word], node: Node) -> None:
+        is_on = True
         for place, word in enumerate(words):
             if word.text == "--":
                 self._variables.arguments = tuple(words[place + 1 :])
                 return
             if _EXPORT_ALL.fullmatch(word.text):
                 self._variables.exports_all = word.text[0] != "+"
-            if not _SETS.fullmatch(word.text):
+            if word.text[0] in "-+":
+                is_on = word.text[0] == "-"
+                names = {_STOPS[sign] for sign in word.text[1:] if sign in _STOPS}
+            else:
+                names = {word.text} & {"errexit", "pipefail"}
+            self._stops = self._stops | names if is_on else self._stops - names
+            if not SETS.fullmatch(word.text):
                 self._note("set", node, " ".join(one.text for one in words))
 
     def _shift(self, words: list[Word], _node: Node) -> None:
@@ -335,14 +347,15 @@ class Walk:
         names = [word.text for word in words if not word.text.startswith("-")] or ["REPLY"]
         options = {sign for word in words if word.text.startswith("-") for sign in word.text[1:]}
         given, separators = self._given, self._variables.values.get("IFS", (Word(" \t"),))[0]
-        if given is not None and given.is_known and separators.is_known and options <= set("ra"):
-            line = given.text.partition("\n")[0]
-            if "a" in options:
-                fields = _fields(line, separators.text, None)
-                self._variables.values[names[0]] = tuple(map(Word, fields))
+        known = given if given is not None and given.is_known else None
+        if text_of(node).startswith(("mapfile", "readarray")):
+            if known and options == {"t"}:
+                self._variables.values[names[0]] = tuple(map(Word, known.text.splitlines()))
                 return
-            for name, field in zip(names, _fields(line, separators.text, len(names)), strict=True):
-                self._variables.values[name] = (Word(field),)
+        elif known and separators.is_known and options <= set("ra"):
+            self._variables.values |= fields_of(
+                known.text, separators.text, names, is_array="a" in options
+            )
             return
         self._variables.rename(names)
         for name in names:
@@ -369,7 +382,9 @@ class Walk:
         found = find_launch(words, line, self._given)
         if isinstance(found, Launch):
             self.launches.append(self._with_environment(found))
-            self._order.append(self._statement("", node, found.script).text)
+            ends = [one and one.next_sibling for one in (node, node.parent)]
+            is_apart = any(one is not None and one.type == "&" for one in ends)
+            self._order.append(self._statement("", node, found.script).text + " &" * is_apart)
             self.statements += self._leaving
             self._leaving.clear()
         elif found is None and changes_something(words):
@@ -441,8 +456,10 @@ class Walk:
         if text is None:
             self.problems[f"file {name}"] = f"line {line} runs it, and it is not there"
             self.statements.append(Statement(line, "command.source", name))
-        else:
-            self._run_inner(text)
+            return
+        if name not in self.files.written:
+            self.files.run[name] = text
+        self._run_inner(text)
 
     def _redirected(self, node: Node) -> bool | None:
         body = node.child_by_field_name("body")
@@ -454,8 +471,10 @@ class Walk:
         if text is not None and reads_script(body):
             self._run_inner(text.text)
             return True
+        if text is None and text_of(body).startswith(("read", "mapfile")):
+            text = next(map(self._variables.content, redirected(node, "<", self._variables)), None)
         self._given, known = text, len(self.launches)
-        content = self._content(body, text)
+        content = content_of(body, text, self._variables)
         if content is not None:
             self._write(node, body, content)
         for one in node.named_children if body.type != "command" else ():
@@ -474,16 +493,6 @@ class Walk:
         self._given = None
         return status
 
-    def _content(self, body: Node, given: Word | None) -> Word | None:
-        """Return what ``cat <<EOF`` and ``echo`` write; None of other commands."""
-        name = text_of(body).split()[0]
-        if given is not None:
-            return given if name in ("cat", "tee") else None
-        if name not in ("echo", "printf") or body.type != "command":
-            return None
-        text = printed_by(body, self._variables)
-        return None if text is None else Word(text.text + "\n", text.doubts)
-
     def _with_input(self, node: Node, known: int) -> None:
         """Give the trainings from the `known`-th on the file that they read as their input."""
         files = redirected(node, "<", self._variables)
@@ -499,11 +508,7 @@ class Walk:
     def _write(self, node: Node, body: Node, content: Word) -> None:
         """Keep what ``cat > FILE <<EOF`` and ``echo … > FILE`` write."""
         appends = b">>" in (node.text or b"").partition(b"\n")[0]
-        targets = redirected(node, ">", self._variables)
-        if not targets and text_of(body).startswith("tee"):
-            parts = body.children_by_field_name("argument")
-            targets = [word for part in parts for word in words_of(part, self._variables)]
-        for word in targets:
+        for word in targets_of(node, body, self._variables):
             self.files.write(word.text, content.text, appends=appends)
             self._written_at[word.text] = node.start_point[0] + 1
             if content.doubts:
@@ -546,6 +551,7 @@ class Walk:
         if status is None:
             self._branches([left], [[right], []] if wants else [[], [right]])
             return None
+        self._skip(left)
         if status is wants:
             return self._run(right)
         if not wants and self._may_fail(left):  # as most commands: what is done then may differ
@@ -564,21 +570,26 @@ class Walk:
         """Follow the branch whose condition holds; from an open one on, all that may."""
         bodies: list[Sequence[Node]] = []
         opened: list[Node] = []
+        is_decided = False
         for condition, body in branches_of(node):
-            status = self._status(condition)
-            if status is not False:
-                bodies.append(body)
-            if status:
-                break
+            status = False if is_decided else self._status(condition)
+            is_decided |= bool(status)
             if status is None:
                 opened.append(condition[-1])
-        else:
+            else:
+                self._skip(*condition, *(() if status else body))
+            if status is not False:
+                bodies.append(body)
+        if not is_decided:
             bodies.append([])
         if opened:
             self._branches(opened, bodies)
         else:
             self._run_each(bodies[0])
         return True
+
+    def _skip(self, *nodes: Node) -> None:
+        self.unreached.update(map(text_of, nodes))
 
     def _status(self, condition: Sequence[Node]) -> bool | None:
         status: bool | None = True
@@ -676,10 +687,13 @@ class Walk:
             bodies += [] if has_default else [[]]
             self._branches([value or node], bodies, cases=[" | ".join(one) for one in patterns])
             return True
-        for names, body in zip(patterns, bodies, strict=True):
-            if any(fnmatchcase(word.text, each.strip("\"'")) for each in names):
+        is_found = False
+        for item, names, body in zip(items, patterns, bodies, strict=True):
+            if is_found or not any(fnmatchcase(word.text, one.strip("\"'")) for one in names):
+                self._skip(item)
+            else:
+                is_found = True
                 self._run_each(body)
-                break
         return True
 
 
@@ -714,24 +728,10 @@ _BUILTINS: Final[Mapping[str, Callable[[Walk, list[Word], Node], None]]] = {
     **dict.fromkeys(
         ("let", "printf"), lambda way, words, node: set_by_name(words, node, way._variables)
     ),
-    **dict.fromkeys(("cd", "pushd"), lambda way, words, _: way.files.change_folder(words)),
+    "cd": lambda way, words, _: way.files.change_folder([Word("cd"), *words]),
+    "pushd": lambda way, words, _: way.files.change_folder([Word("pushd"), *words]),
+    "popd": lambda way, words, _: way.files.change_folder([Word("popd"), *words]),
     "set": Walk._set,
     "shift": Walk._shift,
     **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Walk._read),
 }
-
-
-def _fields(line: str, separators: str, count: int | None) -> list[str]:
-    """Return the fields of a line for ``read``.
-
-    Args:
-        line: the line.
-        separators: the signs between fields.
-        count: of variables, the last of which gets the rest of the line; None for an array.
-    """
-    line = line.strip("".join(sign for sign in separators if sign.isspace()))
-    if count == 1 or not separators:
-        return [line] + [""] * ((count or 1) - 1)
-    cut = f"[{re.escape(separators)}]" + ("+" if separators.isspace() else "")
-    fields = re.split(cut, line, maxsplit=(count or 1) - 1)
-    return fields + [""] * ((count or 0) - len(fields))

@@ -3,40 +3,30 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msprobe.run_config.command_options import BLANK
 from msprobe.run_config.secrets import hide_secrets
+from msprobe.run_config.shell_numbers import number_of, set_number
+from msprobe.run_config.shell_variables import ALL, MARK, Variables, Word, shortened, shown
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
 MAX_TEXT: Final = 1 << 15
 MAX_WORDS: Final = 4096
-_MAX_SHOWN: Final = 400
-# In words that are compared as text.
-_MARK: Final = "\ue000"
-_MOST: Final = 1 << 63
-_ALL: Final = ("@", "*")
 _CONTINUED: Final = "\\ \t\n"
 _ALTERNATIVES: Final = (":+", "+")
 _DEFAULTS: Final = (":-", "-", ":=", "=")
 _INTEGER: Final = re.compile(r"-?\d{1,9}")
-_ARITHMETIC: Final = re.compile(r"[\d\s+\-*/%()<>=!]+")
-_OCTAL: Final = re.compile(r"\b0\d|\*\*|//")
 _CASES: Final[Mapping[str, Callable[[str], str]]] = {"^^": str.upper, ",,": str.lower}
-_COUNT: Final = re.compile(r"\s*(?:(\w+)(\+\+|--)|(\w+)\s*([-+*/%]?)=(?!=)(.+))\s*")
-_VARIABLE: Final = re.compile(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b")
 _QUOTED: Final = re.compile(r"""(['"])([\w./:=+%@-]+)\1""")
 _QUOTED_VARIABLE: Final = re.compile(r'"(\$\{?\w+\}?)"')
-_UNSPLIT: Final = ("test_command", "string", "simple_expansion", "expansion")
+_UNSPLIT: Final = ("test_command", "string", "simple_expansion", "expansion", "variable_assignment")
+_GLOB: Final = re.compile(r"[*?~<]|\[[^\[ ]|&&|\|\|")
 _BRACES: Final = re.compile(r"\{([^{}\s]*(?:,|\.\.)[^{}\s]*)\}")
 _NESTED: Final = re.compile(r"\{[^}]*\{")
 _PLAIN: Final = frozenset(
@@ -54,23 +44,6 @@ _FORM: Final = re.compile(r"(?:[^%{}]|%s)*")
 _ESCAPE_IN_QUOTES: Final = re.compile(r'\\(["$`\\\n])')
 
 
-class Word(NamedTuple):
-    """A word of a command.
-
-    Attributes:
-        text: the word; parts that cannot be known are as the script has them, with `_MARK`.
-        doubts: why a part of it cannot be known.
-    """
-
-    text: str
-    doubts: tuple[str, ...] = ()
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the text is the one that a shell has."""
-        return not self.doubts and _MARK not in self.text
-
-
 class _Piece(NamedTuple):
     """A part of a word; one that splits is cut into words at its blanks."""
 
@@ -78,46 +51,6 @@ class _Piece(NamedTuple):
     doubts: tuple[str, ...] = ()
     splits: bool = False
     ends_word: bool = False
-
-
-@dataclass(slots=True)
-class Variables:
-    """Variables of a shell, and the arguments of the script or function that runs.
-
-    Attributes:
-        values: words by name: one of a plain variable, any number of an array.
-        arguments: the words behind ``$1``, ``$2`` …; None where they are not known.
-        read: returns the text of a file; None if it is not there.
-        own: names that the script sets anywhere.
-        functions: bodies of its functions.
-        exported: names that the programs are given.
-        exports_all: whether that is every one that is set.
-        renamed: what variables of loops are called in texts.
-    """
-
-    values: dict[str, tuple[Word, ...]] = field(default_factory=dict)
-    arguments: tuple[Word, ...] | None = None
-    read: Callable[[str], str | None] = lambda _: None
-    own: set[str] = field(default_factory=set)
-    functions: dict[str, Node] = field(default_factory=dict)
-    exported: dict[str, None] = field(default_factory=dict)
-    exports_all: bool = False
-    renamed: dict[str, str] = field(default_factory=dict)
-
-    def rename(self, names: Iterable[str]) -> None:
-        """Number variables of a loop, whose names change nothing."""
-        for name in names:
-            self.renamed.setdefault(name, f"variable{len(self.renamed) + 1}")
-
-    def copy(self) -> Variables:
-        """Return the same, to be changed apart."""
-        functions, exported = dict(self.functions), dict(self.exported)
-        return replace(self, values=dict(self.values), functions=functions, exported=exported)
-
-    def content(self, file: Word) -> Word | None:
-        """Return the text of a file without line breaks at its end; None if it is not there."""
-        text = self.read(file.text) if file.is_known else None
-        return None if text is None else Word(text.rstrip("\n"))
 
 
 @cache
@@ -147,11 +80,11 @@ def words_of(node: Node, variables: Variables) -> list[Word]:
         elif not piece.splits:
             current = _joined(current, piece.text, piece.doubts)
         else:
-            for number, part in enumerate(re.split(r"\s+", piece.text)):
+            for number, part in enumerate(re.split(variables.separators, piece.text)):
                 if number and current is not None:
                     words.append(current)
                     current = None
-                is_meant = _MARK in part or _MARK not in piece.text
+                is_meant = MARK in part or MARK not in piece.text
                 if part:
                     current = _joined(current, part, piece.doubts if is_meant else ())
     words += [] if current is None else [current]
@@ -196,50 +129,6 @@ def value_of(node: Node | None, variables: Variables) -> Word:
     return Word(text, doubts)
 
 
-def shown(text: str) -> str:
-    """Return a text as people are shown it."""
-    return text.replace(_MARK, "").replace(BLANK, " ")
-
-
-def of_branches(ends: Sequence[Variables], doubts: tuple[str, ...]) -> Variables:
-    """Return what is set behind a condition whose branches set different things."""
-    found = ends[0].copy()
-    for one in ends[1:]:
-        found.functions |= one.functions
-        found.exported |= one.exported
-        found.exports_all |= one.exports_all
-    for name in dict.fromkeys(name for one in ends for name in one.values):
-        found.values[name] = _alternatives([one.values.get(name, ()) for one in ends], doubts)
-    given = [one.arguments for one in ends if one.arguments is not None]
-    found.arguments = _alternatives(given, doubts) if len(given) == len(ends) else None
-    return found
-
-
-def _alternatives(values: Sequence[tuple[Word, ...]], doubts: tuple[str, ...]) -> tuple[Word, ...]:
-    """Return one value for several: the words that they share, the others with "or" between."""
-    first = values[0]
-    if all(one == first for one in values):
-        return first
-    is_plain = all(len(one) < 2 for one in values)
-    lists = [
-        [*map(Word, words[0].text.split())] if is_plain and words else [*words] for words in values
-    ]
-    least = min(map(len, lists))
-    same = [len({one[at].text for one in lists}) == 1 for at in range(least)]
-    start = next((at for at, is_same in enumerate(same) if not is_same), least)
-    same = [len({one[-at - 1].text for one in lists}) == 1 for at in range(least - start)]
-    end = next((at for at, is_same in enumerate(same) if not is_same), least - start)
-    middles = [" ".join(word.text for word in one[start : len(one) - end]) for one in lists]
-    texts = dict.fromkeys(text or "nothing" for text in middles)
-    text = shortened(" or ".join(texts)).replace(" ", BLANK) + _MARK
-    doubts += tuple(doubt for words in values for word in words for doubt in word.doubts)
-    middle = Word(text, tuple(dict.fromkeys(doubts)))
-    found = (*lists[0][:start], middle, *lists[0][len(lists[0]) - end :])
-    if not is_plain:
-        return found
-    return (Word(" ".join(word.text for word in found), middle.doubts),)
-
-
 def _joined(word: Word | None, text: str, doubts: tuple[str, ...]) -> Word:
     if word is None:
         return Word(text, doubts)
@@ -247,7 +136,7 @@ def _joined(word: Word | None, text: str, doubts: tuple[str, ...]) -> Word:
 
 
 def _missing(name: str) -> str:
-    is_argument = name.isdigit() or name in _ALL
+    is_argument = name.isdigit() or name in ALL
     return "depends on the arguments of the script" if is_argument else "is not set in the script"
 
 
@@ -293,7 +182,7 @@ def opaque(node: Node, variables: Variables) -> Word:
     for part in walk(node):
         name = text_of(part)
         if part.type in _NAMES or (part.type == "word" and name in variables.values):
-            known = _words_in(name, variables)
+            known = variables.words(name)
             if known is not None:
                 given = shown(shortened(" ".join(word.text for word in known)))
                 values[name] = hide_secrets(name, given)
@@ -312,9 +201,11 @@ def opaque(node: Node, variables: Variables) -> Word:
         source = _QUOTED_VARIABLE.sub(r"\1", source)
     if node.type == "test_command":
         source = source.replace(" == ", " = ")
+        if _GLOB.search(source) is None:
+            source = source.replace("[[", "[").replace("]]", "]")
     source = re.sub(r"\w+", lambda one: variables.renamed.get(one[0], one[0]), source)
     text = shortened(source) + (f" with {known_values}" if known_values else "")
-    marked = re.sub(r"\s", BLANK, text) + _MARK
+    marked = re.sub(r"\s", BLANK, text) + MARK
     return Word(marked, tuple(dict.fromkeys(doubts)))
 
 
@@ -357,14 +248,6 @@ def normal_text(node: Node) -> str:
         text += (" " if part.start_byte > end else "") + text_of(part)
         end = part.end_byte
     return _QUOTED.sub(r"\2", " ".join(text.split()))
-
-
-def shortened(text: str) -> str:
-    """Return a text; of a long one the beginning and a digest."""
-    if len(text) <= _MAX_SHOWN:
-        return text
-    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
-    return f"{text[:_MAX_SHOWN]}… (digest {digest})"
 
 
 def _made(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piece]:
@@ -426,19 +309,6 @@ def _arithmetic(node: Node, variables: Variables) -> _Piece:
     return piece
 
 
-def set_number(text: str, variables: Variables) -> int | None:
-    """Follow ``i++``, ``i += 2`` or ``i = n * 4``; return the number, None if it is not known."""
-    found = _COUNT.fullmatch(text)
-    if found is None:
-        return None
-    name = found[1] or found[3]
-    sign = found[2][:1] if found[2] else found[4]
-    number = number_of(f"{name} {sign} ({found[5] or 1})" if sign else found[5], variables)
-    if number is not None:
-        variables.values[name] = (Word(str(number)),)
-    return number
-
-
 def set_opaquely(assignments: Mapping[str, Node], variables: Variables) -> None:
     """Set variables to the texts of their assignments."""
     found = {name: opaque(one, variables) for name, one in assignments.items()}
@@ -456,54 +326,6 @@ def set_by_name(words: Sequence[Word], node: Node, variables: Variables) -> None
         variables.values |= dict.fromkeys((name.rstrip("+-*/%") for name in names), (word,))
 
 
-def number_of(text: str, variables: Variables) -> int | None:
-    """Return the value of whole numbers and known variables under + - * / % and comparisons."""
-
-    def value(found: re.Match[str]) -> str:
-        known = _words_in(found[1] or found[2], variables)
-        is_number = known and not known[0].doubts and _INTEGER.fullmatch(known[0].text)
-        return f"({known[0].text})" if known and is_number else found[0]
-
-    plain = _VARIABLE.sub(value, text).strip()
-    if not _ARITHMETIC.fullmatch(plain) or _OCTAL.search(plain) or len(plain) > _MAX_SHOWN:
-        return None
-    try:
-        found = _number(ast.parse(plain, mode="eval").body)
-    except (SyntaxError, ValueError, KeyError, ZeroDivisionError, RecursionError):
-        return None
-    return found if abs(found) < _MOST else None
-
-
-def _number(node: ast.expr) -> int:
-    match node:
-        case ast.Constant(value=int(number)):
-            return number
-        case ast.UnaryOp(operand=inner):
-            return -_number(inner) if isinstance(node.op, ast.USub) else _number(inner)
-        case ast.BinOp(left=left, right=right):
-            return _OPERATIONS[type(node.op)](_number(left), _number(right))
-        case ast.Compare(left=left, ops=[sign], comparators=[right]):
-            return int(_OPERATIONS[type(sign)](_number(left), _number(right)))
-    raise ValueError(type(node).__name__)
-
-
-def _quotient(one: int, other: int) -> int:
-    return abs(one) // abs(other) * (1 if (one < 0) is (other < 0) else -1)
-
-
-_OPERATIONS: Final[Mapping[type[ast.AST], Callable[[int, int], int]]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: _quotient,
-    ast.Mod: lambda one, other: one - other * _quotient(one, other),
-    ast.Lt: operator.lt,
-    ast.Gt: operator.gt,
-    ast.LtE: operator.le,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}
 _ASSIGN: Final = frozenset(("=", "+=", "-=", "*=", "/=", "%=", "++", "--"))
 
 
@@ -550,8 +372,8 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
         yield _Piece(*opaque(node, variables))
         return
     name, index = _name_and_index(named[0])
-    known = _words_in(name, variables)
-    if not sign and index is not None and index not in _ALL:
+    known = variables.words(name)
+    if not sign and index is not None and index not in ALL:
         index = value_of(named[0].child_by_field_name("index"), variables).text
         if known is None or index.isdigit():
             one = None if known is None else known[int(index) : int(index) + 1]
@@ -560,10 +382,12 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
             yield _Piece(*opaque(node, variables))
     elif not sign:
         yield from _variable(node, name, variables, quoted=quoted, index=index)
+    elif sign == ":" and known and (name in ALL or index in ALL):
+        yield from _slice(node, known, named[1:], variables, quoted=quoted)
     elif sign in _ALTERNATIVES and not (known and known[0].doubts):
         if known is None and name not in variables.own:  # the shell may have it from elsewhere
             text = value_of(named[1] if named[1:] else None, variables).text
-            text = f"{text} or nothing".replace(" ", BLANK) + _MARK
+            text = f"{text} or nothing".replace(" ", BLANK) + MARK
             yield _Piece(text, (_doubt(node, _missing(name)),))
         elif known and (known[0].text or sign == "+"):
             for each in named[1:]:
@@ -576,6 +400,26 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
         yield _Piece(*opaque(node, variables))
 
 
+def _slice(
+    node: Node,
+    words: tuple[Word, ...],
+    ends: Sequence[Node],
+    variables: Variables,
+    *,
+    quoted: bool,
+) -> Iterator[_Piece]:
+    """Yield what ``${@:2}`` or ``${A[@]:1:2}`` makes; arguments are counted from one."""
+    numbers = [number_of(text_of(one), variables) for one in ends]
+    if None in numbers or not numbers or min(filter(None, numbers), default=0) < 0:
+        yield _Piece(*opaque(node, variables))
+        return
+    first, *count = (one or 0 for one in numbers)
+    is_arguments = text_of(node.named_children[0]) in ALL
+    first = max(first - 1, 0) if is_arguments else first
+    last = first + count[0] if count else None
+    yield from _each(words[first:last], quoted=quoted, is_one=quoted and "*" in text_of(node))
+
+
 def _with_default(
     node: Node,
     name: str,
@@ -585,7 +429,7 @@ def _with_default(
     *,
     quoted: bool,
 ) -> Iterator[_Piece]:
-    known = _words_in(name, variables)
+    known = variables.words(name)
     if known and known[0].text:
         if known[0].is_known or not operator.startswith(":"):
             yield from _plain(node, known, quoted=quoted)
@@ -609,27 +453,15 @@ def _name_and_index(node: Node) -> tuple[str, str | None]:
     return text_of(name) if name else "", text_of(index) if index else ""
 
 
-def _words_in(name: str, variables: Variables) -> tuple[Word, ...] | None:
-    if name in _ALL:
-        return variables.arguments
-    if name.isdigit():
-        if name == "0":
-            return variables.values.get(name)
-        if variables.arguments is None:
-            return None
-        return variables.arguments[int(name) - 1 : int(name)]
-    return variables.values.get(name)
-
-
 def _variable(
     node: Node, name: str, variables: Variables, *, quoted: bool, index: str | None = None
 ) -> Iterator[_Piece]:
-    known = _words_in(name, variables)
+    known = variables.words(name)
     if known is None and name in variables.own:  # the script sets it elsewhere: not on this way
         yield _Piece("", splits=not quoted)
     elif known is None:
-        yield _Piece(text_of(node).lstrip(_CONTINUED), (_doubt(node, _missing(name)),))
-    elif index is not None or name in _ALL:
+        yield _Piece(f"${name}", (_doubt(node, _missing(name)),))
+    elif index is not None or name in ALL:
         yield from _each(known, quoted=quoted, is_one=quoted and "*" in (index, name))
     else:
         yield from _plain(node, known[:1], quoted=quoted)

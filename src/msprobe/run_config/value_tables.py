@@ -188,6 +188,11 @@ def _verdict(
         return NOT_COMPARED, diffs
     keys = [key for key in (CHECKSUM, "shape", "dtype") if key in bench and key in cmp]
     is_equal = all(bench[key] == cmp[key] for key in keys)
+    is_equal &= all(
+        _is_nan(bench[key]) is _is_nan(cmp[key])
+        for key in STATISTICS
+        if key in bench and key in cmp
+    )
     if CHECKSUM not in keys:
         is_equal = is_equal and all(
             diff == 0.0 or bench.get(key) == cmp.get(key)
@@ -228,6 +233,10 @@ def _text(leaf: Mapping[str, JsonTree] | None) -> str | None:
         return None
     keys = [key for key in ("shape", "norm", CHECKSUM) if key in leaf]
     return ", ".join(f"{key} {leaf[key]}" for key in keys)
+
+
+def _is_nan(value: JsonTree) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _is_number(value: JsonTree) -> bool:
