@@ -52,7 +52,8 @@ def test_json_lines_keep_what_is_not_finite(tmp_path):
         ("Infinity", 1.0), (1.0, "-Infinity"), ("NaN", "NaN"), (1.0, 1.0)
     ]  # fmt: skip
     assert [row["shape"] for row in written] == [[2], [2], [1], [1]]
-    assert main(["export", str(tmp_path / "dump"), str(path), "--sql", "select slot from records"]) == 0
+    query = ["--sql", "select slot from records"]
+    assert main(["export", str(tmp_path / "dump"), str(path), *query]) == 0
     assert json.loads(path.read_text().splitlines()[0]) == {"slot": "input.0"}
 
 
