@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from msprobe.errors import UnsupportedError, UsageError
+from msprobe.plain_text import reason
 
 CONNECT_S: Final = 10
 """How long a scheduler may take to answer."""
@@ -79,10 +80,12 @@ def cluster(address: str) -> Iterator[Cluster]:
     """
     distributed = _distributed()
     try:
+        # A client that fails at this leaves a thread, which ends with a traceback.
+        distributed.comm.resolve_address(address)
         client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as exc:  # a timeout is an OSError
         raise UsageError(
-            f"no dask scheduler answers at {address} within {CONNECT_S} s: {exc}"
+            f"no dask scheduler answers at {address} within {CONNECT_S} s: {reason(exc)}"
         ) from exc
     with client:
         try:

@@ -7,9 +7,11 @@ import importlib.util
 import json
 import struct
 
+import numpy as np
 import polars as pl
 import pytest
 
+from builders.dumps import DumpBuilder, Value
 from builders.networks import write_dump
 from msprobe import compare_dumps, open_dump
 from msprobe.cli import main
@@ -36,6 +38,23 @@ def test_all_values_are_written_in_each_format(capsys, tmp_path, dump):
         found = read(tmp_path / name)
         assert found["record"].to_list() == frame["record"].to_list()
         assert found["norm"].to_list() == frame["norm"].to_list()
+
+
+def test_json_lines_keep_what_is_not_finite(tmp_path):
+    builder = DumpBuilder(tmp_path / "dump")
+    given = [Value(np.float32(numbers)) for numbers in ([1, np.inf], [1, -np.inf], [np.nan], [1])]
+    builder.call("Functional.cat.0.forward", given, [])
+    builder.write()
+    path = tmp_path / "values.jsonl"
+    assert main(["export", str(tmp_path / "dump"), str(path)]) == 0
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["max"], row["min"]) for row in written] == [
+        ("Infinity", 1.0), (1.0, "-Infinity"), ("NaN", "NaN"), (1.0, 1.0)
+    ]  # fmt: skip
+    assert [row["shape"] for row in written] == [[2], [2], [1], [1]]
+    query = ["--sql", "select slot from records"]
+    assert main(["export", str(tmp_path / "dump"), str(path), *query]) == 0
+    assert json.loads(path.read_text().splitlines()[0]) == {"slot": "input.0"}
 
 
 def test_a_query_chooses_rows_and_columns(tmp_path, dump):
@@ -100,8 +119,8 @@ def test_scalars_of_a_comparison_and_of_a_dump_in_mlflow(capsys, tmp_path, dump,
     runs = mlflow.search_runs(experiment_names=["ports"], output_format="list")
     frame = compare_dumps(dump, other).frame
     expected = {
-        f"{name}/{slot}/error": error
-        for name, slot, error in frame.select("name", "slot", "error").iter_rows()
+        f"{record}/{slot}/error": error
+        for record, slot, error in frame.select("operation", "slot", "error").iter_rows()
         if error is not None
     }
     found = {name: value for run in runs for name, value in run.data.metrics.items()}

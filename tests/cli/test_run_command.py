@@ -243,6 +243,27 @@ def test_an_exception_in_backward_has_no_frames_of_msprobe(tmp_path: Path) -> No
     assert plain_trace in recorded.stderr
 
 
+@pytest.mark.parametrize(
+    "call", ["torch.mm(x, torch.ones(3, 3))", "x.item()", "x + torch.ones(7)", "softmax(x, dim=7)"]
+)
+def test_the_line_of_a_call_that_fails_is_in_the_traceback(call: str, tmp_path: Path) -> None:
+    text = f"""
+        import torch
+        from torch.nn.functional import softmax
+
+        def fails(x):
+            return {call}
+
+        fails(torch.nn.Linear(2, 2)(torch.ones(2, 2)))
+    """
+    write(tmp_path, text)
+    plain, recorded = (
+        start(tmp_path, *words, "train.py") for words in ((), ("-m", "msprobe", "run"))
+    )
+    assert f"return {call}" in plain.stderr
+    assert plain.stderr in recorded.stderr
+
+
 def test_a_step_that_begins_inside_vmap_has_its_random_states(tmp_path: Path) -> None:
     text = """
         import torch

@@ -29,6 +29,7 @@ WRONG: Final = """
 --completion csh: bash; zsh; fish
 -f: pytorch or mindspore
 -f torch compare new old: 'torch'; pytorch or mindspore
+compare new old --scheduler nowhere: 'nowhere'; use tcp://host:port
 --framework tensorflow show new: 'tensorflow'
 shwo new: show
 compre new old: compare

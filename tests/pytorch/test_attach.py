@@ -60,7 +60,7 @@ def test_a_running_program_records_what_it_is_asked_for(
     assert list(open_dump(tmp_path / "dump").steps) == [int(said[1]), int(said[2])]
     # A killed process leaves its announcement.
     assert main(["attach", str(started.pid)]) == 2
-    assert "it has ended" in capsys.readouterr().err
+    assert "there is no such process" in capsys.readouterr().err
 
 
 PLAIN = """
@@ -150,4 +150,6 @@ def test_a_folder_that_others_may_write_to_is_not_used(announced, capsys) -> Non
 
 def test_a_process_without_a_debugger_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attach", str(os.getpid())]) == 2
-    assert "cannot be asked to record" in capsys.readouterr().err
+    assert "it has not imported its framework yet, " in capsys.readouterr().err
+    assert main(["attach", str(2**31 - 1)]) == 2
+    assert "there is no such process" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -205,3 +206,16 @@ def test_calls_of_one_run_alone_are_another_course(tmp_path: Path) -> None:
     first = run_twice(tmp_path, other_in_the_second_run).first
     assert first is not None
     assert first.source is Source.PROGRAM
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_a_number_that_python_drew_unseeded_is_chance(tmp_path: Path, draws: bool) -> None:
+    numbers = iter(range(4))
+
+    def add_a_number(x: Tensor) -> Tensor:
+        return torch.add(x, random.random() if draws else next(numbers))
+
+    first = run_twice(tmp_path, add_a_number).first
+    assert first is not None
+    assert first.source is (Source.SEED if draws else Source.PROGRAM)
+    assert draws == any("not seeded alike" in words for words in first.evidence)

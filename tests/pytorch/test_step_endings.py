@@ -280,7 +280,8 @@ def test_the_end_of_the_process(inside, after, how, exception, tmp_path):
         ),
         (
             '{"dump_enable": false}',
-            "nothing was recorded: dump_enable was not true in steps 0 to 2",
+            "nothing was recorded: dump_enable was not true in steps 0 to 2, "
+            "and no one asked (msprobe attach, SIGUSR1)",
         ),
         (
             '{"statistics": {"list": ["nothing"]}}',

@@ -155,7 +155,7 @@ class RunTotals:
         first, last = self.started
         ran = f"step {first}" if first == last else f"steps {first} to {last}"
         if any(first <= step <= last for step in wanted) or not wanted:
-            return f"dump_enable was not true in {ran}"
+            return f"dump_enable was not true in {ran}, and no one asked (msprobe attach, SIGUSR1)"
         return f"the configuration wants step {_spelled(wanted)}, and start() was called in {ran}"
 
 

@@ -15,6 +15,7 @@ import os
 import secrets
 import socket
 import stat
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -200,11 +201,18 @@ class Request:
         return None
 
     def _refused(self) -> UsageError:
-        return UsageError(
-            f"process {self._process} cannot be asked to record: it has ended, belongs to another "
-            "user, or was started without msprobe run --on-request and without "
-            '"dump_enable" in its config.json'
+        why = (
+            "it has not imported its framework yet, belongs to another user, or was started "
+            'without msprobe run --on-request and without "dump_enable" in its config.json'
         )
+        if sys.platform != "win32":  # there, `os.kill` ends a process
+            try:
+                os.kill(self._process, 0)
+            except ProcessLookupError:
+                why = "there is no such process"
+            except PermissionError:
+                why = "it belongs to another user"
+        return UsageError(f"process {self._process} cannot be asked to record: {why}")
 
 
 def _own_folder() -> Path:

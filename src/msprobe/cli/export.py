@@ -111,9 +111,23 @@ def _write_table(options: argparse.Namespace) -> int:
         elif path.suffix == ".csv":
             _without_lists(frame).write_csv(temporary)
         else:
-            frame.write_ndjson(temporary)
+            temporary.write_text(_json_lines(frame), encoding="utf-8")
     print(f"wrote {path}: {frame.height:,} rows")
     return 0
+
+
+def _json_lines(frame: pl.DataFrame) -> str:
+    """Return the rows as strict JSON; polars writes null for what is not finite."""
+    import polars as pl
+    import polars.selectors as cs
+
+    from msprobe.json_text import strict_json
+
+    lines = frame.write_ndjson().split("\n")
+    is_odd = pl.any_horizontal(pl.lit(value=False), cs.float().is_finite().not_())
+    for index in frame.select(is_odd.fill_null(value=False)).to_series().arg_true():
+        lines[index] = strict_json(frame.row(index, named=True), indent=None).rstrip()
+    return "\n".join(lines)
 
 
 def _without_lists(frame: pl.DataFrame) -> pl.DataFrame:

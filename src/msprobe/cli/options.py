@@ -240,5 +240,16 @@ def _is_digits(text: str) -> bool:
 def add_scheduler(parser: _Options) -> None:
     """Add the option that names a cluster."""
     parser.add_argument(
-        "--scheduler", metavar="ADDRESS", help="a dask cluster to work on, tcp://host:port"
+        "--scheduler",
+        metavar="ADDRESS",
+        type=_scheduler,
+        help="a dask cluster to work on, tcp://host:port",
     )
+
+
+def _scheduler(text: str) -> str:
+    if not _is_digits(text.rpartition(":")[2]):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no address of a cluster: use tcp://host:port"
+        )
+    return text

@@ -150,13 +150,17 @@ def _without_own(trace: TracebackType | None) -> TracebackType | None:
     it hands itself over to ``torch.overrides``, and is called again from there.
     """
     kept: list[TracebackType] = []
+    is_handed_over = False
     while trace is not None:
         code = trace.tb_frame.f_code
         is_own = code.co_filename.startswith(_PACKAGE)
-        if not is_own and trace.tb_frame.f_globals.get("__name__") != "torch.overrides":
+        if is_own or trace.tb_frame.f_globals.get("__name__") == "torch.overrides":
+            is_handed_over |= is_own and code.co_name == _HANDLER
+        else:
+            if is_handed_over and kept and kept[-1].tb_frame.f_code is code:
+                kept.pop()
             kept.append(trace)
-        elif kept and is_own and code.co_name == _HANDLER:
-            kept.pop()
+            is_handed_over = False
         trace = trace.tb_next
     found = None
     for each in reversed(kept):

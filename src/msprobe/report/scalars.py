@@ -44,10 +44,10 @@ def scalars_of(frame: pl.DataFrame, columns: Sequence[str]) -> Iterator[StepScal
     """Yield the scalars of a table, rank by rank, with ascending steps.
 
     Args:
-        frame: has the columns ``step``, ``rank``, ``record`` or ``name``, and ``slot``.
+        frame: has the columns ``step``, ``rank``, ``record`` or ``operation``, and ``slot``.
         columns: the columns to take; values that are absent make no scalar.
     """
-    name = "record" if "record" in frame.columns else "name"
+    name = "record" if "record" in frame.columns else "operation"
     for (rank, step), part in frame.sort("rank", "step", maintain_order=True).group_by(
         "rank", "step", maintain_order=True
     ):

@@ -244,8 +244,10 @@ class _Walk:
                 words = f"{some_of(*parameters)} differ when the step starts"
         elif data is not None:
             source, words = of_batch, data.words
-        elif pair.name.endswith("backward") or not row.holds_tensor:
+        elif pair.name.endswith("backward"):
             source = Source.PROGRAM
+        elif not row.holds_tensor:
+            source = Source.SEED if self._is_drawn_by_host else Source.PROGRAM
         else:
             source = of_batch
         return self._difference(source, words, row, draw=draw)
@@ -306,6 +308,11 @@ class _Walk:
         """Whether a generator of the framework is in another state when the step starts."""
         return bool(set(self._generators()).difference(_OFTEN_UNUSED))
 
+    @property
+    def _is_drawn_by_host(self) -> bool:
+        """Whether the program draws from Python's or NumPy's generator, which is not seeded."""
+        return any(each.is_drawn_by_host and each.step == self._view.step for each in self._facts)
+
     # --- results
 
     def _difference(
@@ -322,7 +329,7 @@ class _Walk:
         side = side or self._target
         record = record if row is None else row.pair.name
         evidence = [each.words for each in self._settings()]
-        if source is Source.DATA or self._is_unseeded:
+        if source in (Source.DATA, Source.SEED) or self._is_unseeded:
             generators = ", ".join(self._generators())
             if generators:
                 evidence.append(f"not seeded alike when the step starts: {generators}")
