@@ -535,10 +535,23 @@ def test_a_small_gradient_that_autocast_computed_in_float16_is_no_finding(
     assert rows(tmp_path) == []
 
 
-def test_a_gradient_that_cancels_exactly_is_a_note(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["ulp_noise", "relative_noise"])
+def test_a_gradient_that_cancels_exactly_is_a_note(mode: str, tmp_path: Path) -> None:
     w, e = torch.rand(20, 2, requires_grad=True), torch.randn(20, 2, 16)
-    with perturbing(tmp_path, "ulp_noise", fuzz_stage="backward") as run, run.step_of():
+    e[0] *= 300.0  # one row with large gradients beside small ones
+    with perturbing(tmp_path, mode, fuzz_stage="backward") as run, run.step_of():
         shares = w / w.sum(-1, keepdim=True)  # the norm makes their size irrelevant
-        mixed = nn.functional.normalize((shares[..., None] * e).sum(1), dim=-1)
+        mixed = nn.functional.rms_norm((shares[..., None] * e).sum(1), (16,))
         (mixed * torch.randn(20, 16)).sum().backward()
     assert {row["severity"] for row in rows(tmp_path)} <= {"note"}
+
+
+@pytest.mark.parametrize("mode", ["high_precision", "cpu_reference"])
+def test_classes_that_are_masked_are_no_finding(mode: str, tmp_path: Path) -> None:
+    scores = torch.randn(6, 6).fill_diagonal_(-float("inf")).requires_grad_()
+    labels = torch.tensor([3, 4, 5, 0, 1, 2])
+    with perturbing(tmp_path, mode) as run, run.step_of():
+        nn.functional.cross_entropy(scores, labels)
+    with perturbing(tmp_path / "b", mode, fuzz_stage="backward") as run, run.step_of():
+        nn.functional.cross_entropy(scores, labels, label_smoothing=0.0).backward()
+    assert rows(tmp_path) == rows(tmp_path / "b") == []

@@ -22,6 +22,7 @@ from msgspec import UNSET
 from msprobe.capture.call import Draft
 from msprobe.capture.nonfinite_records import (
     BEGINNINGS,
+    MOST_SKIPPED,
     SPREADING,
     FindingKind,
     Value,
@@ -42,9 +43,6 @@ logger = logging.getLogger(__name__)
 
 # Findings of a run that are kept; a run with NaN everywhere has one for every call.
 _MOST_FINDINGS: Final = 10_000
-# Updates that a scaler skips one after the other until the gradients' overflow is a finding: from
-# its usual first scale, 65536, to one where nothing overflows, it takes fewer.
-_MOST_SKIPPED: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +272,7 @@ class NanCheck:
         self._skipped += 1
         first = _first(found)
         is_overflow = first is not None and not first.nan and _is_of_gradient(first.name)
-        if not is_overflow or self._skipped > _MOST_SKIPPED:
+        if not is_overflow or self._skipped > MOST_SKIPPED:
             return found
         return [
             replace(one, kind=FindingKind.SCALED) if one.kind in SPREADING else one for one in found

@@ -20,6 +20,9 @@ from msprobe.operators.operator import Operator
 # The parts that a call received. A call whose received values are all finite is a source. Gradients
 # of parameters show no inputs: one is a source only where nothing overflowed before it in the step.
 _RECEIVED: Final = frozenset({"input_args", "input_kwargs", "parameters", "input"})
+# Updates that a scaler skips one after the other until the gradients' overflow is a finding: from
+# its usual first scale, 65536, to one where nothing overflows, it takes fewer.
+MOST_SKIPPED: Final = 8
 _SHOWN_PARTS: Final = {"input_args": "input", "input_kwargs": "kwargs"}
 
 Value = tuple[bool, str, TensorRecord]

@@ -148,11 +148,17 @@ def _is_noise(
         return False
     if change.size is None:
         return False
-    made_of = [one for one in incoming if one is not None]
-    if call.operator.family in _CANCELLING:
-        made_of += call.floats
-    largest = max((float(rms(one)) for one in made_of if one.numel()), default=0.0)
-    return change.size <= _CANCELLED * unit * largest
+    # The gradient of an argument that was broadcast is a sum of what came in.
+    summed = [one for one in incoming if one is not None and one.numel() > change.count]
+    if change.relative * change.size <= _CANCELLED * unit * _largest(summed):
+        return True
+    is_difference = call.operator.family in _CANCELLING
+    return is_difference and change.size <= _CANCELLED * unit * _largest(call.floats)
+
+
+def _largest(tensors: Sequence[Tensor]) -> float:
+    """Return the largest root mean square of tensors."""
+    return max((float(rms(one)) for one in tensors if one.numel()), default=0.0)
 
 
 def _held_against(
