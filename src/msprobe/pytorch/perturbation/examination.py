@@ -127,7 +127,8 @@ def judged(
             unit = max(trial.unit, unit_of(found.dtype))
             if again is not None:  # a float32 weight has a gradient that was computed in bfloat16
                 unit = max([unit, *(epsilon(one) / 2 for one in call.autocast_types)])
-            is_noise = not found.cancels and _is_noise(call, found, unit, incoming)
+            size = max(unit, trial.input_change)
+            is_noise = not found.cancels and _is_noise(call, found, unit, size, incoming)
             change = replace(found, cancels=True) if is_noise else found
             yield judged_change(
                 change,
@@ -138,7 +139,11 @@ def judged(
 
 
 def _is_noise(
-    call: CallCopy, change: Change, unit: float, incoming: Sequence[Tensor | None]
+    call: CallCopy,
+    change: Change,
+    unit: float,
+    input_change: float,
+    incoming: Sequence[Tensor | None],
 ) -> bool:
     """Return whether a result is no larger than roundings of what it was made of.
 
@@ -150,7 +155,7 @@ def _is_noise(
         return False
     # The gradient of an argument that was broadcast is a sum of what came in.
     summed = [one for one in incoming if one is not None and one.numel() > change.count]
-    if change.relative * change.size <= _CANCELLED * unit * _largest(summed):
+    if change.relative * change.size <= _CANCELLED * input_change * _largest(summed):
         return True
     is_difference = call.operator.family in _CANCELLING
     return is_difference and change.size <= _CANCELLED * unit * _largest(call.floats)
