@@ -202,3 +202,13 @@ def test_nan_below_a_gradient_scaler_is_written(tmp_path: Path) -> None:
     with recording(tmp_path, "L1", "statistics", section={"keep_last": 3}) as run:
         scaled_steps(run, torch.amp.GradScaler("cpu", init_scale=2.0**8), 6, bad=4)
     assert run.account(4)["written_because"] == "NaN or Inf"
+
+
+def test_the_step_that_went_wrong_is_written_first(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with recording(tmp_path, "L1", section={"keep_last": 3}) as run, caplog.at_level("INFO"):
+        train(run, nn.Linear(4, 4), 4)
+        train(run, nn.Linear(4, 4), 1, factor=float("nan"))
+    written = [one.getMessage() for one in caplog.records if "written because" in one.getMessage()]
+    assert [one.partition(":")[0] for one in written] == ["step 4", "step 3", "step 2"]
