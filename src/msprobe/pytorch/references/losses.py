@@ -60,7 +60,7 @@ def _products(shares: Tensor, logs: Tensor) -> Tensor:
 
 @builtin_golden("Aten._ctc_loss")
 def ctc_loss_with_table(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    """-log of the probability of the targets; the kernel's table has parts that it never writes."""
+    """-log of the probability of the targets; the table that the kernel leaves is not known."""
     return torch._ctc_loss(*args, **kwargs)[0], None
 
 
