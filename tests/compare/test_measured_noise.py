@@ -185,6 +185,18 @@ def test_the_call_that_cancels_loses_most_digits(recorder, tmp_path, capsys):
     assert 5.5 < first["digits_out"] < 7.2
 
 
+def shares(x: Tensor) -> Tensor:
+    large, small = torch.cat([x.softmax(-1), x.softmax(-1) * 1e-4]).chunk(2)
+    return (large + small).flip(0).transpose(0, 0)
+
+
+def test_a_call_that_only_moves_elements_loses_no_digits(recorder, capsys):
+    paths = [str(path) for path in recorder.noise(middle=shares)]
+    assert main(["noise", *paths, "--json"]) == 0
+    losing = {one["record"] for one in json.loads(capsys.readouterr().out)["losing"]}
+    assert losing.isdisjoint({f"Tensor.{name}.0.forward" for name in ("chunk", "flip")})
+
+
 def test_the_command_prints_a_ranking_and_its_exit_code_depends_on_the_digits(
     recorder, tmp_path, capsys
 ):

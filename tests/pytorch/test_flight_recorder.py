@@ -172,3 +172,43 @@ def test_an_exception_that_ends_the_training_writes_the_last_steps(
     assert list(dump.steps) == steps
     account = json.loads((tmp_path / "dump" / "step2" / "rank" / "account.json").read_text())
     assert account["written_because"] == "exception: ValueError: a bad batch"
+
+
+def scaled_steps(run: Recording, scaler: torch.amp.GradScaler, count: int, bad: int = -1) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(count):
+        with run.step_of(model):
+            with torch.autocast("cpu", torch.float16):
+                loss = model(torch.randn(4, 8)).float().square().mean()
+            if step == bad:
+                loss = loss * float("nan")
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def test_a_gradient_scaler_that_looks_for_its_scale_is_no_trouble(tmp_path: Path) -> None:
+    with recording(tmp_path, "L1", "statistics", section={"keep_last": 3}) as run:
+        scaled_steps(run, torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=24), 60)
+    assert run.steps() == []
+
+
+def test_nan_below_a_gradient_scaler_is_written(tmp_path: Path) -> None:
+    with recording(tmp_path, "L1", "statistics", section={"keep_last": 3}) as run:
+        scaled_steps(run, torch.amp.GradScaler("cpu", init_scale=2.0**8), 6, bad=4)
+    assert run.account(4)["written_because"] == "NaN or Inf"
+
+
+def test_the_step_that_went_wrong_is_written_first(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with recording(tmp_path, "L1", section={"keep_last": 3}) as run, caplog.at_level("INFO"):
+        train(run, nn.Linear(4, 4), 4)
+        train(run, nn.Linear(4, 4), 1, factor=float("nan"))
+    written = [one.getMessage() for one in caplog.records if "written because" in one.getMessage()]
+    assert [one.partition(":")[0] for one in written] == ["step 4", "step 3", "step 2"]

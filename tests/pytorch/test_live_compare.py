@@ -339,3 +339,35 @@ def test_the_dump_mode_says_whose_tensors_are_saved(
 def test_wrong_arguments_of_the_dispatch_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="PtdbgDispatch"):
         PtdbgDispatch(**options)
+
+
+def test_elements_that_are_added_up_may_be_rounded(tmp_path: Path) -> None:
+    x = torch.randn(12, 8, requires_grad=True)
+    with live_compare(dump_path=tmp_path) as check:
+        (x[torch.randint(12, (200,))] * torch.randn(200, 8)).sum().backward()
+        torch.zeros(4).index_put_((torch.zeros(50, dtype=torch.long),), torch.rand(50), True)
+        torch.rand(4).scatter_(0, torch.zeros(50, dtype=torch.long), 0.1, reduce="add")
+    assert faults(check) == []
+    exact = {row["operator"]: row["verdict"] for row in rows_of(check.table_path)}
+    assert exact["aten.index_put.default"] in ("exact", "rounding")
+
+
+def test_a_copied_element_must_be_exact(tmp_path: Path) -> None:
+    def rounds(x: Tensor, places: Any, values: Tensor, accumulate: bool = False) -> Tensor:
+        result = x.clone()
+        result[places[0]] = values * (1 + 2**-22 if x.dtype is torch.float32 else 1)
+        return result
+
+    with patched("index_put", rounds), live_compare(dump_path=tmp_path) as check:
+        torch.zeros(4).index_put((torch.arange(3),), torch.rand(3))
+    assert [row["operator"] for row in faults(check)] == ["aten.index_put.default"]
+
+
+def test_memory_that_a_kernel_leaves_alone_is_not_judged(tmp_path: Path) -> None:
+    losses = torch.randn(20, 3, 7).log_softmax(-1)
+    with live_compare(dump_path=tmp_path) as check:
+        lengths = torch.tensor([5, 3, 4])
+        nn.functional.ctc_loss(losses, torch.randint(1, 7, (3, 5)), torch.tensor([9] * 3), lengths)
+    found = {row["result"]: row for row in rows_of(check.table_path) if "ctc" in row["operator"]}
+    assert found["output.0"]["verdict"] in ("exact", "rounding")
+    assert not found["output.1"]["verdict"]

@@ -444,3 +444,17 @@ def test_a_nan_that_an_optimizer_makes_is_found(tmp_path: Path, *, optimizer_api
     if not optimizer_apis:
         assert first[0] == "Functional.linear.0.forward"
         assert first[1]["finding"] == "came in"
+
+
+def test_the_line_is_the_one_of_the_program_not_of_the_framework(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    nn.init.constant_(model[0].weight, 3e38)
+    with recording(tmp_path, "mix", "nan_check") as run:
+        with run.step_of(model):
+            model(torch.ones(1, 2))
+        found = rows(run)
+    assert [one["name"] for one in found[:2]] == [
+        "Functional.linear.0.forward",
+        "Module.0.Linear.forward.0",
+    ]
+    assert all("test_nan_check.py" in one["line"] for one in found)

@@ -63,7 +63,7 @@ def test_nan_and_infinity_count_in_inputs_keywords_and_nested_outputs(tmp_path: 
             torch.isnan(bad)
             torch.relu(good)
             torch.add(good, other=bad)
-            torch.stack([good, -bad])
+            torch.stack([-bad, bad])
             (bad - bad).chunk(2)
         assert set(run.records()) == {
             "Torch.isnan.0.forward",
@@ -155,3 +155,33 @@ def test_finite_numbers_near_the_limits_are_no_overflow(tmp_path: Path) -> None:
             torch.relu(torch.full((1000,), 3e38))  # its sum and norm exceed float32
             torch.relu(torch.full((1000,), 6e4, dtype=torch.float16))
         assert run.records() == {}
+
+
+def test_masks_of_minus_infinity_are_no_hits(tmp_path: Path) -> None:
+    with recording(tmp_path, "mix", "overflow_check", section={"overflow_nums": 1}) as run:
+        model, scores = Burst(), torch.ones(3, 3, requires_grad=True)
+        allowed = torch.tril(torch.ones(3, 3))
+        with run.step_of(model):
+            masked = scores.masked_fill(allowed == 0, -INFINITY)
+            mask = torch.full((3, 3), -INFINITY).triu(1)
+            weights = (masked + mask).softmax(-1) @ (scores + allowed.log()).softmax(-1)
+            torch.nn.functional.scaled_dot_product_attention(scores, scores, scores, mask)
+            weights.sum().backward()
+        assert {name: one["overflow"] for name, one in run.records(0).items()} == {
+            "Tensor.log.0.forward": "only -Inf"
+        }
+        assert run.account(0)["overflows"] == 0
+        with run.step_of(model):
+            allowed.log()
+            model(torch.ones(3))
+        assert {name: one["overflow"] for name, one in run.records(1).items()} == {
+            "Tensor.__truediv__.0.forward": "source"
+        }
+        assert run.account(1)["overflows"] == run.account(1)["overflow_sources"] == 1
+
+
+def test_nan_made_of_a_mask_is_a_source(tmp_path: Path) -> None:
+    with recording(tmp_path, "L1", "overflow_check", section={"overflow_nums": 1}) as run:
+        with run.step_of():
+            torch.full((2, 2), -INFINITY).softmax(-1)
+        assert run.records()["Tensor.softmax.0.forward"]["overflow"] == "source"

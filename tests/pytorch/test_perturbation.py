@@ -16,6 +16,7 @@ from families import FAMILIES, REFERENCES, Fingerprint, differences, train
 from torch import Tensor, nn
 
 from builders.recordings import recording
+from msprobe import golden
 
 pytestmark = pytest.mark.torch
 
@@ -488,3 +489,69 @@ def test_the_training_goes_on_when_the_files_cannot_be_written(
             with run.step_of():
                 assert torch.exp(torch.zeros(2)).tolist() == [1.0, 1.0]
     assert caplog.text.count("capture failed in free_benchmark") == 1
+
+
+def test_a_kernel_that_is_chosen_for_gradients_runs_again(tmp_path: Path) -> None:
+    layer, x = nn.Linear(8, 8), torch.randn(2, 8, 32, requires_grad=True)
+    with perturbing(tmp_path, "rerun") as run, run.step_of():
+        layer(x.transpose(1, 2))
+    assert rows(tmp_path) == []
+
+
+@pytest.mark.parametrize("mode", ["high_precision", "cpu_reference"])
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_a_default_of_the_type_is_not_that_of_the_reference(
+    mode: str, stage: str, tmp_path: Path
+) -> None:
+    x = (1e-4 * torch.randn(4, 16)).requires_grad_()
+    with perturbing(tmp_path, mode, fuzz_stage=stage) as run, run.step_of():
+        nn.functional.rms_norm(x, (16,)).square().sum().backward()
+    assert rows(tmp_path) == []
+
+
+def test_a_registered_reference_takes_the_place_of_the_operator(tmp_path: Path) -> None:
+    @torch.library.custom_op("perturbation_tests::scale", mutates_args=())
+    def scale(x: Tensor, factor: float) -> Tensor:
+        return x * factor * 1.01
+
+    @golden("torch.ops.perturbation_tests.scale")
+    def exact(x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    with perturbing(tmp_path, "cpu_reference") as run, run.step_of():
+        scale(torch.randn(10), 2.0)
+    assert [row["severity"] for row in rows(tmp_path)] == ["error"]
+
+
+@pytest.mark.parametrize("mode", ["high_precision", "cpu_reference"])
+def test_a_small_gradient_that_autocast_computed_in_float16_is_no_finding(
+    mode: str, tmp_path: Path
+) -> None:
+    model, x = nn.Linear(64, 64), torch.randn(32, 64, requires_grad=True)
+    with perturbing(tmp_path, mode, fuzz_stage="backward") as run, run.step_of():
+        with torch.autocast("cpu", torch.float16):
+            y = model(x)
+        (y.float().square().mean() * 1e-4).backward()
+    assert rows(tmp_path) == []
+
+
+@pytest.mark.parametrize("mode", ["ulp_noise", "relative_noise"])
+def test_a_gradient_that_cancels_exactly_is_a_note(mode: str, tmp_path: Path) -> None:
+    w, e = torch.rand(20, 2, requires_grad=True), torch.randn(20, 2, 16)
+    e[0] *= 300.0  # one row with large gradients beside small ones
+    with perturbing(tmp_path, mode, fuzz_stage="backward") as run, run.step_of():
+        shares = w / w.sum(-1, keepdim=True)  # the norm makes their size irrelevant
+        mixed = nn.functional.rms_norm((shares[..., None] * e).sum(1), (16,))
+        (mixed * torch.randn(20, 16)).sum().backward()
+    assert {row["severity"] for row in rows(tmp_path)} <= {"note"}
+
+
+@pytest.mark.parametrize("mode", ["high_precision", "cpu_reference"])
+def test_classes_that_are_masked_are_no_finding(mode: str, tmp_path: Path) -> None:
+    scores = torch.randn(6, 6).fill_diagonal_(-float("inf")).requires_grad_()
+    labels = torch.tensor([3, 4, 5, 0, 1, 2])
+    with perturbing(tmp_path, mode) as run, run.step_of():
+        nn.functional.cross_entropy(scores, labels)
+    with perturbing(tmp_path / "b", mode, fuzz_stage="backward") as run, run.step_of():
+        nn.functional.cross_entropy(scores, labels, label_smoothing=0.0).backward()
+    assert rows(tmp_path) == rows(tmp_path / "b") == []

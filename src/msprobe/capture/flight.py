@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from msprobe.capture import signals
 from msprobe.capture.account import Account
+from msprobe.capture.nonfinite_records import MOST_SKIPPED
 from msprobe.capture.signals import SignalRequest
-from msprobe.dump.facts import Clip, Ended, Ending, Loss, OptimizerStep
+from msprobe.dump.facts import Clip, Ended, Ending, Loss, OptimizerStep, Scaler
 from msprobe.dump.writer import RankDump
 
 logger = logging.getLogger(__name__)
@@ -47,12 +48,21 @@ class StepNumbers:
 
     Attributes:
         of: name → value.
+        has_skipped: whether a gradient scaler skipped the update.
     """
 
     def __init__(self, dump: RankDump) -> None:
         """Hand the facts on to `dump`."""
         self._dump = dump
         self.of: dict[str, float] = {}
+        self.has_skipped = False
+
+    @property
+    def has_finite_losses(self) -> bool:
+        """Whether the loss is known, and all of its parts are finite."""
+        return "loss" in self.of and all(
+            math.isfinite(value) for name, value in self.of.items() if name != _GRADIENT_NORM
+        )
 
     def put_fact(self, part: str, value: Any) -> None:
         """Take a part of the facts, or an entry of it."""
@@ -61,6 +71,8 @@ class StepNumbers:
             self.of[f"loss of backward pass {value.micro}" if value.micro else "loss"] = value.value
         elif isinstance(value, Clip) and value.total_norm is not None:
             self.of[_GRADIENT_NORM] = value.total_norm
+        elif isinstance(value, Scaler):
+            self.has_skipped = self.has_skipped or bool(value.skipped)
         elif isinstance(value, OptimizerStep):
             norms = [norm for norm in value.parameters.gradient.norm if norm is not None]
             if norms:
@@ -88,6 +100,7 @@ class FlightRecorder:
         self._size = size
         self._asked_for: str | None = None
         self._was_bad = False
+        self._skipped = 0
         self._before: Any = None
         self._signal = SignalRequest(partial(self.ask, signals.NAME))
 
@@ -130,6 +143,7 @@ class FlightRecorder:
             self._asked_for = None
         if ended.how is Ending.INTERRUPTED:
             reasons.append(f"exception: {ended.exception}")
+        is_bad = is_bad and not self._looks_for_scale()
         if is_bad and not self._was_bad:
             reasons.append("NaN or Inf")
         self._was_bad = is_bad
@@ -138,3 +152,12 @@ class FlightRecorder:
         if spike is not None:
             reasons.append(spike)
         return "; ".join(reasons) or None
+
+    def _looks_for_scale(self) -> bool:
+        """Return whether a gradient scaler dealt with an overflow of the step's gradients."""
+        numbers = self.numbers
+        if numbers is None or not numbers.has_skipped:
+            self._skipped = 0
+            return False
+        self._skipped += 1
+        return numbers.has_finite_losses and self._skipped <= MOST_SKIPPED

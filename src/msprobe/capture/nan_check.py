@@ -2,7 +2,7 @@
 """The task `nan_check`: where NaN and infinities begin, forward and backward.
 
 A call that receives finite values and gives others is a *source*. What follows has inherited them.
-Masks are left out, and so is what the program asked for (`msprobe.operators.nonfinite`).
+Masks are left out, and so is what the program asked for (`msprobe.capture.nonfinite_records`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import csv
 import io
 import logging
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,47 +20,29 @@ import msgspec
 from msgspec import UNSET
 
 from msprobe.capture.call import Draft
-from msprobe.capture.overflow import RECEIVED
+from msprobe.capture.nonfinite_records import (
+    BEGINNINGS,
+    MOST_SKIPPED,
+    SPREADING,
+    FindingKind,
+    Value,
+    is_nonfinite,
+    nonfinite_kind,
+    values_of,
+)
 from msprobe.config import NanCheckSection, StopOn
 from msprobe.dump.facts import Event, Scaler
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.dump.records import JsonTree, TensorRecord
+from msprobe.dump.stack_frames import user_frames
 from msprobe.files import write_whole
-from msprobe.operators.lookup import operator_of
-from msprobe.operators.nonfinite import has_overflowed, is_asked_for, largest_of
-from msprobe.operators.operator import Operator
+from msprobe.operators.nonfinite import largest_of
 from msprobe.plain_text import count_text, reason
 
 logger = logging.getLogger(__name__)
 
 # Findings of a run that are kept; a run with NaN everywhere has one for every call.
 _MOST_FINDINGS: Final = 10_000
-
-
-class FindingKind(StrEnum):
-    """How a call comes to a value that is not finite."""
-
-    SOURCE = "source"
-    """It received finite values."""
-    INHERITED = "inherited"
-    """A call before it in the step had such values."""
-    CAME_IN = "came in"
-    """It received them, and no call before it in the step had any: data or a parameter."""
-    ONLY_MINUS_INF = "only -Inf"
-    """It received finite values and gives -Inf, but no NaN and no +Inf: a mask or a logarithm."""
-    NEAR = "near overflow"
-    """All is finite; a result is near the largest number of its type, and no argument is."""
-    UNDERFLOW = "underflow"
-    """All is finite; much of a result is subnormal, or was turned to zero by a cast."""
-    SCALED = "scaled gradient"
-    """It is in the gradients of a scaled loss, and the gradient scaler skipped the update."""
-
-
-_BEGINNINGS: Final = (FindingKind.SOURCE, FindingKind.CAME_IN)
-_SPREADING: Final = (*_BEGINNINGS, FindingKind.INHERITED)
-# Updates that a scaler skips one after the other until the gradients' overflow is a finding: from
-# its usual first scale, 65536, to one where nothing overflows, it takes fewer.
-_MOST_SKIPPED: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +158,9 @@ class NanCheck:
     def keeps(self, draft: Draft) -> bool:
         """Judge a finished draft; the tensors of one that `tensor_list` wants are saved."""
         held, draft.held = draft.held, None
-        values = list(_values(draft.parts))
+        values = list(values_of(draft.parts))
         for _, _, record in values:
-            record.is_nan = _is_nonfinite(record)
+            record.is_nan = is_nonfinite(record)
         finding = None if self.finished else self._judge(draft, values)
         if finding is not None:
             self._of_step.append(finding)
@@ -190,42 +170,22 @@ class NanCheck:
             draft.save(payload, record, path)
         return is_kept
 
-    def _judge(self, draft: Draft, values: list[_Value]) -> NanFinding | None:
-        given = [record for is_given, _, record in values if is_given]
-        results = [(path, record) for is_given, path, record in values if not is_given]
-        is_bad = _is_bad if "input_args" in draft.parts else _is_nonfinite  # no gradient is a mask
-        bad = [(path, record) for path, record in results if is_bad(record)]
-        is_given_bad = any(map(is_bad, given))
-        had_before = any(one.kind in _SPREADING for one in self._of_step)
-        if is_given_bad:
-            kind = FindingKind.INHERITED if had_before else FindingKind.CAME_IN
-            bad = bad or [(path, one) for is_in, path, one in values if is_in and is_bad(one)]
-        elif bad:
-            if _is_asked_for(draft, bad):
-                return None
-            has_inputs = any(part in RECEIVED for part in draft.parts)
-            is_later = had_before and not has_inputs  # gradients of parameters
-            kind = FindingKind.INHERITED if is_later else FindingKind.SOURCE
-        elif bad := [(path, one) for path, one in results if _is_nonfinite(one)]:
-            if any(map(_is_nonfinite, given)) or _is_asked_for(draft, bad):
-                return None
-            lows = [one.min for one in given if isinstance(one.min, int | float)]
-            lows += _numbers_given(draft.parts)
-            overflowed = any(has_overflowed(_operator(draft), one.dtype, lows) for _, one in bad)
-            kind = FindingKind.SOURCE if overflowed else FindingKind.ONLY_MINUS_INF
-        else:
+    def _judge(self, draft: Draft, values: list[Value]) -> NanFinding | None:
+        had_before = any(one.kind in SPREADING for one in self._of_step)
+        kind, bad = nonfinite_kind(draft, values, had_before=had_before)
+        if kind is None:
+            given = [record for is_given, _, record in values if is_given]
+            results = [(path, record) for is_given, path, record in values if not is_given]
             kind = FindingKind.NEAR
             bad = [(path, one) for path, one in results if self._is_near(one)]
             if not bad or any(map(self._is_near, given)):
                 kind = FindingKind.UNDERFLOW
                 bad = [(path, one) for path, one in results if self._underflows(one, given)]
-            if not bad:
-                return None
-        return self._finding(draft, kind, *bad[0])
+        return self._finding(draft, kind, *bad[0]) if bad else None
 
     def _is_near(self, record: TensorRecord) -> bool:
         share, largest = self._section.near_overflow, largest_of(record.dtype)
-        if not share or largest is None or _is_nonfinite(record):
+        if not share or largest is None or is_nonfinite(record):
             return False
         ends = [end for end in (record.max, record.min) if isinstance(end, float)]
         # The smallest number there is fills masks.
@@ -266,7 +226,7 @@ class NanCheck:
             subnormal=_or_none(record.subnormal_share),
             zeros=_or_none(record.zero_share),
             module=draft.parent,
-            line=None if stack is None or not stack.frames else " ".join(stack.frames[0].split()),
+            line=" ".join(user_frames(stack.frames)[0].split()) if stack and stack.frames else None,
             received=_in_words(draft.parts),
             order=draft.order,
         )
@@ -312,11 +272,10 @@ class NanCheck:
         self._skipped += 1
         first = _first(found)
         is_overflow = first is not None and not first.nan and _is_of_gradient(first.name)
-        if not is_overflow or self._skipped > _MOST_SKIPPED:
+        if not is_overflow or self._skipped > MOST_SKIPPED:
             return found
         return [
-            replace(one, kind=FindingKind.SCALED) if one.kind in _SPREADING else one
-            for one in found
+            replace(one, kind=FindingKind.SCALED) if one.kind in SPREADING else one for one in found
         ]
 
     def tell(self) -> None:
@@ -347,79 +306,13 @@ class NanCheck:
                 logger.warning("%s%s cannot be written: %s", self._results, suffix, reason(error))
 
 
-_Value = tuple[bool, str, TensorRecord]
 _Number = TypeVar("_Number", int, float)
-_SHOWN_PARTS: Final = {"input_args": "input", "input_kwargs": "kwargs"}
 _MOST_SHOWN: Final = 6
-
-
-def _values(parts: Mapping[str, JsonTree]) -> Iterator[_Value]:
-    """Yield the tensors of a record: whether it was given, its path, and its record."""
-    for part, tree in parts.items():
-        for path, record in _tensors(tree, _SHOWN_PARTS.get(part, part)):
-            yield part in RECEIVED, path, record
-
-
-def _tensors(tree: JsonTree, path: str) -> Iterator[tuple[str, TensorRecord]]:
-    if isinstance(tree, TensorRecord):
-        yield path, tree
-    elif isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _tensors(value, f"{path}.{key}")
-    elif isinstance(tree, list):
-        for index, value in enumerate(tree):
-            yield from _tensors(value, f"{path}.{index}")
-
-
-def _is_nonfinite(record: TensorRecord) -> bool:
-    if record.nan_count is not UNSET:
-        return True
-    ends = (record.max, record.min)
-    return any(isinstance(end, float) and not math.isfinite(end) for end in ends)
-
-
-def _is_bad(record: TensorRecord) -> bool:
-    """Return whether there is a NaN or +Inf; -Inf alone may be a mask."""
-    if record.nan_count is not UNSET:
-        return bool(record.nan_count or record.pos_inf_count)
-    return isinstance(record.max, float) and not (record.max < math.inf)
-
-
-def _operator(draft: Draft) -> Operator:
-    """Return what a call of an API computes; of others nothing is known."""
-    name = parse_record_name(draft.name)
-    if name.is_module or name.path is None:
-        return Operator(name="")
-    return operator_of(name.prefix, name.path)
-
-
-def _is_asked_for(draft: Draft, bad: list[tuple[str, TensorRecord]]) -> bool:
-    """Return whether a call was told to make what is not finite among its results."""
-    is_mask = not any(_is_bad(record) for _, record in bad)
-    return is_asked_for(_operator(draft), _numbers_given(draft.parts), only_minus_inf=is_mask)
-
-
-def _numbers_given(parts: Mapping[str, JsonTree]) -> Iterator[int | float]:
-    return _numbers([parts.get(part) for part in ("input_args", "input_kwargs")])
-
-
-def _numbers(tree: JsonTree) -> Iterator[int | float]:
-    """Yield the numbers among arguments."""
-    if isinstance(tree, Mapping):
-        if set(tree) == {"type", "value"}:
-            if isinstance(value := tree["value"], int | float):
-                yield value
-        else:
-            for value in tree.values():
-                yield from _numbers(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _numbers(value)
 
 
 def _in_words(parts: Mapping[str, JsonTree]) -> str:
     """Return the values that went in, a few of them."""
-    given = [(path, record) for is_given, path, record in _values(parts) if is_given]
+    given = [(path, record) for is_given, path, record in values_of(parts) if is_given]
     said = [
         f"{path} {record.dtype} {list(record.shape)} from {record.min} to {record.max}"
         for path, record in given[:_MOST_SHOWN]
@@ -431,13 +324,13 @@ def _in_words(parts: Mapping[str, JsonTree]) -> str:
 
 def _first(found: list[NanFinding]) -> NanFinding | None:
     """Return the first finding that explains the others."""
-    return next((one for one in found if one.kind in _BEGINNINGS), None)
+    return next((one for one in found if one.kind in BEGINNINGS), None)
 
 
 def _announced(first: NanFinding, found: list[NanFinding]) -> str:
     """Return the first finding of a step in words, with what led to it."""
     how = "begins here" if first.kind is FindingKind.SOURCE else "came in from outside"
-    later = sum(one.kind in _SPREADING for one in found) - 1
+    later = sum(one.kind in SPREADING for one in found) - 1
     more = f"{count_text(later, 'more call')} {'shows' if later == 1 else 'show'} one"
     lines = [f"NaN or Inf {how} ({more})", str(first)]
     kinds = (FindingKind.ONLY_MINUS_INF, FindingKind.NEAR)

@@ -1,41 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The overflow check: keep only calls in which a NaN or an infinity is seen."""
+"""The overflow check: keep only calls in which a NaN or an infinity is seen that is no mask."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
-
-from msgspec import UNSET
+from typing import Any
 
 from msprobe.capture.call import Draft
-from msprobe.dump.records import JsonTree, TensorRecord
+from msprobe.capture.nonfinite_records import FindingKind, nonfinite_kind, values_of
 from msprobe.plain_text import count_text
 
 logger = logging.getLogger(__name__)
-
-# The parts that a call received. A call whose received values are all finite is a source. Gradients
-# of parameters show no inputs: one is a source only where nothing overflowed before it in the step.
-RECEIVED: Final = frozenset({"input_args", "input_kwargs", "parameters", "input"})
-
-
-def overflowing(tree: JsonTree) -> bool:
-    """Return whether a tensor record in `tree` holds NaN or infinities."""
-    return any(record.nan_count is not UNSET for record in tensor_records(tree))
-
-
-def tensor_records(tree: JsonTree) -> Iterator[TensorRecord]:
-    """Yield the records of tensors in a part of a record."""
-    if isinstance(tree, TensorRecord):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensor_records(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from tensor_records(value)
 
 
 class OverflowCheck:
@@ -47,12 +23,13 @@ class OverflowCheck:
         finished: whether the wanted number was reached, in all steps together.
     """
 
-    __slots__ = ("_earlier", "_limit", "finished", "hits", "sources")
+    __slots__ = ("_earlier", "_limit", "_minus_inf", "finished", "hits", "sources")
 
     def __init__(self, limit: int) -> None:
         """Create it; `limit` is `overflow_nums`, -1 for no limit."""
         self._limit = limit
         self._earlier = 0
+        self._minus_inf = 0  # records of results that only hold -Inf: kept, but no hits
         self.hits = 0
         self.sources = 0
         self.finished = False
@@ -71,10 +48,18 @@ class OverflowCheck:
         held, draft.held = draft.held, None
         if self.finished or not draft.overflow:
             return False
-        received = [value for part, value in draft.parts.items() if part in RECEIVED]
-        is_source = not any(map(overflowing, received)) and (bool(received) or self.hits == 0)
-        self._count(draft.name, is_source=is_source)
-        draft.parts["overflow"] = "source" if is_source else "inherited"
+        values = list(values_of(draft.parts))
+        kind, _ = nonfinite_kind(draft, values, had_before=self.hits > 0)
+        if kind is FindingKind.ONLY_MINUS_INF:
+            if self._minus_inf == self._limit:
+                return False
+            self._minus_inf += 1
+        elif kind is None:
+            return False
+        else:
+            self._count(draft.name, is_source=kind is FindingKind.SOURCE)
+            kind = FindingKind.INHERITED if kind is FindingKind.CAME_IN else kind
+        draft.parts["overflow"] = str(kind)
         for payload, record, path in held or ():
             draft.save(payload, record, path)
         return True

@@ -143,13 +143,13 @@ class StepDumps:
             self._attempt("flight recorder", self._write_kept, flight, reason)
 
     def _write_kept(self, flight: FlightRecorder, reason: str) -> None:
-        """Write the steps that are kept in memory, and say why."""
+        """Write the steps that are kept in memory, the last one first, and say why."""
         if not flight.kept:
             return
         logger.warning("the last %d steps are written: %s", len(flight.kept), reason)
         last = flight.kept[-1]
         while flight.kept:
-            step = flight.kept.popleft()
+            step = flight.kept.pop()
             step.account.note(f"written because of {reason}")
             step.fields["written_because"] = reason
             self._write_account(step, step.dump.release())

@@ -15,7 +15,7 @@ from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
 from msprobe.errors import DumpFormatError
 from msprobe.operators.lookup import operator_named, operator_of
-from msprobe.operators.operator import Operator
+from msprobe.operators.operator import Family, Operator
 from msprobe.replay.forms import tensor_forms
 from msprobe.replay.module_settings import ModuleSettings, module_settings
 
@@ -110,7 +110,19 @@ class RecordedCall:
         if self.class_name is not None:
             return operator_named(self.class_name)
         is_mindspore = self.framework == "mindspore"
-        return operator_of(self.prefix, self.api, is_mindspore=is_mindspore)
+        operator = operator_of(self.prefix, self.api, is_mindspore=is_mindspore)
+        return replace(operator, family=Family.ADDITIVE) if self._adds_up(operator) else operator
+
+    def _adds_up(self, operator: Operator) -> bool:
+        """Return whether an operator that usually moves elements is asked to add them up."""
+        match operator.name:
+            case "index_put":
+                given = self.kwargs.get("accumulate", [*self.args, *4 * [None]][3])
+                is_put = isinstance(given, dict) and given.get("value") is True
+                return is_put or "scatteradd" in self.api.replace("_", "").lower()
+            case "scatter":
+                return "reduce" in self.kwargs
+        return False
 
     @property
     def may_draw(self) -> bool:

@@ -69,7 +69,8 @@ class CallDigits:
         source: line of the user's code; None if not recorded.
         values: its floating tensors.
         saved: those of the forward call, for a backward record.
-        holds_calls: whether it is a module with other calls inside, which tell more.
+        loses_none: whether it is a module with other calls inside, which tell more, or only moves
+            elements: one of its results may hold the worst of what went in.
     """
 
     step: int
@@ -80,7 +81,7 @@ class CallDigits:
     source: str | None
     values: Sequence[ValueDigits]
     saved: Sequence[ValueDigits] = ()
-    holds_calls: bool = False
+    loses_none: bool = False
 
     @property
     def worst(self) -> ValueDigits | None:
@@ -135,8 +136,8 @@ class NoiseReport:
 
     @property
     def losing(self) -> list[CallDigits]:
-        """Calls that lose digits, those that lose most first; no modules with calls inside."""
-        found = [call for call in self.calls if not call.holds_calls and (call.lost or 0.0) > 0]
+        """Calls that lose digits, those that lose most first."""
+        found = [call for call in self.calls if not call.loses_none and (call.lost or 0.0) > 0]
         return sorted(found, key=lambda call: (-(call.lost or 0.0), call.step, call.order))
 
     def below(self, least: float) -> list[CallDigits]:
@@ -236,7 +237,8 @@ def _calls(
             source=side.source_line(record),
             values=values,
             saved=found.get(forward, ()) if forward else (),
-            holds_calls=(forward or record) in around,
+            loses_none=(forward or record) in around
+            or not (forward or side.operator(record).rounds),
         )
 
 

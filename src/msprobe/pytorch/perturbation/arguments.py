@@ -17,6 +17,7 @@ from msprobe.operators.operator import Family, Operator
 from msprobe.pytorch.values.random_state import RandomReplay
 from msprobe.pytorch.values.tensor_search import tensors_in
 from msprobe.replay.arguments import converted
+from msprobe.replay.references import Golden
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _FLOATS: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -24,8 +25,11 @@ _COMPLEX: Final = frozenset({torch.complex64, torch.complex128})
 RANDOM: Final = "random numbers, which other types and devices draw otherwise"
 ARGS: Final = ("args",)
 KWARGS: Final = ("kwargs",)
-# Functions that choose another kernel where gradients are needed.
-_CHOOSE_KERNELS: Final = (Family.ATTENTION, Family.COMPOSITE, Family.OTHER)
+# Functions that choose another kernel where gradients are needed: products fold their batches.
+_CHOOSE_KERNELS: Final = (
+    *(Family.ATTENTION, Family.BILINEAR, Family.COMPOSITE),
+    *(Family.CONVOLUTION, Family.OTHER),
+)
 _any_autocast: Final = torch._C._is_any_autocast_enabled
 Function = Callable[..., Any]
 
@@ -63,6 +67,7 @@ class CallCopy:
         with_grad: bool,
         max_bytes: int | None = None,
         draws: bool = True,
+        golden: Golden | None = None,
     ) -> None:
         """Take the arguments.
 
@@ -76,6 +81,7 @@ class CallCopy:
             with_grad: whether the program calls it with gradients on.
             max_bytes: of all tensors among them; None for no limit.
             draws: whether it may draw random numbers.
+            golden: takes the function's place in plain precision; None for the function itself.
 
         Raises:
             SkippedError: the call cannot be run again, or is too large.
@@ -90,7 +96,7 @@ class CallCopy:
         if max_bytes is not None and self.size_bytes > max_bytes:
             raise SkippedError("larger than max_bytes")
         self.needs_grad = with_grad and any(one.requires_grad for one in tensors)
-        self.function = function
+        self.function = self._plain = function
         self.operator = operator
         self.writes = writes
         self._copies = writes or copies
@@ -105,6 +111,8 @@ class CallCopy:
         # Without their places in the graph, which a hook in the graph must not hold.
         if len(self._tensors) != len(tensors):  # some are in containers of other kinds
             self._tensors = _tensors_of(self.args, self.kwargs)
+        if golden is not None:
+            self._plain = golden.for_dtype(next((one.dtype for one in self.floats), None))
         self._versions = [] if self._copies else list(map(_version, self._tensors))
 
     @property
@@ -158,7 +166,7 @@ class CallCopy:
         Args:
             args: positional arguments; those that the function writes are copies.
             kwargs: keyword arguments.
-            plain: whether to leave the program's autocast.
+            plain: whether to compute in plain precision: without autocast, by a golden function.
             same_kernel: whether it must take the kernel that the program's run took.
             leaves: gets the leaves that gradients are wanted of; None for no gradients.
 
@@ -168,9 +176,10 @@ class CallCopy:
         with_graph = leaves is not None or (
             self.needs_grad and same_kernel and self.operator.family in _CHOOSE_KERNELS
         )
+        function = self._plain if plain else self.function
         try:
             if not (with_graph or self._random or self._autocast):
-                result = self.function(*args, **kwargs)
+                result = function(*args, **kwargs)
                 return args[0] if result is None and args else result
             with self._as_it_was(plain), _graph(is_on=with_graph):
                 if with_graph:
@@ -179,7 +188,7 @@ class CallCopy:
                         converted(list(args), take, ARGS),
                         converted(dict(kwargs), take, KWARGS),
                     )
-                result = self.function(*args, **kwargs)
+                result = function(*args, **kwargs)
         except Exception as exc:
             raise SkippedError(f"cannot be run again: {type(exc).__name__}") from exc
         return args[0] if result is None and args else result
@@ -187,7 +196,7 @@ class CallCopy:
     def run_as_given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the function's result in plain precision, connected to the arguments' graph."""
         with self._as_it_was(plain=True):
-            return self.function(*args, **kwargs)
+            return self._plain(*args, **kwargs)
 
     def _taken(self, value: Any, place: PartPath) -> Any:
         if not isinstance(value, Tensor):

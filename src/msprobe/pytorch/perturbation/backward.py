@@ -72,7 +72,7 @@ def examine_gradients(call: CallCopy, incoming: Gradients, mode: Perturbation) -
 
     def judgements(trial: Trial) -> Iterator[Judged]:
         changed = gradients_of(call, trial, incoming)
-        return judged(call, trial, mode, found, changed, again=again)
+        return judged(call, trial, mode, found, changed, again=again, incoming=incoming)
 
     return judged_twice(call, mode, judgements)
 

@@ -28,6 +28,7 @@ from msprobe.pytorch.perturbation.arguments import RANDOM, CallCopy, is_float
 from msprobe.pytorch.perturbation.changes import (
     bit_changes,
     change_of,
+    dtype_name,
     epsilon,
     float_changes,
     paired,
@@ -101,6 +102,7 @@ def judged(
     changed: Any,
     learned: Learned = lambda _dtype: 1.0,
     again: Callable[[Noise], Any] | None = None,
+    incoming: Sequence[Tensor | None] = (),
 ) -> Iterator[Judged]:
     """Yield the judgements of results, or gradients, and those of the changed call.
 
@@ -113,6 +115,7 @@ def judged(
         learned: see `Learned`.
         again: runs the call in high precision with random errors in each step; None for a
             forward run.
+        incoming: the gradients that results are computed from.
     """
     if mode is Perturbation.RERUN:
         yield from map(judged_rerun, bit_changes(result, changed))
@@ -124,7 +127,8 @@ def judged(
             unit = max(trial.unit, unit_of(found.dtype))
             if again is not None:  # a float32 weight has a gradient that was computed in bfloat16
                 unit = max([unit, *(epsilon(one) / 2 for one in call.autocast_types)])
-            is_noise = not found.cancels and _is_noise(call, found, unit)
+            size = max(unit, trial.input_change)
+            is_noise = not found.cancels and _is_noise(call, found, unit, size, incoming)
             change = replace(found, cancels=True) if is_noise else found
             yield judged_change(
                 change,
@@ -134,17 +138,32 @@ def judged(
             )
 
 
-def _is_noise(call: CallCopy, change: Change, unit: float) -> bool:
+def _is_noise(
+    call: CallCopy,
+    change: Change,
+    unit: float,
+    input_change: float,
+    incoming: Sequence[Tensor | None],
+) -> bool:
     """Return whether a result is no larger than roundings of what it was made of.
 
     The mean of a normalised tensor is zero, and so is much of a gradient.
     """
     if change.relative < digits_limits(unit)[1] * unit:
         return False
-    if change.size is None or call.operator.family not in _CANCELLING:
+    if change.size is None:
         return False
-    largest = max(float(rms(one)) for one in call.floats if one.numel())
-    return change.size <= _CANCELLED * unit * largest
+    # The gradient of an argument that was broadcast is a sum of what came in.
+    summed = [one for one in incoming if one is not None and one.numel() > change.count]
+    if change.relative * change.size <= _CANCELLED * input_change * _largest(summed):
+        return True
+    is_difference = call.operator.family in _CANCELLING
+    return is_difference and change.size <= _CANCELLED * unit * _largest(call.floats)
+
+
+def _largest(tensors: Sequence[Tensor]) -> float:
+    """Return the largest root mean square of tensors."""
+    return max((float(rms(one)) for one in tensors if one.numel()), default=0.0)
 
 
 def _held_against(
@@ -187,7 +206,8 @@ def _judgement(
 ) -> Judgement:
     """Return the judgement of one result, with the budget that all checks have."""
     stored = from_torch(result)
-    unit = max([unit_of(stored.dtype), *(epsilon(one) / 2 for one in call.autocast_types)])
+    types = [stored.dtype, *map(dtype_name, call.autocast_types)]
+    unit = max(map(unit_of, types))
     budget = budget_of(
         call.operator,
         stored.dtype,
@@ -200,7 +220,7 @@ def _judgement(
     def probes(count: int) -> Sequence[StoredTensor]:
         found = []
         for seed in range(count):
-            noise = Noise(unit, seed, largest_of(stored.dtype), smallest_of(stored.dtype))
+            noise = Noise(unit, seed, min(map(largest_of, types)), max(map(smallest_of, types)))
             try:
                 disturbed = {i: b for i, _, b in paired(probed, probe(noise))}
             except SkippedError:

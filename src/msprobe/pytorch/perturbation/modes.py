@@ -21,7 +21,9 @@ from msprobe.pytorch.perturbation.arguments import ARGS, KWARGS, CallCopy, is_fl
 from msprobe.pytorch.perturbation.changes import epsilon, native_kind
 from msprobe.pytorch.perturbation.reordering import Arguments, reordered
 from msprobe.pytorch.perturbation.scratch import scratch
+from msprobe.pytorch.values.tensor_search import tensors_in
 from msprobe.replay.arguments import converted
+from msprobe.replay.references import Golden, find
 
 # Of a quarter of a type's digits: far above its roundings, far below its numbers.
 _RELATIVE_SHARE: Final = 0.75
@@ -75,6 +77,23 @@ def why_left_out(operator: Operator, mode: Perturbation) -> str | None:
     if has_noise and operator.family in _NOT_SMOOTH:
         return "results do not depend smoothly on inputs"
     return None
+
+
+def golden_of(prefix: str, api: str, mode: Perturbation, *given: Any) -> Golden | None:
+    """Return the golden function that computes the reference of a call; None for its own one.
+
+    Args:
+        prefix: of the record's name.
+        api: the rest of it.
+        mode: how the call is changed.
+        given: its arguments. Golden functions are written for the CPU.
+    """
+    if mode not in REFERENCES:
+        return None
+    found: list[Any] = []
+    tensors_in(given, {}, found)
+    on_cpu = mode is Perturbation.CPU_REFERENCE or all(one.is_cpu for one, _ in found)
+    return find((f"{prefix}.{api}", api)) if on_cpu else None
 
 
 def trial_of(call: CallCopy, mode: Perturbation, *, spares_ends: bool = False) -> Trial:

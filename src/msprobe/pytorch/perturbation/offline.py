@@ -16,7 +16,7 @@ from msprobe.operators.lookup import is_in_place
 from msprobe.pytorch.perturbation.arguments import CallCopy, is_float
 from msprobe.pytorch.perturbation.backward import examine_gradients
 from msprobe.pytorch.perturbation.examination import examine
-from msprobe.pytorch.perturbation.modes import REFERENCES, why_left_out
+from msprobe.pytorch.perturbation.modes import REFERENCES, golden_of, why_left_out
 from msprobe.pytorch.replay.runner import RUNNER, TorchCall
 from msprobe.pytorch.values.tensor_search import output_slots
 from msprobe.replay.arguments import converted, result_at
@@ -49,6 +49,7 @@ def perturb_call(
         writes=writes,
         copies=True,
         with_grad=needs_grad,
+        golden=golden_of(call.prefix, call.api, mode),
     )
     if needs_grad:
         return list(_gradients(call, prepared, copy, mode))

@@ -36,7 +36,7 @@ from msprobe.pytorch.perturbation.backward import (
 from msprobe.pytorch.perturbation.changes import float_changes
 from msprobe.pytorch.perturbation.examination import examine
 from msprobe.pytorch.perturbation.fixing import better_result, with_better_derivative
-from msprobe.pytorch.perturbation.modes import REFERENCES, Trial, trial_of, why_left_out
+from msprobe.pytorch.perturbation.modes import REFERENCES, Trial, golden_of, trial_of, why_left_out
 
 _functorch_active: Final = torch._C._are_functorch_transforms_active
 _WHERE: Final = "perturbation"
@@ -168,6 +168,7 @@ class Perturbation:
             max_bytes=self._section.max_bytes,
             # What is made of others may call anything.
             draws=entry.draws_random or entry.bans or operator.family in _UNSURE,
+            golden=golden_of(entry.prefix, entry.api, self._section.mode, args, kwargs),
         )
 
     def _ran(self, call: Call, copy: CallCopy, result: Any) -> None:

@@ -43,14 +43,25 @@ def cross_entropy(
     if target.is_floating_point():
         shares = target.movedim(axis, -1)
         shares = shares * (1 - label_smoothing) + label_smoothing / classes
-        losses = -(shares * logs * factors).sum(-1)
+        losses = -_products(shares, logs * factors).sum(-1)
         return _reduced(losses, reduction, losses.numel())
     kept = target != ignore_index
     chosen = target.masked_fill(~kept, 0).long()
     hot = torch.nn.functional.one_hot(chosen, classes).to(logs.dtype)
     shares = hot * (1 - label_smoothing) + label_smoothing / classes
-    losses = -(shares * logs * factors).sum(-1).masked_fill(~kept, 0.0)
+    losses = -_products(shares, logs * factors).sum(-1).masked_fill(~kept, 0.0)
     return _reduced(losses, reduction, factors[chosen].masked_fill(~kept, 0.0).sum())
+
+
+def _products(shares: Tensor, logs: Tensor) -> Tensor:
+    """Return products; a class without a share counts for nothing, impossible as it may be."""
+    return shares * logs.masked_fill((shares == 0) & logs.isneginf(), 0.0)
+
+
+@builtin_golden("Aten._ctc_loss")
+def ctc_loss_with_table(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """-log of the probability of the targets; the table that the kernel leaves is not known."""
+    return torch._ctc_loss(*args, **kwargs)[0], None
 
 
 def _reduction(reduction: str | int, size_average: bool | None, reduce: bool | None) -> str:
