@@ -129,12 +129,6 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
         self._count += 1
         return self._pass
 
-    def pass_whole(self, graph_task: int) -> None:
-        """Note that the first pass, this one, is over and handed on."""
-        self._task = graph_task
-        self._pass = CLOSED
-        self._count = 1
-
     def close_pass(self, done: BackwardPass) -> None:
         """Release a record that was handed on; its later gradients are dropped."""
         if self._pass is done:

@@ -48,11 +48,15 @@ class Headroom:
         session.undo.callback(self._restore)
         self.keep()
 
+    def suffices(self) -> bool:
+        """Return whether the limit is one that is known to be enough."""
+        return sys.getrecursionlimit() in self._enough
+
     def keep(self) -> None:
         """Raise the limit if the user has set another one meanwhile."""
-        limit = sys.getrecursionlimit()
-        if limit in self._enough:  # or put back one that was read while it was raised
+        if self.suffices():  # or put back one that was read while it was raised
             return
+        limit = sys.getrecursionlimit()
         own = _raised.get(limit, limit)
         enough = max(int(own * 4 / 3), min(int(own * self._factor), _SAFE)) + _OUR_FRAMES
         if enough > limit:

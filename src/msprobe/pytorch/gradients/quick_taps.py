@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from msprobe.capture.backward import Gradients
+from msprobe.capture.backward import CLOSED, Gradients
 from msprobe.capture.session import Session
 from msprobe.capture.values import Position
 from msprobe.pytorch.gradients.gradient_taps import Tapping
@@ -172,6 +172,7 @@ def _choose() -> Callable[[Session, object, InputEdges, Tensor], bool]:
         torch._C._are_functorch_transforms_active,
         torch._C._current_graph_task_id,
         sequence_number,
+        CLOSED,
     )
     tap: Callable[[Session, object, InputEdges, Tensor], bool] = TENSORS.tap_output
     return tap

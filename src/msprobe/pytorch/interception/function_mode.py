@@ -38,7 +38,7 @@ from msprobe.pytorch.interception import mode_stack
 from msprobe.pytorch.interception.call_recorder import CallRecorder, QuickCall
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.left_modes import LeftMode
-from msprobe.pytorch.interception.tracing import is_tracing
+from msprobe.pytorch.interception.tracing import COMPILER, JIT_STATE, is_tracing
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
 from msprobe.pytorch.values.memo import TENSORS
 from msprobe.pytorch.values.memory_effects import MemoryEffects
@@ -142,6 +142,8 @@ class ApiObserver(TorchFunctionMode):
                 session.stacks.by_key,
                 adapter.undefined.storages,
                 is_tracing,
+                COMPILER,
+                JIT_STATE,
                 stack_key,
                 operator_path,
                 _HANDLE_CODE,

@@ -258,8 +258,23 @@ class ModuleObserver:
     # -- before --------------------------------------------------------------------------------
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not _is_compiling():  # the compiler would follow us into our own objects
+        # The compiler would follow us into our own objects.
+        if not _is_compiling() and not self._is_inner(module):
             self.enter(module, args, sys._getframe(1))
+
+    def _is_inner(self, module: nn.Module) -> bool:
+        """Return whether a call inside of an outermost one is of no interest, at level L1."""
+        opened = self._model_calls.opened
+        return not (
+            opened is None
+            or opened is module
+            or self.names is not None
+            or self.hides is not None
+            or self._gate is not None
+            or isinstance(module, FAST_PATH_MODULES)
+            or threading.get_ident() != self._session.thread
+            or not self._headroom.suffices()
+        )
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
         """Note that a module call begins.
@@ -413,6 +428,8 @@ class ModuleObserver:
     def _after(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         # torch calls this with (kwargs, output), after an exception with (output,) alone.
         if _is_compiling():  # the compiler would follow us into our own objects
+            return
+        if not self._open and self._model_calls.opened is not module:
             return
         try:
             session = self._session

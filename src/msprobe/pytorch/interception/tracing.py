@@ -10,7 +10,8 @@ import torch
 
 _dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 _mode_at: Final = torch._C._get_dispatch_stack_at
-_jit_state: Final = torch._C._get_tracing_state
+JIT_STATE: Final[Callable[[], object]] = torch._C._get_tracing_state
+"""Returns the state of the tracing under way, None without one."""
 _TRACERS: Final = frozenset({"FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode"})
 
 
@@ -21,6 +22,11 @@ _stream_capturing: Final = (
     else None
 )
 
+# Outside of code that is compiled, `torch.compiler.is_compiling` returns this variable.
+_HAS_FLAG: Final = isinstance(getattr(torch.compiler, "_is_compiling_flag", None), bool)
+COMPILER: Final = vars(torch.compiler) if _HAS_FLAG and _stream_capturing is None else None
+"""Variables that C looks into in place of `is_tracing`; None where there is more to ask."""
+
 
 def is_tracing() -> bool:
     """Return whether a call now only builds a graph.
@@ -28,7 +34,7 @@ def is_tracing() -> bool:
     That is so under jit, make_fx, fake tensors, export and AOT compilation; and while a CUDA graph
     is captured, where our own kernels would become part of it.
     """
-    if torch.compiler.is_compiling() or _jit_state() is not None:
+    if torch.compiler.is_compiling() or JIT_STATE() is not None:
         return True
     count = _dispatch_modes()
     if count > 0 and any(type(_mode_at(i)).__name__ in _TRACERS for i in range(count)):

@@ -89,12 +89,12 @@ static const struct msprobe_native_api *native;
     X(_sequence_nr) X(next_functions) X(variable) X(grad_fn) X(output_nr) X(_is_view) X(_base)  \
     X(metadata) X(msprobe) X(register_hook) X(register_prehook) X(take) X(call) X(remarks)      \
     X(keywords) X(arguments) X(outputs) X(expected) X(has_input_edges) X(_count) X(is_module)   \
-    X(pass_whole) X(step) X(spending_since)     \
+    X(step) X(spending_since)     \
     X(current) X(account) X(spent_s) X(lock) X(acquire) X(release) X(__enter__) X(__exit__)       \
     X(sink) X(dump) X(stack) X(around) X(close_lost) X(write_unfinished) X(write_place)           \
     X(put_call) X(put_record) X(index) X(traits) X(owner) X(number) X(next_order)                 \
     X(forward_name) X(backward_name) X(backward_parent) X(lines) X(extra_info) X(record) X(flush) X(last_record) X(records) X(new_draft) X(parts) X(draft) \
-    X(adopt) X(inplace) X(observing) X(is_unseen) X(is_plain) X(is_setter) X(out) X(f_back) X(internal)         \
+    X(adopt) X(inplace) X(observing) X(is_unseen) X(is_plain) X(is_setter) X(_is_compiling_flag) X(_task) X(_pass) X(out) X(f_back) X(internal)         \
     X(checkpointed) X(muted) X(asleep) X(operator_name) X(name) X(open_begun) X(note_raised)       \
     X(end_pure) X(end_call) X(runner)
 static struct {

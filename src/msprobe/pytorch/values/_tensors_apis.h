@@ -10,11 +10,26 @@ typedef struct {
     PyObject *observer, *in_python;          /* the mode, and its own handler */
     PyObject *session, *left_threads;        /* of the mode */
     PyObject *entries, *stacks, *undefined;  /* tables that they share */
-    PyObject *is_tracing, *stack_key, *operator_name, *inner_code;
+    /* Whether torch traces; the variables of torch.compiler, or None where that has to be asked. */
+    PyObject *is_tracing, *compiler, *jit_state;
+    PyObject *stack_key, *operator_name, *inner_code;
     CallRecorder *recorder;
 } ApiPath;
 
 enum way { FAILED = -1, IN_PYTHON, UNSEEN, OBSERVED };
+
+/* Whether torch only builds a graph here; -1 with an exception. */
+static int is_tracing(const ApiPath *self)
+{
+    if (self->compiler == Py_None) return take_truth(PyObject_CallNoArgs(self->is_tracing));
+    PyObject *compiles = PyDict_GetItemWithError(self->compiler, names._is_compiling_flag);
+    if (compiles != Py_False) return PyErr_Occurred() ? -1 : 1;
+    PyObject *state = PyObject_CallNoArgs(self->jit_state);
+    Py_XDECREF(state); /* compared only */
+    if (state != Py_None) return state ? 1 : -1;
+    int modes = take_truth(PyObject_CallNoArgs(given.dispatch_modes));
+    return modes > 0 ? take_truth(PyObject_CallNoArgs(self->is_tracing)) : modes;
+}
 
 /* Which way a call goes; `*entry` is borrowed. */
 static enum way way_of(const ApiPath *self, PyObject *func, PyObject *args, PyObject *kwargs,
@@ -23,14 +38,14 @@ static enum way way_of(const ApiPath *self, PyObject *func, PyObject *args, PyOb
     if (PySet_GET_SIZE(self->left_threads)) return IN_PYTHON;
     int answer = flag(self->session, names.observing);
     if (answer <= 0) return answer ? FAILED : UNSEEN;
-    answer = take_truth(PyObject_CallNoArgs(self->is_tracing));
-    if (answer) return answer < 0 ? FAILED : UNSEEN;
     *entry = PyDict_GetItemWithError(self->entries, func);
     if (!*entry) {
         PyErr_Clear(); /* one that has no hash */
         return IN_PYTHON;
     }
     answer = flag(*entry, names.is_unseen);
+    if (answer) return answer < 0 ? FAILED : UNSEEN;
+    answer = is_tracing(self);
     if (answer) return answer < 0 ? FAILED : UNSEEN;
     answer = flag(*entry, names.is_plain);
     if (answer < 0) return FAILED;
@@ -233,7 +248,7 @@ static PyObject *ApiPath_handle(ApiPath *self, PyObject *const *given_all, Py_ss
 
 /* What a path owns, in the order of its fields. */
 #define PATH_OWNED(self) (&(self)->observer)
-#define PATH_OWNED_COUNT 12
+#define PATH_OWNED_COUNT 14
 
 static int ApiPath_traverse(ApiPath *self, visitproc visit, void *arg)
 {
@@ -258,10 +273,11 @@ static void ApiPath_dealloc(ApiPath *self)
 static int ApiPath_init(ApiPath *self, PyObject *args, PyObject *kwargs)
 {
     PyObject *given_one[PATH_OWNED_COUNT];
-    if (!PyArg_ParseTuple(args, "OOOO!O!O!O!OOOOO!", &given_one[0], &given_one[1], &given_one[2],
+    if (!PyArg_ParseTuple(args, "OOOO!O!O!O!OOOOOOO!", &given_one[0], &given_one[1], &given_one[2],
                           &PySet_Type, &given_one[3], &PyDict_Type, &given_one[4], &PyDict_Type,
                           &given_one[5], &PyDict_Type, &given_one[6], &given_one[7], &given_one[8],
-                          &given_one[9], &given_one[10], CallRecorderType, &given_one[11]))
+                          &given_one[9], &given_one[10], &given_one[11], &given_one[12],
+                          CallRecorderType, &given_one[13]))
         return -1;
     for (int i = 0; i < PATH_OWNED_COUNT; i++) Py_XSETREF(PATH_OWNED(self)[i], Py_NewRef(given_one[i]));
     return 0;

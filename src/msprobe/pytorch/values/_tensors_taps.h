@@ -9,7 +9,7 @@
 /* What `setup_taps` was given. */
 static struct {
     PyObject *gradients, *custom, *region, *reshaped, *turned; /* classes, but for the last */
-    PyObject *take, *quietly;
+    PyObject *take, *quietly, *closed, *one;
     PyObject *clock, *no_functions, *is_grad_enabled, *set_grad_enabled, *dispatch_modes;
     PyObject *transforms, *graph_task, *get_sequence_number;
     uint64_t accumulates;
@@ -363,7 +363,20 @@ static PyObject *InputEdges_get_leaves(InputEdges *self, void *closure)
 /* Return the gradients of the call, without one so far. */
 static PyObject *expected_gradients(InputEdges *self)
 {
-    Py_ssize_t count = PyList_GET_SIZE(self->found);
+    Py_ssize_t count = PyList_GET_SIZE(self->found), plain = 0;
+    while (plain < count &&
+           PyLong_CheckExact(PyTuple_GET_ITEM(PyList_GET_ITEM(self->found, plain), 1)))
+        plain++;
+    if (plain == count) {
+        PyObject *arguments = PyLong_FromSsize_t(self->arguments), *keywords = PyTuple_New(0);
+        PyObject *made = arguments && keywords
+                             ? PyObject_CallFunctionObjArgs(given.gradients, self->call, arguments,
+                                                            keywords, NULL)
+                             : NULL;
+        Py_XDECREF(arguments);
+        Py_XDECREF(keywords);
+        return made;
+    }
     PyObject *positions = PyList_New(count);
     for (Py_ssize_t i = 0; positions && i < count; i++)
         PyList_SET_ITEM(positions, i,
@@ -574,8 +587,9 @@ static PyObject *describe_arrived(Memo *memo, const struct arrived *arrived, con
 static int note_whole(const Tap *self)
 {
     PyObject *task = PyObject_CallNoArgs(given.graph_task);
-    int failed = !task ||
-                 call_away(PyObject_CallMethodOneArg(self->gradients, names.pass_whole, task)) < 0 ||
+    int failed = !task || PyObject_SetAttr(self->gradients, names._task, task) < 0 ||
+                 PyObject_SetAttr(self->gradients, names._pass, given.closed) < 0 ||
+                 PyObject_SetAttr(self->gradients, names._count, given.one) < 0 ||
                  PyDict_SetItem(self->recorder->reached, self->gradients, task) < 0;
     Py_XDECREF(task);
     return failed ? -1 : 0;
@@ -1054,13 +1068,14 @@ static PyObject *tap_output(PyObject *module, PyObject *const *args, Py_ssize_t 
 static PyObject *setup_taps(PyObject *module, PyObject *args)
 {
     unsigned long long accumulates;
-    if (!PyArg_ParseTuple(args, "KddOOOOOOOOOOOOOOO", &accumulates, &given.call_s, &given.displaced,
+    if (!PyArg_ParseTuple(args, "KddOOOOOOOOOOOOOOOO", &accumulates, &given.call_s, &given.displaced,
                           &given.gradients, &given.custom, &given.region, &given.reshaped,
                           &given.turned, &given.take, &given.quietly, &given.clock,
                           &given.no_functions, &given.is_grad_enabled, &given.set_grad_enabled,
                           &given.dispatch_modes, &given.transforms, &given.graph_task,
-                          &given.get_sequence_number))
+                          &given.get_sequence_number, &given.closed))
         return NULL;
+    given.one = PyLong_FromLong(1);
     given.accumulates = accumulates;
     Py_INCREF(args); /* keeps all of them for ever */
     Py_RETURN_NONE;
