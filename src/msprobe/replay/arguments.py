@@ -19,6 +19,7 @@ from msprobe.replay.runner import CannotReplayError, Reason
 from msprobe.replay.tensors import CallTensors
 
 _NUMPY: Final = "numpy.ndarray"
+_CONTAINERS: Final = (list, tuple, dict)
 _TENSORS: Final = ("torch.Tensor", "mindspore.Tensor", "mindspore.Parameter", _NUMPY)
 
 
@@ -107,10 +108,15 @@ def converted(value: Any, change: Callable[[Any, PartPath], Any], place: PartPat
         change: makes the new value of an old one and its place.
         place: where `value` is.
     """
-    if type(value) is list:
-        return [converted(item, change, (*place, index)) for index, item in enumerate(value)]
+    if type(value) is list:  # without a call of this function for what is no container
+        return [
+            converted(item, change, (*place, index))
+            if type(item) in _CONTAINERS
+            else change(item, (*place, index))
+            for index, item in enumerate(value)
+        ]
     if type(value) is tuple:
-        return tuple(converted(item, change, (*place, index)) for index, item in enumerate(value))
+        return tuple(converted(list(value), change, place))
     if type(value) is dict:
         return {key: converted(item, change, (*place, key)) for key, item in value.items()}
     return change(value, place)

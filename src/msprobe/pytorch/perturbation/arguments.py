@@ -20,8 +20,12 @@ from msprobe.replay.arguments import converted
 from msprobe.replay.references import Golden
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
-_FLOATS: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-_COMPLEX: Final = frozenset({torch.complex64, torch.complex128})
+_FLOATS: Final = frozenset(
+    {
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.complex64, torch.complex128),
+    }
+)
 RANDOM: Final = "random numbers, which other types and devices draw otherwise"
 ARGS: Final = ("args",)
 KWARGS: Final = ("kwargs",)
@@ -36,7 +40,7 @@ Function = Callable[..., Any]
 
 def is_float(tensor: Tensor) -> bool:
     """Return whether a tensor has floating-point or complex elements that can be perturbed."""
-    return tensor.dtype in _FLOATS or tensor.dtype in _COMPLEX
+    return tensor.dtype in _FLOATS
 
 
 class CallCopy:
@@ -51,6 +55,7 @@ class CallCopy:
         kwargs: keyword arguments.
         writes: whether the function is known to write some of its arguments.
         size_bytes: of the tensors among them.
+        floats: the floating-point and complex ones.
         needs_grad: whether gradients may flow to its arguments.
         drew_random: whether the program's run drew random numbers, if that was noted.
     """
@@ -111,9 +116,10 @@ class CallCopy:
         # Without their places in the graph, which a hook in the graph must not hold.
         if len(self._tensors) != len(tensors):  # some are in containers of other kinds
             self._tensors = _tensors_of(self.args, self.kwargs)
+        self.floats = [one for one in self._tensors if is_float(one)]
         if golden is not None:
             self._plain = golden.for_dtype(next((one.dtype for one in self.floats), None))
-        self._versions = [] if self._copies else list(map(_version, self._tensors))
+        self._versions = [] if self._copies else _versions(self._tensors)
 
     @property
     def autocast_types(self) -> list[torch.dtype]:
@@ -139,13 +145,8 @@ class CallCopy:
         Raises:
             SkippedError: something wrote into a tensor that is shared with the program.
         """
-        if self._versions and self._versions != list(map(_version, self._tensors)):
+        if self._versions and self._versions != _versions(self._tensors):
             raise SkippedError("an argument was written meanwhile")
-
-    @property
-    def floats(self) -> list[Tensor]:
-        """The floating-point and complex tensors among the arguments."""
-        return [one for one in self._tensors if is_float(one)]
 
     @property
     def parameters(self) -> set[PartPath]:
@@ -257,8 +258,8 @@ def _tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     return [tensor for tensor, _ in found]
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    return [0 if one.is_inference() else one._version for one in tensors]
 
 
 def _copied(value: Any, _place: Any) -> Any:

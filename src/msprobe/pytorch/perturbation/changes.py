@@ -78,7 +78,8 @@ def float_changes(result: Any, changed: Any) -> Iterator[Change]:
 
 def change_of(index: int, result: Tensor, changed: Tensor) -> Change:
     """Return how a result differs from that of the perturbed call."""
-    dtype, count = dtype_name(result.dtype), result.numel()
+    of_type, count = result.dtype, result.numel()
+    dtype = dtype_name(of_type)
     found = Change(output_index=index, dtype=dtype, shape=tuple(result.shape), count=count)
     if result.shape != changed.shape:
         return replace(found, reshaped=tuple(changed.shape))
@@ -99,7 +100,7 @@ def change_of(index: int, result: Tensor, changed: Tensor) -> Change:
         result = torch.where(sound, result, 0).double()
         changed = torch.where(sound, changed.double(), result)
         size, moved, largest = _sizes(result, changed)
-    eps = epsilon_of(dtype)
+    eps = epsilon(of_type)
     if not size:
         return replace(found, relative=math.inf if moved else 0.0, cancels=True)
     scale = size / math.sqrt(result.numel())
@@ -127,10 +128,11 @@ def _sizes(result: Tensor, changed: Tensor) -> tuple[float, float, float]:
         # Sums do not ask for the order of elements.
         shape = (one.numel(),)
         one, other = one.as_strided(shape, (1,)), other.as_strided(shape, (1,))
-    if native_kind(one) is None or native_kind(other) is None:
+    kind, its_kind = native_kind(one), native_kind(other)
+    if kind is None or its_kind is None:
         one, other = _flat(one), _flat(other)
-    kind = native_kind(one)
-    if NATIVE is not None and kind is not None and kind == native_kind(other):
+        kind, its_kind = native_kind(one), native_kind(other)
+    if NATIVE is not None and kind is not None and kind == its_kind:
         squares, moved, largest = NATIVE.difference(
             kind, one.data_ptr(), other.data_ptr(), one.numel()
         )

@@ -61,6 +61,7 @@ class Perturbation:
         """
         self.session = session
         self._section = section
+        self._mode = section.mode
         self._table = table
         self._kept_bytes = 0
         self._kept_in: int | None = None
@@ -88,7 +89,7 @@ class Perturbation:
         self, call: Call, copy: CallCopy, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Return the result of a call, with itself or its derivative in higher precision."""
-        mode = self._section.mode
+        mode = self._mode
         if self._section.stage is Stage.BACKWARD:
             if copy.writes or not copy.needs_grad:
                 return copy.function(*args, **kwargs)
@@ -121,7 +122,7 @@ class Perturbation:
             self.task.skip(RANDOM)
             return own
         try:
-            better = gradients_of(copy, trial_of(copy, self._section.mode), incoming)
+            better = gradients_of(copy, trial_of(copy, self._mode), incoming)
         except SkippedError as exc:
             self.task.skip(str(exc))
             return own
@@ -152,7 +153,7 @@ class Perturbation:
         with_grad: bool,
     ) -> CallCopy:
         operator = operator_of(entry.prefix, entry.api)
-        if (reason := why_left_out(operator, self._section.mode)) is not None:
+        if (reason := why_left_out(operator, self._mode)) is not None:
             raise SkippedError(reason)
         if _functorch_active():
             raise SkippedError("inside a functional transform")
@@ -168,12 +169,12 @@ class Perturbation:
             max_bytes=self._section.max_bytes,
             # What is made of others may call anything.
             draws=entry.draws_random or entry.bans or operator.family in _UNSURE,
-            golden=golden_of(entry.prefix, entry.api, self._section.mode, args, kwargs),
+            golden=golden_of(entry.prefix, entry.api, self._mode, args, kwargs),
         )
 
     def _ran(self, call: Call, copy: CallCopy, result: Any) -> None:
         """Examine a call that the program has run, now or in its backward pass."""
-        mode = self._section.mode
+        mode = self._mode
         if mode in REFERENCES or copy.operator.draws_random:
             copy.note_random()
         preheating, api = self.task.preheating, call.forward_name.rsplit(".", 2)[0]
@@ -189,7 +190,7 @@ class Perturbation:
     def _learn(self, preheating: Preheating, api: str, copy: CallCopy, result: Any) -> None:
         """Learn from a call that agrees with its reference."""
         try:
-            found = list(examine(copy, result, self._section.mode))
+            found = list(examine(copy, result, self._mode))
             copy.note_random()
             held = list(examine(copy, result, Mode.CPU_REFERENCE))
         except SkippedError as exc:
@@ -215,7 +216,7 @@ class Perturbation:
         if call.step != self.session.step_number or not self.task.is_open:
             return
         self._kept_bytes -= copy.size_bytes
-        self.task.report(call, lambda: examine_gradients(copy, incoming, self._section.mode))
+        self.task.report(call, lambda: examine_gradients(copy, incoming, self._mode))
 
 
 class Fixing:
