@@ -590,6 +590,8 @@ def test_nothing_to_record_is_said(tmp_path: Path) -> None:
         (["nowhere.py"], "nowhere.py"),
         (["-m", "no.such.module"], "no.such.module"),
         (["torchrun", "train.py"], "torchrun … -m msprobe run"),
+        (["deepspeed", "train.py"], "deepspeed … --module msprobe run"),
+        (["msrun", "train.py"], "msrun … python -m msprobe run"),
         (["--level", "L7", "train.py"], "level"),
         (["--step-function", "3x", "train.py"], "--step-function"),
         (["--step-function", "missing", "train.py"], "defines no function missing"),

@@ -28,9 +28,16 @@ DEFAULT_FOLDER: Final = "./msprobe_dump"
 DEFAULT_STEPS: Final = ("0-1",)
 _ALL_STEPS: Final = ["all"]
 # They start processes of their own, which would go unrecorded.
-_LAUNCHERS: Final = frozenset(
-    {"torchrun", "accelerate", "deepspeed", "mpirun", "srun", "msrun", "torch.distributed.run"}
-)
+# Commands that start other processes, and what has to stand before the name of a module.
+_LAUNCHERS: Final = {
+    "accelerate": "-m",
+    "deepspeed": "--module",
+    "mpirun": "python -m",
+    "msrun": "python -m",
+    "srun": "python -m",
+    "torch.distributed.run": "-m",
+    "torchrun": "-m",
+}
 
 
 class Follower(Protocol):
@@ -221,10 +228,11 @@ class Launch:
 
 
 def _refuse_other_commands(name: str, command: str) -> None:
-    if name in _LAUNCHERS:
-        advice = f"put it in front: {name} … -m msprobe run SCRIPT"
+    module = _LAUNCHERS.get(name)
+    if module is not None:
+        advice = f"put it in front: {name} … {module} msprobe run SCRIPT"
         if command != COMMAND:
-            advice = f"name the script itself, or record twice ({name} … -m {COMMAND} SCRIPT) and "
+            advice = f"name the script itself, or record twice ({name} … {module} {COMMAND} SCRIPT) and "
             advice += "compare both recordings by msprobe compare"
         raise UsageError(
             f"{command}: {name} starts other processes, which would not be recorded; {advice}"
