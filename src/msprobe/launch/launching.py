@@ -232,8 +232,10 @@ def _refuse_other_commands(name: str, command: str) -> None:
     if module is not None:
         advice = f"put it in front: {name} … {module} msprobe run SCRIPT"
         if command != COMMAND:
-            advice = f"name the script itself, or record twice ({name} … {module} {COMMAND} SCRIPT) "
-            advice += "and compare both recordings by msprobe compare"
+            advice = (
+                f"name the script itself, or record twice ({name} … {module} {COMMAND} SCRIPT) "
+                "and compare both recordings by msprobe compare"
+            )
         raise UsageError(
             f"{command}: {name} starts other processes, which would not be recorded; {advice}"
         )
