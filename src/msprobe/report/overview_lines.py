@@ -13,9 +13,11 @@ from rich.text import Text
 from msprobe.dump.dump_steps import Dump
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.records import JsonTree
+from msprobe.errors import DumpFormatError
 from msprobe.plain_text import count_text, plain, size_text
 from msprobe.report.fact_lines import fact_lines
 from msprobe.report.nonfinite import Nonfinite
+from msprobe.report.training_lines import training_texts
 
 _MAX_LISTED: Final = 12
 
@@ -44,6 +46,7 @@ def overview_lines(
     yield from _fact("ranks", _listed(step.ranks, shown), width)
     yield from _fact("records", _records(view), width)
     yield from _completeness(view, width)
+    yield from _training(view, width)
     if nonfinite.first is None:
         yield from _fact("NaN/Inf", "none in any statistic" if len(view.records) else "-", width)
     else:
@@ -92,6 +95,16 @@ def _completeness(view: RankView, width: int) -> Iterator[Text]:
     notes = account.get("notes")
     for note in notes if isinstance(notes, list) else []:
         yield from _fact("note", plain(str(note)), width)
+
+
+def _training(view: RankView, width: int) -> Iterator[Text]:
+    try:
+        facts = view.facts
+    except DumpFormatError as error:
+        yield from _fact("training", f"unknown: {error}", width, style="bold yellow")
+        return
+    for label, text in training_texts(facts) if facts is not None else ():
+        yield from _fact(label, text, width)
 
 
 def _named(files: Sequence[str]) -> str:
