@@ -37,8 +37,9 @@ class Headroom:
 
     def __init__(self, session: Session) -> None:
         """Create it for the frames that the level of `session` adds."""
-        # A module with a hook takes four frames for three, a custom function six for three.
-        self._factor = 4 / 3 if session.config.level is Level.L0 else 2
+        # A module with a hook takes four frames for three; a custom function six for three, and
+        # up to nine from PyTorch 2.14 on, whose `apply` a function mode is told of.
+        self._factor = 4 / 3 if session.config.level is Level.L0 else 3
         self._enough: set[int] = set()  # limits that are known to be
 
     def install(self, session: Session) -> None:
