@@ -750,9 +750,9 @@ def test_what_is_asked_for_and_not_there_is_told_once(
     assert told == [
         "targets: no module or parameter here is named layers.7",
         'streams.actv.include: no name here fits "attention*"',
+        "nothing is collected of state so far: the optimizer has no other states",
         "nothing is collected of attention_hook so far: it needs modules whose first two inputs, "
         "q and k, have 4 dimensions",
-        "nothing is collected of state so far: the optimizer has no other states",
     ]
 
 

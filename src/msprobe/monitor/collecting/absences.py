@@ -93,8 +93,6 @@ class EmptyStreams:
             return
         self._seen.update(filled)
         if self._steps == _STEPS:
-            for stream in due:
-                if stream in _REASONS and stream not in self._seen:
-                    logger.warning(
-                        "nothing is collected of %s so far: %s", stream, _REASONS[stream]
-                    )
+            for stream, why in _REASONS.items():
+                if stream in due and stream not in self._seen:
+                    logger.warning("nothing is collected of %s so far: %s", stream, why)
