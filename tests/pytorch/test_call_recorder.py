@@ -231,3 +231,16 @@ def test_an_exception_leaves_a_plain_call_as_it_was_raised(task: str, tmp_path: 
         assert ended.exception is not None
         assert ended.exception.startswith("RuntimeError: mat1 and mat2")
         assert raised.traceback[-1].path == Path(__file__)
+
+
+def test_a_failure_before_a_plain_call_is_noted_and_the_call_runs(tmp_path: Path) -> None:
+    data = torch.ones(2)
+    with recording(tmp_path, "L1") as run, run.step_of(nn.Identity()):
+        session = current_session()
+        assert session is not None
+        for number in range(3):
+            if number == 2:
+                del session.muted
+            assert torch.mul(data, 2).tolist() == [2.0, 2.0]
+        session.muted = 0
+        assert session.account.errors

@@ -238,6 +238,10 @@ static PyObject *ApiPath_handle(ApiPath *self, PyObject *const *given_all, Py_ss
         Py_XDECREF(opened);
         Py_DECREF(entry);
     }
+    if (way == FAILED && args && kwargs && PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear(); /* the function was not run: Python meets the same, and notes it */
+        way = IN_PYTHON;
+    }
     if (way == UNSEEN) result = PyObject_Call(func, args, kwargs);
     else if (way == IN_PYTHON)
         result = PyObject_CallFunctionObjArgs(self->in_python, func, given_all[1], args, kwargs, NULL);
