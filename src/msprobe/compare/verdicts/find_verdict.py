@@ -143,12 +143,16 @@ class _Search:
         if data.is_partial:
             return None
         place = data.step, data.rank
-        states = (one for one in self._findings.facts if one.verdict is VerdictClass.RANDOM)
-        if not any((one.step, one.rank) == place for one in states):
+        if not any(
+            each.verdict is VerdictClass.RANDOM and (each.step, each.rank) == place
+            for each in self._findings.facts
+        ):
             return None
-        own = (one for one in facts if one.verdict is VerdictClass.PARAMETERS)
-        alone = (one for one in own if one.effect is Effect.POSSIBLE)
-        return next((one for one in alone if (one.step, one.rank) == place), None)
+        for each in facts:
+            is_alone = each.verdict is VerdictClass.PARAMETERS and each.effect is Effect.POSSIBLE
+            if is_alone and (each.step, each.rank) == place:
+                return each
+        return None
 
     def _follows_culprit(self, fact: FactDifference) -> bool:
         """Return whether a model is given a batch after its own or another model's call went wrong.

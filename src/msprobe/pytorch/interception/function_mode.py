@@ -178,7 +178,7 @@ class ApiObserver(TorchFunctionMode):
         entry = self._table.lookup(func)
         action = entry.action
         if action is Action.METADATA:
-            if entry.bans and not (entry.is_setter and args[1] is None):
+            if entry.bans and not (entry.is_setter and len(args) == 2 and args[1] is None):
                 quietly(session, "memo", self.memory.ban, args, kwargs)
             result = func(*args, **kwargs)
             if entry.allocates:
