@@ -87,6 +87,7 @@ class ApiEntry:
         bans: storages of its arguments and results may from now on change unseen.
         returns_mutated: it returns nothing of use; its changed arguments are its output.
         draws_random: it may take numbers from a random generator.
+        chance: position and name of the probability that it draws for; with 0 it draws none.
         in_place: its effect on the memory of its first argument, if it is called in place; None
             where it only changes it.
         allocates: it returns memory with undefined content.
@@ -110,6 +111,7 @@ class ApiEntry:
     bans: bool = False
     returns_mutated: bool = False
     draws_random: bool = False
+    chance: tuple[int, str] | None = None
     in_place: InPlace | None = None
     allocates: bool = False
     leaves_unread: bool = False
@@ -131,10 +133,15 @@ class ApiEntry:
         is_recorded = self.action in (Action.RECORD, Action.FAST_PATH)
         is_special = touches or self.draws_random or self.in_place or self.outs != _OUT
         object.__setattr__(self, "is_plain", is_recorded and not is_special)
+        if not is_recorded or touches:
+            object.__setattr__(self, "chance", None)
         is_unseen = self.action is Action.METADATA and not (self.bans or self.allocates)
         object.__setattr__(self, "is_unseen", is_unseen)
         is_setter = self.action is Action.METADATA and self.api.endswith(".__set__")
         object.__setattr__(self, "is_setter", is_setter)
+
+
+_CHANCES: Final = {"scaled_dot_product_attention": (4, "dropout_p")}
 
 
 class _Names:
@@ -220,6 +227,7 @@ def describe_function(func: Any) -> ApiEntry:
         bans=is_foreign_operator or name in rules.bans,
         returns_mutated=name in rules.returns_mutated or _returns_nothing(overloads),
         draws_random=operator.draws_random or _is_seeded(overloads),
+        chance=_CHANCES.get(identity.api),
         in_place=operator.in_place if is_in_place(identity.api) else None,
         allocates=operator.allocates,
         leaves_unread=(

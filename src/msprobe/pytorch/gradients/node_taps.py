@@ -36,13 +36,20 @@ class Region:
 
     def __init__(self, base: Tensor, view: Tensor, *, is_all: bool) -> None:
         self.is_all = is_all
-        self._size = view.size()
+        self._size: Sequence[int] = view.size()
         self._stride: tuple[int, ...] | None = None  # None for all elements in the same order
         is_whole = base.is_contiguous() and view.is_contiguous() and base.numel() == view.numel()
         if not is_whole:
             self._base = (base.size(), base.stride())
             self._stride = view.stride()
             self._offset = int(view.storage_offset() - base.storage_offset())
+
+    @classmethod
+    def whole(cls, size: Sequence[int]) -> Region:
+        """Return that of a view of this size with all elements of its base, in their order."""
+        region = cls.__new__(cls)
+        region.is_all, region._size, region._stride = True, size, None
+        return region
 
     @classmethod
     def of(cls, base: Tensor, view: Tensor, *, is_all: bool) -> Region | None:

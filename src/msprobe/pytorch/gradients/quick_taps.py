@@ -160,6 +160,7 @@ def _choose() -> Callable[[Session, object, InputEdges, Tensor], bool]:
         Gradients,
         CUSTOM_NODE,
         partial(Region.of, is_all=True),
+        Region.whole,
         Reshaped,
         Turned(),
         take_gradients,

@@ -94,7 +94,7 @@ static const struct msprobe_native_api *native;
     X(sink) X(dump) X(stack) X(around) X(close_lost) X(write_unfinished) X(write_place)           \
     X(put_call) X(put_record) X(index) X(traits) X(owner) X(number) X(next_order)                 \
     X(forward_name) X(backward_name) X(backward_parent) X(lines) X(extra_info) X(record) X(flush) X(last_record) X(records) X(new_draft) X(parts) X(draft) \
-    X(adopt) X(inplace) X(observing) X(is_unseen) X(is_plain) X(is_setter) X(_is_compiling_flag) X(_task) X(_pass) X(out) X(f_back) X(internal)         \
+    X(adopt) X(inplace) X(observing) X(is_unseen) X(is_plain) X(is_setter) X(_is_compiling_flag) X(_task) X(_pass) X(_stride) X(chance) X(out) X(f_back) X(internal)         \
     X(checkpointed) X(muted) X(asleep) X(operator_name) X(name) X(open_begun) X(note_raised)       \
     X(end_pure) X(end_call) X(runner)
 static struct {
@@ -224,9 +224,9 @@ static int is_plain_class(PyObject *tensor)
     return type == torch.tensor || type == torch.parameter;
 }
 
-/* Read where the elements of a tensor of a plain class lie, on whatever device: 1, 0 if it is not
- * plain, -1 with an exception. */
-static int read_place(PyObject *tensor, struct view *view, int has_dlpack)
+/* Read where the elements of a tensor of a plain class lie, on whatever device, which may show them
+ * with another sign: 1, 0 if it is not plain, -1 with an exception. */
+static int read_memory(PyObject *tensor, struct view *view, int has_dlpack)
 {
     int strided = is_strided(tensor);
     if (strided <= 0) return strided;
@@ -242,7 +242,14 @@ static int read_place(PyObject *tensor, struct view *view, int has_dlpack)
     view->itemsize = native->kind(view->kind).itemsize;
     view->count = 1;
     for (int i = 0; i < view->ndim; i++) view->count *= view->shape[i];
-    return is_plainly_stored(tensor, view);
+    return 1;
+}
+
+/* The same of a tensor whose elements are what their memory shows. */
+static int read_place(PyObject *tensor, struct view *view, int has_dlpack)
+{
+    int outcome = read_memory(tensor, view, has_dlpack);
+    return outcome > 0 ? is_plainly_stored(tensor, view) : outcome;
 }
 
 /* Read where the elements lie: 1, 0 if this is no plain tensor on the CPU, -1 with an exception. */
@@ -1011,6 +1018,15 @@ done:
     return value;
 }
 
+/* Enter the storage of a tensor; what has none is passed over. */
+static struct storage *enter(Memo *self, PyObject *tensor, int was_born)
+{
+    struct storage *storage = NULL;
+    if (self->active && is_strided(tensor) > 0) storage = enter_storage(self, tensor, was_born);
+    if (!storage) PyErr_Clear();
+    return storage;
+}
+
 /* ---- soundness ------------------------------------------------------------------------------- */
 
 /* States of a value, as in capture/value_states.py. */
@@ -1048,29 +1064,40 @@ static int read_state(const Memo *self, PyObject *tensor, const struct view *vie
     return self->share > 0 && greatest >= self->share * largest_of(view->kind) ? NEAR : SOUND;
 }
 
+/* Whether the elements of a type may be other than finite. */
+static int has_nonfinite(int kind)
+{
+    const char *name = native->kind(kind).name;
+    return *name == 'f' || *name == 'c' || strcmp(name, "bfloat16") == 0;
+}
+
 /* Return the state of a plain tensor, which is read unless its storage is known to be sound; -1,
- * perhaps with an exception, of a tensor of which this module does not read the memory. */
-static int check(Memo *self, PyObject *tensor)
+ * perhaps with an exception, of a tensor of which this module does not read the memory. Its storage is
+ * entered as `look` does. */
+static int check(Memo *self, PyObject *tensor, enum entry entry)
 {
     struct view view;
-    if (read_view(tensor, &view) <= 0) return -1;
-    const char *name = native->kind(view.kind).name;
-    int is_float = *name == 'f' || *name == 'c' || strcmp(name, "bfloat16") == 0;
-    if (!is_float || !view.count) return SOUND;
+    int was_born = entry == BORN && (PyObject *)Py_TYPE(tensor) == torch.tensor;
+    int is_here = is_plain_class(tensor) ? flag(tensor, names.is_cpu) : 0;
+    int is_read = is_here > 0 ? read_memory(tensor, &view, 1) : is_here;
+    if (is_read <= 0 || !has_nonfinite(view.kind) || !view.count) {
+        if (is_read >= 0 && entry) enter(self, tensor, was_born);
+        return is_read > 0 ? SOUND : -1;
+    }
     PyObject *object;
     uint64_t address = storage_address(tensor, &object);
     if (!object) return -1;
     struct storage *storage = NULL;
     int64_t version = -1;
-    if (self->active && (PyObject *)Py_TYPE(tensor) == torch.tensor)
-        storage = table_get(&self->storages, address);
-    if (storage && storage->was_born && !storage->is_banned) version = version_of(tensor);
-    int state, is_whole;
+    if (self->active && entry) storage = enter_object(self, address, object, was_born);
+    else if (self->active) storage = table_get(&self->storages, address);
+    int is_known = storage && storage->was_born && !storage->is_banned;
+    if (is_known && (PyObject *)Py_TYPE(tensor) == torch.tensor) version = version_of(tensor);
+    int state = PyErr_Occurred() ? -1 : SOUND, is_whole;
     uint64_t number = storage ? storage->number : 0;
-    if (version >= 0 && storage->sound_kind == view.kind + 1 &&
-        storage->sound_version == version && storage->sound_epoch == storage->epoch) {
-        state = SOUND;
-    } else {
+    int is_sound = version >= 0 && storage->sound_kind == view.kind + 1 &&
+                   storage->sound_version == version && storage->sound_epoch == storage->epoch;
+    if (!is_sound && state == SOUND) {
         state = read_state(self, tensor, &view, object, &is_whole);
         if (state == SOUND && version >= 0 && is_whole && is_entered(self, address, number)) {
             storage->sound_kind = (uint8_t)(view.kind + 1);
@@ -1083,9 +1110,9 @@ static int check(Memo *self, PyObject *tensor)
 }
 
 /* Return the state of a tensor, -1 where it is not read here, -2 with an exception. */
-static int check_or_leave(Memo *self, PyObject *tensor)
+static int check_or_leave(Memo *self, PyObject *tensor, enum entry entry)
 {
-    int state = check(self, tensor);
+    int state = check(self, tensor, entry);
     if (state >= 0 || !PyErr_Occurred()) return state;
     if (PyErr_ExceptionMatches(PyExc_MemoryError)) return -2;
     PyErr_Clear(); /* no storage of its own, or one that was given back */
@@ -1096,7 +1123,7 @@ static int check_or_leave(Memo *self, PyObject *tensor)
 
 static PyObject *Memo_check(Memo *self, PyObject *tensor)
 {
-    int state = check_or_leave(self, tensor);
+    int state = check_or_leave(self, tensor, SEEN);
     return state < -1 ? NULL : PyLong_FromLong(state);
 }
 
@@ -1139,15 +1166,6 @@ static PyObject *Memo_describe(Memo *self, PyObject *const *args, Py_ssize_t nar
     PyObject *text = wanted < 0 ? NULL : value_text((Value *)value, wanted);
     Py_DECREF(value);
     return text;
-}
-
-/* Enter the storage of a tensor; what has none is passed over. */
-static struct storage *enter(Memo *self, PyObject *tensor, int was_born)
-{
-    struct storage *storage = NULL;
-    if (self->active && is_strided(tensor) > 0) storage = enter_storage(self, tensor, was_born);
-    if (!storage) PyErr_Clear();
-    return storage;
 }
 
 /* Put a number, text or None as `msprobe.capture.values` describes it; 0 for any other value. */
@@ -1400,14 +1418,15 @@ static PyObject *Memo_describe_gradients(Memo *self, PyObject *const *args, Py_s
 /* Check an argument, appending a tensor with its place to `found`: the worse of `state` and its own,
  * -1 where it is not read here, -2 with an exception. */
 static int check_argument(Memo *self, PyObject *value, PyObject *place, PyObject *found,
-                          int reads_parameters, int state)
+                          enum entry entry, int reads_parameters, int state)
 {
     PyObject *kind = (PyObject *)Py_TYPE(value);
     if (kind != torch.tensor && kind != torch.parameter) return state;
     PyObject *pair = PyTuple_Pack(2, value, place);
-    int own = !pair || PyList_Append(found, pair) < 0 ? -2
-              : kind == torch.parameter && !reads_parameters ? SOUND
-                                                             : check_or_leave(self, value);
+    int own = !pair || PyList_Append(found, pair) < 0 ? -2 : SOUND;
+    if (own == SOUND && (kind == torch.tensor || reads_parameters))
+        own = check_or_leave(self, value, entry);
+    else if (own == SOUND && entry) enter(self, value, 0);
     Py_XDECREF(pair);
     return own < 0 ? own : own > state ? own : state;
 }
@@ -1415,21 +1434,22 @@ static int check_argument(Memo *self, PyObject *value, PyObject *place, PyObject
 /* Check the arguments of a call as `check_argument`; `keywords` may be NULL. Nothing is left in `found`
  * where one is not read here. */
 static int check_arguments(Memo *self, PyObject *values, PyObject *keywords, PyObject *found,
-                           int reads_parameters)
+                           enum entry entry, int reads_parameters)
 {
     PyObject *key, *value;
     Py_ssize_t position = 0, before = PyList_GET_SIZE(found);
     int state = SOUND;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values) && state >= 0; i++) {
         PyObject *place = PyLong_FromSsize_t(i);
-        state = place ? check_argument(self, PyTuple_GET_ITEM(values, i), place, found,
+        state = place ? check_argument(self, PyTuple_GET_ITEM(values, i), place, found, entry,
                                        reads_parameters, state)
                       : -2;
         Py_XDECREF(place);
     }
     while (state >= 0 && keywords && PyDict_Next(keywords, &position, &key, &value)) {
         PyObject *place = PyTuple_Pack(1, key);
-        state = place ? check_argument(self, value, place, found, reads_parameters, state) : -2;
+        state = place ? check_argument(self, value, place, found, entry, reads_parameters, state)
+                      : -2;
         Py_XDECREF(place);
     }
     if (state == -1 && PyList_SetSlice(found, before, PY_SSIZE_T_MAX, NULL) < 0) state = -2;
@@ -1447,7 +1467,7 @@ static PyObject *Memo_check_call(Memo *self, PyObject *const *args, Py_ssize_t n
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); i++)
         if (!may_be_plain(PyTuple_GET_ITEM(values, i))) return PyLong_FromLong(-1);
     if (keywords && !are_keywords_plain(keywords)) return PyLong_FromLong(-1);
-    int state = check_arguments(self, values, keywords, args[2], PyObject_IsTrue(args[3]));
+    int state = check_arguments(self, values, keywords, args[2], SEEN, PyObject_IsTrue(args[3]));
     return state < -1 ? NULL : PyLong_FromLong(state);
 }
 
@@ -1460,7 +1480,7 @@ static PyObject *Memo_check_gradients(Memo *self, PyObject *arrived)
         PyObject *tensor, *side, *position;
         int state = -2;
         if (PyArg_ParseTuple(PySequence_Fast_GET_ITEM(fast, i), "OUO", &tensor, &side, &position))
-            state = check_or_leave(self, tensor);
+            state = check_or_leave(self, tensor, SEEN);
         if (state < 0) {
             Py_DECREF(fast);
             return state < -1 ? NULL : PyLong_FromLong(-1);

@@ -31,6 +31,23 @@ static int is_tracing(const ApiPath *self)
     return modes > 0 ? take_truth(PyObject_CallNoArgs(self->is_tracing)) : modes;
 }
 
+/* Whether a call draws no numbers, as the probability that it is given is 0; -1 with an exception. */
+static int has_no_chance(PyObject *entry, PyObject *args, PyObject *kwargs)
+{
+    PyObject *chance = PyObject_GetAttr(entry, names.chance); /* position and name, or None */
+    if (!chance || chance == Py_None) {
+        Py_XDECREF(chance);
+        return chance ? 0 : -1;
+    }
+    Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(chance, 0));
+    PyObject *value = place < PyTuple_GET_SIZE(args)
+                          ? PyTuple_GET_ITEM(args, place)
+                          : PyDict_GetItemWithError(kwargs, PyTuple_GET_ITEM(chance, 1));
+    Py_DECREF(chance);
+    if (!value) return PyErr_Occurred() ? -1 : 1;
+    return PyFloat_CheckExact(value) && PyFloat_AsDouble(value) == 0.0;
+}
+
 /* Which way a call goes; `*entry` is borrowed. */
 static enum way way_of(const ApiPath *self, PyObject *func, PyObject *args, PyObject *kwargs,
                        PyObject **entry)
@@ -53,7 +70,9 @@ static enum way way_of(const ApiPath *self, PyObject *func, PyObject *args, PyOb
         int sets_nothing = PyTuple_CheckExact(args) && PyTuple_GET_SIZE(args) == 2 &&
                            PyTuple_GET_ITEM(args, 1) == Py_None;
         answer = sets_nothing ? flag(*entry, names.is_setter) : 0;
-        return answer < 0 ? FAILED : answer ? UNSEEN : IN_PYTHON;
+        if (answer) return answer < 0 ? FAILED : UNSEEN;
+        answer = PyTuple_CheckExact(args) ? has_no_chance(*entry, args, kwargs) : 0;
+        if (answer <= 0) return answer ? FAILED : IN_PYTHON;
     }
     if (PyDict_GET_SIZE(self->undefined)) return IN_PYTHON;
     PyObject *out = PyDict_GetItemWithError(kwargs, names.out);

@@ -144,14 +144,44 @@ static int put_place(const CallRecorder *self, const OpenCall *open, PyObject *s
     return failed ? -1 : 0;
 }
 
+/* Return the name of a record: that of a module has the number of the call last. */
+static PyObject *record_name(PyObject *base, Py_ssize_t number, const char *direction, int is_module)
+{
+    char inplace[256], *end = inplace;
+    Py_ssize_t size;
+    const char *text = PyUnicode_AsUTF8AndSize(base, &size);
+    if (!text) PyErr_Clear(); /* lone surrogates */
+    if (!text || size > (Py_ssize_t)sizeof inplace - 32)
+        return is_module ? PyUnicode_FromFormat("%U.%s.%zd", base, direction, number)
+                         : PyUnicode_FromFormat("%U.%zd.%s", base, number, direction);
+    memcpy(end, text, (size_t)size);
+    end += size;
+    *end++ = '.';
+    char digits[20];
+    int count = 0;
+    do digits[count++] = (char)('0' + number % 10);
+    while (number /= 10);
+    size_t length = strlen(direction);
+    if (is_module) {
+        memcpy(end, direction, length);
+        end += length;
+        *end++ = '.';
+    }
+    while (count) *end++ = digits[--count];
+    if (!is_module) {
+        *end++ = '.';
+        memcpy(end, direction, length);
+        end += length;
+    }
+    return PyUnicode_FromStringAndSize(inplace, end - inplace);
+}
+
 /* Make the `Call`, and note its place; -1 with an exception. */
 static int begin_call(const CallRecorder *self, OpenCall *open, PyObject *base, PyObject *stack)
 {
     Py_ssize_t number = count_call(self, base);
     if (number < 0 || leave_lost(self, stack) < 0) return -1;
-    const char *forward = open->is_module ? "%U.forward.%zd" : "%U.%zd.forward";
-    const char *backward = open->is_module ? "%U.backward.%zd" : "%U.%zd.backward";
-    PyObject *backward_name = PyUnicode_FromFormat(backward, base, number);
+    PyObject *backward_name = record_name(base, number, "backward", open->is_module);
     PyObject *index = PyObject_GetAttr(stack, names.index);
     PyObject *traits = PyObject_GetAttr(stack, names.traits);
     PyObject *owner = traits ? PyObject_GetAttr(traits, names.owner) : NULL;
@@ -163,7 +193,7 @@ static int begin_call(const CallRecorder *self, OpenCall *open, PyObject *base, 
         Py_XSETREF(parent, PyObject_GetAttr(enclosing, names.forward_name));
         Py_XSETREF(backward_parent, PyObject_GetAttr(enclosing, names.backward_name));
     }
-    open->name = PyUnicode_FromFormat(forward, base, number);
+    open->name = record_name(base, number, "forward", open->is_module);
     open->order = PyObject_CallMethodNoArgs(self->step, names.next_order);
     int failed = !backward_name || !index || !owner || !step_number || !parent ||
                  !backward_parent || !open->name || !open->order;
@@ -238,10 +268,9 @@ static int watch_inputs(const CallRecorder *self, OpenCall *open, PyObject *valu
                         PyObject *keywords)
 {
     Memo *memo = (Memo *)self->memo;
-    int state = check_arguments(memo, values, keywords, open->found, self->reads_parameters);
+    int state =
+        check_arguments(memo, values, keywords, open->found, COMES_IN, self->reads_parameters);
     if (state < 0) return state + 1;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(open->found); i++)
-        enter(memo, PyTuple_GET_ITEM(PyList_GET_ITEM(open->found, i), 0), 0);
     open->values = Py_NewRef(values);
     open->keywords = Py_NewRef(keywords);
     open->state = state;
@@ -322,8 +351,9 @@ static int put_drawn(struct text *text, PyObject *drawn)
 static int tap_results(const CallRecorder *self, const OpenCall *open, PyObject *result)
 {
     if (!open->edges) return 0;
-    if ((PyObject *)Py_TYPE(result) == torch.tensor) {
-        int wanted = flag(result, names.requires_grad);
+    int is_one = (PyObject *)Py_TYPE(result) == torch.tensor;
+    if (is_one || PyTuple_CheckExact(result)) {
+        int wanted = is_one ? flag(result, names.requires_grad) : 1;
         if (wanted <= 0) return wanted;
         PyObject *args[] = {self->session, (PyObject *)self, open->edges, result};
         PyObject *done = tap_output(NULL, args, 4);
@@ -372,8 +402,7 @@ static int watch_results(Memo *memo, PyObject *result, int is_new)
         PyObject *one = is_tuple ? PyTuple_GET_ITEM(result, i) : result;
         PyObject *kind = (PyObject *)Py_TYPE(one);
         if (kind != torch.tensor && kind != torch.parameter) return -1;
-        if (is_new) enter(memo, one, kind == torch.tensor);
-        int state = check_or_leave(memo, one);
+        int state = check_or_leave(memo, one, is_new ? BORN : SEEN);
         if (state < 0) return state;
         if (state > worst) worst = state;
     }

@@ -8,7 +8,8 @@
 
 /* What `setup_taps` was given. */
 static struct {
-    PyObject *gradients, *custom, *region, *reshaped, *turned; /* classes, but for the last */
+    PyObject *gradients, *custom, *region, *whole_region, *reshaped; /* classes and their makers */
+    PyObject *turned;
     PyObject *take, *quietly, *closed, *one;
     PyObject *clock, *no_functions, *is_grad_enabled, *set_grad_enabled, *dispatch_modes;
     PyObject *transforms, *graph_task, *get_sequence_number;
@@ -360,37 +361,71 @@ static PyObject *InputEdges_get_leaves(InputEdges *self, void *closure)
     return Py_XNewRef(self->leaves);
 }
 
-/* Return the gradients of the call, without one so far. */
-static PyObject *expected_gradients(InputEdges *self)
+/* Return the keywords at which tensors were passed; None, not a new reference, where one lies deeper,
+ * NULL with an exception. */
+static PyObject *keywords_of(const InputEdges *self)
 {
-    Py_ssize_t count = PyList_GET_SIZE(self->found), plain = 0;
-    while (plain < count &&
-           PyLong_CheckExact(PyTuple_GET_ITEM(PyList_GET_ITEM(self->found, plain), 1)))
-        plain++;
-    if (plain == count) {
-        PyObject *arguments = PyLong_FromSsize_t(self->arguments), *keywords = PyTuple_New(0);
-        PyObject *made = arguments && keywords
-                             ? PyObject_CallFunctionObjArgs(given.gradients, self->call, arguments,
-                                                            keywords, NULL)
-                             : NULL;
-        Py_XDECREF(arguments);
-        Py_XDECREF(keywords);
+    PyObject *keywords = PyList_New(0);
+    for (Py_ssize_t i = 0; keywords && i < PyList_GET_SIZE(self->found); i++) {
+        PyObject *position = PyTuple_GET_ITEM(PyList_GET_ITEM(self->found, i), 1);
+        if (PyLong_CheckExact(position)) continue;
+        int is_named = PyTuple_CheckExact(position) && PyTuple_GET_SIZE(position) == 1 &&
+                       PyUnicode_CheckExact(PyTuple_GET_ITEM(position, 0));
+        if (is_named && PyList_Append(keywords, PyTuple_GET_ITEM(position, 0)) == 0) continue;
+        Py_DECREF(keywords);
+        return is_named ? NULL : Py_None;
+    }
+    PyObject *names = keywords ? PyList_AsTuple(keywords) : NULL;
+    Py_XDECREF(keywords);
+    return names;
+}
+
+/* Return as many None as there are positional arguments; NULL with an exception. */
+static PyObject *empty_places(const InputEdges *self)
+{
+    PyObject *places = PyList_New(self->arguments);
+    for (Py_ssize_t i = 0; places && i < self->arguments; i++)
+        PyList_SET_ITEM(places, i, Py_NewRef(Py_None));
+    return places;
+}
+
+/* Return the gradients of a call with so many outputs, of which so many are expected, as
+ * `Gradients.expect`; NULL with an exception. */
+static PyObject *new_gradients(const InputEdges *self, Py_ssize_t outputs, Py_ssize_t expected,
+                               int has_input_edges)
+{
+    PyObject *keywords = keywords_of(self), *made = NULL;
+    if (keywords && keywords != Py_None) {
+        PyObject *arguments = PyTuple_GET_SIZE(keywords) ? empty_places(self)
+                                                         : PyLong_FromSsize_t(self->arguments);
+        if (arguments)
+            made = PyObject_CallFunction(given.gradients, "ONOnnO", self->call, arguments, keywords,
+                                         outputs, expected, has_input_edges ? Py_True : Py_False);
+        Py_DECREF(keywords);
         return made;
     }
-    PyObject *positions = PyList_New(count);
+    Py_ssize_t count = keywords ? PyList_GET_SIZE(self->found) : 0;
+    PyObject *positions = keywords ? PyList_New(count) : NULL;
     for (Py_ssize_t i = 0; positions && i < count; i++)
         PyList_SET_ITEM(positions, i,
                         Py_NewRef(PyTuple_GET_ITEM(PyList_GET_ITEM(self->found, i), 1)));
-    PyObject *gradients = positions ? PyObject_CallMethod(given.gradients, "expect", "OnO",
-                                                          self->call, self->arguments, positions)
-                                    : NULL;
+    PyObject *outputs_given = PyLong_FromSsize_t(outputs), *all = PyLong_FromSsize_t(expected);
+    if (positions && outputs_given && all)
+        made = PyObject_CallMethod(given.gradients, "expect", "OnO", self->call, self->arguments,
+                                   positions);
+    if (made && (PyObject_SetAttr(made, names.outputs, outputs_given) < 0 ||
+                 PyObject_SetAttr(made, names.expected, all) < 0 ||
+                 PyObject_SetAttr(made, names.has_input_edges, has_input_edges ? Py_True : Py_False) < 0))
+        Py_CLEAR(made);
+    Py_XDECREF(outputs_given);
+    Py_XDECREF(all);
     Py_XDECREF(positions);
-    return gradients;
+    return made;
 }
 
 static PyObject *InputEdges_expected_gradients(InputEdges *self, PyObject *ignored)
 {
-    return expected_gradients(self);
+    return new_gradients(self, 0, 0, 0);
 }
 
 static PyMethodDef EDGES_METHODS[] = {
@@ -464,12 +499,22 @@ struct arrived {
     } of[MOST_ARRIVED];
 };
 
-/* Append a gradient, or what a region or view makes of it; 1, or -1 with an exception. */
-static int arrive(struct arrived *arrived, PyObject *tensor, PyObject *part, int is_input,
-                  Py_ssize_t index)
+/* Whether a part has all elements of the gradient that it is taken of; -1 with an exception. */
+static int has_all(PyObject *part)
 {
-    tensor = part == Py_None ? Py_NewRef(tensor)
-                             : PyObject_CallMethodOneArg(part, names.take, tensor);
+    PyTypeObject *kind = Py_TYPE(part);
+    if (kind == (PyTypeObject *)given.reshaped || kind == Py_TYPE(given.turned)) return 1;
+    return is_attribute(part, names._stride, Py_None);
+}
+
+/* Append a gradient, or what a region or view makes of it, unless only its elements count; 1, or -1
+ * with an exception. */
+static int arrive(struct arrived *arrived, PyObject *tensor, PyObject *part, int is_watched,
+                  int is_input, Py_ssize_t index)
+{
+    int as_it_is = part == Py_None ? 1 : is_watched ? has_all(part) : 0;
+    if (as_it_is < 0) return -1;
+    tensor = as_it_is ? Py_NewRef(tensor) : PyObject_CallMethodOneArg(part, names.take, tensor);
     if (!tensor) return -1;
     arrived->of[arrived->count].tensor = tensor;
     arrived->of[arrived->count].is_input = is_input;
@@ -483,6 +528,7 @@ static int collect(const Tap *self, PyObject *grad_inputs, PyObject *grad_output
                    struct arrived *arrived)
 {
     Py_ssize_t outputs = PyTuple_GET_SIZE(self->outputs), inputs = PyTuple_GET_SIZE(self->inputs);
+    int is_watched = self->recorder && is_watching(self->recorder);
     if (outputs + inputs > MOST_ARRIVED) return 0;
     for (Py_ssize_t i = 0; i < outputs; i++) {
         PyObject *output = PyTuple_GET_ITEM(self->outputs, i);
@@ -490,19 +536,21 @@ static int collect(const Tap *self, PyObject *grad_inputs, PyObject *grad_output
         if (number < 0 || number >= PyTuple_GET_SIZE(grad_outputs)) return 0;
         PyObject *tensor = PyTuple_GET_ITEM(grad_outputs, number);
         if (tensor == Py_None) return 0;
-        if (arrive(arrived, tensor, PyTuple_GET_ITEM(output, 2), 0,
+        if (arrive(arrived, tensor, PyTuple_GET_ITEM(output, 2), is_watched, 0,
                    PyLong_AsSsize_t(PyTuple_GET_ITEM(output, 0))) < 0)
             return -1;
     }
     for (Py_ssize_t i = 0; i < inputs; i++) {
         PyObject *input = PyTuple_GET_ITEM(self->inputs, i), *place = PyTuple_GET_ITEM(input, 1);
         Py_ssize_t slot = PyLong_AsSsize_t(PyTuple_GET_ITEM(input, 0));
-        if (slot < 0 || slot >= PyTuple_GET_SIZE(grad_inputs) || !PyLong_CheckExact(place) ||
+        int is_argument = PyLong_CheckExact(place);
+        if (slot < 0 || slot >= PyTuple_GET_SIZE(grad_inputs) || !(is_argument || is_watched) ||
             PyLong_AsLong(PyTuple_GET_ITEM(input, 2)) != 1)
             return 0;
         PyObject *tensor = PyTuple_GET_ITEM(grad_inputs, slot);
         if (tensor == Py_None) return 0;
-        if (arrive(arrived, tensor, PyTuple_GET_ITEM(input, 3), 1, PyLong_AsSsize_t(place)) < 0)
+        if (arrive(arrived, tensor, PyTuple_GET_ITEM(input, 3), is_watched, 1,
+                   is_argument ? PyLong_AsSsize_t(place) : 0) < 0)
             return -1;
     }
     return 1;
@@ -513,28 +561,37 @@ static int64_t int_of(PyObject *object, PyObject *name)
     return take_int(PyObject_GetAttr(object, name));
 }
 
-/* Whether these are all gradients of a call, of its first pass, and its record says no more than they
- * do; -1 with an exception. `layout` gets how many outputs and arguments the call has. */
-static int may_be_whole(const Tap *self, PyObject *call, Py_ssize_t count, Py_ssize_t *layout)
+/* Whether a record of the gradients of a call says no more than they do, and has a place for each; -1
+ * with an exception. `layout` gets how many outputs and arguments the call has. */
+static int is_plain_record(PyObject *gradients, Py_ssize_t *layout)
+{
+    PyObject *remarks = PyObject_GetAttr(gradients, names.remarks);
+    PyObject *keywords = PyObject_GetAttr(gradients, names.keywords);
+    PyObject *arguments = PyObject_GetAttr(gradients, names.arguments);
+    int plain = remarks && keywords && arguments ? 1 : -1;
+    if (plain > 0)
+        plain = remarks == Py_None && PyTuple_GET_SIZE(keywords) == 0 &&
+                PyLong_CheckExact(arguments);
+    if (plain > 0) {
+        layout[0] = (Py_ssize_t)int_of(gradients, names.outputs);
+        layout[1] = PyLong_AsSsize_t(arguments);
+    }
+    Py_XDECREF(remarks);
+    Py_XDECREF(keywords);
+    Py_XDECREF(arguments);
+    return plain;
+}
+
+/* Whether these are all gradients of a call, of its first pass; -1 with an exception. */
+static int may_be_whole(const Tap *self, PyObject *call, Py_ssize_t count)
 {
     PyObject *gradients = self->gradients;
     if (int_of(gradients, names.expected) != count || int_of(gradients, names._count) != 0)
         return PyErr_Occurred() ? -1 : 0;
-    PyObject *remarks = PyObject_GetAttr(gradients, names.remarks);
-    PyObject *keywords = PyObject_GetAttr(gradients, names.keywords);
-    PyObject *arguments = PyObject_GetAttr(gradients, names.arguments);
-    int whole = remarks && keywords && arguments ? 1 : -1;
-    if (whole > 0)
-        whole = remarks == Py_None && PyTuple_GET_SIZE(keywords) == 0 &&
-                PyLong_CheckExact(arguments);
-    if (whole > 0) {
-        layout[0] = (Py_ssize_t)int_of(gradients, names.outputs);
-        layout[1] = PyLong_AsSsize_t(arguments);
-        whole = flag(gradients, names.has_input_edges);
-        if (whole == 0) {
-            int is_module = flag(call, names.is_module);
-            whole = is_module < 0 ? -1 : !is_module;
-        }
+    int whole = flag(gradients, names.has_input_edges);
+    if (whole == 0) {
+        int is_module = flag(call, names.is_module);
+        whole = is_module < 0 ? -1 : !is_module;
     }
     if (whole > 0) { /* a graph may be kept over the end of its step */
         int64_t step = int_of(call, names.step), now = int_of(self->recorder->step, names.number);
@@ -542,9 +599,6 @@ static int may_be_whole(const Tap *self, PyObject *call, Py_ssize_t count, Py_ss
     }
     if (whole > 0)
         whole = is_attribute(self->recorder->calls, names.sink, self->recorder->recording);
-    Py_XDECREF(remarks);
-    Py_XDECREF(keywords);
-    Py_XDECREF(arguments);
     return whole;
 }
 
@@ -620,8 +674,7 @@ static int are_sound(Memo *memo, const struct arrived *arrived)
 {
     for (int i = 0; i < arrived->count; i++) {
         PyObject *tensor = arrived->of[i].tensor;
-        enter(memo, tensor, (PyObject *)Py_TYPE(tensor) == torch.tensor);
-        int state = check_or_leave(memo, tensor);
+        int state = check_or_leave(memo, tensor, BORN);
         if (state != SOUND) return state < -1 ? -1 : 0;
     }
     return 1;
@@ -634,12 +687,14 @@ static int take_whole(const Tap *self, const struct arrived *arrived)
     if (!self->recorder) return 0;
     PyObject *call = PyObject_GetAttr(self->gradients, names.call), *text = NULL;
     Py_ssize_t layout[2] = {0, 0};
-    int done = call ? may_be_whole(self, call, arrived->count, layout) : -1;
+    int is_watched = is_watching(self->recorder);
+    int done = call ? may_be_whole(self, call, arrived->count) : -1;
+    if (done > 0 && !is_watched) done = is_plain_record(self->gradients, layout);
     if (done > 0) {
         int transformed = take_truth(PyObject_CallNoArgs(given.transforms));
         done = transformed < 0 ? -1 : !transformed;
     }
-    if (done > 0 && is_watching(self->recorder)) {
+    if (done > 0 && is_watched) {
         done = are_sound((Memo *)self->recorder->memo, arrived);
         if (done > 0 && note_whole(self) < 0) done = -1;
     } else if (done > 0) {
@@ -921,9 +976,22 @@ static PyObject *inputs_at(const struct few *few, PyObject *node)
     return inputs;
 }
 
-static PyObject *outputs_at(int64_t number, PyObject *region)
+/* The outputs of a call that hang on one node. */
+struct outputs {
+    int count;
+    int64_t numbers[MOST_ARRIVED];
+};
+
+/* The same as `NodeTap.outputs`; NULL with an exception. */
+static PyObject *outputs_at(const struct outputs *outputs, PyObject *region)
 {
-    return Py_BuildValue("((iLO))", 0, (long long)number, region);
+    PyObject *all = PyTuple_New(outputs->count);
+    for (int i = 0; i < outputs->count && all; i++) {
+        PyObject *one = Py_BuildValue("(iLO)", i, (long long)outputs->numbers[i], region);
+        if (one) PyTuple_SET_ITEM(all, i, one);
+        else Py_CLEAR(all);
+    }
+    return all;
 }
 
 /* As `leave_mark` in node_taps.py; 0, or -1 with an exception. */
@@ -941,42 +1009,22 @@ static int leave_mark(PyObject *node, PyObject *tap)
     return failed ? -1 : 0;
 }
 
-/* Return the gradients that a call waits for; NULL with an exception. */
-static PyObject *new_gradients(InputEdges *edges, int reached)
-{
-    int is_plain = 1;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(edges->found); i++)
-        is_plain &= PyLong_CheckExact(PyTuple_GET_ITEM(PyList_GET_ITEM(edges->found, i), 1));
-    if (is_plain)
-        return PyObject_CallFunction(given.gradients, "On()iiO", edges->call, edges->arguments, 1,
-                                     1 + reached, reached ? Py_True : Py_False);
-    PyObject *gradients = expected_gradients(edges), *one = PyLong_FromLong(1);
-    PyObject *expected = PyLong_FromLong(1 + reached);
-    if (gradients && one && expected &&
-        (PyObject_SetAttr(gradients, names.outputs, one) < 0 ||
-         PyObject_SetAttr(gradients, names.expected, expected) < 0 ||
-         PyObject_SetAttr(gradients, names.has_input_edges, reached ? Py_True : Py_False) < 0))
-        Py_CLEAR(gradients);
-    Py_XDECREF(one);
-    Py_XDECREF(expected);
-    return gradients;
-}
-
-/* Put the hooks of a call on the nodes that were found; 0, or -1 with an exception. */
+/* Put the hooks of a call on the nodes that were found; 0, or -1 with an exception. `outputs` hang on
+ * `top`, which for a region is that of the base, and the output itself is `shown` there. */
 static int put_taps(PyObject *session, CallRecorder *recorder, InputEdges *edges, struct few *few,
-                    PyObject *top, int64_t number, PyObject *region, PyObject *shown,
-                    int64_t shown_number)
+                    PyObject *top, const struct outputs *outputs, PyObject *region, PyObject *shown,
+                    const struct outputs *shown_there)
 {
     int reached = 0; /* inputs: the first share of each is counted */
     for (int i = 0, k; i < few->hits; i++) {
         for (k = 0; few->at[k].input != few->at[i].input; k++) continue;
         reached += k == i;
     }
-    PyObject *gradients = new_gradients(edges, reached);
+    PyObject *gradients = new_gradients(edges, outputs->count, outputs->count + reached, reached);
     if (!gradients) return -1;
     PyObject *inputs = inputs_at(few, top);
     int has_inputs = inputs && PyTuple_GET_SIZE(inputs);
-    PyObject *tap = new_tap(session, recorder, gradients, outputs_at(number, region), inputs);
+    PyObject *tap = new_tap(session, recorder, gradients, outputs_at(outputs, region), inputs);
     int failed = !tap || call_away(PyObject_CallMethodOneArg(
                              top, has_inputs ? names.register_hook : names.register_prehook, tap)) < 0;
     for (int i = 0; i < few->hits && !failed; i++) {
@@ -991,13 +1039,31 @@ static int put_taps(PyObject *session, CallRecorder *recorder, InputEdges *edges
     if (!failed && region == Py_None) failed = leave_mark(top, tap) < 0;
     else if (!failed) {
         PyObject *mark =
-            new_tap(session, recorder, gradients, outputs_at(shown_number, region), PyTuple_New(0));
+            new_tap(session, recorder, gradients, outputs_at(shown_there, region), PyTuple_New(0));
         failed = !mark || leave_mark(shown, mark) < 0;
         Py_XDECREF(mark);
     }
     Py_XDECREF(tap);
     Py_DECREF(gradients);
     return failed ? -1 : 0;
+}
+
+/* Return which elements of its base a view has, None where that is not to be said; NULL with an
+ * exception. */
+static PyObject *region_of(PyObject *base, PyObject *output)
+{
+    struct view whole, view;
+    int is_plain = (PyObject *)Py_TYPE(base) == torch.tensor && is_plain_class(output) &&
+                   flag(base, names.is_cpu) > 0 && read_place(base, &whole, 1) > 0 &&
+                   read_place(output, &view, 1) > 0;
+    if (PyErr_Occurred()) PyErr_Clear(); /* which Python meets again */
+    if (!is_plain || whole.kind != view.kind || whole.count != view.count ||
+        !is_dense(&whole, 1) || !is_dense(&view, 1))
+        return PyObject_CallFunctionObjArgs(given.region, base, output, NULL);
+    PyObject *size = PyObject_GetAttr(output, names.shape);
+    PyObject *region = size ? PyObject_CallOneArg(given.whole_region, size) : NULL;
+    Py_XDECREF(size);
+    return region;
 }
 
 /* Find the node of a view's base, if the call made it: 1 with `*top`, `*number` and `*region` put in
@@ -1012,8 +1078,7 @@ static int reach_base(const InputEdges *edges, PyObject *output, PyObject **top,
         outcome = edges->is_one_api;
         for (Py_ssize_t i = 0; i < PyList_GET_SIZE(edges->found); i++)
             if (PyTuple_GET_ITEM(PyList_GET_ITEM(edges->found, i), 0) == output) outcome = 0;
-        PyObject *found = outcome ? PyObject_CallFunctionObjArgs(given.region, base, output, NULL)
-                                  : Py_NewRef(Py_None);
+        PyObject *found = outcome ? region_of(base, output) : Py_NewRef(Py_None);
         if (!found) outcome = -1;
         else if (found == Py_None) outcome = 0;
         else if ((*number = take_int(PyObject_GetAttr(base, names.output_nr))) < 0) outcome = -1;
@@ -1029,6 +1094,52 @@ static int reach_base(const InputEdges *edges, PyObject *output, PyObject **top,
     return outcome;
 }
 
+/* Note an output: 1, 0 to give up, -1 with an exception. `*node` is the one that all hang on. */
+static int note_output(const InputEdges *edges, PyObject *output, PyObject **node,
+                       struct outputs *outputs)
+{
+    PyObject *own = PyObject_GetAttr(output, names.grad_fn);
+    if (!own) return -1;
+    int outcome = own != Py_None && outputs->count < MOST_ARRIVED && (!*node || *node == own);
+    int64_t number = outcome ? take_int(PyObject_GetAttr(output, names.output_nr)) : 0;
+    for (Py_ssize_t i = 0; i < edges->count; i++)
+        if (edges->inputs[i].node == own && edges->inputs[i].number == number) outcome = 0;
+    for (int i = 0; i < outputs->count; i++)
+        if (outputs->numbers[i] == number) outcome = 0;
+    if (outcome) outputs->numbers[outputs->count++] = number;
+    if (*node) Py_DECREF(own);
+    else *node = own;
+    return number < 0 ? -1 : outcome;
+}
+
+/* Note the outputs of a call, all of which require grad: 1, 0 to give up, -1 with an exception. Of
+ * several none is a view of what the call made. */
+static int note_outputs(const InputEdges *edges, PyObject *result, PyObject **node,
+                        struct outputs *outputs)
+{
+    if (PyList_GET_SIZE(edges->stale)) return 0;
+    if (!PyTuple_CheckExact(result)) return note_output(edges, result, node, outputs);
+    int outcome = PyTuple_GET_SIZE(result) > 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(result) && outcome > 0; i++) {
+        PyObject *output = PyTuple_GET_ITEM(result, i);
+        if ((PyObject *)Py_TYPE(output) != torch.tensor) return 0;
+        outcome = flag(output, names.requires_grad);
+        if (outcome > 0) outcome = note_output(edges, output, node, outputs);
+        int is_view = outcome > 0 ? call_flag(output, names._is_view) : 0;
+        if (is_view <= 0) {
+            if (is_view) outcome = -1;
+            continue;
+        }
+        PyObject *base = PyObject_GetAttr(output, names._base);
+        PyObject *behind = base ? PyObject_GetAttr(base, names.grad_fn) : NULL;
+        if (behind && behind != Py_None && sequence_number(behind) >= edges->born) outcome = 0;
+        if (PyErr_Occurred()) outcome = -1;
+        Py_XDECREF(behind);
+        Py_XDECREF(base);
+    }
+    return outcome;
+}
+
 static PyObject *tap_output(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 4 || !Py_IS_TYPE(args[2], InputEdgesType) ||
@@ -1038,38 +1149,35 @@ static PyObject *tap_output(PyObject *module, PyObject *const *args, Py_ssize_t 
     }
     InputEdges *edges = (InputEdges *)args[2];
     CallRecorder *recorder = args[1] == Py_None ? NULL : (CallRecorder *)args[1];
-    PyObject *output = args[3], *node = PyObject_GetAttr(output, names.grad_fn);
-    if (!node) return NULL;
-    int outcome = node != Py_None && !PyList_GET_SIZE(edges->stale);
-    int64_t number = outcome ? take_int(PyObject_GetAttr(output, names.output_nr)) : 0;
-    for (Py_ssize_t i = 0; i < edges->count; i++)
-        if (edges->inputs[i].node == node && edges->inputs[i].number == number) outcome = 0;
-    PyObject *top = Py_NewRef(node), *region = Py_NewRef(Py_None);
-    int64_t top_number = number;
-    if (number < 0) outcome = -1;
-    if (outcome > 0) {
-        int is_view = call_flag(output, names._is_view);
+    PyObject *result = args[3], *node = NULL;
+    struct outputs shown = {0}, outputs;
+    int outcome = note_outputs(edges, result, &node, &shown);
+    PyObject *top = Py_XNewRef(node), *region = Py_NewRef(Py_None);
+    outputs = shown;
+    if (outcome > 0 && !PyTuple_CheckExact(result)) {
+        int is_view = call_flag(result, names._is_view);
         outcome = is_view < 0 ? -1 : 1;
-        if (is_view > 0) outcome = reach_base(edges, output, &top, &top_number, &region);
+        if (is_view > 0) outcome = reach_base(edges, result, &top, &outputs.numbers[0], &region);
     }
     struct few few = {0};
     if (outcome > 0) outcome = search_few(edges, &few, top);
     if (outcome > 0 && edges->is_one_api && pass_views(&few, top) < 0) outcome = -1;
     if (outcome > 0 &&
-        put_taps(args[0], recorder, edges, &few, top, top_number, region, node, number) < 0)
+        put_taps(args[0], recorder, edges, &few, top, &outputs, region, node, &shown) < 0)
         outcome = -1;
     drop_few(&few);
     Py_DECREF(region);
-    Py_DECREF(top);
-    Py_DECREF(node);
+    Py_XDECREF(top);
+    Py_XDECREF(node);
     return outcome < 0 ? NULL : PyBool_FromLong(outcome);
 }
 
 static PyObject *setup_taps(PyObject *module, PyObject *args)
 {
     unsigned long long accumulates;
-    if (!PyArg_ParseTuple(args, "KddOOOOOOOOOOOOOOOO", &accumulates, &given.call_s, &given.displaced,
-                          &given.gradients, &given.custom, &given.region, &given.reshaped,
+    if (!PyArg_ParseTuple(args, "KddOOOOOOOOOOOOOOOOO", &accumulates, &given.call_s, &given.displaced,
+                          &given.gradients, &given.custom, &given.region,
+                          &given.whole_region, &given.reshaped,
                           &given.turned, &given.take, &given.quietly, &given.clock,
                           &given.no_functions, &given.is_grad_enabled, &given.set_grad_enabled,
                           &given.dispatch_modes, &given.transforms, &given.graph_task,
