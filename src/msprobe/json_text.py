@@ -20,6 +20,9 @@ JSON_ERRORS: Final = (ValueError, RecursionError)
 """Errors of `parse_json`: text that is not JSON or not UTF-8, huge numbers, deep nesting."""
 
 
+_UNCHANGED: Final = frozenset({str, int, bool, type(None)})
+
+
 def parse_json(text: bytes) -> Any:
     """Return parsed JSON, where bare NaN and Infinity are allowed."""
     try:
@@ -54,6 +57,8 @@ def is_truncated(exc: BaseException) -> bool:
 
 def strict(tree: Any) -> Any:
     """Return the tree with words in place of NaN and infinities."""
+    if type(tree) in _UNCHANGED:
+        return tree
     if isinstance(tree, float) and not math.isfinite(tree):
         if math.isnan(tree):
             return "NaN"

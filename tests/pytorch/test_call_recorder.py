@@ -26,6 +26,35 @@ from msprobe.pytorch.interception.function_mode import ApiObserver
 pytestmark = pytest.mark.torch
 
 
+def _several_results(x: Tensor) -> Tensor:
+    """Make calls with several results, with keywords, and attention with and without chance."""
+    parts = [*torch.unbind(x, 1), *torch.split(x, 1)]
+    used, _unused = (x * 1).chunk(2)
+    own, _shown = (x * 2).view(-1).split([3, 5])
+    spread, middle = torch.var_mean(x, 1)
+    size = torch.linalg.slogdet(x[:, :2] + 10 * torch.eye(2))[1]
+    weight = torch.ones(4, requires_grad=True)
+    normed = nn.functional.layer_norm(input=x, normalized_shape=(4,), weight=weight)
+    heads = x.view(1, 1, 2, 4)
+    attention = nn.functional.scaled_dot_product_attention
+    outputs = [attention(heads, heads, heads, None, 0.0), attention(heads, heads, heads)]
+    outputs += [attention(heads, heads, heads, dropout_p=p) for p in (0.0, 0.5)]
+    total = torch.zeros(())
+    for part in (
+        *parts,
+        used,
+        own,
+        spread,
+        middle,
+        size,
+        *torch.linalg.qr(x.t()),
+        normed,
+        *outputs,
+    ):
+        total = total + part.sum()
+    return total
+
+
 class Odd(nn.Module):
     """Calls that are plain, calls that are not, and calls that turn out not to be."""
 
@@ -44,6 +73,7 @@ class Odd(nn.Module):
             self.raises(x, torch.ones(3))
         with contextlib.suppress(RuntimeError):
             torch.matmul(x, torch.ones(3, 3))
+        several = _several_results(joined)
         imaginary = torch.complex(joined.detach(), joined.detach()).conj()
         torch.abs(imaginary)
         torch.add(torch.ones(2, device="meta"), 1)
@@ -53,7 +83,7 @@ class Odd(nn.Module):
         out = torch.empty(2, 4)
         torch.add(x.detach(), 1, out=out)
         x.view(-1).view((2, 4)).expand([3, 2, 4]).reshape(torch.Size((6, 4)))
-        return joined.sum() + torch.nn.functional.mse_loss(joined, x, reduction="mean")
+        return joined.sum() + several + torch.nn.functional.mse_loss(joined, x, reduction="mean")
 
 
 def files_of(

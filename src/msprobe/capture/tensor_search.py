@@ -25,8 +25,11 @@ def tensors_in(
             search = search or _Search(kind, found)
             search.value(value, (index,), "")
     for key, value in (kwargs or {}).items():
-        search = search or _Search(kind, found)
-        search.value(value, (key,), "")
+        if issubclass(type(value), kind):
+            found.append((value, (key,)))
+        elif type(value) not in FLAT:
+            search = search or _Search(kind, found)
+            search.value(value, (key,), "")
 
 
 class _Search(Walk):

@@ -130,7 +130,8 @@ def judged_change(
     amplification = change.relative / size
     worst = change.worst_ulp * epsilon_of(change.dtype) / size / WORST_ELEMENT
     decisive = max(amplification, worst)
-    note, warning = (max(limit, 2 * learned) for limit in digits_limits(unit))
+    quarter, half = digits_limits(unit)
+    note, warning = max(quarter, 2 * learned), max(half, 2 * learned)
     severity, detail = Severity.NONE, ""
     if change.reshaped is not None:
         severity = Severity.WARNING

@@ -21,7 +21,6 @@ import msgspec
 from msprobe.checks.perturbation import Judged, Severity
 from msprobe.checks.perturbation_page import write_perturbation_page
 from msprobe.files import write_report
-from msprobe.json_text import strict_json
 from msprobe.report.csv_files import write_csv
 from msprobe.report.tables import Table, TableRow
 
@@ -146,9 +145,8 @@ class PerturbationResults:
             self._written = len(self._rows)
             table = Table(columns=COLUMNS, count=len(self._rows), rows=self._table_rows)
             write_csv(table, self._folder / CSV_FILE, warns=False)
-        write_report(
-            self._folder / JSON_FILE, strict_json(self.as_json(), indent=None), warns=False
-        )
+        text = msgspec.json.encode(self.as_json()).decode() + "\n"
+        write_report(self._folder / JSON_FILE, text, warns=False)
 
     def write_page(self) -> None:
         """Write the page of the ranked calls, at the end of a run.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -100,26 +100,44 @@ class Rebuilder:
         return tensor
 
 
-def converted(value: Any, change: Callable[[Any, PartPath], Any], place: PartPath = ()) -> Any:
+def converted(
+    value: Any,
+    change: Callable[[Any, PartPath], Any],
+    place: PartPath = (),
+    kinds: Collection[type] | None = None,
+) -> Any:
     """Return nested arguments with each value in them changed.
 
     Args:
         value: lists, dicts, tensors, anything.
         change: makes the new value of an old one and its place.
         place: where `value` is.
+        kinds: types of the values that change; None for all.
     """
-    if type(value) is list:  # without a call of this function for what is no container
-        return [
-            converted(item, change, (*place, index))
-            if type(item) in _CONTAINERS
-            else change(item, (*place, index))
-            for index, item in enumerate(value)
-        ]
+    if type(value) is list:
+        return _changed(enumerate(value), change, place, kinds)
     if type(value) is tuple:
-        return tuple(converted(list(value), change, place))
+        return tuple(_changed(enumerate(value), change, place, kinds))
     if type(value) is dict:
-        return {key: converted(item, change, (*place, key)) for key, item in value.items()}
-    return change(value, place)
+        return dict(zip(value, _changed(value.items(), change, place, kinds), strict=True))
+    return change(value, place) if kinds is None or type(value) in kinds else value
+
+
+def _changed(
+    items: Iterable[tuple[Any, Any]],
+    change: Callable[[Any, PartPath], Any],
+    place: PartPath,
+    kinds: Collection[type] | None,
+) -> list[Any]:
+    """Return the changed values of a container, without a call for each that stays."""
+    return [
+        converted(item, change, (*place, key), kinds)
+        if type(item) in _CONTAINERS
+        else change(item, (*place, key))
+        if kinds is None or type(item) in kinds
+        else item
+        for key, item in items
+    ]
 
 
 def result_at(result: Any, place: PartPath) -> Any:

@@ -19,8 +19,8 @@ from msprobe.pytorch.values.tensor_search import tensors_in
 from msprobe.replay.arguments import converted
 from msprobe.replay.references import Golden
 
-_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
-_FLOATS: Final = frozenset(
+PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+FLOATS: Final = frozenset(
     {
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
         *(torch.complex64, torch.complex128),
@@ -40,7 +40,7 @@ Function = Callable[..., Any]
 
 def is_float(tensor: Tensor) -> bool:
     """Return whether a tensor has floating-point or complex elements that can be perturbed."""
-    return tensor.dtype in _FLOATS
+    return tensor.dtype in FLOATS
 
 
 class CallCopy:
@@ -92,15 +92,17 @@ class CallCopy:
             SkippedError: the call cannot be run again, or is too large.
         """
         tensors = _tensors_of(args, kwargs)
+        self.size_bytes = 0
+        self.needs_grad = False
         for tensor in tensors:
-            if type(tensor) not in _PLAIN:
+            if type(tensor) not in PLAIN:
                 raise SkippedError("tensors of a class of their own")
             if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
                 raise SkippedError("sparse, nested or meta tensors")
-        self.size_bytes = sum(one.numel() * one.element_size() for one in tensors)
+            self.size_bytes += tensor.nbytes
+            self.needs_grad |= with_grad and tensor.requires_grad
         if max_bytes is not None and self.size_bytes > max_bytes:
             raise SkippedError("larger than max_bytes")
-        self.needs_grad = with_grad and any(one.requires_grad for one in tensors)
         self.function = self._plain = function
         self.operator = operator
         self.writes = writes
@@ -111,12 +113,12 @@ class CallCopy:
         self._needing: set[PartPath] = set()
         self._fixed: set[PartPath] = set()
         self._tensors: list[Tensor] = []
-        self.args: list[Any] = converted(list(args), self._taken, ARGS)
-        self.kwargs: dict[str, Any] = converted(dict(kwargs), self._taken, KWARGS)
+        self.args: list[Any] = converted(list(args), self._taken, ARGS, PLAIN)
+        self.kwargs: dict[str, Any] = converted(dict(kwargs), self._taken, KWARGS, PLAIN)
         # Without their places in the graph, which a hook in the graph must not hold.
         if len(self._tensors) != len(tensors):  # some are in containers of other kinds
             self._tensors = _tensors_of(self.args, self.kwargs)
-        self.floats = [one for one in self._tensors if is_float(one)]
+        self.floats = [one for one in self._tensors if one.dtype in FLOATS]
         if golden is not None:
             self._plain = golden.for_dtype(next((one.dtype for one in self.floats), None))
         self._versions = [] if self._copies else _versions(self._tensors)
@@ -186,8 +188,8 @@ class CallCopy:
                 if with_graph:
                     take = partial(self._leaf, [] if leaves is None else leaves)
                     args, kwargs = (
-                        converted(list(args), take, ARGS),
-                        converted(dict(kwargs), take, KWARGS),
+                        converted(list(args), take, ARGS, PLAIN),
+                        converted(dict(kwargs), take, KWARGS, PLAIN),
                     )
                 result = function(*args, **kwargs)
         except Exception as exc:
@@ -199,9 +201,7 @@ class CallCopy:
         with self._as_it_was(plain=True):
             return self._plain(*args, **kwargs)
 
-    def _taken(self, value: Any, place: PartPath) -> Any:
-        if not isinstance(value, Tensor):
-            return value
+    def _taken(self, value: Tensor, place: PartPath) -> Tensor:
         if value.requires_grad:
             self._needing.add(place)
         if type(value) is torch.nn.Parameter:
@@ -210,7 +210,7 @@ class CallCopy:
         self._tensors.append(own)
         return own
 
-    def _leaf(self, leaves: list[Tensor], value: Any, place: PartPath) -> Any:
+    def _leaf(self, leaves: list[Tensor], value: Tensor, place: PartPath) -> Tensor:
         """Return an argument that requires a gradient if it does so in the program."""
         if place not in self._needing:
             return value
@@ -223,7 +223,10 @@ class CallCopy:
         """Return the arguments for one more run; the function may write into them."""
         if not self._copies:
             return self.args, self.kwargs
-        return converted(self.args, _copied), converted(self.kwargs, _copied)
+        return (
+            converted(self.args, _copied, kinds=PLAIN),
+            converted(self.kwargs, _copied, kinds=PLAIN),
+        )
 
     @contextmanager
     def _as_it_was(self, plain: bool) -> Iterator[None]:
@@ -262,8 +265,8 @@ def _versions(tensors: Sequence[Tensor]) -> list[int]:
     return [0 if one.is_inference() else one._version for one in tensors]
 
 
-def _copied(value: Any, _place: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+def _copied(value: Tensor, _place: Any) -> Tensor:
+    return value.detach().clone()
 
 
 def _autocast_of(tensors: Sequence[Tensor]) -> list[tuple[str, torch.dtype]]:

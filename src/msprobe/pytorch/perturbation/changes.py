@@ -55,6 +55,10 @@ def native_kind(tensor: Tensor) -> int | None:
 
 def paired(result: Any, changed: Any) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield the tensors of two results of one function, with their places; no sparse ones."""
+    if type(result) is Tensor and type(changed) is Tensor:
+        if result.layout is changed.layout is torch.strided:
+            yield 0, result.detach(), changed.detach()
+        return
     slots = zip(output_slots(result), output_slots(changed), strict=False)
     for index, (one, other) in enumerate(slots):
         if _is_dense(one) and _is_dense(other):

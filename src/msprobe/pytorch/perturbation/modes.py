@@ -17,7 +17,7 @@ from msprobe.checks.perturbation import SkippedError
 from msprobe.config import Perturbation
 from msprobe.dump.values import PartPath
 from msprobe.operators.operator import Family, Importance, Operator
-from msprobe.pytorch.perturbation.arguments import ARGS, KWARGS, CallCopy, is_float
+from msprobe.pytorch.perturbation.arguments import ARGS, FLOATS, KWARGS, PLAIN, CallCopy
 from msprobe.pytorch.perturbation.changes import epsilon, native_kind
 from msprobe.pytorch.perturbation.reordering import Arguments, reordered
 from msprobe.pytorch.perturbation.scratch import scratch
@@ -115,7 +115,7 @@ def trial_of(call: CallCopy, mode: Perturbation, *, spares_ends: bool = False) -
         raise SkippedError("no floating-point inputs")
     if mode in REFERENCES:
         return _raised(call, mode)
-    unit = max(epsilon(one.dtype) for one in floats) / 2
+    unit = max([epsilon(one.dtype) for one in floats]) / 2
     args, kwargs = call.again()
     if mode is Perturbation.PERMUTE:
         found = reordered(call.operator, args, kwargs)
@@ -157,12 +157,13 @@ class Noise:
 
     def on(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         """Return the arguments with their floating-point tensors changed."""
-        return converted(args, self._moved, ARGS), converted(kwargs, self._moved, KWARGS)
+        return (
+            converted(args, self._moved, ARGS, PLAIN),
+            converted(kwargs, self._moved, KWARGS, PLAIN),
+        )
 
-    def _moved(self, value: Any, place: PartPath) -> Any:
-        if not isinstance(value, Tensor) or not is_float(value) or not value.numel():
-            return value
-        if place in self._spared:
+    def _moved(self, value: Tensor, place: PartPath) -> Tensor:
+        if place in self._spared or value.dtype not in FLOATS or not value.numel():
             return value
         key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
         known = self._known.get(key)

@@ -164,7 +164,7 @@ class Perturbation:
             kwargs,
             writes=_writes(entry, kwargs),
             # Foreign operators may do anything; a flag in its position may be ``inplace``.
-            copies=entry.bans or any(one is True for one in args),
+            copies=entry.bans or (bool in map(type, args) and any(one is True for one in args)),
             with_grad=with_grad,
             max_bytes=self._section.max_bytes,
             # What is made of others may call anything.
