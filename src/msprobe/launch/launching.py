@@ -6,13 +6,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Protocol
 
+from msprobe.capture.signals import EarlySignal
 from msprobe.config import load_config
 from msprobe.dump.reuse import refuse_kept
 from msprobe.errors import UnsupportedError, UsageError
@@ -153,9 +154,10 @@ class Launch:
         """
         end: SystemExit | None = None
         try:
-            after_import("torch", self._observe_torch)
-            after_import("mindspore", self._observe_mindspore)
-            self._run_program()
+            with EarlySignal() if self._config.takes_signals else nullcontext():
+                after_import("torch", self._observe_torch)
+                after_import("mindspore", self._observe_mindspore)
+                self._run_program()
         except SystemExit as error:
             end = error
         except BaseException:
