@@ -23,9 +23,11 @@ class EarlySignal:
         self.was_sent = False
 
     def __enter__(self) -> None:
+        """Listen, where nothing else does."""
         _install(self)
 
     def __exit__(self, *_: object) -> None:
+        """Let go of the signal, unless a `SignalRequest` or the program has it now."""
         number = getattr(signal, NAME, None)
         if number is not None and signal.getsignal(number) is self and _is_main_thread():
             signal.signal(number, signal.SIG_DFL)
