@@ -171,6 +171,16 @@ def test_foreign_files_are_refused(tmp_path: Path, name: str) -> None:
         import_run(tmp_path / "missing", tmp_path / "out")
 
 
+def test_a_table_of_steps_that_lack_an_operation(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run", 0, {}) as writer:
+        for step, op in enumerate(("norm", "max")):
+            layout = Layout("actv", (op,), ("a",), (0,), (0,), ("",), ("",))
+            writer.append(Rows(layout, 0, step, 0, 0.0, np.array([[3.0]])))
+    with msprobe.open_monitor(tmp_path / "run") as run:
+        assert run.table("actv", steps=[0])["norm", "max"].rows() == [(3.0, None)]
+        assert run.rows("actv", steps=[1])["op"].to_list() == ["max"]
+
+
 @pytest.mark.parametrize("form", [ExportFormat.CSV, ExportFormat.TREND_DB])
 def test_the_model_itself_has_our_name_in_an_imported_run(
     tmp_path: Path, form: ExportFormat
