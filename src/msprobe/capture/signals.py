@@ -64,12 +64,12 @@ def _install(handler: Callable[[int, FrameType | None], None]) -> bool:
     if number is None or not _is_main_thread():
         return False
     before = signal.getsignal(number)
-    is_early = isinstance(before, EarlySignal)
-    if not is_early and before is not signal.SIG_DFL:
+    early = before if isinstance(before, EarlySignal) else None
+    if early is None and before is not signal.SIG_DFL:
         logger.info("%s has a handler already: it asks msprobe for nothing", NAME)
         return False
     signal.signal(number, handler)
-    if is_early and before.was_sent:
+    if early is not None and early.was_sent:
         handler(number, None)
     return True
 
