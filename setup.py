@@ -11,7 +11,10 @@ Other builds are for one Python, whose macros spare the hot path some calls.
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
+from email.parser import HeaderParser
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -36,7 +39,31 @@ SOURCES = (
     "pytorch/values/_tensors.c",
 )
 
+HERE = Path(__file__).resolve().parent
+PUBLIC = "github.com|gitlab.com|codeberg.org|bitbucket.org|gitee.com|gitcode.com"
+
+
+def project_urls() -> dict[str, str]:
+    """Return the addresses of the metadata; none where no public address is known."""
+    if (HERE / "PKG-INFO").exists():  # a source distribution keeps those that it was made with
+        told = HeaderParser().parsestr((HERE / "PKG-INFO").read_text("utf-8"))
+        return dict(each.split(", ", 1) for each in told.get_all("Project-URL", []))
+    home = os.environ.get("MSPROBE_PROJECT_URL", "").rstrip("/")
+    if not home and (HERE / ".git").exists():  # never the checkout of another project around it
+        command = ["git", "-C", str(HERE), "config", "--get", "remote.origin.url"]
+        origin = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        # https://HOST/PATH, with or without a name and a token, ssh://git@HOST/PATH, git@HOST:PATH
+        address = rf"(?:(?:https?|ssh)://)?(?:[^@/]*@)?({PUBLIC})[:/](.+?)(?:\.git)?/?"
+        home = (found := re.fullmatch(address, origin)) and "https://{}/{}".format(*found.groups())
+    if not home:
+        return {}
+    pages = {"Homepage": "", "Documentation": "/tree/HEAD/docs", "Source": "", "Issues": "/issues"}
+    pages["Changelog"] = "/blob/HEAD/CHANGELOG.md"
+    return {name: home + page for name, page in pages.items()}
+
+
 setup(
+    project_urls=project_urls(),
     ext_modules=[
         Extension(
             f"msprobe.{source.removesuffix('.c').replace('/', '.')}",

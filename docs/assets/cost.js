@@ -39,10 +39,9 @@
     const answer = () => {
       const has = (row) => row.model === form.model.value && row.level === form.level.value;
       const row = rows.find(has);
-      const records = Number(form.records.value) || row.records;
-      const elements = Number(form.elements.value) || row.elements;
-      const plain = Number(form.plain.value) || row.plain;
-      const steps = Number(form.steps.value) || 1;
+      const given = (name, other) => (form[name].value > 0 ? Number(form[name].value) : other);
+      const [records, elements] = [given("records", row.records), given("elements", row.elements)];
+      const [plain, steps] = [given("plain", row.plain), given("steps", 1)];
       const found = cost(row, form.task.value, plain, steps, records, elements);
       document.getElementById("cost-answer").textContent =
         `a recorded step takes about ${shown(plain + found.added)} ms ` +

@@ -409,6 +409,15 @@ def test_parameters_are_those_of_the_start_when_a_model_is_found_after_an_update
     assert after != pytest.approx(before, rel=1e-3)
 
 
+def test_a_step_function_that_its_module_lacks(tmp_path: Path) -> None:
+    (tmp_path / "training.py").write_text("import torch")
+    (tmp_path / "train.py").write_text("import training")
+    ended = record_warm(tmp_path, "--step-function", "training:Trainer.fit", "train.py")
+    assert ended.returncode == 2
+    assert "--step-function: there is no function Trainer.fit in training" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_step_function_of_a_module_that_is_never_imported(tmp_path: Path) -> None:
     write(tmp_path, "import torch; torch.nn.Linear(2, 1)(torch.ones(1, 2))")
     ended = record_warm(tmp_path, "--step-function", "nowhere:train", "train.py")

@@ -145,6 +145,14 @@ def test_recordings_that_say_nothing_about_noise_are_refused(recorder, tmp_path)
     assert msprobe.compare_dumps(plain, plain, noise=[one, other]).is_equal
 
 
+def test_noise_of_another_program_is_refused(recorder):
+    one, other = nn.Softplus(), nn.Softplus(2)
+    reference, noise = recorder.record(middle=one), recorder.noise(2, middle=other)
+    words = r"another program than the reference: module\.middle is Softplus\(beta=2.*\), Softplus"
+    with pytest.raises(UsageError, match=words):
+        msprobe.compare_dumps(reference, reference, noise=noise)
+
+
 def test_a_step_without_noise_is_judged_by_estimates(recorder, tmp_path):
     target, reference = recorder.record(middle=softplus_by_hand), recorder.record()
     noise = [

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from textwrap import dedent
 
 import pytest
 
@@ -263,3 +266,47 @@ def test_elements_are_measured_where_they_were_kept(tmp_path):
     assert result.summary["mode"] == Mode.TENSOR
     assert result.summary["bytes_read"] > 0
     assert result.frame["count"].null_count() == 0
+
+
+RANKS = """
+    import sys
+    import torch
+    from msprobe.pytorch import PrecisionDebugger
+
+    rank, drift = int(sys.argv[1]), float(sys.argv[2])
+    debugger = PrecisionDebugger(dump_path="dump", level="mix")
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    gradients = torch.Generator().manual_seed(0)
+    for step in range(2):
+        debugger.start(net, rank_id=rank)
+        loss = net(torch.full((3, 4), 1.0 + rank) * torch.arange(3.0)[:, None]).sum()
+        loss.backward()
+        for each in net.parameters():  # as if they had been reduced
+            each.grad.copy_(torch.randn(each.shape, generator=gradients))
+        optimizer.step()
+        debugger.stop()
+        debugger.step()
+        with torch.no_grad():
+            net[2].bias.add_(drift)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("drift", [0.0, 0.01])
+def test_the_data_of_each_rank_explains_nothing(tmp_path, drift):
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(dedent(RANKS))
+    for rank, own in enumerate((0.0, drift)):
+        command = [sys.executable, "train.py", str(rank), str(own)]
+        subprocess.run(command, cwd=tmp_path, check=True)
+    summary = compare_replicas(tmp_path / "dump", CompareOptions()).summary
+    verdict = summary["verdict"]
+    if drift:
+        assert verdict["class"] == "parameters"
+        assert "2.bias differs when step 1 starts" in verdict["sentence"]
+        assert len(summary["replicas"]) == 1
+    else:
+        assert (verdict["class"], summary["replicas"]) == ("equal", [])
+        assert not verdict["evidence"]

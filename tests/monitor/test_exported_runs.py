@@ -171,6 +171,29 @@ def test_foreign_files_are_refused(tmp_path: Path, name: str) -> None:
         import_run(tmp_path / "missing", tmp_path / "out")
 
 
+def test_a_table_of_steps_that_lack_an_operation(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run", 0, {}) as writer:
+        for step, op in enumerate(("norm", "max")):
+            layout = Layout("actv", (op,), ("a",), (0,), (0,), ("",), ("",))
+            writer.append(Rows(layout, 0, step, 0, 0.0, np.array([[3.0]])))
+    with msprobe.open_monitor(tmp_path / "run") as run:
+        assert run.table("actv", steps=[0])["norm", "max"].rows() == [(3.0, None)]
+        assert run.rows("actv", steps=[1])["op"].to_list() == ["max"]
+
+
+@pytest.mark.parametrize("form", [ExportFormat.CSV, ExportFormat.TREND_DB])
+def test_the_model_itself_has_our_name_in_an_imported_run(
+    tmp_path: Path, form: ExportFormat
+) -> None:
+    layout = Layout("actv", ("norm",), (".input", "0.input"), (0, 0), (0, 0), ("", ""), ("", ""))
+    with RunWriter(tmp_path / "run", 0, {}) as writer:
+        writer.append(Rows(layout, 0, 0, 0, 0.0, np.array([[1.0, 2.0]])))
+    with msprobe.open_monitor(tmp_path / "run") as run:
+        export(run, tmp_path / "theirs", form)
+    with msprobe.open_monitor(import_run(tmp_path / "theirs", tmp_path / "ours")) as run:
+        assert run.names("actv") == ["input", "0.input"]
+
+
 @pytest.mark.parametrize("text", ["name,step,norm\na,x,1\n", "name,step,norm\na,,1\n"])
 def test_a_csv_file_without_steps_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x-rank0-00000000" / "actv_0-0.csv"

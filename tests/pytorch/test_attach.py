@@ -96,6 +96,41 @@ def test_a_signal_asks_an_unedited_script_for_one_step(tmp_path: Path) -> None:
     assert len(open_dump(tmp_path / "dump").steps) == 1
 
 
+EARLY = """
+    import os, signal
+
+    os.kill(os.getpid(), signal.SIGUSR1)
+    import torch
+
+    net = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for step in range(4):
+        net(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGUSR1")
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_signal_before_torch_is_imported_counts(tmp_path: Path, keep: bool) -> None:
+    (tmp_path / "train.py").write_text(dedent(EARLY))
+    (tmp_path / "config.json").write_text('{"dump_path": "dump", "statistics": {"keep_last": 2}}')
+    how = ["--config", "config.json"] if keep else ["--on-request", "-o", "dump"]
+    command = [sys.executable, "-m", "msprobe", "run", *how, "train.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(open_dump(tmp_path / "dump").steps) == [0]
+
+
+def test_a_signal_that_nothing_waits_for_ends_the_script_as_without_msprobe(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(dedent(EARLY))
+    command = [sys.executable, "-m", "msprobe", "run", "-o", "dump", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGUSR1
+
+
 @pytest.fixture
 def announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -471,6 +471,30 @@ def test_states_of_a_parameter_without_dimensions(tmp_path: Path) -> None:
     assert "state" not in run.streams
 
 
+@pytest.mark.parametrize("limit", [0.5, 1e6])
+@pytest.mark.parametrize("norm_type", [math.inf, 1.0])
+def test_the_norm_before_clipping_by_another_norm(
+    tmp_path: Path, norm_type: float, limit: float
+) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    norms: dict[str, list[float]] = {"grad_norm": [], "grad_norm_clipped": []}
+    with TrainerMon(config(tmp_path)) as monitor:
+        monitor.set_monitor(model, optimizer)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(5, 4)).square().sum().backward()
+            before = nn.utils.get_total_norm([p.grad for p in model.parameters()])
+            norms["grad_norm"].append(before.item())
+            nn.utils.clip_grad_norm_(model.parameters(), limit, norm_type)
+            after = nn.utils.get_total_norm([p.grad for p in model.parameters()])
+            norms["grad_norm_clipped"].append(after.item())
+            optimizer.step()
+        run = monitor.open()
+    for name, wanted in norms.items():
+        assert run.series("run", name, "value")["value"].to_list() == pytest.approx(wanted)
+
+
 def test_a_step_without_gradients_has_no_norm_of_them(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

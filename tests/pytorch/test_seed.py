@@ -214,7 +214,7 @@ class TestDropout:
         monkeypatch.undo()
         restore_dropout()
 
-    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    @pytest.mark.filterwarnings("ignore:`?torch.jit.script`? is deprecated")
     def test_models_can_still_be_scripted(self):
         remove_dropout()
         x = torch.rand(3, 4)

@@ -87,7 +87,9 @@ def test_views_are_saved_as_contiguous_values(tmp_path: Path) -> None:
         assert loaded.untyped_storage().nbytes() == view.numel() * view.element_size()
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:TypedStorage")
+@pytest.mark.filterwarnings(
+    "ignore:torch.quantize_per_tensor", "ignore:TypedStorage", "ignore:Validating sparse tensor"
+)
 def test_what_is_no_plain_tensor_is_left_to_torch(tmp_path: Path) -> None:
     sparse = torch.eye(5).to_sparse()
     quantised = torch.quantize_per_tensor(torch.randn(200, 200), 0.1, 3, torch.quint8)

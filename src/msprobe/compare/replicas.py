@@ -136,7 +136,7 @@ def compare_replicas(
         for comparison in comparisons:
             globs.look_at(comparison)
         said += globs.notes()
-    gathered = Summary()
+    gathered = Summary(of_replicas=True)
     for _, ranks in groupby(comparisons, key=lambda comparison: comparison.step):
         gathered.add(list(ranks))
     summary = gathered.finish(

@@ -336,6 +336,13 @@ class Config:
         """The last step to record, None when there is no end."""
         return self.step[-1] if self.step else None
 
+    @property
+    def takes_signals(self) -> bool:
+        """Whether SIGUSR1 asks for something."""
+        section = self.section
+        is_flight = isinstance(section, StatisticsSection) and section.keep_last > 0
+        return is_flight or self.dump_enable is not None
+
 
 def _contains(sorted_numbers: tuple[int, ...], number: int) -> bool:
     # Bisection: a list may hold a million steps, and this is asked on the training thread.

@@ -26,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 _MODES: Final = ("graph", "pynative")
 _RECORD_FILES: Final = (layout.DUMP_JSON, layout.DEBUG_JSON, layout.JOURNAL)
+_NO_DUMP: Final = (
+    f"holds no dump (no {_RECORD_FILES[0]}, {_RECORD_FILES[1]} or {_RECORD_FILES[2]}); "
+    "name the dump_path of a recording"
+)
 _SIDE_FILES: Final = (
     layout.STACK_JSON,
     layout.CONSTRUCT_JSON,
@@ -58,7 +62,7 @@ def open_dump(path: str | os.PathLike[str]) -> Dump:
     if not views and (kernels := _kernel_dump(path)) is not None:
         return kernels
     if not views:
-        raise DumpFormatError(path, "holds no dump (no dump.json, debug.json or journal.jsonl)")
+        raise DumpFormatError(path, _NO_DUMP)
     steps: dict[int, dict[RankKey, RankView]] = {}
     for view in sorted(views, key=_view_order):
         steps.setdefault(view.step or 0, {})[_rank_key(view)] = view

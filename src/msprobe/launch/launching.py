@@ -6,13 +6,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Protocol
 
+from msprobe.capture.signals import EarlySignal
 from msprobe.config import load_config
 from msprobe.dump.reuse import refuse_kept
 from msprobe.errors import UnsupportedError, UsageError
@@ -27,6 +28,7 @@ COMMAND: Final = "msprobe run"
 DEFAULT_FOLDER: Final = "./msprobe_dump"
 DEFAULT_STEPS: Final = ("0-1",)
 _ALL_STEPS: Final = ["all"]
+_EXIT_REFUSED: Final = 2
 # They start processes of their own, which would go unrecorded.
 # Commands that start other processes, and what has to stand before the name of a module.
 _LAUNCHERS: Final = {
@@ -143,6 +145,7 @@ class Launch:
         self._steps = None if step_function is None else StepFunction.parse(step_function)
         self._followers: list[Follower] = []
         self._undo = ExitStack()
+        self._refusal: UsageError | None = None
         if self._steps is not None and not self._steps.module:
             self._steps.check(self._program)
 
@@ -153,12 +156,16 @@ class Launch:
         """
         end: SystemExit | None = None
         try:
-            after_import("torch", self._observe_torch)
-            after_import("mindspore", self._observe_mindspore)
-            self._run_program()
+            with EarlySignal() if self._config.takes_signals else nullcontext():
+                after_import("torch", self._observe_torch)
+                after_import("mindspore", self._observe_mindspore)
+                self._run_program()
         except SystemExit as error:
             end = error
-        except BaseException:
+        except BaseException as error:
+            if error is self._refusal:
+                logger.error("%s", error)  # noqa: TRY400  (a wrong option, no error of the program)
+                return _EXIT_REFUSED
             hide_own_frames()
             raise
         self._finish()  # here, where no exception is being handled
@@ -171,11 +178,19 @@ class Launch:
         if steps is None:
             run_program(self._program, self._arguments)
         elif steps.module:
-            after_import(steps.module, lambda found: steps.wrap_in(found, self._step))
+            after_import(steps.module, self._wrap_steps_of)
             run_program(self._program, self._arguments)
         else:
             names = {DECORATOR: self._step}
             run_program(self._program, self._arguments, change=steps.decorate, names=names)
+
+    def _wrap_steps_of(self, imported: ModuleType) -> None:
+        try:
+            if self._steps is not None:
+                self._steps.wrap_in(imported, self._step)
+        except UsageError as error:
+            self._refusal = error
+            raise
 
     def _observe_torch(self, _: ModuleType) -> None:
         from msprobe.pytorch.debugger import follow_script

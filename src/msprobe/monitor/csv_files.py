@@ -273,7 +273,9 @@ def _blocks(path: Path, rank: int) -> Iterator[Rows]:
     ops = [name for name in table.columns if name not in _FIXED]
     try:
         numbers = table.select(pl.col(op).cast(pl.Float64) for op in ops)
-        plain = table.select(_columns(table)).with_columns(numbers)
+        # The model itself has no name there: `.input`.
+        names = pl.col("name").str.strip_prefix(".")
+        plain = table.select(_columns(table)).with_columns(names).with_columns(numbers)
     except pl.exceptions.PolarsError as error:
         raise MonitorFormatError(path, "holds values that are no numbers") from error
     if plain["step"].has_nulls():

@@ -245,14 +245,12 @@ class MonitorRun:
         import polars as pl
 
         wanted = None if steps is None else np.array(sorted(set(steps)), np.int64)
-        frames: list[pl.DataFrame] = []
+        frames = [_empty(self.ops(stream))]  # operations may change while a run grows
         for one in self._chosen(ranks):
             places = one.of_stream(stream)
             if wanted is not None:
                 places = places[np.isin(one.file.entries["step"][places], wanted)]
             frames += [frame_of(one.rows(int(place))) for place in places]
-        if not frames:
-            return _empty(self.ops(stream))
         table = pl.concat(frames, how="diagonal")
         if names is not None:
             table = table.filter(pl.col("name").is_in(list(names)))

@@ -148,7 +148,8 @@ class RunWriter:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise MonitorWriteError(self.path, "another process writes to it") from error
+            taken = 'another process writes to it; choose another "run" or "output_dir"'
+            raise MonitorWriteError(self.path, taken) from error
 
     def _continue(self) -> None:
         """Go to the end of the last whole block; make the heads of new files."""

@@ -210,7 +210,8 @@ def _copy(database: sqlite3.Connection, source: Path, folder: Path) -> None:
     targets = {
         number: (name, chunk or 0, micro_step)
         for number, name, chunk, micro_step in database.execute(
-            "SELECT target_id, target_name, vpp_stage, micro_step FROM monitoring_targets"
+            "SELECT target_id, ltrim(target_name, '.'), vpp_stage, micro_step "
+            "FROM monitoring_targets"
         )
     }
     shown = ", ".join(map(_quoted, (*_FIXED, *ops)))

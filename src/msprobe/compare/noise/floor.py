@@ -84,6 +84,7 @@ class NoiseFloor:
         self._views: dict[int, list[ViewPair]] = {}
         for dump in dumps:
             for pair in pair_views(dump, reference).pairs:
+                _refuse_other_modules(dump, pair)
                 self._views.setdefault(id(pair.reference), []).append(pair)
 
     def judge(self, comparison: RankComparison) -> str | None:
@@ -144,6 +145,18 @@ class NoiseFloor:
             pair.target.unload()
         mode = Mode.TENSOR if modes == {Mode.TENSOR} else Mode.STATISTICS
         return StepNoise(mode, samples)
+
+
+def _refuse_other_modules(dump: Dump, pair: ViewPair) -> None:
+    if pair.target.facts is None or pair.reference.facts is None:
+        return
+    own, others = pair.target.facts.settings, pair.reference.facts.settings
+    for name, value in own.items():
+        if name.startswith("module.") and others.get(name, value) != value:
+            raise UsageError(
+                f"{dump.path}: records another program than the reference: {name} is {value}, "
+                f"{others[name]} in the reference; record noise with the reference's program"
+            )
 
 
 def check_recordings(dumps: Sequence[Dump]) -> None:

@@ -8,9 +8,10 @@ are part of the names that a run records.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import compress
 from typing import Final, TypeVar
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from msprobe.compare.matching.module_paths import shared_paths
 from msprobe.compare.rank_comparison import RankComparison
@@ -45,14 +46,32 @@ def with_shared_names(
     return _renamed(target, shared[0]), _renamed(reference, shared[1])
 
 
-def facts_of(comparison: RankComparison) -> FactsPair | None:
-    """Return the facts of a comparison under shared names; None where a side has none."""
+def facts_of(comparison: RankComparison, *, of_replicas: bool = False) -> FactsPair | None:
+    """Return the facts of a comparison under shared names; None where a side has none.
+
+    Args:
+        comparison: the comparison.
+        of_replicas: leave out what each rank of a run has of its own, such as its data.
+    """
     target, reference = (side.view.facts for side in (comparison.target, comparison.reference))
     if target is None or reference is None:
         return None
+    if of_replicas:
+        target, reference = _of_replica(target), _of_replica(reference)
     mapped = comparison.target.mapped_modules, comparison.reference.mapped_modules
     target, reference = with_shared_names(target, reference, mapped)
     return FactsPair(step=comparison.step, rank=comparison.rank, target=target, reference=reference)
+
+
+def _of_replica(facts: Facts) -> Facts:
+    parameters = facts.parameters
+    if parameters is not None:  # statistics of the data, such as those of BatchNorm, are buffers
+        kept = [kind == "parameter" for kind in parameters.kind]
+        columns = {name: [*compress(at, kept)] for name, at in asdict(parameters).items()}
+        parameters = replace(parameters, **columns)
+    return replace(
+        facts, settings={}, random={}, data=[], loss=[], parameters=parameters, buffers_after=None
+    )
 
 
 def _names(facts: Facts) -> set[str]:

@@ -44,7 +44,13 @@ class Summary:
     After a step was added, its rows and the data read from its dumps are not needed any more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_replicas: bool = False) -> None:
+        """Begin without a step.
+
+        Args:
+            of_replicas: ranks of one run are compared, which have data of their own.
+        """
+        self._of_replicas = of_replicas
         self._across = Across()
         self._mode = Mode.STATISTICS
         self._parts: list[dict[str, Any]] = []
@@ -103,7 +109,7 @@ class Summary:
     def _facts_of(self, ranks: Sequence[RankComparison]) -> list[FactsPair]:
         pairs = []
         for comparison in ranks:
-            pair = facts_of(comparison)
+            pair = facts_of(comparison, of_replicas=self._of_replicas)
             if pair is not None:
                 pairs.append(pair)
                 continue

@@ -85,7 +85,7 @@ class RunNumbers:
         self._clipped_from: float | None = None
         self._clipped_to: float | None = None
         self._parts_clipped_from: ClipOfParts | None = None
-        self._is_other_norm = False
+        self._other_norm: Clip | None = None
         self._losses: dict[Trained, dict[int, float]] = {}
         self._main: Trained | None = None
 
@@ -93,7 +93,7 @@ class RunNumbers:
         """Begin a step, or stop with None."""
         self.rows = rows
         self._clipped_from = self._clipped_to = self._parts_clipped_from = None
-        self._is_other_norm = False
+        self._other_norm = None
         self._losses.clear()
         if rows is None:
             self._loss_scale = None  # it may change unseen
@@ -106,12 +106,12 @@ class RunNumbers:
                 passes[value.micro] = passes.get(value.micro, 0.0) + value.value
             case ClipOfParts():
                 self._parts_clipped_from = value
+            case Clip() if value.norm_type not in (None, 2):
+                self._other_norm = value
             case Clip() if value.total_norm is not None:
                 self._clipped_from = value.total_norm
                 if value.max is not None:
                     self._clipped_to = clipped_norm(value.total_norm, value.max)
-            case Clip() if value.norm_type not in (None, 2):
-                self._is_other_norm = True
             case Scaler():
                 if value.new_scale is not None:
                     self._loss_scale = value.new_scale
@@ -159,17 +159,15 @@ class RunNumbers:
                     if found is not None:
                         part = f"[{place}]" if isinstance(value, tuple | list) else ""
                         self._put(f"{name}{part}.{number}", found)
-        of_parts = self._parts_clipped_from
-        if of_parts is not None and total_norm is not None:  # this rank has all, and so have others
-            self._clipped_from = of_parts.part
-        before = total_norm if self._clipped_from is None else self._clipped_from
+        before = self._norm_before(total_norm)
         if before is not None:
             self._put(GRAD_NORM, before)
         if total_norm is None:  # of gradients that lie on several ranks
             total_norm = self._clipped_to
         if total_norm is not None:
             self._put(GRAD_NORM_CLIPPED, total_norm)
-        if share is not None and not self._is_other_norm:  # of what was before, nothing is known
+        of_parts = self._parts_clipped_from
+        if share is not None and self._other_norm is None:  # of what was before, nothing is known
             of_all = share if of_parts is None else of_parts.part / math.sqrt(of_parts.copies)
             self._put(GRAD_NORM_PART, of_all)
             self._put(GRAD_NORM_CLIPPED_PART, share)
@@ -177,6 +175,20 @@ class RunNumbers:
             self._put(LOSS_SCALE, self._loss_scale)
             self._put(SKIPPED, float(self._skips))
         self._skips = 0
+
+    def _norm_before(self, after: float | None) -> float | None:
+        """Return the norm of all gradients before they were clipped; None where it is unknown."""
+        if after is None:
+            return self._clipped_from
+        if self._parts_clipped_from is not None:  # this rank has all, and so have others
+            return self._parts_clipped_from.part
+        other = self._other_norm
+        if other is None:
+            return after if self._clipped_from is None else self._clipped_from
+        if other.total_norm is None or other.max is None:
+            return None
+        left = clipped_norm(other.total_norm, other.max)
+        return after * other.total_norm / left if left else after
 
     def put_told(self, numbers: Mapping[str, float]) -> None:
         """Take numbers by name that the optimizer tells; they count instead of measured ones."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from msgspec.structs import asdict
 from torch import Tensor
 
 from msprobe.dump.facts import Clip, Number
@@ -44,11 +45,4 @@ def norm_in_parts(norm: Any) -> tuple[Tensor, Callable[[Clip, Number], Clip]] | 
 def _clip_of_parts(copies: int, clip: Clip, part: Number) -> Clip:
     if part is None or clip.norm_type not in (None, 2):
         return clip
-    return ClipOfParts(
-        function=clip.function,
-        max=clip.max,
-        norm_type=clip.norm_type,
-        parameters=clip.parameters,
-        part=part,
-        copies=copies,
-    )
+    return ClipOfParts(**asdict(clip), part=part, copies=copies)
