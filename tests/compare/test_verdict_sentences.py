@@ -36,6 +36,7 @@ class Choices:
     frozen_first: bool = False
     adapter: type[nn.Module] | None = None
     bias: bool = True
+    redraws: bool = False
 
 
 class Net(nn.Module):
@@ -46,6 +47,8 @@ class Net(nn.Module):
         self.into = nn.Linear(6, 8, bias=choices.bias)
         self.parts = Parts(choices)
         self.out = nn.Linear(8, 3)
+        if choices.redraws:
+            nn.init.normal_(self.out.weight)
         self.adapter = Adapter(choices.adapter()) if choices.adapter else nn.Identity()
         self.scaled = lambda x: x * choices.scale if choices.scale != 1 else x
 
@@ -190,10 +193,19 @@ def test_a_call_whose_result_is_multiplied_by_zero_is_told_by_the_gradients(
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (Choices(bias=False), "only the reference has into.bias"),
+        (Choices(redraws=True), "out.weight differs when step 0 starts"),
+    ],
+    ids=["other", "redrawn"],
+)
 def test_another_model_comes_before_the_data_that_are_drawn_after_it(
-    compare: Compare, level: str
+    compare: Compare, level: str, change: Choices, words: str
 ) -> None:
-    verdict = compare(level, Choices(bias=False))["verdict"]
+    verdict = compare(level, change)["verdict"]
     assert verdict["class"] == "parameters", verdict["sentence"]
-    assert "only the reference has into.bias" in verdict["sentence"]
+    assert words in verdict["sentence"]
+    assert "the state of the generator cpu differs" in verdict["sentence"]
     assert any("the batch of step 0 differs" in each for each in verdict["evidence"])

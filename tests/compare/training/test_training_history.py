@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -210,6 +211,15 @@ def test_order_of_batches(target: Sequence[int], reference: Sequence[int], words
         (
             {"checksum": "x", "dtype": "torch.int64"},
             "input.0 is torch.int64 instead of torch.float32",
+        ),
+        (
+            {
+                "checksum": "x",
+                "mean": math.nextafter(batch(1)["mean"], 1),
+                "max": 7.0,
+                "projections": [1.0, 2.0],
+            },
+            "max of input.0 is 7",
         ),
     ],
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from msprobe.collectives.calls import is_communication
@@ -70,7 +71,7 @@ class _Search:
         facts = [fact for fact in self._findings.facts if self._is_effective(fact)]
         fact = min(facts, key=_order, default=None)
         if fact is not None and fact.moment is Moment.DATA:
-            fact = self._other_model(facts, fact) or fact
+            fact = self._other_start(facts, fact) or fact
         if are_different_programs(self._findings) and not _is_end(fact):
             return different_programs(self._findings)
         factor = self._factor()
@@ -132,26 +133,26 @@ class _Search:
             return observed is not None and _agrees_until(observed, fact)
         return self._differs_after(fact)
 
-    def _other_model(
+    def _other_start(
         self, facts: Sequence[FactDifference], data: FactDifference
     ) -> FactDifference | None:
-        """Return the parameters that one side alone has, if they explain that batches differ.
+        """Return the parameters with which a step starts, if they explain that batches differ.
 
         A model that is made in another way leaves the generator in another state, from which the
         batches may be drawn.
         """
-        if data.is_partial:
-            return None
         place = data.step, data.rank
-        if not any(
-            each.verdict is VerdictClass.RANDOM and (each.step, each.rank) == place
+        drawn = [
+            each
             for each in self._findings.facts
-        ):
+            if each.verdict is VerdictClass.RANDOM and (each.step, each.rank) == place
+        ]
+        if data.is_partial or not drawn:
             return None
         for each in facts:
-            is_alone = each.verdict is VerdictClass.PARAMETERS and each.effect is Effect.POSSIBLE
-            if is_alone and (each.step, each.rank) == place:
-                return each
+            if each.verdict is VerdictClass.PARAMETERS and (each.step, each.rank) == place:
+                words = f"{each.words}; {drawn[0].words}, from which the data may be drawn"
+                return replace(each, words=words)
         return None
 
     def _follows_culprit(self, fact: FactDifference) -> bool:
