@@ -37,6 +37,9 @@ class Choices:
     adapter: type[nn.Module] | None = None
     bias: bool = True
     redraws: bool = False
+    narrow: bool = False
+    mixes: bool = False
+    averages: bool = False
 
 
 class Net(nn.Module):
@@ -101,16 +104,23 @@ def record(folder: Path, level: str, choices: Choices) -> Path:
         edges = edges.flip(1)
     given = {"mask": torch.ones(5)} if choices.gives_mask else {}
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    average = net.out.weight.detach().clone()
     with recording(folder, level) as observed:
         for step in range(2):
             with observed.step_of(net):
                 if choices.fails and step == 1:
                     continue
+                mixed = 0.75 * x + 0.25 * x.flip(0) if choices.mixes else x
                 with torch.autocast("cpu", torch.bfloat16, enabled=choices.autocast):
-                    logits = net(x, edges, **given)
+                    logits = net(mixed, edges, **given)
                 loss = F.cross_entropy(logits.float(), y, label_smoothing=choices.smoothing)
+                if choices.narrow:
+                    loss = F.cross_entropy(logits[:2], y[:2])
                 loss.backward()
                 optimizer.step()
+                if choices.averages:
+                    with torch.no_grad():
+                        average.lerp_(net.out.weight, 0.1)
                 optimizer.zero_grad()
     return folder
 
@@ -209,3 +219,30 @@ def test_another_model_comes_before_the_data_that_are_drawn_after_it(
     assert words in verdict["sentence"]
     assert "the state of the generator cpu differs" in verdict["sentence"]
     assert any("the batch of step 0 differs" in each for each in verdict["evidence"])
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_loss_made_by_a_further_call_is_told_by_that_call(compare: Compare, level: str) -> None:
+    verdict = compare(level, Choices(narrow=True))["verdict"]
+    assert verdict["class"] == "call"
+    assert "only the target calls Tensor.__getitem__." in verdict["sentence"]
+    assert verdict["where"]["step"] == 0
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_batch_that_one_side_changes_by_recorded_calls_is_no_other_data(
+    compare: Compare, level: str
+) -> None:
+    verdict = compare(level, Choices(), Choices(mixes=True))["verdict"]
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "only the reference calls Tensor." in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_tensor_that_one_side_alone_changes_is_said_where_nothing_uses_it(
+    compare: Compare, level: str
+) -> None:
+    verdict = compare(level, Choices(), Choices(averages=True))["verdict"]
+    assert (verdict["class"], verdict["confidence"]) == ("equal", "possible")
+    assert "only the reference calls Tensor.lerp_.0.forward" in verdict["sentence"]
+    assert compare(level, Choices(averages=True), Choices(averages=True))["equal"]

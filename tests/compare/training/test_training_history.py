@@ -237,6 +237,18 @@ def test_a_missing_micro_batch() -> None:
     assert found == "data: step 0 has 1 micro batch in the target, 2 in the reference"
 
 
+def test_a_number_for_all_samples_is_no_sample() -> None:
+    number = {"where": "kwargs.count", "shape": []}
+    halves = [batch(1, micro, shape=[2, 2], norm=2.0) for micro in (0, 1)]
+    whole = [batch(1, norm=math.sqrt(8)), batch(1, norm=2.0) | number]
+
+    target = {"data": [*halves, *(each | number for each in halves)]}
+    (found,) = differences((target, {"data": whole}))
+
+    assert found.words.endswith("they hold the same samples")
+    assert found.effect is Effect.NONE
+
+
 def test_micro_batches_that_an_interrupted_step_did_not_reach() -> None:
     ended = {"how": "interrupted", "exception": "ValueError: x", "record": None}
     target = {"data": [batch(1)], "ended": ended}

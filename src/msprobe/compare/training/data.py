@@ -284,7 +284,10 @@ def _totals(data: Sequence[Data]) -> dict[str, tuple[float, float]]:
     for each in data:
         count, size = found.get(each.where, (0.0, 0.0))
         square = (each.norm or 0.0) ** 2
-        found[each.where] = count + math.prod(each.shape), size + square
+        if each.shape:
+            found[each.where] = count + math.prod(each.shape), size + square
+        else:  # a number for all samples
+            found[each.where] = 0.0, max(size, square)
     return found
 
 
