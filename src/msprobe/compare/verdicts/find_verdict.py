@@ -30,8 +30,9 @@ from msprobe.compare.verdicts.culprit_classes import (
     moment_of,
 )
 from msprobe.compare.verdicts.next_steps import for_culprit
-from msprobe.compare.verdicts.observations import GradientFactor, LateCall, StepObservations
+from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
 from msprobe.compare.verdicts.own_error import key_of
+from msprobe.compare.verdicts.places import Clue
 from msprobe.compare.verdicts.ranking import Culprit, culprit_groups
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
@@ -258,7 +259,7 @@ class _Search:
             evidence.append(culprit_words(shows))
         late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
         verdict, words = fact.verdict, fact.words
-        if late is not None and is_communication(parse_record_name(late.record)):
+        if late is not None and is_communication(parse_record_name(late.place.record)):
             verdict, words = VerdictClass.COMMUNICATION, f"{late.words}; {words}"
         elif late is not None:
             evidence.insert(0, late.words)
@@ -284,7 +285,7 @@ class _Search:
                 phase=fact.moment.phase,
             ),
             next_steps=[
-                *([f"look at {late.source}"] if late is not None and late.source else []),
+                *(late.place.next if late is not None else []),
                 *fact.next,
             ],
         )
@@ -297,7 +298,7 @@ class _Search:
                 return each
         return None
 
-    def _late_call(self, step: int, rank: int | str) -> LateCall | None:
+    def _late_call(self, step: int, rank: int | str) -> Clue | None:
         observed = self._observed.get((step, rank))
         return None if observed is None else observed.late_call
 
@@ -354,7 +355,7 @@ class _Search:
         is_behind_loss = found.has_same_loss and not found.is_reduced
         meaning = "" if is_behind_loss else meanings.of(value)
         words = (
-            f"the gradients are {value:.6g} times the reference's from {found.record} on "
+            f"the gradients are {value:.6g} times the reference's from {found.place.record} on "
             f"(step {observed.step}, {found.total} gradient{'s' * (found.total > 1)})"
         )
         if meaning:
@@ -374,16 +375,9 @@ class _Search:
                 "the results of the forward pass agree",
                 *(["the loss is the same, and was not scaled"] if is_behind_loss else []),
             ],
-            where=Where(
-                step=observed.step,
-                rank=observed.rank,
-                record=found.record,
-                module=found.module,
-                source=found.source,
-                phase=found.moment.phase,
-            ),
+            where=replace(Where.at(found.place, observed.rank), phase=found.moment.phase),
             next_steps=[
-                *([f"look at {found.source}"] if found.source else []),
+                *found.place.next,
                 "look at the scaling of the loss and at hooks on gradients",
             ],
         )
@@ -428,9 +422,8 @@ class _Search:
             if observed.cleared is not None:
                 words = observed.cleared
                 next_steps = ["clear gradients once a step: after the optimizer, before backward"]
-        if late is not None and late.source:
-            next_steps.insert(0, f"look at {late.source}")
         if late is not None:
+            next_steps[:0] = late.place.next
             evidence.append(late.words)
         return self._findings.conclude(
             verdict,
