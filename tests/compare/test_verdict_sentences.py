@@ -40,6 +40,7 @@ class Choices:
     narrow: bool = False
     mixes: bool = False
     averages: bool = False
+    penalty: bool = False
 
 
 class Net(nn.Module):
@@ -116,6 +117,8 @@ def record(folder: Path, level: str, choices: Choices) -> Path:
                 loss = F.cross_entropy(logits.float(), y, label_smoothing=choices.smoothing)
                 if choices.narrow:
                     loss = F.cross_entropy(logits[:2], y[:2])
+                if choices.penalty:
+                    loss = loss + 0.01 * net.out.weight.abs().sum()
                 loss.backward()
                 optimizer.step()
                 if choices.averages:
@@ -246,3 +249,9 @@ def test_a_tensor_that_one_side_alone_changes_is_said_where_nothing_uses_it(
     assert (verdict["class"], verdict["confidence"]) == ("equal", "possible")
     assert "only the reference calls Tensor.lerp_.0.forward" in verdict["sentence"]
     assert compare(level, Choices(averages=True), Choices(averages=True))["equal"]
+
+
+def test_a_call_that_uses_a_parameter_outside_its_module_is_named(compare: Compare) -> None:
+    verdict = compare("mix", Choices(penalty=True))["verdict"]
+    assert verdict["class"] == "call"
+    assert "only the target calls Tensor." in verdict["sentence"]

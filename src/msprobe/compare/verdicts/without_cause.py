@@ -10,7 +10,7 @@ from typing import Final
 from msprobe.compare.model import Mode, Status
 from msprobe.compare.training.differences import Phase
 from msprobe.compare.verdicts.next_steps import for_inputs
-from msprobe.compare.verdicts.places import Place
+from msprobe.compare.verdicts.places import Clue, Place
 from msprobe.compare.verdicts.proof import Jump, JumpKind
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
@@ -112,14 +112,22 @@ def without_cause(findings: Findings) -> Verdict:
             Confidence.LIKELY,
             where=_where_of_precision(findings),
         )
+    clue = _small_cause(findings)
+    more = (
+        "" if clue is None else f"; {clue.words}, step {clue.place.step}, with as small an effect"
+    )
     return findings.conclude(
         VerdictClass.PRECISION if precisions else VerdictClass.ROUNDING,
         (f"{precisions}; " if precisions else "")
-        + "every difference is explained by the rounding of its call or by its inputs",
-        Confidence.PROVED,
+        + f"every difference is explained by the rounding of its call or by its inputs{more}",
+        Confidence.PROVED if clue is None else Confidence.LIKELY,
         where=_where_of_precision(findings),
         next_steps=["compare both runs with one of higher precision to see which is nearer"],
     )
+
+
+def _small_cause(findings: Findings) -> Clue | None:
+    return next((each.small for each in findings.steps if each.small is not None), None)
 
 
 def _are_outgrown(findings: Findings, step: int) -> bool:
@@ -174,7 +182,7 @@ def _unexplained(findings: Findings) -> Verdict:
                 where=Where.at(lone.place, observed.rank),
                 next_steps=[f"look at {lone.place.source or lone.place.record}"],
             )
-        clue = next((each.small for each in findings.steps if each.small is not None), None)
+        clue = _small_cause(findings)
         if clue is not None and clue.place.step <= observed.step:
             return findings.conclude(
                 VerdictClass.ARGUMENT if clue.is_argument else VerdictClass.CALL,
