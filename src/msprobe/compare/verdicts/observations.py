@@ -7,6 +7,7 @@ The rows themselves may be set aside once a step is finished.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, forward_n
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 
+_IN_PLACE: Final = re.compile(r"[^_]_$")
 _OF_BACKWARD: Final = (RecordKind.BACKWARD, RecordKind.PARAMETERS_GRAD)
 
 
@@ -251,17 +253,24 @@ def _is_result(row: Row) -> bool:
 
 
 def _unused_change(comparison: RankComparison) -> Clue | None:
-    """Return the first call of one side alone that changes a tensor which no other record holds."""
-    if all(pair.is_matched for pair in comparison.pairs):
+    """Return the first call of one side alone that changes a tensor which no other record holds.
+
+    Of the shape of a parameter: an average of weights, say, and no sum for a log.
+    """
+    facts = comparison.target.view.facts
+    columns = None if facts is None else facts.parameters
+    if columns is None or all(pair.is_matched for pair in comparison.pairs):
         return None
+    shapes = {tuple(shape) for shape in columns.shape if math.prod(shape) > 1}
     held: Counter[Hashable] = Counter()
     for row in comparison.rows:
         held.update({fingerprint(value) for value in row.values})
     for row in comparison.rows:
         pair, name = row.pair, row.pair.name
-        is_lone = not pair.is_matched and _is_result(row) and row.holds_tensor
+        is_lone = not pair.is_matched and _is_result(row) and row.value.shape in shapes
         parsed = comparison.side_of(pair).parsed(name)
-        is_change = is_lone and not parsed.is_module and parsed.path.endswith("_")
+        is_forward = parsed.kind is RecordKind.FORWARD and not parsed.is_module
+        is_change = is_lone and is_forward and _IN_PLACE.search(parsed.path) is not None
         if is_change and held[fingerprint(row.value)] == 1:
             return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
     return None
