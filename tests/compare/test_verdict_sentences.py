@@ -38,7 +38,6 @@ class Choices:
     bias: bool = True
     redraws: bool = False
     narrow: bool = False
-    mixes: bool = False
     averages: bool = False
     penalty: bool = False
 
@@ -111,9 +110,8 @@ def record(folder: Path, level: str, choices: Choices) -> Path:
             with observed.step_of(net):
                 if choices.fails and step == 1:
                     continue
-                mixed = 0.75 * x + 0.25 * x.flip(0) if choices.mixes else x
                 with torch.autocast("cpu", torch.bfloat16, enabled=choices.autocast):
-                    logits = net(mixed, edges, **given)
+                    logits = net(x, edges, **given)
                 loss = F.cross_entropy(logits.float(), y, label_smoothing=choices.smoothing)
                 if choices.narrow:
                     loss = F.cross_entropy(logits[:2], y[:2])
@@ -230,15 +228,6 @@ def test_a_loss_made_by_a_further_call_is_told_by_that_call(compare: Compare, le
     assert verdict["class"] == "call"
     assert "only the target calls Tensor.__getitem__." in verdict["sentence"]
     assert verdict["where"]["step"] == 0
-
-
-@pytest.mark.parametrize("level", ["L1", "mix"])
-def test_a_batch_that_one_side_changes_by_recorded_calls_is_no_other_data(
-    compare: Compare, level: str
-) -> None:
-    verdict = compare(level, Choices(), Choices(mixes=True))["verdict"]
-    assert verdict["class"] == "call", verdict["sentence"]
-    assert "only the reference calls Tensor." in verdict["sentence"]
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])

@@ -312,7 +312,7 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
         verdict = VerdictClass.GRADIENT if meaning else VerdictClass.UNEXPLAINED
         made = ""
         if target.made_by and reference.made_by and target.made_by != reference.made_by:
-            both = zip_longest(target.made_by, reference.made_by)
+            both = list(zip_longest(target.made_by, reference.made_by, fillvalue=""))
             last = next(n for n, (own, other) in enumerate(both) if own != other)
             before = f"before its last {last} call{'s' * (last > 1)} " if last else ""
             made = f"; {before}it is made by " + ", by ".join(
@@ -320,11 +320,10 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
                 f"{side}"
                 for side, loss in (("target", target), ("reference", reference))
             )
-            names = [
-                [text.partition("(")[0] for text in loss.made_by] for loss in (target, reference)
-            ]
-            if not meaning:
-                verdict = VerdictClass.ARGUMENT if names[0] == names[1] else VerdictClass.CALL
+            apart = [[text.partition("(")[0] for text in each] for each in both if len({*each}) > 1]
+            if not meaning and len(apart) == 1:
+                is_same = apart[0][0] == apart[0][1]
+                verdict = VerdictClass.ARGUMENT if is_same else VerdictClass.CALL
         yield FactDifference(
             verdict=verdict,
             moment=Moment.LOSS,

@@ -55,7 +55,8 @@ class MadeInside(Made):
     def is_faulty(self, both: tuple[Data, Data]) -> bool:
         """Return whether the inputs of both sides are what a call to blame made of the data."""
         keys = zip((self._target, self._reference), both, strict=True)
-        return both in self and all(_CULPRIT in made.get(_key(data), ()) for made, data in keys)
+        found = [made[_key(data)] for made, data in keys if _key(data) in made]
+        return both in self and all(_CULPRIT in each for each in found)
 
     def given(self, pair: FactsPair) -> FactsPair:
         """Return facts without results of models, if these alone make the counts differ."""
