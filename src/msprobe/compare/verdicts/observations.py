@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final, NamedTuple
@@ -255,24 +255,21 @@ def _is_result(row: Row) -> bool:
 def _unused_change(comparison: RankComparison) -> Clue | None:
     """Return the first call of one side alone that changes a tensor which no other record holds.
 
-    Of the shape of a parameter: an average of weights, say, and no sum for a log.
+    Of the shape of a parameter, after the backward pass: an average of weights, say, and no log.
     """
-    facts = comparison.target.view.facts
+    facts, end = comparison.target.view.facts, _end_of_backward(comparison)
     columns = None if facts is None else facts.parameters
-    if columns is None or all(pair.is_matched for pair in comparison.pairs):
+    lone = {pair.name for pair in comparison.pairs if pair.position > end and not pair.is_matched}
+    if columns is None or not lone:
         return None
     shapes = {tuple(shape) for shape in columns.shape if math.prod(shape) > 1}
-    held: Counter[Hashable] = Counter()
+    held = Counter(key for row in comparison.rows for key in {*map(fingerprint, row.values)})
     for row in comparison.rows:
-        held.update({fingerprint(value) for value in row.values})
-    for row in comparison.rows:
-        pair, name = row.pair, row.pair.name
-        is_lone = not pair.is_matched and _is_result(row) and row.value.shape in shapes
-        parsed = comparison.side_of(pair).parsed(name)
-        is_forward = parsed.kind is RecordKind.FORWARD and not parsed.is_module
-        is_change = is_lone and is_forward and _IN_PLACE.search(parsed.path) is not None
-        if is_change and held[fingerprint(row.value)] == 1:
-            return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
+        parsed = comparison.side_of(row.pair).parsed(row.pair.name)
+        is_change = parsed.kind is RecordKind.FORWARD and _IN_PLACE.search(parsed.path) is not None
+        is_lone = row.pair.name in lone and not row.pair.is_matched and row.value.shape in shapes
+        if is_change and is_lone and _is_result(row) and held[fingerprint(row.value)] == 1:
+            return Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
     return None
 
 
