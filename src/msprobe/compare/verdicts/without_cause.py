@@ -10,7 +10,7 @@ from typing import Final
 from msprobe.compare.model import Mode, Status
 from msprobe.compare.training.differences import Phase
 from msprobe.compare.verdicts.next_steps import for_inputs
-from msprobe.compare.verdicts.places import Clue, Place
+from msprobe.compare.verdicts.places import Clue
 from msprobe.compare.verdicts.proof import Jump, JumpKind
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
@@ -216,20 +216,13 @@ def _precisions(findings: Findings) -> str:
         return ""
     (types, count), *_ = total.most_common(1)
     words = f"{count} values are {types[0]} in the target, {types[1]} in the reference"
-    first = _first_precision(findings)
-    return words if first is None else f"{words}, first in {first[0].words}"
-
-
-def _first_precision(findings: Findings) -> tuple[Place, int | str] | None:
-    for each in findings.steps:
-        if each.first_precision is not None:
-            return each.first_precision, each.rank
-    return None
+    first = next((each.first_precision for each in findings.steps if each.first_precision), None)
+    return words if first is None else f"{words}, first in {first.words}"
 
 
 def _where_of_precision(findings: Findings) -> Where | None:
-    found = _first_precision(findings)
-    return None if found is None else Where.at(*found)
+    places = ((each.first_precision, each.rank) for each in findings.steps)
+    return next((Where.at(place, rank) for place, rank in places if place is not None), None)
 
 
 def _of_inputs(findings: Findings) -> Verdict:
