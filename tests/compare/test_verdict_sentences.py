@@ -193,7 +193,7 @@ def test_a_step_that_one_side_leaves_early_is_said(compare: Compare) -> None:
     assert "step 1 of the target has no backward pass and no optimizer step" in verdict["sentence"]
 
 
-@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 def test_a_call_whose_result_is_multiplied_by_zero_is_told_by_the_gradients(
     compare: Compare, level: str
 ) -> None:
