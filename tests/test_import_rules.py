@@ -40,6 +40,7 @@ INTERIORS_IN_TESTS: Final = {
     "compare.noise.spread": "quantiles, against tables of the distributions",
     "compare.training.elements": "input of the update rules, which are held against optimizers",
     "compare.verdicts.observations": "input of find_verdict, made without two recordings",
+    "compare.verdicts.places": "input of find_verdict, made without two recordings",
 }
 
 

@@ -146,6 +146,29 @@ def test_a_change_of_order_that_statistics_do_not_see_is_found_where_it_was_made
     assert compare(write("t", True), write("r", False)).culprits == ["Tensor.roll.0.forward"]
 
 
+def test_zeros_and_ones_with_the_same_statistics_hide_other_indices(tmp_path: Path) -> None:
+    def write(side: str, shift: float) -> Path:
+        dump = DumpBuilder(tmp_path / side)
+        scores = np.sin(X[:, :4]) + shift * X[:, 4:8]
+        indices = scores.argmax(1)
+        hot = np.eye(4, dtype=np.float32)[indices]
+        ones = [value(hot, n, projections=[0.0, 2.0]) for n in (3, 4)]
+        load = hot.mean(0)
+        dump.call("Torch.sin.0.forward", [value(X)], [value(scores, 1)], parent=MODEL)
+        dump.call("Tensor.argmax.0.forward", [value(scores, 1)], [value(indices, 2)], parent=MODEL)
+        dump.call("Functional.one_hot.0.forward", [value(indices, 2)], ones[:1], parent=MODEL)
+        dump.call("Tensor.float.0.forward", ones[:1], ones[1:], parent=MODEL)
+        dump.call("Tensor.mean.0.forward", [*ones[1:], 0], [value(load, 5)], parent=MODEL)
+        dump.call(MODEL, [value(X)], [value(load, 5)])
+        return dump.write()
+
+    found = compare(write("t", 0.5), write("r", 0.0))
+
+    assert found.status("Tensor.float.0.forward.output.0") == "equal"
+    assert found.origin("Tensor.mean.0.forward.output.0") == "inherited"
+    assert found.culprits == ["Torch.sin.0.forward"]
+
+
 def layered(folder: Path, *, apis: bool, noise: float = 0.0) -> Path:
     """Write a module with or without the calls inside it, as where it was compiled."""
     dump = DumpBuilder(folder, "tensor")

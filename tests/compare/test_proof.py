@@ -12,6 +12,12 @@ from judging import compare
 from test_origin import X, chain
 
 from builders.dumps import DumpBuilder, value
+from msprobe.compare.model import Status
+from msprobe.compare.verdicts.find_verdict import find_verdict
+from msprobe.compare.verdicts.observations import StepObservations
+from msprobe.compare.verdicts.places import Clue, Place
+from msprobe.compare.verdicts.proof import Jump, JumpKind, Proof
+from msprobe.compare.verdicts.verdict import Findings
 
 MODEL = "Module.Net.forward.0"
 BOTH = pytest.mark.parametrize("task", ["statistics", "tensor"])
@@ -156,3 +162,38 @@ def test_culprits_of_one_line_are_a_group(tmp_path: Path) -> None:
     assert (group["count"], group["call"], group["kind"]) == (4, "Tensor.mul_", "forward")
     assert (group["argument"], group["source"]) == ("input.1", "train.py:41")
     assert "0.9 instead of 0.8" in group["reason"]
+
+
+def test_an_argument_with_an_effect_within_the_tolerance_is_no_proved_rounding() -> None:
+    place = Place(0, "Functional.gelu.0.forward", "", "net.py:3")
+    small = Clue("approximate is 'tanh'", place, is_argument=True)
+    proof = Proof(jumps=(), total=0, worst=None, differing=1, has_two_precisions=False)
+    step = StepObservations(
+        step=0, rank=0, is_exact=False, forward_differs=True, proof=proof, small=small
+    )
+
+    verdict = find_verdict(Findings(counts=dict.fromkeys(Status, 0), steps=[step]))
+
+    assert "; approximate is 'tanh', step 0, with as small an effect" in verdict.sentence
+    assert (str(verdict.verdict), str(verdict.confidence)) == ("rounding", "likely")
+
+
+@pytest.mark.parametrize(("step", "found"), [(0, "call"), (2, "unexplained")])
+def test_a_cause_as_small_as_rounding_is_named_where_nothing_else_explains(
+    step: int, found: str
+) -> None:
+    made = Place(step, "Torch.randn_like.0.forward", "gate", "net.py:3")
+    seen = Place(1, "Functional.linear.0.forward", "out", "net.py:9")
+    jump = Jump(
+        kind=JumpKind.UNTRACED, row="linear.output.0", place=seen, order=9, error=0.1, growth=None
+    )
+    proof = Proof(jumps=(jump,), total=1, worst=jump, differing=1, has_two_precisions=False)
+    steps = [
+        StepObservations(step=step, rank=0, is_exact=False, small=Clue("only one draws", made)),
+        StepObservations(step=1, rank=0, is_exact=False, forward_differs=True, proof=proof),
+    ]
+
+    verdict = find_verdict(Findings(counts=dict.fromkeys(Status, 0), steps=steps))
+
+    assert (str(verdict.verdict), str(verdict.confidence)) == (found, "possible")
+    assert ("only one draws" in verdict.sentence) is (found == "call")

@@ -197,7 +197,7 @@ def test_a_step_against_another_step(tmp_path: Path) -> None:
 
     verdict = summary_of(tmp_path / "r" / "step0", tmp_path / "r" / "step1")["verdict"]
 
-    assert verdict["sentence"].startswith("step 0 against step 1 of the reference: data: ")
+    assert verdict["sentence"].startswith("step 0 against step 1 of the reference: parameters: ")
 
 
 def test_an_optimizer_setting_makes_runs_unequal_whose_calls_agree(tmp_path: Path) -> None:

@@ -360,22 +360,30 @@ def test_a_further_call_of_the_model_without_consequence(tmp_path: Path, level: 
     assert verdict_on(tmp_path, looked_at, True, False, level)["class"] == "equal"
 
 
-def noised(debugger: PrecisionDebugger, draw: Callable[..., Tensor]) -> None:
+def noised(debugger: PrecisionDebugger, draw: Callable[..., Tensor] | None) -> None:
     learner = Learner()
     for _ in range(2):
         debugger.start(learner.model)
         x = torch.arange(12.0).view(4, 3)
-        learner.step(learner.model(x * 0.9 + draw(4, 3) * 0.1).square().mean())
+        if draw is not None:
+            x = x * 0.9 + draw(4, 3) * 0.1
+        learner.step(learner.model(x).square().mean())
         debugger.stop()
         debugger.step()
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
-def test_a_batch_that_a_wrong_call_made_is_no_data(tmp_path: Path, level: str) -> None:
-    verdict = verdict_on(tmp_path, noised, torch.rand, torch.randn, level)
+@pytest.mark.parametrize(
+    ("draw", "found"),
+    [(torch.rand, "Torch.rand.0.forward"), (None, "only the reference calls Tensor.__mul__.0")],
+)
+def test_a_batch_that_a_wrong_or_missing_call_made_is_no_data(
+    tmp_path: Path, level: str, draw: Callable[..., Tensor] | None, found: str
+) -> None:
+    verdict = verdict_on(tmp_path, noised, draw, torch.randn, level)
 
     assert verdict["class"] == "call"
-    assert "Torch.rand.0.forward" in verdict["sentence"]
+    assert found in verdict["sentence"]
 
 
 def shared(debugger: PrecisionDebugger, is_tied: bool) -> None:

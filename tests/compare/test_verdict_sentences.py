@@ -36,6 +36,10 @@ class Choices:
     frozen_first: bool = False
     adapter: type[nn.Module] | None = None
     bias: bool = True
+    redraws: bool = False
+    narrow: bool = False
+    averages: bool = False
+    penalty: bool = False
 
 
 class Net(nn.Module):
@@ -46,6 +50,8 @@ class Net(nn.Module):
         self.into = nn.Linear(6, 8, bias=choices.bias)
         self.parts = Parts(choices)
         self.out = nn.Linear(8, 3)
+        if choices.redraws:
+            nn.init.normal_(self.out.weight)
         self.adapter = Adapter(choices.adapter()) if choices.adapter else nn.Identity()
         self.scaled = lambda x: x * choices.scale if choices.scale != 1 else x
 
@@ -98,6 +104,7 @@ def record(folder: Path, level: str, choices: Choices) -> Path:
         edges = edges.flip(1)
     given = {"mask": torch.ones(5)} if choices.gives_mask else {}
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    average = net.out.weight.detach().clone()
     with recording(folder, level) as observed:
         for step in range(2):
             with observed.step_of(net):
@@ -106,8 +113,15 @@ def record(folder: Path, level: str, choices: Choices) -> Path:
                 with torch.autocast("cpu", torch.bfloat16, enabled=choices.autocast):
                     logits = net(x, edges, **given)
                 loss = F.cross_entropy(logits.float(), y, label_smoothing=choices.smoothing)
+                if choices.narrow:
+                    loss = F.cross_entropy(logits[:2], y[:2])
+                if choices.penalty:
+                    loss = loss + 0.01 * net.out.weight.abs().sum()
                 loss.backward()
                 optimizer.step()
+                if choices.averages:
+                    with torch.no_grad():
+                        average.lerp_(net.out.weight, 0.1)
                 optimizer.zero_grad()
     return folder
 
@@ -179,7 +193,7 @@ def test_a_step_that_one_side_leaves_early_is_said(compare: Compare) -> None:
     assert "step 1 of the target has no backward pass and no optimizer step" in verdict["sentence"]
 
 
-@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 def test_a_call_whose_result_is_multiplied_by_zero_is_told_by_the_gradients(
     compare: Compare, level: str
 ) -> None:
@@ -190,10 +204,43 @@ def test_a_call_whose_result_is_multiplied_by_zero_is_told_by_the_gradients(
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (Choices(bias=False), "only the reference has into.bias"),
+        (Choices(redraws=True), "out.weight differs when step 0 starts"),
+    ],
+    ids=["other", "redrawn"],
+)
 def test_another_model_comes_before_the_data_that_are_drawn_after_it(
+    compare: Compare, level: str, change: Choices, words: str
+) -> None:
+    verdict = compare(level, change)["verdict"]
+    assert verdict["class"] == "parameters", verdict["sentence"]
+    assert words in verdict["sentence"]
+    assert "the state of the generator cpu differs" in verdict["sentence"]
+    assert any("the batch of step 0 differs" in each for each in verdict["evidence"])
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_loss_made_by_a_further_call_is_told_by_that_call(compare: Compare, level: str) -> None:
+    verdict = compare(level, Choices(narrow=True))["verdict"]
+    assert verdict["class"] == "call"
+    assert "only the target calls Tensor.__getitem__." in verdict["sentence"]
+    assert verdict["where"]["step"] == 0
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_tensor_that_one_side_alone_changes_is_said_where_nothing_uses_it(
     compare: Compare, level: str
 ) -> None:
-    verdict = compare(level, Choices(bias=False))["verdict"]
-    assert verdict["class"] == "parameters", verdict["sentence"]
-    assert "only the reference has into.bias" in verdict["sentence"]
-    assert any("the batch of step 0 differs" in each for each in verdict["evidence"])
+    verdict = compare(level, Choices(), Choices(averages=True))["verdict"]
+    assert (verdict["class"], verdict["confidence"]) == ("equal", "possible")
+    assert "only the reference calls Tensor.lerp_.0.forward" in verdict["sentence"]
+    assert compare(level, Choices(averages=True), Choices(averages=True))["equal"]
+
+
+def test_a_call_that_uses_a_parameter_outside_its_module_is_named(compare: Compare) -> None:
+    verdict = compare("mix", Choices(penalty=True))["verdict"]
+    assert verdict["class"] == "call"
+    assert "only the target calls Tensor." in verdict["sentence"]

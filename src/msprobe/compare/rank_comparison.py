@@ -11,7 +11,7 @@ from msprobe.compare.model import Mode, OperationPair, Row
 
 if TYPE_CHECKING:
     from msprobe.compare.sides import Side
-    from msprobe.compare.verdicts.history import LoneCall
+    from msprobe.compare.verdicts.places import Clue
     from msprobe.compare.verdicts.proof import Proof
 
 
@@ -60,7 +60,7 @@ class RankComparison:
     rows: list[Row]
     growths: dict[int, float] = field(default_factory=dict)
     proof: Proof | None = None
-    lone_call: LoneCall | None = None
+    lone_call: Clue | None = None
     noise: NoiseJudgement | None = None
     table: Path | None = None
 

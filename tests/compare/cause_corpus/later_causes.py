@@ -670,7 +670,7 @@ LATER_CAUSES = [
         "normalised in place",
         "conv",
         normalised_in_place,
-        ("data",),
+        ("data", "call"),
         r"step 2",
         normalised,
         steps=4,

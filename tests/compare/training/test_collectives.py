@@ -199,6 +199,15 @@ def test_a_loss_names_the_operations_that_made_it() -> None:
     assert found.verdict == "call"
     assert "by smooth_l1_loss, addmm in the target, by mse_loss, addmm in the ref" in found.words
 
+    same = ("mul", "div", "add")
+    one, other = loss(0.4, *same, "neg", "mean"), loss(1.1, *same, "mean(dim=1)")
+    (found,) = history([one], [other]).differences()
+    assert "before its last 3 calls it is made by neg, mean in the target" in found.words
+
+    one, other = loss(0.4, *same, "sum(dim=0)"), loss(1.1, *same, "sum(dim=1)")
+    (found,) = history([one], [other]).differences()
+    assert found.verdict == "argument"
+
 
 def buffers(values: Arrays, **settings: str) -> dict[str, Any]:
     names = [f"norm.{name}" for name in ("running_mean", "running_var")]

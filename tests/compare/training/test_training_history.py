@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -211,6 +212,15 @@ def test_order_of_batches(target: Sequence[int], reference: Sequence[int], words
             {"checksum": "x", "dtype": "torch.int64"},
             "input.0 is torch.int64 instead of torch.float32",
         ),
+        (
+            {
+                "checksum": "x",
+                "mean": math.nextafter(batch(1)["mean"], 1),
+                "max": 7.0,
+                "projections": [1.0, 2.0],
+            },
+            "max of input.0 is 7",
+        ),
     ],
 )
 def test_one_batch_that_differs(change: Parts, words: str) -> None:
@@ -225,6 +235,18 @@ def test_a_missing_micro_batch() -> None:
     (found,) = said(differences((target, reference)))
 
     assert found == "data: step 0 has 1 micro batch in the target, 2 in the reference"
+
+
+def test_a_number_for_all_samples_is_no_sample() -> None:
+    number = {"where": "kwargs.count", "shape": []}
+    halves = [batch(1, micro, shape=[2, 2], norm=2.0) for micro in (0, 1)]
+    whole = [batch(1, norm=math.sqrt(8)), batch(1, norm=2.0) | number]
+
+    target = {"data": [*halves, *(each | number for each in halves)]}
+    (found,) = differences((target, {"data": whole}))
+
+    assert found.words.endswith("they hold the same samples")
+    assert found.effect is Effect.NONE
 
 
 def test_micro_batches_that_an_interrupted_step_did_not_reach() -> None:

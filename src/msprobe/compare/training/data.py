@@ -284,7 +284,10 @@ def _totals(data: Sequence[Data]) -> dict[str, tuple[float, float]]:
     for each in data:
         count, size = found.get(each.where, (0.0, 0.0))
         square = (each.norm or 0.0) ** 2
-        found[each.where] = count + math.prod(each.shape), size + square
+        if each.shape:
+            found[each.where] = count + math.prod(each.shape), size + square
+        else:  # a number for all samples
+            found[each.where] = 0.0, max(size, square)
     return found
 
 
@@ -363,9 +366,9 @@ def _tensor_words(target: Data, reference: Data) -> str:
     if _is_permuted(target, reference):
         return f"{where} holds the same values in another order"
     for name in ("mean", "norm", "max", "min"):
-        numbers = getattr(target, name), getattr(reference, name)
-        if None not in numbers and numbers[0] != numbers[1]:
-            return f"{name} of {where} is {shown(numbers[0])} instead of {shown(numbers[1])}"
+        number, other = (shown(getattr(side, name)) for side in (target, reference))
+        if str(None) not in (number, other) and number != other:
+            return f"{name} of {where} is {number} instead of {other}"
     size = _change(target, reference).words
     return f"{where} differs {size}".rstrip()
 

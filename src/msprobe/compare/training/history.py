@@ -312,10 +312,14 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
         verdict = VerdictClass.GRADIENT if meaning else VerdictClass.UNEXPLAINED
         made = ""
         if target.made_by and reference.made_by and target.made_by != reference.made_by:
-            made = "; it is made by {} in the target, by {} in the reference".format(
-                *(", ".join(loss.made_by[:_SHOWN_OPERATIONS]) for loss in (target, reference))
+            both = list(zip_longest(target.made_by, reference.made_by, fillvalue=""))
+            last = next(n for n, (own, other) in enumerate(both) if own != other)
+            before = f"before its last {last} call{'s' * (last > 1)} " if last else ""
+            made = f"; {before}it is made by " + ", by ".join(
+                f"{', '.join(loss.made_by[last : last + _SHOWN_OPERATIONS]) or 'no more'} in the "
+                f"{side}"
+                for side, loss in (("target", target), ("reference", reference))
             )
-            both = zip_longest(target.made_by, reference.made_by, fillvalue="")
             apart = [[text.partition("(")[0] for text in each] for each in both if len({*each}) > 1]
             if not meaning and len(apart) == 1:
                 is_same = apart[0][0] == apart[0][1]

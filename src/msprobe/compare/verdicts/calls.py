@@ -135,6 +135,14 @@ class Calls:
         name = forward_name(call.parsed)
         return None if name is None else self.named(name, is_target=call.pair.target is not None)
 
+    def forwards_of(self, call: Call) -> Iterator[Call]:
+        """Yield the forward calls of both sides of a backward record, where they were recorded."""
+        for own, is_target in ((call.pair.target, True), (call.pair.reference, False)):
+            name = None if own is None else forward_name(parse_record_name(own))
+            forward = None if name is None else self.named(name, is_target=is_target)
+            if forward is not None:
+                yield forward
+
     def backward_of(self, call: Call, *, is_target: bool) -> Call | None:
         """Return the backward record of a forward call on one side, None if there is none."""
         name = call.pair.target if is_target else call.pair.reference

@@ -206,6 +206,8 @@ def culprit_words(culprit: Culprit) -> str:
         own, other = sides if row.pair.reference is None else sides[::-1]
         if culprit.kind == "backward":
             return f"no gradient gets to {where}, in the {other}"
+        if culprit.kind == "parameter_grad":
+            return f"{row.value.slot} of {where} gets no gradient in the {other}"
         if is_cast(_parsed(culprit)) and row.holds_tensor:
             return f"only the {own} calls {where}, a cast to {row.value.dtype}"
         return f"only the {own} calls {where}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from msprobe.collectives.calls import is_communication
@@ -29,8 +30,9 @@ from msprobe.compare.verdicts.culprit_classes import (
     moment_of,
 )
 from msprobe.compare.verdicts.next_steps import for_culprit
-from msprobe.compare.verdicts.observations import GradientFactor, LateCall, StepObservations
+from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
 from msprobe.compare.verdicts.own_error import key_of
+from msprobe.compare.verdicts.places import Clue
 from msprobe.compare.verdicts.ranking import Culprit, culprit_groups
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
@@ -70,7 +72,7 @@ class _Search:
         facts = [fact for fact in self._findings.facts if self._is_effective(fact)]
         fact = min(facts, key=_order, default=None)
         if fact is not None and fact.moment is Moment.DATA:
-            fact = self._other_model(facts, fact) or fact
+            fact = self._other_start(facts, fact) or fact
         if are_different_programs(self._findings) and not _is_end(fact):
             return different_programs(self._findings)
         factor = self._factor()
@@ -132,26 +134,26 @@ class _Search:
             return observed is not None and _agrees_until(observed, fact)
         return self._differs_after(fact)
 
-    def _other_model(
+    def _other_start(
         self, facts: Sequence[FactDifference], data: FactDifference
     ) -> FactDifference | None:
-        """Return the parameters that one side alone has, if they explain that batches differ.
+        """Return the parameters with which a step starts, if they explain that batches differ.
 
         A model that is made in another way leaves the generator in another state, from which the
         batches may be drawn.
         """
-        if data.is_partial:
-            return None
         place = data.step, data.rank
-        if not any(
-            each.verdict is VerdictClass.RANDOM and (each.step, each.rank) == place
+        drawn = [
+            each
             for each in self._findings.facts
-        ):
+            if each.verdict is VerdictClass.RANDOM and (each.step, each.rank) == place
+        ]
+        if data.is_partial or not drawn:
             return None
         for each in facts:
-            is_alone = each.verdict is VerdictClass.PARAMETERS and each.effect is Effect.POSSIBLE
-            if is_alone and (each.step, each.rank) == place:
-                return each
+            if each.verdict is VerdictClass.PARAMETERS and (each.step, each.rank) == place:
+                words = f"{each.words}; {drawn[0].words}, from which the data may be drawn"
+                return replace(each, words=words)
         return None
 
     def _follows_culprit(self, fact: FactDifference) -> bool:
@@ -257,7 +259,7 @@ class _Search:
             evidence.append(culprit_words(shows))
         late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
         verdict, words = fact.verdict, fact.words
-        if late is not None and is_communication(parse_record_name(late.record)):
+        if late is not None and is_communication(parse_record_name(late.place.record)):
             verdict, words = VerdictClass.COMMUNICATION, f"{late.words}; {words}"
         elif late is not None:
             evidence.insert(0, late.words)
@@ -283,7 +285,7 @@ class _Search:
                 phase=fact.moment.phase,
             ),
             next_steps=[
-                *([f"look at {late.source}"] if late is not None and late.source else []),
+                *(late.place.next if late is not None else []),
                 *fact.next,
             ],
         )
@@ -296,7 +298,7 @@ class _Search:
                 return each
         return None
 
-    def _late_call(self, step: int, rank: int | str) -> LateCall | None:
+    def _late_call(self, step: int, rank: int | str) -> Clue | None:
         observed = self._observed.get((step, rank))
         return None if observed is None else observed.late_call
 
@@ -353,7 +355,7 @@ class _Search:
         is_behind_loss = found.has_same_loss and not found.is_reduced
         meaning = "" if is_behind_loss else meanings.of(value)
         words = (
-            f"the gradients are {value:.6g} times the reference's from {found.record} on "
+            f"the gradients are {value:.6g} times the reference's from {found.place.record} on "
             f"(step {observed.step}, {found.total} gradient{'s' * (found.total > 1)})"
         )
         if meaning:
@@ -373,16 +375,9 @@ class _Search:
                 "the results of the forward pass agree",
                 *(["the loss is the same, and was not scaled"] if is_behind_loss else []),
             ],
-            where=Where(
-                step=observed.step,
-                rank=observed.rank,
-                record=found.record,
-                module=found.module,
-                source=found.source,
-                phase=found.moment.phase,
-            ),
+            where=replace(Where.at(found.place, observed.rank), phase=found.moment.phase),
             next_steps=[
-                *([f"look at {found.source}"] if found.source else []),
+                *found.place.next,
                 "look at the scaling of the loss and at hooks on gradients",
             ],
         )
@@ -427,9 +422,8 @@ class _Search:
             if observed.cleared is not None:
                 words = observed.cleared
                 next_steps = ["clear gradients once a step: after the optimizer, before backward"]
-        if late is not None and late.source:
-            next_steps.insert(0, f"look at {late.source}")
         if late is not None:
+            next_steps[:0] = late.place.next
             evidence.append(late.words)
         return self._findings.conclude(
             verdict,

@@ -19,6 +19,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Missing, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import backward_bound, exact_operand, operand_of
+from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
     lost_gradient,
@@ -106,7 +107,7 @@ class GradientFlow:
             mark(row, Origin.INHERITED)
         elif shares and self._is_sum_of(row, shares):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
-        elif self._differs_in_module(call, row):
+        elif self._differs_in_module(call, row) or self._has_lone_user(call, row):
             mark(row, Origin.INHERITED)
         elif not shares and (state.has_difference or state.may_have_grown(row, _UNRECORDED_GROWTH)):
             mark(row, Origin.INHERITED, state.cause_if_unlikely(row, _UNRECORDED_GROWTH))
@@ -156,6 +157,29 @@ class GradientFlow:
             if backward is not None and any(r.status.is_difference for r in backward.inputs):
                 return True
         raise AssertionError
+
+    def _has_lone_user(self, call: Call, row: Row) -> bool:
+        """Return whether a call of one side alone, outside the module, uses a parameter; blames it.
+
+        As the penalty of a loss does.
+        """
+        module = self._module_record(call, "forward")
+        keys = {
+            fingerprint(each.value)
+            for each in (module.inputs if module is not None else ())
+            if each.value.role is Role.PARAMETER and each.value.argument == row.value.slot
+        }
+        users = [
+            each
+            for each in self._state.rows
+            if not each.pair.is_matched
+            and each.value.role is Role.INPUT
+            and fingerprint(each.value) in keys - {None}
+        ]
+        shares = [self._handed_back(each, each.pair.target is not None) for each in users]
+        lone = [share for share in shares if share is not None and share.value.is_tensor]
+        self._blame_lone(lone)
+        return bool(lone)
 
     def _is_noise(self, call: Call, row: Row) -> bool:
         """Return whether a gradient is zero up to the rounding of the sum that made it.

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.data_flow import fingerprint, fingerprints
+from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.dump.values import Role
 
 # How far an update may enlarge the relative error of a gradient: where terms of it cancel.
@@ -22,35 +23,6 @@ _MOST_ALONE: Final = 10_000
 
 Parameter = tuple[str, str]
 """A module, and the name of one of its parameters."""
-
-
-class LoneCall(NamedTuple):
-    """A call of an earlier step that one side alone makes, and whose result is used later.
-
-    Attributes:
-        record: its record.
-        side: ``target`` or ``reference``.
-        module: path of the module around it.
-        source: line of the user's code.
-        step: of the call.
-        used_in: step that uses the result.
-    """
-
-    record: str
-    side: str
-    module: str
-    source: str | None
-    step: int
-    used_in: int
-
-    @property
-    def words(self) -> str:
-        """The call in words."""
-        place = f" ({self.source})" if self.source else ""
-        return (
-            f"only the {self.side} calls {self.record}{place}, in step {self.step}, and step "
-            f"{self.used_in} uses its result"
-        )
 
 
 @dataclass(slots=True)
@@ -71,7 +43,7 @@ class History:
     gradients: dict[Parameter, bool] = field(default_factory=dict)
     errors: dict[Parameter, float] = field(default_factory=dict)
     results: set[Hashable] = field(default_factory=set)
-    alone: dict[tuple[bool, Hashable], LoneCall] = field(default_factory=dict)
+    alone: dict[tuple[bool, Hashable], Clue] = field(default_factory=dict)
 
     def add(self, comparison: RankComparison) -> None:
         """Take in a step that was judged."""
@@ -101,24 +73,17 @@ class History:
         key = fingerprint(row.value)
         if key is None or not row.holds_tensor or len(self.alone) >= _MOST_ALONE:
             return
-        side, record = comparison.side_of(row.pair), row.pair.name
-        is_target = row.pair.target is not None
-        self.alone[is_target, key] = LoneCall(
-            record,
-            "target" if is_target else "reference",
-            side.module(record),
-            side.source_line(record),
-            comparison.step,
-            comparison.step,
-        )
+        words = f"{lone_words(comparison, row.pair)}, in step {comparison.step}"
+        clue = Clue(words, Place.of(comparison, row.pair))
+        self.alone[row.pair.target is not None, key] = clue
 
-    def maker_of(self, row: Row, step: int) -> LoneCall | None:
+    def maker_of(self, row: Row, step: int) -> Clue | None:
         """Return the call of an earlier step, without a partner, that made a value of a row."""
         for is_target, value in ((True, row.target), (False, row.reference)):
             key = None if value is None else fingerprint(value)
             found = None if key is None else self.alone.get((is_target, key))
             if found is not None:
-                return found._replace(used_in=step)
+                return Clue(f"{found.words}, and step {step} uses its result", found.place)
         return None
 
     def handed_on(self, row: Row) -> bool:

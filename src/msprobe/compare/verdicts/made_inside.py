@@ -37,17 +37,26 @@ class MadeInside(Made):
 
     def __init__(self, comparison: RankComparison) -> None:
         self._comparison = comparison
+        self._given: set[Hashable] = set()  # to calls to blame
 
     def __contains__(self, both: object) -> bool:
-        """Return whether the inputs of both sides were made by calls that were recorded."""
+        """Return whether the inputs of both sides were made by calls that were recorded.
+
+        Or those of one side by calls to blame, of what is the other side's input.
+        """
         assert isinstance(both, tuple)
-        keys = zip((self._target, self._reference), both, strict=True)
-        return all(_key(data) in made and not _encloses(data, made) for made, data in keys)
+        sides = list(zip((self._target, self._reference), both, strict=True))
+        made = [_key(data) in made and not _encloses(data, made) for made, data in sides]
+        if all(made) or not any(made):
+            return made[0]
+        (found, own), (_, other) = sides if made[0] else reversed(sides)
+        return _CULPRIT in found[_key(own)] and _key(other) in self._given
 
     def is_faulty(self, both: tuple[Data, Data]) -> bool:
         """Return whether the inputs of both sides are what a call to blame made of the data."""
         keys = zip((self._target, self._reference), both, strict=True)
-        return both in self and all(_CULPRIT in made[_key(data)] for made, data in keys)
+        found = [made[_key(data)] for made, data in keys if _key(data) in made]
+        return both in self and all(_CULPRIT in each for each in found)
 
     def given(self, pair: FactsPair) -> FactsPair:
         """Return facts without results of models, if these alone make the counts differ."""
@@ -83,6 +92,7 @@ class MadeInside(Made):
         found: dict[Hashable, set[str]] = {}
         position = -1
         taken_in: set[Hashable] = set()
+        keys: set[Hashable] = set()
         depends = is_blamed = False
         for row in comparison.rows:
             value = row.target if is_target else row.reference
@@ -90,7 +100,7 @@ class MadeInside(Made):
                 continue
             if row.pair.position != position:
                 position, taken_in, depends = row.pair.position, set(), False
-                is_blamed = False
+                keys, is_blamed = set(), False
             name = _name(row, is_target=is_target)
             draws = side.operator(name).draws_random
             # Numbers that both sides draw by the same call are data.
@@ -98,6 +108,7 @@ class MadeInside(Made):
             is_blamed = is_blamed or is_own
             if value.role is not Role.OUTPUT:
                 taken_in.add(fingerprint(value))
+                keys.add(_key(value))
                 known = found.get(_key(value), ())
                 depends = depends or bool(value.requires_grad) or _RESULT in known
                 is_blamed = is_blamed or _CULPRIT in known
@@ -106,6 +117,8 @@ class MadeInside(Made):
             is_drawn = draws and fingerprint(value) not in taken_in
             # Of two calls that draw in place of each other, one is blamed.
             is_blamed = is_blamed or (is_drawn and not row.pair.is_matched)
+            if is_own:
+                self._given |= keys
             if not (is_result or is_blamed or is_drawn):
                 continue
             around = found.setdefault(_key(value), set())

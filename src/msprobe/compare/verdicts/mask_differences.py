@@ -2,7 +2,8 @@
 """Differences that statistics hide: masks, and masked values, that look the same and are not.
 
 Of true and false values statistics keep only the largest and the least. Two masks with both kinds
-of element look equal, wherever these are. Beside an element of -3.4e38 no other counts in a norm
+of element look equal, wherever these are. Projections of zeros and ones are small whole numbers,
+often the same. Beside an element of -3.4e38 no other counts in a norm
 or a mean. Elements in another order are told by projections, which not every value has. The inputs
 of the call that made such a value tell more.
 """
@@ -62,7 +63,7 @@ def hidden_difference(state: OriginState, call: Call) -> Hidden | None:
             # Of an argument that differs statistics of the mask show nothing.
             elif state.convict(maker.start):
                 return Hidden(math.inf, differs=True)
-            found = _largest(inputs, is_mask=row.value.dtype == "bool")
+            found = _largest(inputs, is_mask=_is_mask(row.value))
             if found is not None:
                 return found
             if maker.start not in seen:
@@ -93,8 +94,15 @@ def _hides(row: Row) -> bool:
 def _hides_its_elements(value: Value) -> bool:
     if not value.is_tensor or value.md5 is not None:
         return False
-    is_mask = value.dtype == "bool" and value.norm is None
-    return is_mask or is_limit(value.min) or is_limit(value.max)
+    return _is_mask(value) or is_limit(value.min) or is_limit(value.max)
+
+
+def _is_mask(value: Value) -> bool:
+    """Return whether all elements are true or false, or zeros and ones."""
+    if value.norm is None or value.mean is None:
+        return value.dtype == "bool" and value.norm is None
+    ones = value.mean * math.prod(value.shape or ())
+    return (value.min, value.max) == (0, 1) and math.isclose(value.norm**2, ones, rel_tol=1e-6)
 
 
 def _may_be_reordered(row: Row) -> bool:

@@ -7,9 +7,11 @@ The rows themselves may be set aside once a step is finished.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from msprobe.collectives.calls import is_communication
@@ -19,12 +21,14 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
 from msprobe.compare.verdicts.cleared_gradients import cleared_gradients
-from msprobe.compare.verdicts.history import LoneCall
+from msprobe.compare.verdicts.data_flow import fingerprint
+from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.compare.verdicts.proof import Proof
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, forward_name
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 
+_IN_PLACE: Final = re.compile(r"[^_]_$")
 _OF_BACKWARD: Final = (RecordKind.BACKWARD, RecordKind.PARAMETERS_GRAD)
 
 
@@ -33,9 +37,7 @@ class GradientFactor(NamedTuple):
 
     Attributes:
         factor: the factor.
-        record: the first record in backward order that shows it.
-        module: path of the module around that record.
-        source: line of the user's code.
+        place: the first record in backward order that shows it.
         total: how many gradients differ.
         is_reduced: the gradients are those after a reduction over ranks.
         calls: the first call of target and reference between this one and the next that both make:
@@ -44,9 +46,7 @@ class GradientFactor(NamedTuple):
     """
 
     factor: Factor
-    record: str
-    module: str
-    source: str | None
+    place: Place
     total: int
     is_reduced: bool = False
     calls: tuple[str, str] | None = None
@@ -56,62 +56,6 @@ class GradientFactor(NamedTuple):
     def moment(self) -> Moment:
         """When in the step it takes effect."""
         return Moment.REDUCE if self.is_reduced else Moment.BACKWARD
-
-
-class Place(NamedTuple):
-    """A record, and where its call was made.
-
-    Attributes:
-        record: its name.
-        module: path of the module around it.
-        source: line of the user's code.
-    """
-
-    record: str
-    module: str
-    source: str | None
-
-    @property
-    def words(self) -> str:
-        """The place in words."""
-        return f"{self.record} ({self.source})" if self.source else self.record
-
-
-class LateCall(NamedTuple):
-    """A call that one side alone makes after its backward pass began: in a hook, for example.
-
-    Attributes:
-        record: its record.
-        side: ``target`` or ``reference``.
-        source: line of the user's code.
-        dtype: type of the tensor that it is given, if it sends it to other ranks.
-    """
-
-    record: str
-    side: str
-    source: str | None
-    dtype: str = ""
-
-    @property
-    def words(self) -> str:
-        """The call in words."""
-        place = f" ({self.source})" if self.source else ""
-        sent = f" of {self.dtype}" if self.dtype else ""
-        return (
-            f"only the {self.side} calls {self.record}{sent}{place} after the backward pass began"
-        )
-
-
-class Given(NamedTuple):
-    """A tensor that a call is given from outside.
-
-    Attributes:
-        words: the tensor and how it differs.
-        place: the call.
-    """
-
-    words: str
-    place: Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +85,9 @@ class StepObservations:
         late_call: the first call that one side alone makes after its backward pass began.
         lone_call: a call of an earlier step that one side alone makes, whose result this one uses.
         knows_updates: both sides recorded what the optimizer got and made of it.
+        small: an argument, or a call that draws random numbers, of one side alone, whose effect is
+            within the tolerance of its type.
+        unused: a call of one side alone that changes a tensor which no recorded call uses.
         cleared: which side clears gradients between micro batches, in words; None if neither.
         has_modules_only: both sides were recorded at level L0.
     """
@@ -155,16 +102,18 @@ class StepObservations:
     backward_differs: bool = False
     random_input: str | None = None
     labels: str | None = None
-    given: Given | None = None
+    given: Clue | None = None
     proof: Proof | None = None
     factor: GradientFactor | None = None
     precisions: Mapping[tuple[str, str], int] = field(default_factory=dict)
     first_precision: Place | None = None
     idle_arguments: int = 0
     replaces_parameters: bool = False
-    late_call: LateCall | None = None
-    lone_call: LoneCall | None = None
+    late_call: Clue | None = None
+    lone_call: Clue | None = None
     knows_updates: bool = False
+    small: Clue | None = None
+    unused: Clue | None = None
     cleared: str | None = None
     has_modules_only: bool = False
 
@@ -213,13 +162,15 @@ def observe(comparison: RankComparison) -> StepObservations:
         proof=comparison.proof,
         factor=_factor(comparison, backward) if backward and not forward_differs else None,
         precisions=Counter(types for _, types in of_types),
-        first_precision=_place(comparison, of_types[0][0]) if of_types else None,
+        first_precision=Place.of(comparison, of_types[0][0].pair) if of_types else None,
         idle_arguments=sum(row.cause is Cause.NO_EFFECT for row in inexact),
         replaces_parameters=any(
             row.cause is Cause.HARMLESS and row.value.role is Role.PARAMETER for row in inexact
         ),
         late_call=_late_call(comparison),
         lone_call=comparison.lone_call,
+        small=_small_cause(comparison),
+        unused=_unused_change(comparison),
         cleared=cleared_gradients(comparison),
         has_modules_only=all(
             side.view.head.level == "L0" for side in (comparison.target, comparison.reference)
@@ -255,10 +206,10 @@ def _passes_before(comparison: RankComparison, rows: Sequence[Row]) -> float:
     return passes
 
 
-def _late_call(comparison: RankComparison) -> LateCall | None:
+def _late_call(comparison: RankComparison) -> Clue | None:
     """Return the first of these calls; one that sends gradients to other ranks before others."""
     begun: set[str] = set()  # in the order of each side: calls of one alone stand anywhere between
-    first: LateCall | None = None
+    first: Clue | None = None
     for pair in comparison.pairs:
         side = comparison.side_of(pair)
         parsed = side.parsed(pair.name)
@@ -267,11 +218,59 @@ def _late_call(comparison: RankComparison) -> LateCall | None:
             begun.update(own)
         if pair.is_matched or parsed.kind is not RecordKind.FORWARD or own[0] not in begun:
             continue
-        if is_communication(parsed):
+        is_sent = is_communication(parsed)
+        if first is None or is_sent:
             dtype = next((each.dtype for each in side.values(pair.name) if each.dtype), "")
-            return LateCall(pair.name, own[0], side.source_line(pair.name), dtype)
-        first = first or LateCall(pair.name, own[0], side.source_line(pair.name))
+            words = lone_words(comparison, pair, f" of {dtype}" if is_sent and dtype else "")
+            first = Clue(f"{words} after the backward pass began", Place.of(comparison, pair))
+        if is_sent:
+            break
     return first
+
+
+def _small_cause(comparison: RankComparison) -> Clue | None:
+    """Return the first argument or draw that differs, and changes results within tolerance."""
+    for _, group in groupby(comparison.rows, key=lambda row: row.pair.position):
+        rows = list(group)
+        pair = rows[0].pair
+        side = comparison.side_of(pair)
+        if side.parsed(pair.name).kind is not RecordKind.FORWARD:
+            continue
+        if not pair.is_matched and side.operator(pair.name).draws_random:
+            return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
+        idle = [row for row in rows if row.cause is Cause.NO_EFFECT]
+        tensors = [row for row in rows if row.holds_tensor]
+        is_made = all((row.status is Status.EQUAL) is not _is_result(row) for row in tensors)
+        if idle and tensors and is_made:
+            place = Place.of(comparison, pair)
+            words = f"{idle[0].value.slot} of {place.words} is {idle[0].finding}"
+            return Clue(words, place, is_argument=True)
+    return None
+
+
+def _is_result(row: Row) -> bool:
+    return row.value.role is Role.OUTPUT
+
+
+def _unused_change(comparison: RankComparison) -> Clue | None:
+    """Return the first call of one side alone that changes a tensor which no other record holds.
+
+    Of the shape of a parameter, after the backward pass: an average of weights, say, and no log.
+    """
+    facts, end = comparison.target.view.facts, _end_of_backward(comparison)
+    columns = None if facts is None else facts.parameters
+    lone = {pair.name for pair in comparison.pairs if pair.position > end and not pair.is_matched}
+    if columns is None or not lone:
+        return None
+    shapes = {tuple(shape) for shape in columns.shape if math.prod(shape) > 1}
+    held = Counter(key for row in comparison.rows for key in {*map(fingerprint, row.values)})
+    for row in comparison.rows:
+        parsed = comparison.side_of(row.pair).parsed(row.pair.name)
+        is_change = parsed.kind is RecordKind.FORWARD and _IN_PLACE.search(parsed.path) is not None
+        is_lone = row.pair.name in lone and not row.pair.is_matched and row.value.shape in shapes
+        if is_change and is_lone and _is_result(row) and held[fingerprint(row.value)] == 1:
+            return Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
+    return None
 
 
 def _are_labels(row: Row) -> bool:
@@ -283,13 +282,13 @@ def _is_outside(row: Row) -> bool:
     return row.origin is Origin.INPUT and row.cause is Cause.OUTSIDE and row.holds_tensor
 
 
-def _given(comparison: RankComparison, row: Row) -> Given | None:
+def _given(comparison: RankComparison, row: Row) -> Clue | None:
     facts = comparison.target.view.facts, comparison.reference.view.facts
     knows_parameters = all(each is not None and each.parameters is not None for each in facts)
     if not knows_parameters or not _is_outside(row):
         return None
-    place = _place(comparison, row)
-    return Given(f"{row.value.slot} of {place.words}: {row.finding}", place)
+    place = Place.of(comparison, row.pair)
+    return Clue(f"{row.value.slot} of {place.words}: {row.finding}", place)
 
 
 def _precisions(row: Matched) -> tuple[str, str] | None:
@@ -297,11 +296,6 @@ def _precisions(row: Matched) -> tuple[str, str] | None:
     if target == reference:
         return None
     return (target, reference) if epsilon_of(target) and epsilon_of(reference) else None
-
-
-def _place(comparison: RankComparison, row: Row) -> Place:
-    side, record = comparison.side_of(row.pair), row.pair.name
-    return Place(record, side.module(record), side.source_line(record))
 
 
 def _is_gradient(comparison: RankComparison, row: Row) -> bool:
@@ -317,15 +311,13 @@ def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor |
     first = next(
         row for row, factor in factors if factor is not None and factor.agrees_with(common.value)
     )
-    side, record = comparison.side_of(first.pair), first.pair.name
+    parsed = comparison.side_of(first.pair).parsed(first.pair.name)
     return GradientFactor(
         common,
-        record,
-        side.module(record),
-        side.source_line(record),
+        Place.of(comparison, first.pair),
         len(factors),
-        side.parsed(record).kind is RecordKind.PARAMETERS_GRAD_REDUCED,
-        _other_calls_after(comparison, forward_name(side.parsed(record))),
+        parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED,
+        _other_calls_after(comparison, forward_name(parsed)),
         _has_same_loss(comparison),
     )
 

@@ -189,9 +189,27 @@ class _Search:
         differing = [row for row in call.outputs if row.status.is_difference]
         if not differing:
             return
+        if call.is_backward and self._belongs_to_lone_call(call):
+            for row in differing:
+                mark(row, Origin.INHERITED)
+            return
         incoming = _Arrivals.of(self._state, call)
         for row in differing:
             self._judge_output(call, row, incoming)
+
+    def _belongs_to_lone_call(self, call: Call) -> bool:
+        """Return whether calls that only one side makes explain other gradients; blames them.
+
+        The same gradient came in, as the loss was made of other calls, but not by the same call.
+        """
+        if self._state.has_difference or any(row.status.is_difference for row in call.inputs):
+            return False
+        forwards = self._state.calls.forwards_of(call)
+        return any(
+            self._unmatched.blame_for(forward.start) is Blame.CALL
+            for forward in forwards
+            if not forward.is_matched
+        )
 
     def _judge_output(self, call: Call, row: Row, incoming: _Arrivals) -> None:
         state = self._state

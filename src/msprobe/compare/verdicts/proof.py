@@ -18,6 +18,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.conditioning import operand_of
+from msprobe.compare.verdicts.places import Place
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
@@ -78,9 +79,7 @@ class Jump:
     Attributes:
         kind: why it is not explained.
         row: name of the value.
-        record: name of the record.
-        module: path of the innermost module around it.
-        source: line of the user's code, None if not recorded.
+        place: its call.
         order: place of the call in the order of execution.
         error: relative error, None where it has no size.
         growth: error relative to the largest one of the call's inputs; infinite where these agree,
@@ -89,9 +88,7 @@ class Jump:
 
     kind: JumpKind
     row: str
-    record: str
-    module: str
-    source: str | None
+    place: Place
     order: int
     error: float | None
     growth: float | None
@@ -128,7 +125,7 @@ class Proof:
         right = [
             jump
             for jump in self.jumps
-            if jump.record in records and jump.kind in (JumpKind.CALL, JumpKind.SIZE)
+            if jump.place.record in records and jump.kind in (JumpKind.CALL, JumpKind.SIZE)
         ]
         left = tuple(jump for jump in self.jumps if jump not in right)
         worst = max(left, key=_height, default=None) if self.worst in right else self.worst
@@ -237,16 +234,13 @@ def _is_cancelled(comparison: RankComparison, row: Row, taken_in: Sequence[Row])
 
 
 def _jump(comparison: RankComparison, row: Row, kind: JumpKind) -> Jump:
-    side, record = comparison.side_of(row.pair), row.pair.name
     growth = comparison.growths.get(id(row))
     if growth is None and row.origin is Origin.INTRODUCED:
         growth = math.inf
     return Jump(
         kind=kind,
         row=row.name,
-        record=record,
-        module=side.module(record),
-        source=side.source_line(record),
+        place=Place.of(comparison, row.pair),
         order=row.pair.position,
         error=row.error if row.error is not None and math.isfinite(row.error) else None,
         growth=growth,

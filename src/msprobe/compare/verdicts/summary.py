@@ -267,9 +267,9 @@ def _jump(jump: Jump) -> dict[str, Any]:
     return {
         "kind": str(jump.kind),
         "row": jump.row,
-        "name": jump.record,
-        "module": jump.module,
-        "source": jump.source,
+        "name": jump.place.record,
+        "module": jump.place.module,
+        "source": jump.place.source,
         "order": jump.order,
         "error": jump.error,
         "growth": _number(jump.growth),

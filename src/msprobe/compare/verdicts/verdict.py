@@ -19,6 +19,7 @@ from msprobe.compare.training.differences import (
 from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.own_error import CulpritKey, OwnErrors
+from msprobe.compare.verdicts.places import Place
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 
@@ -46,6 +47,18 @@ class Where:
     source: str | None = None
     parameter: str | None = None
     phase: Phase | None = None
+
+    @classmethod
+    def at(cls, place: Place, rank: int | str) -> Where:
+        """Return the place of a call."""
+        return cls(
+            step=place.step,
+            rank=rank,
+            record=place.record,
+            module=place.module,
+            source=place.source,
+            phase=place.phase,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return it as it is in ``summary.json``."""

@@ -9,13 +9,11 @@ from typing import Final
 
 from msprobe.compare.model import Mode, Status
 from msprobe.compare.training.differences import Phase
-from msprobe.compare.verdicts.history import LoneCall
 from msprobe.compare.verdicts.next_steps import for_inputs
-from msprobe.compare.verdicts.observations import Place, StepObservations
+from msprobe.compare.verdicts.places import Clue
 from msprobe.compare.verdicts.proof import Jump, JumpKind
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
-from msprobe.dump.record_names import RecordKind, parse_record_name
 
 # Where a smaller share of the calls has partners, the two are different programs.
 _LEAST_PAIRED: Final = 1 / 3
@@ -75,14 +73,7 @@ def without_cause(findings: Findings) -> Verdict:
             VerdictClass.ARGUMENT,
             f"{first.given.words}; a tensor that no recorded call made (step {first.step})",
             Confidence.LIKELY,
-            where=Where(
-                step=first.step,
-                rank=first.rank,
-                record=first.given.place.record,
-                module=first.given.place.module,
-                source=first.given.place.source,
-                phase=Phase.FORWARD,
-            ),
+            where=Where.at(first.given.place, first.rank),
             next_steps=[
                 f"look at {first.given.place.source or first.given.place.record}, and at what "
                 "makes this tensor"
@@ -121,14 +112,22 @@ def without_cause(findings: Findings) -> Verdict:
             Confidence.LIKELY,
             where=_where_of_precision(findings),
         )
+    clue = _small_cause(findings)
+    more = (
+        "" if clue is None else f"; {clue.words}, step {clue.place.step}, with as small an effect"
+    )
     return findings.conclude(
         VerdictClass.PRECISION if precisions else VerdictClass.ROUNDING,
         (f"{precisions}; " if precisions else "")
-        + "every difference is explained by the rounding of its call or by its inputs",
-        Confidence.PROVED,
+        + f"every difference is explained by the rounding of its call or by its inputs{more}",
+        Confidence.PROVED if clue is None else Confidence.LIKELY,
         where=_where_of_precision(findings),
         next_steps=["compare both runs with one of higher precision to see which is nearer"],
     )
+
+
+def _small_cause(findings: Findings) -> Clue | None:
+    return next((each.small for each in findings.steps if each.small is not None), None)
 
 
 def _are_outgrown(findings: Findings, step: int) -> bool:
@@ -141,7 +140,7 @@ def _are_outgrown(findings: Findings, step: int) -> bool:
     proofs = [(each.step, each.proof) for each in findings.steps if each.proof is not None]
     jumps = [(number, jump) for number, proof in proofs for jump in proof.jumps]
     return any(proof.has_two_precisions for number, proof in proofs if number == step) and all(
-        jump.kind in _GROWTH and (number > step or _phase_of(jump.record) is Phase.BACKWARD)
+        jump.kind in _GROWTH and (number > step or jump.place.phase is Phase.BACKWARD)
         for number, jump in jumps
     )
 
@@ -176,12 +175,28 @@ def _unexplained(findings: Findings) -> Verdict:
         observed, jump = min(jumps, key=lambda pair: pair[0].step)
         lone, proof = observed.lone_call, observed.proof
         if lone and proof and proof.jumps and proof.jumps[0].kind is JumpKind.UNTRACED:
-            return _of_lone_call(findings, observed, lone)
+            return findings.conclude(
+                VerdictClass.CALL,
+                lone.words,
+                Confidence.LIKELY,
+                where=Where.at(lone.place, observed.rank),
+                next_steps=[f"look at {lone.place.source or lone.place.record}"],
+            )
+        clue = _small_cause(findings)
+        if clue is not None and clue.place.step <= observed.step:
+            return findings.conclude(
+                VerdictClass.ARGUMENT if clue.is_argument else VerdictClass.CALL,
+                f"{clue.words}, step {clue.place.step}; its own effect is as small as rounding, "
+                "and nothing else explains what follows",
+                Confidence.POSSIBLE,
+                where=Where.at(clue.place, observed.rank),
+                next_steps=[*clue.place.next, *more],
+            )
         words = f"the difference jumps most in {_jump_words(jump)} (step {observed.step})"
-        where = _where_of(observed, jump)
-        more += [f"look at {jump.source}"] if jump.source else []
+        where = Where.at(jump.place, observed.rank)
+        more += jump.place.next
         if findings.mode is not Mode.TENSOR:
-            place = jump.module or jump.record
+            place = jump.place.module or jump.place.record
             more.append(f"record {place} with task tensor in both runs, and compare its elements")
     return findings.conclude(
         VerdictClass.UNEXPLAINED,
@@ -189,23 +204,6 @@ def _unexplained(findings: Findings) -> Verdict:
         Confidence.POSSIBLE,
         where=where,
         next_steps=[*more, "record one run twice: is it equal to itself?"],
-    )
-
-
-def _of_lone_call(findings: Findings, observed: StepObservations, lone: LoneCall) -> Verdict:
-    return findings.conclude(
-        VerdictClass.CALL,
-        lone.words,
-        Confidence.LIKELY,
-        where=Where(
-            step=lone.step,
-            rank=observed.rank,
-            record=lone.record,
-            module=lone.module,
-            source=lone.source,
-            phase=_phase_of(lone.record),
-        ),
-        next_steps=[f"look at {lone.source or lone.record}"],
     )
 
 
@@ -218,30 +216,13 @@ def _precisions(findings: Findings) -> str:
         return ""
     (types, count), *_ = total.most_common(1)
     words = f"{count} values are {types[0]} in the target, {types[1]} in the reference"
-    first = _first_precision(findings)
-    return words if first is None else f"{words}, first in {first[1].words}"
-
-
-def _first_precision(findings: Findings) -> tuple[StepObservations, Place] | None:
-    for each in findings.steps:
-        if each.first_precision is not None:
-            return each, each.first_precision
-    return None
+    first = next((each.first_precision for each in findings.steps if each.first_precision), None)
+    return words if first is None else f"{words}, first in {first.words}"
 
 
 def _where_of_precision(findings: Findings) -> Where | None:
-    found = _first_precision(findings)
-    if found is None:
-        return None
-    observed, place = found
-    return Where(
-        step=observed.step,
-        rank=observed.rank,
-        record=place.record,
-        module=place.module,
-        source=place.source,
-        phase=_phase_of(place.record),
-    )
+    places = ((each.first_precision, each.rank) for each in findings.steps)
+    return next((Where.at(place, rank) for place, rank in places if place is not None), None)
 
 
 def _of_inputs(findings: Findings) -> Verdict:
@@ -271,27 +252,38 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
         words += f"; {arguments} arguments differ without consequence"
     if inside > arguments:
         words += f"; {inside - arguments} others differ on the way to results that agree"
-    elif unmatched:
+    elif unmatched and not any(each.unused for each in findings.steps):
         words += "; the sides make different calls, without consequence for any value"
     late = next((each for each in findings.steps if each.late_call is not None), None)
-    if late is None or late.late_call is None or late.knows_updates:
+    if late is not None and late.late_call is not None and not late.knows_updates:
+        return findings.conclude(
+            VerdictClass.EQUAL,
+            f"{words} that was recorded",
+            Confidence.POSSIBLE,
+            evidence=[
+                f"{late.late_call.words}; whether it changes a gradient or a parameter was not "
+                "recorded"
+            ],
+            next_steps=[
+                *late.late_call.place.next,
+                'record both runs with "facts": true and an optimizer, or at level mix',
+            ],
+        )
+    unused = next((each for each in findings.steps if each.unused is not None), None)
+    if unused is None or unused.unused is None:
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED)
     return findings.conclude(
         VerdictClass.EQUAL,
-        f"{words} that was recorded",
+        f"{words}; {unused.unused.words}, step {unused.step}, which changes a tensor that no "
+        "recorded call uses",
         Confidence.POSSIBLE,
-        evidence=[
-            f"{late.late_call.words}; whether it changes a gradient or a parameter was not recorded"
-        ],
-        next_steps=[
-            *([f"look at {late.late_call.source}"] if late.late_call.source else []),
-            'record both runs with "facts": true and an optimizer, or at level mix',
-        ],
+        where=Where.at(unused.unused.place, unused.rank),
+        next_steps=unused.unused.place.next,
     )
 
 
 def _jump_words(jump: Jump) -> str:
-    source = f" ({jump.source})" if jump.source else ""
+    source = jump.place.line
     size = "" if jump.error is None else f": its relative error is {jump.error:.2g}"
     if jump.growth is None or not math.isfinite(jump.growth):
         return f"{jump.row}{source}{size}, {_JUMPS[jump.kind]}"
@@ -312,19 +304,3 @@ _JUMPS: Final = {
     JumpKind.SIZE: "further apart than rounding gets",
     JumpKind.ABSORBED: "though what it was given is equal; what is made of it agrees again",
 }
-
-
-def _where_of(observed: StepObservations, jump: Jump) -> Where:
-    return Where(
-        step=observed.step,
-        rank=observed.rank,
-        record=jump.record,
-        module=jump.module,
-        source=jump.source,
-        phase=_phase_of(jump.record),
-    )
-
-
-def _phase_of(record: str) -> Phase:
-    is_forward = parse_record_name(record).kind is RecordKind.FORWARD
-    return Phase.FORWARD if is_forward else Phase.BACKWARD

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Place`: a record and where its call was made; `Clue`: a finding at such a place, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from msprobe.compare.training.differences import Phase
+from msprobe.dump.record_names import RecordKind, parse_record_name
+
+if TYPE_CHECKING:
+    from msprobe.compare.model import OperationPair
+    from msprobe.compare.rank_comparison import RankComparison
+
+
+class Place(NamedTuple):
+    """A record, and where its call was made.
+
+    Attributes:
+        step: number of the step.
+        record: name of the record.
+        module: path of the innermost module around it.
+        source: line of the user's code, None if not recorded.
+    """
+
+    step: int
+    record: str
+    module: str
+    source: str | None
+
+    @classmethod
+    def of(cls, comparison: RankComparison, pair: OperationPair) -> Place:
+        """Return the place of an operation."""
+        side, record = comparison.side_of(pair), pair.name
+        return cls(comparison.step, record, side.module(record), side.source_line(record))
+
+    @property
+    def words(self) -> str:
+        """The place in words."""
+        return self.record + self.line
+
+    @property
+    def line(self) -> str:
+        """The line in brackets; empty if not recorded."""
+        return f" ({self.source})" if self.source else ""
+
+    @property
+    def next(self) -> list[str]:
+        """The next step; empty where no line was recorded."""
+        return [f"look at {self.source}"] if self.source else []
+
+    @property
+    def phase(self) -> Phase:
+        """The part of the training step."""
+        is_forward = parse_record_name(self.record).kind is RecordKind.FORWARD
+        return Phase.FORWARD if is_forward else Phase.BACKWARD
+
+
+class Clue(NamedTuple):
+    """A finding, and the call that shows it.
+
+    Attributes:
+        words: the finding in words.
+        place: the call.
+        is_argument: it is an argument of the call, not the call itself.
+    """
+
+    words: str
+    place: Place
+    is_argument: bool = False
+
+
+def lone_words(comparison: RankComparison, pair: OperationPair, detail: str = "") -> str:
+    """Return that only one side makes a call, in words.
+
+    Args:
+        comparison: the step and rank.
+        pair: an operation of one side alone.
+        detail: something on the call, said after its record.
+    """
+    side, place = ("reference", "target")[pair.reference is None], Place.of(comparison, pair)
+    return f"only the {side} calls {place.record}{detail}{place.line}"
