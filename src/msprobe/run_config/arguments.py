@@ -50,10 +50,16 @@ _RESULTS: Final = (
     "outputs?|out|logs?|logging|tensorboard|tb|wandb|mlflow|runs?|exp|experiment|job|project|"
     "results?|profiler?|save|dump"
 )
+# What a scheduler is asked for in comments, and what does not change what is computed.
+_SCHEDULER: Final = (
+    r"(sbatch|pbs|bsub|cobalt|pjm|qsub)\.(job_name|j|output|o|error|e|time|t|account|a|mail_type|"
+    r"mail_user|m|begin|dependency|d|requeue|open_mode|chdir|parsable|wait|signal|w|u|b|n_name|"
+    r"walltime|p)"
+)
 _WITHOUT_INFLUENCE: Final = re.compile(
     # A bare "out" behind something else is a size: drop_out, dim_out.
     rf"(.*[._])?({_RESULTS})[._]?(dir|directory|path|file|folder|root|name|id|to|tag)|"
-    rf"{_RESULTS}|o|name|((node|local|global)_)?rank|"
+    rf"{_RESULTS}|o|name|{_SCHEDULER}|"
     r"(.*[._])?(report_to|tags?|comment|verbose|log_level.*|disable_tqdm|push_to_hub|hub_.*|"
     r"save_(steps|strategy|total_limit|interval|freq|every)|(log|logging|print)_(steps|strategy|"
     r"interval|freq|every|first_step)|master_(port|addr)|port|host|hostname|rdzv_.*|local_rank|"

@@ -30,6 +30,7 @@ class Kind(StrEnum):
     """Kind of a cause, in the order in which causes act."""
 
     ARGUMENT = "argument"
+    TEXT = "text of the launch script"
     MODEL = "model"
     OPTIMIZER = "optimizer"
     SCHEDULE = "schedule"
@@ -81,6 +82,7 @@ _ASPECTS: Final[Mapping[Aspect, Kind]] = {
     Aspect.DTYPE: Kind.DTYPE,
     Aspect.ORDER: Kind.ORDER,
     Aspect.CODE: Kind.CODE,
+    Aspect.TEXT: Kind.TEXT,
     Aspect.LATER: Kind.COURSE,
     Aspect.NOT_COMPARED: Kind.INCOMPLETE,
 }
@@ -185,15 +187,16 @@ def kind_of(difference: Difference) -> Kind:
 def _doubt(difference: Difference) -> int:
     """Return a number that is smaller the surer a difference is a cause when there are others.
 
-    Code may hold any cause, but says less than what it has changed. What may matter (another
-    library path) is no cause as long as something is there that does.
+    Code and the text of a launch script may hold any cause, but say less than what they have
+    changed. What may matter (another library path) is no cause as long as something is there that
+    does.
     """
     kind = kind_of(difference)
     if difference.aspect is Aspect.LATER:
         return list(Kind).index(Kind.COURSE)
     if kind is Kind.INCOMPLETE:
         return list(Kind).index(kind)
-    if kind is Kind.CODE:
+    if kind in (Kind.CODE, Kind.TEXT):
         return 1
     is_sure = difference.level is Level.ERROR or kind in _SETTINGS
     return 0 if is_sure or difference.aspect is Aspect.CAUSE else 2

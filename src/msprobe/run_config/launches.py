@@ -40,9 +40,6 @@ _WRAPPERS: Final = frozenset(
         *("ray", "sbatch", "salloc", "pdm", "flock", "dotenv"),
     )
 )
-# Words behind these are machines, times and priorities.
-_RUN_ANYWHERE: Final = ("ssh", "pdsh", "timeout", "nice", "ionice", "sudo", "flock", "time")
-_RUN_VERBS: Final = ("run", "exec", "job", "submit", "bash", "shell", "--")
 # Programs that give a text to a shell.
 _TAKE_A_TEXT: Final = frozenset(("ssh", "pdsh", "sbatch", "tmux", "screen", "watch", "parallel"))
 # Modules that train nothing.
@@ -62,6 +59,14 @@ _VERBS: Final = frozenset(
         *("pt", "orpo", "reward", "distill"),
     )
 )
+_PROGRAMS: Final = frozenset(
+    (
+        *(_LAUNCHERS | _WRAPPERS | SHELLS | _TAKE_A_TEXT | _VERBS),
+        *("cd", "pushd", "popd", "export", "source", "eval", "exit", "return", "break", "continue"),
+        *("set", "shift", "read", "local", "declare", "unset", "trap", "echo", "if", "then", "fi"),
+        *("for", "in", "do", "done", "while", "else", "case", "esac", *_LAUNCH_MODULES),
+    )
+)
 _PYTHON_FLAGS: Final = re.compile(r"-[uOBsSEIqvd]+")
 _PYTHON_FLAGS_WITH_VALUE: Final = ("-W", "-X")
 _COMMAND_FLAG: Final = re.compile(r"-[a-z]*c")
@@ -77,12 +82,14 @@ class Launch:
         script: the Python script or module.
         arguments: options of the program that starts it, and of the script.
         doubts: why the value of an argument is not known for sure, by its name.
+        programs: names of the programs that start it, one through the other.
     """
 
     line: int
     script: str
     arguments: Arguments
     doubts: dict[str, tuple[str, ...]]
+    programs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +125,12 @@ def find_launch(
     if start is None:
         return _of_trainer(words, line) or _quoted(words)
     program, rest = PurePath(words[start].text).name, words[start + 1 :]
+    texts = [word.text for word in rest]
     if program in SHELLS:
         inner = _inner(rest)
-        return None if inner is None else replace(inner, wrapper=_of_wrapper(words[:start]))
+        flags = {f"{program}.{one}": True for one in texts if one[:1] in ("-", "+") and one != "-c"}
+        wrapper = _of_wrapper(words[:start]) | (flags if "-c" not in texts[:1] else {})
+        return None if inner is None else replace(inner, wrapper=wrapper)
     if program.endswith(".sh"):
         return InnerScript(None, words[start].text, tuple(rest), _of_wrapper(words[:start]))
     how: Arguments = {}
@@ -138,8 +148,18 @@ def find_launch(
     found = _launch(words[:start], rest, line)
     if found is None:
         return None
-    found = replace(found, arguments=found.arguments | how)
+    before = [PurePath(word.text).name for word in words[:start]]
+    is_plain = program in ("python", "python3", "torchrun") or "torch.distributed.run" in texts
+    names = [one for one in before if one in _WRAPPERS and one != "env"]
+    own = [one for one in texts[: len(texts) - len(rest)] if _PYTHON_FLAGS.fullmatch(one)]
+    programs = " ".join((*names, *([] if is_plain else [program]), *own))
+    found = replace(found, arguments=found.arguments | how, programs=programs)
     return found if given is None else _with_text(found, "stdin", given)
+
+
+def is_program(name: str) -> bool:
+    """Return whether a word names a program by which a training is found."""
+    return name in _PROGRAMS or _PYTHON.fullmatch(name) is not None
 
 
 def _start(words: Sequence[Word]) -> int | None:
@@ -284,10 +304,6 @@ def _of_wrapper(words: Sequence[Word]) -> Arguments:
     is_assignment = _ASSIGNMENT.fullmatch(words[0].text) is not None  # as ``eval "A=1 python"`` has
     name = "env" if is_assignment else PurePath(words[0].text).name
     options = options_of([word.text for word in words[0 if is_assignment else 1 :]]).arguments
-    others = options.pop("positional", [])
-    if isinstance(others, list) and name not in _RUN_ANYWHERE:
-        others = [text for text in others if text not in _RUN_VERBS]
-        options |= {"positional": others} if others else {}
     return {f"{name}.{key}": value for key, value in options.items()}
 
 

@@ -47,6 +47,8 @@ class Aspect(StrEnum):
     """Parted during the run, not before."""
     CODE = "code"
     """The user's code, which may hold any cause."""
+    TEXT = "text"
+    """The text of a launch script, whose effect is not known."""
     NOT_COMPARED = "not compared"
 
 
@@ -56,6 +58,8 @@ class Level(StrEnum):
     PASS = "pass"
     INFO = "info"
     """Does not change the computation."""
+    TEXT = "text"
+    """The text of a launch script differs; what that changes is not explained."""
     WARNING = "warning"
     """May change it."""
     ERROR = "error"

@@ -28,14 +28,12 @@ class ScriptFiles:
 
     Attributes:
         written: texts of files that it writes, by the names that it has for them.
-        used: names of those of them that it reads or runs itself.
         run: texts of the other files that it runs.
         folder: the name of the one that it went to; empty if it went to none, or its own.
     """
 
     def __init__(self, folder: Path) -> None:
         self.written: dict[str, str] = {}
-        self.used: set[str] = set()
         self.run: dict[str, str] = {}
         self.folder = ""
         self._folder = self._present = folder
@@ -74,7 +72,6 @@ class ScriptFiles:
     def content(self, name: str) -> str | None:
         """Return the text of a file that the script writes, or that lies there; else None."""
         if name in self.written:
-            self.used.add(name)
             return self.written[name]
         for path in (self._present / name, self._folder / name):
             try:

@@ -24,8 +24,8 @@ _DEFAULTS: Final = (":-", "-", ":=", "=")
 _INTEGER: Final = re.compile(r"-?\d{1,9}")
 _CASES: Final[Mapping[str, Callable[[str], str]]] = {"^^": str.upper, ",,": str.lower}
 _QUOTED: Final = re.compile(r"""(['"])([\w./:=+%@-]+)\1""")
+_BRACED_VARIABLE: Final = re.compile(r"\$\{(\w+)\}(?!\w)")
 _QUOTED_VARIABLE: Final = re.compile(r'"(\$\{?\w+\}?)"')
-_UNSPLIT: Final = ("test_command", "string", "simple_expansion", "expansion", "variable_assignment")
 _GLOB: Final = re.compile(r"[*?~<]|\[[^\[ ]|&&|\|\|")
 _BRACES: Final = re.compile(r"\{([^{}\s]*(?:,|\.\.)[^{}\s]*)\}")
 _NESTED: Final = re.compile(r"\{[^}]*\{")
@@ -196,17 +196,22 @@ def opaque(node: Node, variables: Variables) -> Word:
             if name in variables.functions:
                 values[f"{name}()"] = shortened(normal_text(variables.functions[name]))
     known_values = ", ".join(f"{name}={value}" for name, value in values.items())
-    source = normal_text(node)
-    if node.type in _UNSPLIT:
-        source = _QUOTED_VARIABLE.sub(r"\1", source)
-    if node.type == "test_command":
-        source = source.replace(" == ", " = ")
-        if _GLOB.search(source) is None:
-            source = source.replace("[[", "[").replace("]]", "]")
+    source = plain_source(node)
     source = re.sub(r"\w+", lambda one: variables.renamed.get(one[0], one[0]), source)
     text = shortened(source) + (f" with {known_values}" if known_values else "")
     marked = re.sub(r"\s", BLANK, text) + MARK
     return Word(marked, tuple(dict.fromkeys(doubts)))
+
+
+def plain_source(node: Node) -> str:
+    """Return the source of a statement, alike for spellings that a shell takes for the same."""
+    source = normal_text(node)
+    source = _QUOTED_VARIABLE.sub(r"\1", source)
+    if node.type == "test_command":
+        source = source.replace(" == ", " = ")
+        if _GLOB.search(source) is None:
+            source = source.replace("[[", "[").replace("]]", "]")
+    return _BRACED_VARIABLE.sub(r"$\1", source)
 
 
 def walk(node: Node) -> Iterator[Node]:
