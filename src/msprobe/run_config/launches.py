@@ -7,6 +7,7 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import PurePath
 from typing import Final
 
@@ -102,6 +103,7 @@ class InnerScript:
         arguments: what the script is given.
         wrapper: options of the program that runs the shell.
         name: what it has as ``$0``; None if that is not said.
+        programs: names of the programs that start it, one through the other.
     """
 
     text: Word | None
@@ -109,6 +111,7 @@ class InnerScript:
     arguments: tuple[Word, ...] = ()
     wrapper: Arguments = field(default_factory=dict)
     name: Word | None = None
+    programs: str = ""
 
 
 def find_launch(
@@ -122,15 +125,35 @@ def find_launch(
         given: a text that it reads as its input.
     """
     start = _start(words)
+    found = _started(words, start, line, given) if start is not None else None
     if start is None:
-        return _of_trainer(words, line) or _quoted(words)
+        found = _of_trainer(words, line) or _quoted(words)
+    return found and replace(found, programs=_programs(words, start))
+
+
+def _programs(words: Sequence[Word], start: int | None) -> str:
+    """Return the names and flags that say how a training is started, beside its arguments."""
+    names = [PurePath(word.text).name for word in words]
+    before = [one for one in names[:start] if one in _WRAPPERS and one != "env"]
+    before += ["--"] * any(word.text == "--" for word in words)
+    if start is None:
+        return " ".join(before)
+    texts = [word.text for word in words[start + 1 :]]
+    is_interpreter = names[start] in SHELLS or _PYTHON.fullmatch(names[start])
+    flags = [*takewhile(lambda text: text[:1] in ("-", "+"), texts)] if is_interpreter else []
+    is_plain = names[start] in ("python", "python3", "torchrun", "bash")
+    is_plain |= any(one in _LAUNCH_MODULES for one in texts[: len(flags) + 1])
+    own = [one for one in flags if one not in ("-c", "-m", "-")]
+    return " ".join((*before, *([] if is_plain else names[start : start + 1]), *own))
+
+
+def _started(
+    words: Sequence[Word], start: int, line: int, given: Word | None
+) -> Launch | InnerScript | None:
     program, rest = PurePath(words[start].text).name, words[start + 1 :]
-    texts = [word.text for word in rest]
     if program in SHELLS:
         inner = _inner(rest)
-        flags = {f"{program}.{one}": True for one in texts if one[:1] in ("-", "+") and one != "-c"}
-        wrapper = _of_wrapper(words[:start]) | (flags if "-c" not in texts[:1] else {})
-        return None if inner is None else replace(inner, wrapper=wrapper)
+        return None if inner is None else replace(inner, wrapper=_of_wrapper(words[:start]))
     if program.endswith(".sh"):
         return InnerScript(None, words[start].text, tuple(rest), _of_wrapper(words[:start]))
     how: Arguments = {}
@@ -148,12 +171,7 @@ def find_launch(
     found = _launch(words[:start], rest, line)
     if found is None:
         return None
-    before = [PurePath(word.text).name for word in words[:start]]
-    is_plain = program in ("python", "python3", "torchrun") or "torch.distributed.run" in texts
-    names = [one for one in before if one in _WRAPPERS and one != "env"]
-    own = [one for one in texts[: len(texts) - len(rest)] if _PYTHON_FLAGS.fullmatch(one)]
-    programs = " ".join((*names, *([] if is_plain else [program]), *own))
-    found = replace(found, arguments=found.arguments | how, programs=programs)
+    found = replace(found, arguments=found.arguments | how)
     return found if given is None else _with_text(found, "stdin", given)
 
 
@@ -180,8 +198,8 @@ def _of_trainer(words: Sequence[Word], line: int) -> Launch | None:
     """Return a training that a program starts by itself, which is told so by its first word."""
     place = next((at for at, word in enumerate(words) if word.text in _VERBS), 0)
     before = words[: max(place - 1, 0)]
-    is_told = place > 0 and (not before or PurePath(before[0].text).name in _WRAPPERS)
-    if not is_told:
+    is_run = not before or PurePath(before[0].text).name in _WRAPPERS
+    if not place or not is_run or words[place - 1].text == "activate":  # conda activate train
         return None
     name = " ".join((PurePath(words[place - 1].text).name, words[place].text))
     program = words[place - 1]._replace(text=name)

@@ -34,7 +34,7 @@ _FOLLOWED: Final = re.compile(r"read|printf|mapfile|readarray|echo|let|eval|sour
 _SET_VARIABLES: Final = ("read", "mapfile", "readarray", "let", "getopts")
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*[-+*/%]?")
 _FOLLOWED_FLAGS: Final = re.compile(r"-[rtvn]|--")
-_NO_WORDS: Final = re.compile(r"[-+]|-[a-z]*c|[\w./-]*\.sh|launch|--")
+_NO_WORDS: Final = re.compile(r"[-+]|-[a-z]*c|-m|[\w./-]*\.sh|launch|--")
 _STATEMENTS: Final = frozenset(
     (
         *("command", "variable_assignment", "declaration_command", "unset_command", "list"),

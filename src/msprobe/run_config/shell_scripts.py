@@ -62,8 +62,11 @@ def parse_shell_script(text: str, folder: Path | None = None) -> ShellScript:
     arguments: Arguments = {}
     unresolved: dict[str, str] = {}
     for prefix, launch in zip(_prefixes(launches), launches, strict=True):
-        arguments |= {shown(prefix + name): _shown(of) for name, of in launch.arguments.items()}
-        unresolved |= {shown(prefix + name): "; ".join(why) for name, why in launch.doubts.items()}
+        arguments |= {
+            shown(prefix + name): _shown(name, of) for name, of in launch.arguments.items()
+        }
+        doubts = launch.doubts.items()
+        unresolved |= {shown(prefix + name): shown("; ".join(why)) for name, why in doubts}
     arguments |= walk.directives
     rows = _with_rest(text, folder or Path(), walk)
     statements = [one._replace(text=without_secrets(shown(one.text))) for one in rows]
@@ -109,10 +112,12 @@ def _found_with(text: str, folder: Path, name: str, content: str) -> tuple[objec
     return launches, walk.directives, texts
 
 
-def _shown(value: str | bool | list[str]) -> str | bool | list[str]:
+def _shown(name: str, value: str | bool | list[str]) -> str | bool | list[str]:
     if isinstance(value, list):
         return [shown(one) for one in value]
-    return shown(value) if isinstance(value, str) else value
+    variable = name.partition("env.")[2]
+    text = shown(value) if isinstance(value, str) else value
+    return hide_secrets(variable, text) if variable and isinstance(text, str) else text
 
 
 def without_secrets(text: str) -> str:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 
 from msprobe.run_config.command_options import BLANK, Arguments
 from msprobe.run_config.launches import InnerScript, Launch, find_launch
-from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_commands import (
     Statement,
     are_apart,
@@ -29,7 +28,7 @@ from msprobe.run_config.shell_conditions import branches_of, holds
 from msprobe.run_config.shell_files import ScriptFiles
 from msprobe.run_config.shell_numbers import number_of, set_number
 from msprobe.run_config.shell_redirects import content_of, fields_of, redirected, targets_of
-from msprobe.run_config.shell_variables import Variables, Word, of_branches, shortened, shown
+from msprobe.run_config.shell_variables import Variables, Word, of_branches, shortened
 from msprobe.run_config.shell_words import (
     assigned_in,
     opaque,
@@ -186,6 +185,7 @@ class Walk:
         found = set_number(text, self._variables)
         if found is None:
             found = number_of(text, self._variables)
+            self._note("condition", node, plain_source(node))
             set_opaquely(assigned_in(node), self._variables)
         return None if found is None else found != 0
 
@@ -236,7 +236,10 @@ class Walk:
 
     def _in_brackets(self, node: Node) -> bool | None:
         inner = node.named_children
-        return holds(inner[0], self._variables) if len(inner) == 1 else None
+        found = holds(inner[0], self._variables) if len(inner) == 1 else None
+        if found is not None:  # else its branches note it
+            self._note("condition", node, plain_source(node))
+        return found
 
     def _loop(self, node: Node) -> bool | None:
         """Follow the body of a loop once: its head and what it assigns are compared as text."""
@@ -417,6 +420,8 @@ class Walk:
             text = plain_source(node) if name in _SHOW else " ".join(texts)
             self._note(f"command.{name}", node, text)
         elif isinstance(found, InnerScript):
+            if found.programs:
+                self._note("shell", node, found.programs)
             before, known = self._variables.copy(), len(self.launches)
             self._variables.arguments = found.arguments
             self._variables.values |= {"0": (found.name,)} if found.name else {}
@@ -450,7 +455,7 @@ class Walk:
         for name in (*self._variables.exported, *self._own):
             known = self._variables.values.get(name)
             if known:
-                arguments[f"env.{name}"] = hide_secrets(name, shown(known[0].text))
+                arguments[f"env.{name}"] = known[0].text
                 if known[0].doubts:
                     doubts[f"env.{name}"] = known[0].doubts
         if self._open:
@@ -540,6 +545,7 @@ class Walk:
             parts = [one for one in value.named_children if one.type != "comment"]
             words = tuple(word for one in parts for word in words_of(one, self._variables))
             values[key] = (*values.get(key, ()), *words) if appends else words
+            self._variables.exported.pop(key, None)  # arrays are not
             return True
         word = value_of(value, self._variables)
         if "[" in key:  # A[lr]=1, an entry like those of A=([lr]=1)
