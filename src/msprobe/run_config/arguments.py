@@ -52,10 +52,10 @@ _RESULTS: Final = (
 )
 # What a scheduler is asked for in comments, and what does not change what is computed.
 _SCHEDULER: Final = (
-    r"(sbatch|pbs|bsub|cobalt|pjm|qsub)\.(job_name|j|output|o|error|e|time|t|account|a|mail_type|"
-    r"mail_user|m|begin|dependency|d|requeue|open_mode|chdir|parsable|wait|signal|w|u|b|n_name|"
-    r"walltime|p)"
+    r"(sbatch|pbs|bsub|cobalt|pjm|qsub)\.(job_name|output|error|time|account|mail_type|mail_user|"
+    r"begin|dependency|requeue|open_mode|chdir|parsable|wait|signal|walltime|[JoetAMmdDWuBP])|pbs\.N"
 )
+_LETTER: Final = re.compile(r"(.*[.:])?[A-Za-z]")
 _WITHOUT_INFLUENCE: Final = re.compile(
     # A bare "out" behind something else is a size: drop_out, dim_out.
     rf"(.*[._])?({_RESULTS})[._]?(dir|directory|path|file|folder|root|name|id|to|tag)|"
@@ -506,8 +506,12 @@ def _pair_names(bench: Sequence[str], cmp: Sequence[str]) -> list[_Pair]:
 
 
 def normal_name(name: str) -> str:
-    """Return the name of an argument without regard to case, dashes and blanks."""
-    return re.sub(r"[-\s]", "_", name).lower()
+    """Return the name of an argument without regard to case, dashes and blanks.
+
+    Options of one letter keep their case: ``-n`` and ``-N`` are two.
+    """
+    text = re.sub(r"[-\s]", "_", name)
+    return text[:-1].lower() + text[-1:] if _LETTER.fullmatch(text) else text.lower()
 
 
 def _find_equal(name: str, waiting: Mapping[str, str]) -> str | None:

@@ -33,7 +33,7 @@ _ARITHMETIC: Final = ("arithmetic_expansion", "compound_statement", "subscript")
 _FOLLOWED: Final = re.compile(r"read|printf|mapfile|readarray|echo|let|eval|source|export|set|\.")
 _SET_VARIABLES: Final = ("read", "mapfile", "readarray", "let", "getopts")
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*[-+*/%]?")
-_FOLLOWED_FLAGS: Final = re.compile(r"-[rtvn]|--")
+_FOLLOWED_FLAGS: Final = re.compile(r"-[rtvnd]|--")
 _NO_WORDS: Final = re.compile(r"[-+]|-[a-z]*c|-m|[\w./-]*\.sh|launch|--")
 _STATEMENTS: Final = frozenset(
     (

@@ -52,7 +52,7 @@ _TOO_LONG: Final = "the script is too long or too deeply nested to be followed"
 _DECLARES: Final = re.compile(r"(-[agrx]+)*")
 _LOCAL: Final = ("local", "declare", "typeset")
 # They show something, or make folders: of these the source is compared, not the values in it.
-_SHOW: Final = ("echo", "mkdir", "tee", "cat", "ls", "date", "touch", "tensorboard", "rm", "chmod")
+_SHOW: Final = ("echo", "mkdir", "tee", "cat", "ls", "date", "touch", "tensorboard", "rm", "wait")
 # Commands that scripts run for their status; others are taken to succeed before ``&&``.
 _ASK: Final = ("grep", "egrep", "which", "type", "hash", "command", "test", "diff", "cmp", "pgrep")
 _DECLARED: Final = ("variable_name", "word")
@@ -97,6 +97,7 @@ class Walk:
         self._written_at: dict[str, int] = {}
         self._given: Word | None = None  # what the present command reads from ``<<<`` or ``<<``
         self._locals: list[dict[str, tuple[Word, ...] | None]] = []  # before functions set them
+        self._trainings: set[int] = set()  # commands that start one
         self.simple: dict[int, tuple[int, Statement]] = {}
         self.visited: set[int] = set()
         self.roots: dict[str, Node] = {}
@@ -364,13 +365,17 @@ class Walk:
 
     def _read(self, words: list[Word], node: Node) -> None:
         doubt = (f"is read when the script runs (line {node.start_point[0] + 1})",)
-        names = [word.text for word in words if not word.text.startswith("-")] or ["REPLY"]
+        plain = [word.text for word in words if not word.text.startswith("-")]
+        names = [text for text in plain if text] or ["REPLY"]
         options = {sign for word in words if word.text.startswith("-") for sign in word.text[1:]}
         given, separators = self._given, self._variables.values.get("IFS", (Word(" \t"),))[0]
         is_one = given is not None and "\n" not in given.text.strip("\n")
         is_array = text_of(node).startswith(("mapfile", "readarray"))
         is_known = given is not None and given.is_known and (is_one or is_array)
         known = given if is_known and "a loop" not in self._inside else None
+        if options == {"r", "d"} and "" in plain and given is not None and len(names) == 1:
+            self._variables.values[names[0]] = (Word(given.text.strip(), given.doubts),)
+            return
         if is_array:
             if known and options == {"t"}:
                 self._variables.values[names[0]] = tuple(map(Word, known.text.splitlines()))
@@ -382,7 +387,8 @@ class Walk:
             return
         self._variables.rename(names)
         for name in names:
-            found = Word(f"${self._variables.renamed[name]}", doubt)
+            how = "" if options <= {"r"} else f" by {plain_source(node)}".replace(" ", BLANK)
+            found = Word(f"${self._variables.renamed[name]}{how}", doubt)
             if given is not None:
                 text = f"{found.text} of {given.text}".replace(" ", BLANK)
                 found = Word(text, given.doubts)
@@ -411,6 +417,7 @@ class Walk:
         found = find_launch(words, line, self._given)
         if isinstance(found, Launch):
             self.launches.append(self._with_environment(found))
+            self._trainings.add(node.id)
             self._note("training", node, " ".join((found.programs, found.script)).strip())
         elif found is None:
             if words[0].text in ("cp", "ln", "mv"):
@@ -633,7 +640,7 @@ class Walk:
             reason: why the last one may be taken, if that is no condition.
         """
         line, place_in_text = conditions[0].start_point[0] + 1, len(self.statements)
-        noted = [] if reason else [self._note("condition", one) for one in conditions]
+        noted = [] if reason else [*map(self._note_condition, conditions)]
         is_open, known = not all(noted), (len(self.statements), len(self.launches))
         before, place, written = self._variables, self.files.place, dict(self.files.written)
         self._open += [line] if is_open else []
@@ -662,6 +669,12 @@ class Walk:
         self._variables = of_branches([each for each, _ in ends], doubts)
         folders = dict.fromkeys(folder for _, (folder, _) in ends)
         self.files.place = " or ".join(folders), ends[0][1][1]
+
+    def _note_condition(self, node: Node) -> bool:
+        if node.id in self._trainings:  # its words are arguments
+            self._note("condition", node, "the training succeeds")
+            return False
+        return self._note("condition", node)
 
     def _for(self, node: Node) -> bool | None:
         name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")

@@ -387,7 +387,7 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
             yield _Piece(*opaque(node, variables))
     elif not sign:
         yield from _variable(node, name, variables, quoted=quoted, index=index)
-    elif sign == ":" and known and (name in ALL or index in ALL):
+    elif sign in (":", "!") and known and (name in ALL or index in ALL):
         yield from _slice(node, known, named[1:], variables, quoted=quoted)
     elif sign in _ALTERNATIVES and not (known and known[0].doubts):
         if known is None and name not in variables.own:  # the shell may have it from elsewhere
@@ -413,7 +413,11 @@ def _slice(
     *,
     quoted: bool,
 ) -> Iterator[_Piece]:
-    """Yield what ``${@:2}`` or ``${A[@]:1:2}`` makes; arguments are counted from one."""
+    """Yield what ``${@:2}``, ``${A[@]:1:2}`` or ``${!A[@]}`` makes; arguments count from one."""
+    if text_of(node).startswith("${!") and not words[0].text.startswith("["):
+        places = [Word(str(place)) for place in range(len(words))]
+        yield from _each(places, quoted=quoted, is_one=False)
+        return
     numbers = [number_of(text_of(one), variables) for one in ends]
     if None in numbers or not numbers or min(filter(None, numbers), default=0) < 0:
         yield _Piece(*opaque(node, variables))
