@@ -58,6 +58,7 @@ class Kind(StrEnum):
     NOTHING = "nothing"
 
 
+_PLACE: Final = {kind: place for place, kind in enumerate(Kind)}
 _KINDS: Final[Mapping[Item, Kind]] = {
     Item.ARGUMENTS: Kind.ARGUMENT,
     Item.MODULES: Kind.MODEL,
@@ -126,7 +127,7 @@ class Conclusion:
         first = self.difference
         if kind is None or first is None or kind not in _EFFECTS or first.item is item:
             return False
-        return list(Kind).index(self.kind) < list(Kind).index(kind)
+        return _PLACE[self.kind] < _PLACE[kind]
 
     @property
     def sentence(self) -> str:
@@ -193,9 +194,9 @@ def _doubt(difference: Difference) -> int:
     """
     kind = kind_of(difference)
     if difference.aspect is Aspect.LATER:
-        return list(Kind).index(Kind.COURSE)
+        return _PLACE[Kind.COURSE]
     if kind is Kind.INCOMPLETE:
-        return list(Kind).index(kind)
+        return _PLACE[kind]
     if kind in (Kind.CODE, Kind.TEXT):
         return 1
     is_sure = difference.level is Level.ERROR or kind in _SETTINGS
@@ -206,7 +207,7 @@ def _moment(difference: Difference) -> tuple[int, int, int, bool]:
     is_data = difference.item is Item.DATASET
     return (
         difference.step,
-        list(Kind).index(kind_of(difference)),
+        _PLACE[kind_of(difference)],
         -difference.level.weight,
         is_data,
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from msprobe.report.tables import Cell
 
@@ -68,7 +69,10 @@ class Level(StrEnum):
     @property
     def weight(self) -> int:
         """A number that grows with the level."""
-        return list(Level).index(self)
+        return _WEIGHTS[self]
+
+
+_WEIGHTS: Final = {level: place for place, level in enumerate(Level)}
 
 
 def highest(levels: Iterable[Level]) -> Level:

@@ -108,10 +108,13 @@ def of_branches(ends: Sequence[Variables], doubts: tuple[str, ...]) -> Variables
         found.functions |= one.functions
         found.exported |= one.exported
         found.exports_all |= one.exports_all
-    for name in dict.fromkeys(name for one in ends for name in one.values):
-        values = [one.values.get(name, ()) for one in ends]
-        if any(one is not values[0] for one in values):
-            found.values[name] = _alternatives(values, doubts)
+    first = ends[0].values
+    changed = {
+        key for one in ends[1:] for key in one.values if one.values[key] is not first.get(key)
+    }
+    changed |= {key for one in ends[1:] for key in first if key not in one.values}
+    for name in sorted(changed):
+        found.values[name] = _alternatives([one.values.get(name, ()) for one in ends], doubts)
     given = [one.arguments for one in ends if one.arguments is not None]
     found.arguments = _alternatives(given, doubts) if len(given) == len(ends) else None
     return found

@@ -487,11 +487,7 @@ class Walk:
             self.problems[f"file {name}"] = f"line {line} runs it, and it is not there"
             self.statements.append(Statement(line, "command.source", name))
             return
-        if name in self.files.written and name not in self.files.run:
-            self._run_inner(text)
-            return
-        self.files.run[name] = text
-        self._run_inner(text, name)
+        self._run_inner(text, None if name in self.files.written else name)
 
     def _redirected(self, node: Node) -> bool | None:
         body = node.child_by_field_name("body")
