@@ -406,7 +406,7 @@ def has_no_influence(name: str) -> bool:
     """Return whether an argument only says where results go, or how a run is called."""
     place, is_variable, variable = name.rpartition(":")[2].partition("env.")
     if is_variable and not place:
-        return not may_matter(variable)
+        return variable != "PATH" and not may_matter(variable)  # it says which program is meant
     return _WITHOUT_INFLUENCE.fullmatch(normal_name(name)) is not None
 
 

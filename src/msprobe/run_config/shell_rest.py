@@ -121,7 +121,10 @@ def _pieces(leaf: Node, command: str) -> list[tuple[int, str]]:
     found = []
     for piece in _PIECE.finditer(leaf.text or b"") if command != "set" else ():
         word = piece[0].decode(errors="replace")
-        is_name = command in _SET_VARIABLES and _VARIABLE.fullmatch(word)
+        sets = (
+            command in _SET_VARIABLES or (leaf.text or b"")[piece.end() : piece.end() + 1] == b"="
+        )
+        is_name = sets and _VARIABLE.fullmatch(word)
         is_meant = is_name or flags.fullmatch(word) or _NO_WORDS.fullmatch(word)
         if command != ">" and (is_meant or is_program(word)):
             continue

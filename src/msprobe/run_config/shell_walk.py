@@ -50,6 +50,7 @@ _MAX_DEPTH: Final = 100
 _MAX_ROUNDS: Final = 64
 _TOO_LONG: Final = "the script is too long or too deeply nested to be followed"
 _DECLARES: Final = re.compile(r"(-[agrx]+)*")
+_VARIABLE: Final = re.compile(r"\$(\w+)")
 _LOCAL: Final = ("local", "declare", "typeset")
 # They show something, or make folders: of these the source is compared, not the values in it.
 _SHOW: Final = ("echo", "mkdir", "tee", "cat", "ls", "date", "touch", "tensorboard", "rm", "wait")
@@ -102,6 +103,7 @@ class Walk:
         self.visited: set[int] = set()
         self.roots: dict[str, Node] = {}
         self._steps = 0
+        self._loop_names: dict[str, str] = {}
         self._depth = 0
 
     def follow(self, text: str) -> None:
@@ -152,7 +154,7 @@ class Walk:
             kind = node.type.partition("_")[0].replace("file", "redirect")
             if kind == "variable":
                 kind += "." + text_of(node.children[0])
-            one = self._statement(kind, node, plain_source(node))
+            one = self._statement(kind, node, self._plain(node))
             self.simple[node.id] = len(self.statements), one
         self.visited.add(node.id)
 
@@ -162,6 +164,11 @@ class Walk:
         folder = f" in the folder {self.files.folder}" if self.files.folder else ""
         self.statements.append(self._statement(name, node, word.text + folder))
         return not word.doubts
+
+    def _plain(self, node: Node) -> str:
+        """Return the source of a statement, without the names of variables of loops."""
+        names = self._loop_names
+        return _VARIABLE.sub(lambda one: "$" + names.get(one[1], one[1]), plain_source(node))
 
     def _statement(self, name: str, node: Node, text: str) -> Statement:
         return Statement(node.start_point[0] + 1, name, " in ".join((text, *self._inside[::-1])))
@@ -186,7 +193,7 @@ class Walk:
         found = set_number(text, self._variables)
         if found is None:
             found = number_of(text, self._variables)
-            self._note("condition", node, plain_source(node))
+            self._note("condition", node, self._plain(node))
             set_opaquely(assigned_in(node), self._variables)
         return None if found is None else found != 0
 
@@ -212,7 +219,7 @@ class Walk:
         for name in map(text_of, node.named_children):
             self._variables.values.pop(name, None)
             self._variables.exported.pop(name, None)
-        self._note("unset", node, plain_source(node))
+        self._note("unset", node, self._plain(node))
         return True
 
     def _in_subshell(self, node: Node) -> bool | None:
@@ -239,7 +246,7 @@ class Walk:
         inner = node.named_children
         found = holds(inner[0], self._variables) if len(inner) == 1 else None
         if found is not None:  # else its branches note it
-            self._note("condition", node, plain_source(node))
+            self._note("condition", node, self._plain(node))
         return found
 
     def _loop(self, node: Node) -> bool | None:
@@ -328,7 +335,7 @@ class Walk:
     def _call(self, words: list[Word], node: Node) -> bool | None:
         first, rest = words[0].text, words[1:]
         if first in ("exit", "return", "break", "continue"):
-            self._note(f"command.{first}", node, plain_source(node))
+            self._note(f"command.{first}", node, self._plain(node))
             leaves = _LeftRound if first in ("break", "continue") else _Ended
             raise leaves(first, *(word.text for word in rest))
         if first in self._variables.functions:
@@ -353,11 +360,11 @@ class Walk:
                 self._variables.exports_all = option[0] == "-"
 
     def _change_folder(self, words: list[Word], node: Node) -> None:
-        self._note("command.cd", node, plain_source(node))
+        self._note("command.cd", node, self._plain(node))
         self.files.change_folder([Word(text_of(node).split()[0]), *words])
 
     def _shift(self, words: list[Word], node: Node) -> None:
-        self._note("command.shift", node, plain_source(node))
+        self._note("command.shift", node, self._plain(node))
         arguments = self._variables.arguments
         if arguments is not None:
             count = int(words[0].text) if words and words[0].text.isdigit() else 1
@@ -387,7 +394,7 @@ class Walk:
             return
         self._variables.rename(names)
         for name in names:
-            how = "" if options <= {"r"} else f" by {plain_source(node)}".replace(" ", BLANK)
+            how = "" if options <= {"r"} else f" by {self._plain(node)}".replace(" ", BLANK)
             found = Word(f"${self._variables.renamed[name]}{how}", doubt)
             if given is not None:
                 text = f"{found.text} of {given.text}".replace(" ", BLANK)
@@ -424,7 +431,7 @@ class Walk:
                 self.files.copy(words[1:])
             texts = [word.text for word in (*words[1:], *filter(None, [self._given]))]
             name = PurePath(words[0].text).name
-            text = plain_source(node) if name in _SHOW else " ".join(texts)
+            text = self._plain(node) if name in _SHOW else " ".join(texts)
             self._note(f"command.{name}", node, text)
         elif isinstance(found, InnerScript):
             if found.programs:
@@ -448,8 +455,9 @@ class Walk:
 
     def _pipeline(self, node: Node) -> bool | None:
         parts, status = node.named_children, None
+        errors = " with |&" * any(one.type == "|&" for one in node.children)
         for number, one in enumerate(parts, 1):
-            self._inside.append(f"part {number} of {len(parts)}")
+            self._inside.append(f"part {number} of {len(parts)}{errors}")
             status = self._run(one)
             self._inside.pop()
         return status
@@ -667,8 +675,8 @@ class Walk:
         self.files.place = " or ".join(folders), ends[0][1][1]
 
     def _note_condition(self, node: Node) -> bool:
-        if node.id in self._trainings:  # its words are arguments
-            self._note("condition", node, "the training succeeds")
+        if node.id in self._trainings or node.type == "list":  # their words are compared already
+            self._note("condition", node, "it succeeds")
             return False
         return self._note("condition", node)
 
@@ -683,6 +691,7 @@ class Walk:
         if len(words) > _MAX_ROUNDS:
             rest = " ".join(word.text for word in words[_MAX_ROUNDS:])
             self._note("for", node, f"and {len(words) - _MAX_ROUNDS} more words, {rest}")
+        self._loop_names.setdefault(text_of(name), f"variable{len(self._loop_names) + 1}")
         for word in words[:_MAX_ROUNDS]:
             self._variables.values[text_of(name)] = (word,)
             if not self._round(body):

@@ -23,6 +23,7 @@ _ALTERNATIVES: Final = (":+", "+")
 _DEFAULTS: Final = (":-", "-", ":=", "=")
 _INTEGER: Final = re.compile(r"-?\d{1,9}")
 _CASES: Final[Mapping[str, Callable[[str], str]]] = {"^^": str.upper, ",,": str.lower}
+_SINGLE: Final = re.compile(r"""'([^'"$`\\!]*)'""")
 _QUOTED: Final = re.compile(r"""(['"])([\w./:=+%@-]+)\1""")
 _BRACED_VARIABLE: Final = re.compile(r"\$\{(\w+)\}(?!\w)")
 _QUOTED_VARIABLE: Final = re.compile(r'"(\$\{?\w+\}?)"')
@@ -252,7 +253,7 @@ def normal_text(node: Node) -> str:
             continue
         text += (" " if part.start_byte > end else "") + text_of(part)
         end = part.end_byte
-    return _QUOTED.sub(r"\2", " ".join(text.split()))
+    return _QUOTED.sub(r"\2", _SINGLE.sub(r'"\1"', " ".join(text.split())))
 
 
 def _made(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piece]:
