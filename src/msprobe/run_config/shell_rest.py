@@ -31,6 +31,8 @@ _LITERALS: Final = frozenset(
 )
 _ARITHMETIC: Final = ("arithmetic_expansion", "compound_statement", "subscript")
 _FOLLOWED: Final = re.compile(r"read|printf|mapfile|readarray|echo|let|eval|source|export|set|\.")
+_DECLARE: Final = ("declare", "local", "typeset", "readonly", "export")
+_FLAG: Final = re.compile(r"[-+]\w+")
 _SET_VARIABLES: Final = ("read", "mapfile", "readarray", "let", "getopts")
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*[-+*/%]?")
 _FOLLOWED_FLAGS: Final = re.compile(r"-[rtvnd]|--")
@@ -118,6 +120,7 @@ def _pieces(leaf: Node, command: str) -> list[tuple[int, str]]:
     if leaf.children or leaf.type not in _LITERALS:
         return []
     flags = _FOLLOWED_FLAGS if _FOLLOWED.fullmatch(command) else _NO_WORDS
+    flags = _FLAG if command in _DECLARE else flags
     found = []
     for piece in _PIECE.finditer(leaf.text or b"") if command != "set" else ():
         word = piece[0].decode(errors="replace")
@@ -138,7 +141,9 @@ def unreached(root: Node, visited: set[int]) -> Iterator[Statement]:
     waiting = [root]
     while waiting:
         node = waiting.pop()
-        if node.type in _STATEMENTS and node.id not in visited:
+        body = node.child_by_field_name("body") if node.type == "function_definition" else None
+        is_called = body is None or body.id in visited
+        if not is_called or (node.type in _STATEMENTS and node.id not in visited):
             yield Statement(node.start_point[0] + 1, "unreached", plain_source(node))
         elif node.type in _NESTS:
             waiting += reversed(node.named_children)

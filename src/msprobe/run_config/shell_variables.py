@@ -51,6 +51,7 @@ class Variables:
         exported: names that the programs are given.
         exports_all: whether that is every one that is set.
         renamed: what variables of loops are called in texts.
+        defaults: variables from elsewhere that have a default; which one is asked counts.
     """
 
     values: dict[str, tuple[Word, ...]] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class Variables:
     exported: dict[str, None] = field(default_factory=dict)
     exports_all: bool = False
     renamed: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, None] = field(default_factory=dict)
 
     def words(self, name: str) -> tuple[Word, ...] | None:
         """Return the words of a variable or argument; None if they are not known."""

@@ -111,9 +111,12 @@ class Walk:
         try:
             self._run_text(text, "")
         except (_Ended, _LeftRound):
-            return
+            pass
         except RecursionError:
             self.problems["size"] = _TOO_LONG
+        if self._variables.defaults:
+            names = ", ".join(sorted(self._variables.defaults))
+            self.statements.append(Statement(1, "default", names))
 
     def _run_text(self, text: str, name: str | None = None) -> None:
         """Follow a text; under a name it is parsed once, and its words are looked for."""
@@ -150,7 +153,10 @@ class Walk:
 
     def _look_for(self, node: Node) -> None:
         """Keep a simple statement, which is compared as text if its words do not come up."""
-        if node.type in _SIMPLE and node.id not in self.visited:
+        to = node.child_by_field_name("destination") if node.type == "file_redirect" else None
+        if to is not None and to.type == "number":  # 2>&1
+            self._note("redirect", node, self._plain(node))
+        elif node.type in _SIMPLE and node.id not in self.visited:
             kind = node.type.partition("_")[0].replace("file", "redirect")
             if kind == "variable":
                 kind += "." + text_of(node.children[0])
@@ -193,7 +199,7 @@ class Walk:
         found = set_number(text, self._variables)
         if found is None:
             found = number_of(text, self._variables)
-            self._note("condition", node, self._plain(node))
+            self._note("condition", node, None if found is None else self._plain(node))
             set_opaquely(assigned_in(node), self._variables)
         return None if found is None else found != 0
 
@@ -202,11 +208,15 @@ class Walk:
         self._keep_outer(node, options)
         self._run_each([one for one in node.named_children if one.type not in _DECLARED])
         is_export = text_of(node.children[0]) == "export" or "x" in options
-        if _DECLARES.fullmatch(options) is None:
+        if _DECLARES.fullmatch(options) is None or any(
+            one.type not in (*_DECLARED, "variable_assignment") for one in node.named_children
+        ):
             self._note("declare", node)
         elif is_export:
             names = (text_of(child).partition("=")[0] for child in node.named_children)
             self._variables.exported |= dict.fromkeys(names)
+        if self._inside:  # which of the branches exports is not followed
+            self._note("declare", node, text_of(node.children[0]))
         return True
 
     def _keep_outer(self, node: Node, options: str) -> None:
@@ -245,8 +255,7 @@ class Walk:
     def _in_brackets(self, node: Node) -> bool | None:
         inner = node.named_children
         found = holds(inner[0], self._variables) if len(inner) == 1 else None
-        if found is not None:  # else its branches note it
-            self._note("condition", node, self._plain(node))
+        self._note("condition", node, None if found is None else self._plain(node))
         return found
 
     def _loop(self, node: Node) -> bool | None:
@@ -362,6 +371,10 @@ class Walk:
     def _change_folder(self, words: list[Word], node: Node) -> None:
         self._note("command.cd", node, self._plain(node))
         self.files.change_folder([Word(text_of(node).split()[0]), *words])
+
+    def _export(self, words: list[Word], _node: Node) -> None:
+        """Follow an ``export`` that the grammar takes for a command."""
+        self._variables.exported |= dict.fromkeys(word.text for word in words)
 
     def _shift(self, words: list[Word], node: Node) -> None:
         self._note("command.shift", node, self._plain(node))
@@ -518,6 +531,9 @@ class Walk:
         self.visited.discard(body.id)
         status = self._run(body)
         self._with_input(node, known)
+        for sign in (each for one in texts for each in one.children if not each.is_named):
+            if sign.type not in ("<<", "<<-"):  # cat <<EOF || …
+                self._note("list", sign, sign.type)
         for each in (each for one in texts for each in one.named_children):
             if each.type in ("pipeline", "command", "list"):  # cat <<EOF | python -
                 self._given = text
@@ -538,6 +554,8 @@ class Walk:
         """Keep what ``cat > FILE <<EOF`` and ``echo … > FILE`` write."""
         appends = b">>" in (node.text or b"").partition(b"\n")[0]
         for word in targets_of(node, body, self._variables):
+            if appends and word.text not in self.files.written:
+                self._note("redirect", node, f">> {word.text}")
             self.files.write(word.text, content.text, appends=appends)
             self._written_at[word.text] = node.start_point[0] + 1
             if content.doubts:
@@ -678,6 +696,8 @@ class Walk:
         if node.id in self._trainings or node.type == "list":  # their words are compared already
             self._note("condition", node, "it succeeds")
             return False
+        if node.type in ("test_command", "compound_statement"):  # has been noted
+            return not opaque(node, self._variables).doubts
         return self._note("condition", node)
 
     def _for(self, node: Node) -> bool | None:
@@ -756,6 +776,7 @@ _BUILTINS: Final[Mapping[str, Callable[[Walk, list[Word], Node], None]]] = {
     ),
     **dict.fromkeys(("cd", "pushd", "popd"), Walk._change_folder),
     "set": Walk._set,
+    "export": Walk._export,
     "shift": Walk._shift,
     **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Walk._read),
 }

@@ -446,6 +446,8 @@ def _with_default(
         else:  # it may be empty
             yield _Piece(*opaque(node, variables))
         return
+    if known is None:
+        variables.defaults[name] = None
     doubts: tuple[str, ...] = ()
     if name.isdigit() and variables.arguments is None:
         doubts = (_doubt(node, "depends on the arguments of the script"),)
