@@ -142,7 +142,6 @@ def _programs(words: Sequence[Word], start: int | None) -> str:
     is_interpreter = names[start] in SHELLS or _PYTHON.fullmatch(names[start])
     flags = [*takewhile(lambda text: text[:1] in ("-", "+"), texts)] if is_interpreter else []
     is_plain = names[start] in ("python", "python3", "torchrun", "bash")
-    is_plain |= any(one in _LAUNCH_MODULES for one in texts[: len(flags) + 1])
     own = [one for one in flags if one not in ("-c", "-m", "-")]
     return " ".join((*before, *([] if is_plain else names[start : start + 1]), *own))
 

@@ -51,7 +51,7 @@ class Variables:
         exported: names that the programs are given.
         exports_all: whether that is every one that is set.
         renamed: what variables of loops are called in texts.
-        defaults: variables from elsewhere that have a default; which one is asked counts.
+        defaults: variables from elsewhere that have a default, or are appended to.
     """
 
     values: dict[str, tuple[Word, ...]] = field(default_factory=dict)

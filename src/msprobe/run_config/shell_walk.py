@@ -570,6 +570,8 @@ class Walk:
         if self._variables.exports_all:
             self._variables.exported[text_of(name)] = None
         values, key = self._variables.values, text_of(name)
+        if appends and key not in values:
+            self._variables.defaults[key] = None
         if value is not None and value.type == "array":
             parts = [one for one in value.named_children if one.type != "comment"]
             words = tuple(word for one in parts for word in words_of(one, self._variables))

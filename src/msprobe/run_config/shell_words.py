@@ -392,6 +392,7 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
         yield from _slice(node, known, named[1:], variables, quoted=quoted)
     elif sign in _ALTERNATIVES and not (known and known[0].doubts):
         if known is None and name not in variables.own:  # the shell may have it from elsewhere
+            variables.defaults[name] = None
             text = value_of(named[1] if named[1:] else None, variables).text
             text = f"{text} or nothing".replace(" ", BLANK) + MARK
             yield _Piece(text, (_doubt(node, _missing(name)),))
