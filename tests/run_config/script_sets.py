@@ -109,7 +109,7 @@ DIFFER: Final = (
     ('{ python a.py --x 1; python t.py --x §; } > log.txt 2>&1', ('1', '2'), 'x'),
     ('python a.py --x 1 || { echo fail; python fallback.py --n §; }', ('1', '2'), 'n$'),
     ('set -e\npython a.py\n§\npython b.py', ('exit 0', 'true'), 'b.py|order|script'),
-    ('log() { echo "$@" >> §; }\nlog start\npython t.py --x 1', ('train.log', 'data.txt'), 'command|>|file'),
+    ('log() { echo "$@" >> §; }\nlog start\npython t.py --x 1', ('train.log', 'data.txt'), 'command|>|file|redirect'),
     ('export LD_PRELOAD=/usr/lib/§.so\npython t.py', ('libtcmalloc', 'libjemalloc'), 'LD_PRELOAD'),
     ('unset §\nexport NCCL_IB_HCA=mlx5\npython t.py', ('FOO', 'NCCL_DEBUG'), 'unset|NCCL_DEBUG|FOO'),
     ('env -u § python t.py --x 1', ('A_VAR', 'NCCL_ALGO'), 'env'),

@@ -180,7 +180,7 @@ def test_the_changed_part_of_the_last_set_is_named_first(
     [
         ("cat prompts_@.txt | python t.py --x 1", "a b", r"command\.cat"),
         ("for ((i = 0; i < @; i++)); do python t.py --fold $i; done", "3 4", "loop"),
-        ("while read lr; do python t.py --lr $lr; done <<< @", "1 2", "lr|loop|command"),
+        ("while read lr; do python t.py --lr $lr; done <<< @", "1 2", "herestring"),
         ("python t.py --x 1 < @.txt", "one two", "input"),
         ("export MY_SCALE=@\npython t.py", "1.5 2.5", r"env\.MY_SCALE"),
         ("python t.py --set a=@ --set b=2", "1 2", "set|a"),

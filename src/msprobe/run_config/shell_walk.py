@@ -59,7 +59,14 @@ _ASK: Final = ("grep", "egrep", "which", "type", "hash", "command", "test", "dif
 _DECLARED: Final = ("variable_name", "word")
 _DECIDED: Final = ("variable_assignment", "declaration_command", "test_command")
 # Statements that are compared as text if one of their words does not come up.
-_SIMPLE: Final = (*_DECIDED[:1], "test_command", "command", "file_redirect", "heredoc_redirect")
+_SIMPLE: Final = (
+    *_DECIDED[:1],
+    "herestring_redirect",
+    "test_command",
+    "command",
+    "file_redirect",
+    "heredoc_redirect",
+)
 _STATUS: Final = {"true": True, ":": True, "false": False}
 
 
