@@ -85,6 +85,8 @@ class Variables:
     def rename(self, names: Iterable[str]) -> None:
         """Number variables of a loop, whose names change nothing."""
         for name in names:
+            if name == "IFS":  # its name is its meaning
+                continue
             self.renamed.setdefault(name, f"variable{len(self.renamed) + 1}")
 
     def copy(self) -> Variables:
