@@ -415,7 +415,7 @@ class Walk:
         self._variables.rename(names)
         for name in names:
             how = "" if options <= {"r"} else f" by {self._plain(node)}".replace(" ", BLANK)
-            found = Word(f"${self._variables.renamed[name]}{how}", doubt)
+            found = Word(f"${self._variables.renamed.get(name, name)}{how}", doubt)
             if given is not None:
                 text = f"{found.text} of {given.text}".replace(" ", BLANK)
                 found = Word(text, given.doubts)
