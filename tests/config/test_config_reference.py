@@ -38,7 +38,9 @@ def test_schema_describes_every_key():
     for name in CommonKeys.__struct_encode_fields__:
         assert schema["properties"][name]["description"]
     for task, keys in SECTION_KEYS.items():
-        reference = schema["properties"][task.value]["$ref"]
+        assert schema["properties"][task.value]["description"]
+        rules = (rule["then"]["properties"] for rule in schema["allOf"])
+        reference = next(rule[task.value]["$ref"] for rule in rules if task.value in rule)
         section = schema["$defs"][reference.removeprefix("#/$defs/")]
         assert list(section["properties"]) == list(keys.__struct_encode_fields__)
         assert all(key["description"] for key in section["properties"].values())
@@ -116,3 +118,13 @@ def test_importing_the_room_loads_no_framework_and_little_else():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("task", [None, "", *Task])
+def test_schema_judges_the_section_of_the_task_alone(task):
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = jsonschema.Draft202012Validator(json_schema())
+    for section in SECTION_KEYS:
+        is_own = section == (task or Task.STATISTICS)
+        assert schema.is_valid({"task": task, section.value: 5}) is not is_own
+        assert schema.is_valid({"task": task, section.value: {}})

@@ -406,3 +406,9 @@ def test_preheat_may_be_a_word_and_limits_of_zero_are_none(load):
     section = load({"task": "free_benchmark", "free_benchmark": keys}).section
     assert section.preheat == Preheat(steps=3, max_sample=2)
     assert (section.max_bytes, section.max_calls, section.every_n) == (None, None, 1)
+
+
+def test_a_level_that_grad_probe_does_not_use_is_a_level_all_the_same(load):
+    assert load({"task": "grad_probe", "level": "L1"}).level is Level.DEBUG
+    with pytest.raises(ConfigError, match='"level" is 0'):
+        load({"task": "grad_probe", "level": 0})

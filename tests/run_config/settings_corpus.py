@@ -181,6 +181,11 @@ def _clip(net: Net, settings: Mapping[str, Any]) -> None:
         torch.nn.utils.clip_grad_value_(net.parameters(), settings["clip"])
 
 
+def draw(bound: int) -> None:
+    """Draw a number below a bound, as diffusion models draw a time step."""
+    torch.randint(0, bound, (2,))
+
+
 @contextmanager
 def variable(name: str, value: str) -> Iterator[None]:
     """Set an environment variable meanwhile."""
@@ -415,6 +420,8 @@ LATER = (
           lambda _: variable("MY_WARMUP", "7")),
     Plant("a draw of python", Kind.RANDOM_CALL, "random.random",
           {"prepare": lambda net: random.random() and None}),
+    Plant("the bound of drawn numbers", Kind.RANDOM_CALL, "torch.randint",
+          {"before_step": lambda *_: draw(20)}, base={"before_step": lambda *_: draw(10)}),
     Plant("scale at first", Kind.SCALER, "init_scale", {"loss_scale": 4.0},
           base={"loss_scale": 2.0}),
 )  # fmt: skip

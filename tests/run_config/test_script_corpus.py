@@ -9,13 +9,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from script_sets import DIFFER, EQUAL, FILES, OPEN
+from script_sets import DIFFER, EQUAL, FILES, OPEN, TEXT_ONLY
 
 from msprobe.run_config.collecting import collect_static
 from msprobe.run_config.comparing import RunComparison, compare_packs
 from msprobe.run_config.conclusion import Kind
 from msprobe.run_config.levels import Level
 from msprobe.run_config.pack import PackWriter
+from msprobe.run_config.result_files import is_difference
 
 
 def compared(folder: Path, bench: dict[str, str], cmp: dict[str, str]) -> RunComparison:
@@ -61,7 +62,7 @@ def test_the_changed_argument_is_named_first(
     tmp_path: Path, bench: str, cmp: str, place: str
 ) -> None:
     found = compared(tmp_path, {"run.sh": bench}, {"run.sh": cmp}).conclusion
-    assert found.kind is Kind.ARGUMENT, found.sentence
+    assert found.kind in (Kind.ARGUMENT, Kind.TEXT), found.sentence
     assert found.difference is not None
     assert found.difference.name == place
 
@@ -113,7 +114,7 @@ def test_the_changed_part_of_a_later_script_is_named_first(
     others = {"sub/one.sh": "LR=1", "sub/two.sh": "LR=2"}
     bench, cmp = ({"run.sh": text.replace("@", value)} | others for value in values.split())
     found = compared(tmp_path, bench, cmp).conclusion
-    assert found.kind is Kind.ARGUMENT, found.sentence
+    assert found.kind in (Kind.ARGUMENT, Kind.TEXT), found.sentence
     assert found.difference is not None
     assert place in found.difference.name
 
@@ -144,7 +145,7 @@ def test_the_changed_part_of_a_later_script_is_named_first(
         ("K=L@\nL1=3\nL2=4\npython t.py --lr ${!K}", "1 2", "lr"),
         ("D=(@)\npython t.py --n ${#D[@]}".replace("[@]", "[*]"), "1 1|2", "n"),
         ('let "X=@*2"\npython t.py --x $X', "2 3", "x"),
-        ("echo @ | xargs -I{} python t.py --lr {}", "1 2", "command.|"),
+        ("echo @ | xargs -I{} python t.py --lr {}", "1 2", "command.echo"),
         ("kubectl exec pod -- python t.py --lr @", "1 2", "command.kubectl"),
         ("git checkout @\npython t.py", "main dev", "command.git"),
         ('if test "@" = yes; then A=--bf16; fi\npython t.py $A', "yes no", "condition"),
@@ -168,7 +169,7 @@ def test_the_changed_part_of_the_last_set_is_named_first(
     scripts = (text.replace("@", value.replace("|", " ")) for value in values.split())
     bench, cmp = ({"run.sh": script} | others for script in scripts)
     found = compared(tmp_path, bench, cmp).conclusion
-    assert found.kind is Kind.ARGUMENT, found.sentence
+    assert found.kind in (Kind.ARGUMENT, Kind.TEXT), found.sentence
     assert found.difference is not None
     assert place in found.difference.name
 
@@ -177,9 +178,9 @@ def test_the_changed_part_of_the_last_set_is_named_first(
 @pytest.mark.parametrize(
     ("text", "values", "place"),
     [
-        ("cat prompts_@.txt | python t.py --x 1", "a b", r"command\.\|"),
+        ("cat prompts_@.txt | python t.py --x 1", "a b", r"command\.cat"),
         ("for ((i = 0; i < @; i++)); do python t.py --fold $i; done", "3 4", "loop"),
-        ("while read lr; do python t.py --lr $lr; done <<< @", "1 2", "lr|loop|command"),
+        ("while read lr; do python t.py --lr $lr; done <<< @", "1 2", "herestring"),
         ("python t.py --x 1 < @.txt", "one two", "input"),
         ("export MY_SCALE=@\npython t.py", "1.5 2.5", r"env\.MY_SCALE"),
         ("python t.py --set a=@ --set b=2", "1 2", "set|a"),
@@ -199,7 +200,7 @@ def test_the_changed_part_of_the_last_set_is_named_first(
         ("python @ t.py", "-O -u", r"python\.O"),
         ("git submodule update --init @\npython t.py", "sub_a sub_b", r"command\.git"),
         ("git -C repo checkout @\npython t.py", "main dev", r"command\.git"),
-        ("envsubst < tpl_@.yaml > c2.yaml\npython t.py --x 1", "a b", "command"),
+        ("envsubst < tpl_@.yaml > c2.yaml\npython t.py --x 1", "a b", "redirect"),
         ("jq '.lr=@' base.json > c3.json\npython t.py --x 1", "1 2", "command"),
         ("IFS=@\nX=1,2\npython t.py --x $X", ", :", "IFS|x"),
         ("until python t.py --lr @; do sleep 5; done", "1 2", "lr|loop"),
@@ -208,7 +209,7 @@ def test_the_changed_part_of_the_last_set_is_named_first(
         ("#PBS -l select=@:ngpus=8\npython t.py", "1 2", r"pbs\.select"),
         ("python t.py --lr 1 &\npython t.py --lr @ &\nwait", "2 3", "t.py#2:lr"),
         ("L=(1e-4 @)\nfor lr in ${L[*]}; do python t.py --lr $lr; done", "2e-4 3e-4", "lr"),
-        ("exec 3< @.txt\npython t.py --x 1", "one two", "command|exec|input"),
+        ("exec 3< @.txt\npython t.py --x 1", "one two", "redirect"),
         ("python3 - @ <<'EOF'\nimport sys\ntrain(sys.argv)\nEOF", "a b", "positional"),
         ("python t.py @{a..c}", "p q", "positional"),
         ("make train LR=@", "1 2", r"command\.make|LR"),
@@ -220,7 +221,7 @@ def test_the_changed_part_of_the_last_set_is_named_first(
         ("N=@\n(( N > 4 )) && A=--flash\npython t.py $A", "2 8", "flash|condition"),
         ("python t.py --files part_{1..@}.txt", "5000 5001", "files"),
         # A second set of the same day, written after the misses of the first were mended.
-        ("mapfile -t A < list_@\npython t.py ${A[*]}", "a b", "command|input"),
+        ("mapfile -t A < list_@\npython t.py ${A[*]}", "a b", "redirect|input"),
         ("while IFS=@ read -r a b; do python t.py --x $a; done < one.txt", ", ;", "IFS|loop|x"),
         ("select x in a @; do python t.py --x $x; done", "b c", "x|for|select"),
         ("python t.py --x ${Y:+@}", "1 2", "x"),
@@ -264,7 +265,7 @@ def test_a_change_of_the_fresh_set_is_named_first(
     others = {"one.txt": "1", "two.txt": "2", "t.py": "import torch"}
     bench, cmp = ({"run.sh": text.replace("@", value)} | others for value in values.split())
     found = compared(tmp_path, bench, cmp).conclusion
-    assert found.kind is Kind.ARGUMENT, found.sentence
+    assert found.kind in (Kind.ARGUMENT, Kind.TEXT), found.sentence
     assert found.difference is not None
     assert re.search(place, found.difference.name), found.sentence
 
@@ -275,7 +276,7 @@ def test_a_change_of_the_four_sets_is_named_first(
 ) -> None:
     bench, cmp = (FILES | {"run.sh": text.replace("§", value)} for value in values)
     found = compared(tmp_path, bench, cmp).conclusion
-    assert found.kind is Kind.ARGUMENT, found.sentence
+    assert found.kind in (Kind.ARGUMENT, Kind.TEXT), found.sentence
     assert found.difference is not None
     assert re.search(place, found.difference.name), found.sentence
 
@@ -304,14 +305,14 @@ def test_secrets_in_statements_are_hidden(tmp_path: Path) -> None:
 def test_the_line_of_a_statement_is_told_and_never_passes(tmp_path: Path) -> None:
     bench, cmp = (f"# {n}\n\nmodule load cuda/{n}\npython t.py" for n in (1, 2))
     found = compared(tmp_path, {"run.sh": bench}, {"run.sh": cmp})
-    assert found.level is Level.WARNING
-    assert "line 3, not understood, compared as text" in found.conclusion.sentence
+    assert found.level is Level.TEXT
+    assert "text differs at line 3, not explained" in found.conclusion.sentence
     swapped = compared(
         tmp_path / "order",
         {"run.sh": "module load a\nmodule load b\npython t.py"},
         {"run.sh": "module load b\nmodule load a\npython t.py"},
     )
-    assert "in another order" in swapped.conclusion.sentence
+    assert swapped.conclusion.kind is Kind.TEXT
 
 
 def test_a_changed_line_of_a_program_outside_git_is_named(tmp_path: Path) -> None:
@@ -365,18 +366,12 @@ def test_a_changed_variable_of_a_sourced_file_and_a_changed_settings_file(tmp_pa
         (TRAIN, TRAIN),
         (TRAIN, TRAIN.replace("--lr 1e-4", "--lr=0.0001")),
         (TRAIN, TRAIN.replace("t.py", "'t.py'").replace("--seed 1", '"--seed" "1"')),
-        (TRAIN, "# a comment\n" + TRAIN.replace(" --", " \\\n   --") + " 2>&1 | tee log"),
         (TRAIN, "RATE=1e-4\n" + TRAIN.replace("1e-4", "${RATE}")),
         (TRAIN, "A='--lr 1e-4'\nA+=' --seed 1'\ntorchrun --nproc_per_node 8 t.py $A -b 32"),
         (TRAIN, 'A=(--lr 1e-4)\ntorchrun --nproc_per_node 8 t.py "${A[@]}" --seed 1 -b 32'),
         (TRAIN, "go() { torchrun --nproc_per_node 8 t.py \"$@\"; }\ngo --lr 1e-4 --seed 1 -b 32"),
-        (TRAIN, "set -e\nif true; then :; fi\nmkdir -p logs && " + TRAIN + " || exit 1"),
-        (TRAIN, "N=8\nif [ $N -gt 4 ]; then P=8; else P=4; fi\n" + TRAIN.replace("8", "$P")),
-        (TRAIN, "case x in y) B=1 ;; x) B=32 ;; esac\n" + TRAIN.replace("32", "$B")),
-        (TRAIN, TRAIN.replace("torchrun", "python3.11 -m torch.distributed.run")),
-        (TRAIN, "exec " + TRAIN + " --output_dir /elsewhere"),
+        (TRAIN, TRAIN.replace("torchrun", "python -m torch.distributed.run")),
         ("printf -v L %d 1\npython t.py --lr $L", 'printf -v L "%d" 1 # x\npython t.py --lr $L'),
-        (TRAIN, 'python -c "import os; print(os.name)"\nnvidia-smi\ncp run.sh out/\n' + TRAIN),
         (TRAIN, "#SBATCH --job-name=a\n#SBATCH --time=1:00:00\n" + TRAIN),
         ("for s in 1 2; do python t.py $s; done", "for s in {1..2}; do python t.py $s; done"),
         # Written on 2026-11-27 before they were run.
@@ -385,10 +380,6 @@ def test_a_changed_variable_of_a_sourced_file_and_a_changed_settings_file(tmp_pa
         (TRAIN, f"# first\n\n  {TRAIN}  # last\n"),
         (TRAIN, TRAIN.replace("1e-4", "0.0001").replace("t.py", "'t.py'")),
         (TRAIN, "RATE=1e-4\n" + TRAIN.replace("1e-4", '"${RATE}"')),
-        (TRAIN, f"echo start; date\n{TRAIN} > out.log 2>&1\necho end"),
-        (TRAIN, f"trap 'kill 0' EXIT\n{TRAIN} 2>&1 | tee -a logs/out.log"),
-        (TRAIN, f"nohup {TRAIN} > log.txt &\nwait $!"),
-        (TRAIN, f'cd "$(dirname "$0")"\n{TRAIN}'),
         ("OMP_NUM_THREADS=4 python t.py", "export OMP_NUM_THREADS=4\npython t.py"),
         ("X=a\nif [ $X = a ]; then B=1; fi\npython t.py --b $B",
          'X="a"\nif [[ $X == a ]]; then\n  B=1\nfi\npython t.py --b $B'),
@@ -407,6 +398,33 @@ def test_scripts_that_start_the_same_pass(tmp_path: Path, bench: str, cmp: str) 
     found = compared(tmp_path, {"run.sh": bench}, {"run.sh": cmp})
     assert found.conclusion.kind is Kind.NOTHING, found.conclusion.sentence
     assert found.level is Level.PASS
+
+
+@pytest.mark.parametrize(
+    ("bench", "cmp"),
+    [
+        (TRAIN, "# a comment\n" + TRAIN.replace(" --", " \\\n   --") + " 2>&1 | tee log"),
+        (TRAIN, "set -e\nif true; then :; fi\nmkdir -p logs && " + TRAIN + " || exit 1"),
+        (TRAIN, "N=8\nif [ $N -gt 4 ]; then P=8; else P=4; fi\n" + TRAIN.replace("8", "$P")),
+        (TRAIN, "case x in y) B=1 ;; x) B=32 ;; esac\n" + TRAIN.replace("32", "$B")),
+        (TRAIN, "exec " + TRAIN + " --output_dir /elsewhere"),
+        (TRAIN, 'python -c "import os; print(os.name)"\nnvidia-smi\ncp run.sh out/\n' + TRAIN),
+        (TRAIN, f"echo start; date\n{TRAIN} > out.log 2>&1\necho end"),
+        (TRAIN, f"trap 'kill 0' EXIT\n{TRAIN} 2>&1 | tee -a logs/out.log"),
+        (TRAIN, f"nohup {TRAIN} > log.txt &\nwait $!"),
+        (TRAIN, f'cd "$(dirname "$0")"\n{TRAIN}'),
+        (TRAIN, TRAIN.replace("torchrun", "python3.11 -m torch.distributed.run")),
+        *TEXT_ONLY,
+    ],
+)
+def test_text_that_reaches_no_training_is_listed_and_never_passes(
+    tmp_path: Path, bench: str, cmp: str
+) -> None:
+    found = compared(tmp_path, {"run.sh": bench}, {"run.sh": cmp})
+    assert found.conclusion.kind is Kind.TEXT, found.conclusion.sentence
+    assert found.level is Level.TEXT
+    assert "not explained" in found.conclusion.sentence
+    assert is_difference(found.level)
 
 
 @pytest.mark.parametrize(

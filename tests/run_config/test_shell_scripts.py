@@ -76,15 +76,17 @@ def test_a_megatron_script() -> None:
         ("python3.10 t.py -b 32 -j8 --lr 1", {"script": "t.py", "b": "32", "j": "8", "lr": "1"}),
         ("uv run accelerate launch --config_file x.yaml t.py lr=1e-4 m.d=5 +opt=adam",
          {"config_file": "x.yaml", "script": "t.py", "lr": "1e-4", "m.d": "5", "opt": "adam",
-          "launcher": "accelerate"}),
+          "launcher": "accelerate", "uv.positional": ["run"]}),
         ('srun --ntasks 8 bash -c "python t.py --lr 1e-4 --bf16"',
          {"srun.ntasks": "8", "script": "t.py", "lr": "1e-4", "bf16": True}),
         ("singularity exec --nv image.sif torchrun --nproc_per_node=8 t.py --x 1",
-         {"singularity.nv": "image.sif", "nproc_per_node": "8", "script": "t.py", "x": "1"}),
+         {"singularity.nv": "image.sif", "singularity.positional": ["exec"],
+          "nproc_per_node": "8", "script": "t.py", "x": "1"}),
         ("CUDA_VISIBLE_DEVICES=0 \\\n  python t.py --x 1",
          {"script": "t.py", "x": "1", "env.CUDA_VISIBLE_DEVICES": "0"}),
         ("NCCL_ALGO=Ring; export NCCL_ALGO HF_TOKEN=hf_ABCDEFGHIJK EDITOR=vi\npython t.py",
-         {"script": "t.py", "env.NCCL_ALGO": "Ring", "env.HF_TOKEN": "<hidden 1ac3ee08>"}),
+         {"script": "t.py", "env.NCCL_ALGO": "Ring", "env.HF_TOKEN": "<hidden 1ac3ee08>",
+          "env.EDITOR": "vi"}),
         ("A=1 B='two words'\npython t.py --a $A --b \"$B\" --c $B",
          {"script": "t.py", "a": "1", "b": "two words", "c": ["two", "words"]}),
         ('python t.py --a "x  $UNSET_ y"', {"script": "t.py", "a": "x  $UNSET_ y"}),
@@ -95,7 +97,7 @@ def test_a_megatron_script() -> None:
         ("set -ea; NCCL_ALGO=Ring; set +a; NCCL_PROTO=LL\npython t.py",
          {"script": "t.py", "env.NCCL_ALGO": "Ring"}),
         ("ray job submit --working-dir=. -- python t.py --x 1",
-         {"ray.working-dir": ".", "script": "t.py", "x": "1"}),
+         {"ray.working-dir": ".", "ray.positional": ["job", "submit"], "script": "t.py", "x": "1"}),
         ("fabric run --devices 2 t.py --x 1",
          {"positional": ["run"], "devices": "2", "script": "t.py", "x": "1", "launcher": "fabric"}),
         ("srun --prolog=/a/b.sh env BASH_ENV=c.sh python t.py --x 1",
@@ -323,11 +325,13 @@ def test_a_loop_whose_rounds_are_not_known_is_said() -> None:
 
 def test_a_word_that_is_not_followed_is_compared_as_text() -> None:
     followed = parse_shell_script("LR=1\npython t.py --lr $LR")
-    assert not followed.statements
+    assert [one.name for one in followed.statements] == ["training"]
     script = parse_shell_script("declare -n ref=LR\nref=1\nmkdir out\npython t.py --lr $LR")
     assert [(one.line, one.name, one.text) for one in script.statements] == [
         (1, "declare", "declare -n ref=LR with ref=LR"),
         (2, "variable.ref", "ref=1"),
+        (3, "command.mkdir", "mkdir out"),
+        (4, "training", "t.py"),
     ]
 
 

@@ -187,14 +187,14 @@ def _resolve_task(draft: _Draft) -> Task:
 
 
 def _resolve_level(draft: _Draft, task: Task) -> Level:
-    if "level" not in draft.values and task is not Task.GRAD_PROBE:
-        return {Task.STRUCTURE: Level.MIX, Task.EXCEPTION_DUMP: Level.L2}.get(task, Level.L1)
-    if task is Task.GRAD_PROBE:  # sees no calls; start() and stop() record nothing
-        return Level.DEBUG
+    fixed = {Task.GRAD_PROBE: Level.DEBUG, Task.SIGNATURE: Level.L1}  # they see no calls
+    if "level" not in draft.values:
+        usual = {Task.STRUCTURE: Level.MIX, Task.EXCEPTION_DUMP: Level.L2, **fixed}
+        return usual.get(task, Level.L1)
     source = draft.source("level")
     level = parse_choice(draft.values["level"], Level, "level", source=source)
-    if task is Task.SIGNATURE:  # sees no calls
-        return Level.L1
+    if task in fixed:
+        return fixed[task]
     levels = _LEVELS[task]
     if draft.dumps_kernels and task is Task.NOISE_FLOOR:  # kernels run where nothing is moved
         levels = tuple(one for one in levels if one is not Level.L2)

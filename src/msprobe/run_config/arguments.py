@@ -50,10 +50,16 @@ _RESULTS: Final = (
     "outputs?|out|logs?|logging|tensorboard|tb|wandb|mlflow|runs?|exp|experiment|job|project|"
     "results?|profiler?|save|dump"
 )
+# What a scheduler is asked for in comments, and what does not change what is computed.
+_SCHEDULER: Final = (
+    r"(sbatch|pbs|bsub|cobalt|pjm|qsub)\.(job_name|output|error|time|account|mail_type|mail_user|"
+    r"begin|dependency|requeue|open_mode|chdir|parsable|wait|signal|walltime|[JoetAMmdDWuBP])|pbs\.N"
+)
+_LETTER: Final = re.compile(r"(.*[.:])?[A-Za-z]")
 _WITHOUT_INFLUENCE: Final = re.compile(
     # A bare "out" behind something else is a size: drop_out, dim_out.
     rf"(.*[._])?({_RESULTS})[._]?(dir|directory|path|file|folder|root|name|id|to|tag)|"
-    rf"{_RESULTS}|o|name|((node|local|global)_)?rank|"
+    rf"{_RESULTS}|o|name|{_SCHEDULER}|"
     r"(.*[._])?(report_to|tags?|comment|verbose|log_level.*|disable_tqdm|push_to_hub|hub_.*|"
     r"save_(steps|strategy|total_limit|interval|freq|every)|(log|logging|print)_(steps|strategy|"
     r"interval|freq|every|first_step)|master_(port|addr)|port|host|hostname|rdzv_.*|local_rank|"
@@ -400,7 +406,7 @@ def has_no_influence(name: str) -> bool:
     """Return whether an argument only says where results go, or how a run is called."""
     place, is_variable, variable = name.rpartition(":")[2].partition("env.")
     if is_variable and not place:
-        return not may_matter(variable)
+        return variable != "PATH" and not may_matter(variable)  # it says which program is meant
     return _WITHOUT_INFLUENCE.fullmatch(normal_name(name)) is not None
 
 
@@ -500,8 +506,12 @@ def _pair_names(bench: Sequence[str], cmp: Sequence[str]) -> list[_Pair]:
 
 
 def normal_name(name: str) -> str:
-    """Return the name of an argument without regard to case, dashes and blanks."""
-    return re.sub(r"[-\s]", "_", name).lower()
+    """Return the name of an argument without regard to case, dashes and blanks.
+
+    Options of one letter keep their case: ``-n`` and ``-N`` are two.
+    """
+    text = re.sub(r"[-\s]", "_", name)
+    return text[:-1].lower() + text[-1:] if _LETTER.fullmatch(text) else text.lower()
 
 
 def _find_equal(name: str, waiting: Mapping[str, str]) -> str | None:

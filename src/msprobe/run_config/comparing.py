@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -27,7 +27,6 @@ from msprobe.run_config.pack import (
 from msprobe.run_config.packages import compare_packages
 from msprobe.run_config.random_calls import compare_random_calls
 from msprobe.run_config.settings_tables import compare_later, compare_settings, settings_row
-from msprobe.run_config.shell_commands import UNREACHED
 from msprobe.run_config.system import compare_systems
 from msprobe.run_config.value_tables import (
     compare_buffers,
@@ -207,27 +206,14 @@ def _not_compared(
 def _with_statements(result: ItemResult, bench: Pack, cmp: Pack) -> ItemResult:
     """Return the result with what the launch scripts hold beside arguments, compared as text."""
     sides = [[row for rows in pack.statements.values() for row in rows] for pack in (bench, cmp)]
-    left, right = (_without(*pair) for pair in (sides, sides[::-1]))
-    how, pairs = "not understood, compared as text", list[tuple[_Row | None, ...]]()
-    for kind in dict.fromkeys(kind for _, kind, _ in (*left, *right)):
-        pairs += zip_longest(*([row for row in side if row[1] == kind] for side in (left, right)))
-    if not pairs and [row[1:] for row in sides[0]] != [row[1:] for row in sides[1]]:
-        how, in_turn = "the same statements in another order", zip(*sides, strict=True)
-        pairs = [next(pair for pair in in_turn if pair[0][1:] != pair[1][1:])]
+    texts = [[row[1:] for row in side] for side in sides]
     differences = []
-    for one, other in pairs:
-        rows = [row for row in (one, other) if row]
-        lines = " and ".join(dict.fromkeys(str(row[0]) for row in rows))
-        differences.append(
-            Difference(
-                item=Item.ARGUMENTS,
-                name=rows[0][1],
-                bench=one and one[2],
-                cmp=other and other[2],
-                level=Level.INFO if rows[0][1] == UNREACHED else Level.WARNING,
-                note=f"line {lines}, {how}",
-            )
-        )
+    for change, *ends in SequenceMatcher(None, texts[0], texts[1], autojunk=False).get_opcodes():
+        pairs = zip_longest(sides[0][slice(*ends[:2])], sides[1][slice(*ends[2:])])
+        for one, other in pairs if change != "equal" else ():
+            is_changed = one and other and one[1] == other[1]
+            rows = [(one, other)] if is_changed else [(one, None), (None, other)]
+            differences += [_text_difference(*row) for row in rows if any(row)]
     table = [
         (STATIC_FILE, each.name, each.name, each.bench or "None", each.cmp or "None", each.note,
          each.level.value)
@@ -241,14 +227,18 @@ def _with_statements(result: ItemResult, bench: Pack, cmp: Pack) -> ItemResult:
     )
 
 
-def _without(side: Sequence[_Row], other: Sequence[_Row]) -> list[_Row]:
-    """Return the statements of a script that the other one does not hold as well."""
-    left = Counter(row[1:] for row in other)
-    found = []
-    for row in side:
-        left[row[1:]] -= 1
-        found += [row] if left[row[1:]] < 0 else []
-    return found
+def _text_difference(one: _Row | None, other: _Row | None) -> Difference:
+    rows = [row for row in (one, other) if row]
+    lines = " and ".join(dict.fromkeys(str(row[0]) for row in rows))
+    return Difference(
+        item=Item.ARGUMENTS,
+        name=rows[0][1],
+        bench=one and one[2],
+        cmp=other and other[2],
+        level=Level.TEXT,
+        note=f"text differs at line {lines}, not explained",
+        aspect=Aspect.TEXT,
+    )
 
 
 def _with_doubts(result: ItemResult, bench: Pack, cmp: Pack) -> ItemResult:

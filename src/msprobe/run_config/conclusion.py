@@ -30,6 +30,7 @@ class Kind(StrEnum):
     """Kind of a cause, in the order in which causes act."""
 
     ARGUMENT = "argument"
+    TEXT = "text of the launch script"
     MODEL = "model"
     OPTIMIZER = "optimizer"
     SCHEDULE = "schedule"
@@ -57,6 +58,7 @@ class Kind(StrEnum):
     NOTHING = "nothing"
 
 
+_PLACE: Final = {kind: place for place, kind in enumerate(Kind)}
 _KINDS: Final[Mapping[Item, Kind]] = {
     Item.ARGUMENTS: Kind.ARGUMENT,
     Item.MODULES: Kind.MODEL,
@@ -81,6 +83,7 @@ _ASPECTS: Final[Mapping[Aspect, Kind]] = {
     Aspect.DTYPE: Kind.DTYPE,
     Aspect.ORDER: Kind.ORDER,
     Aspect.CODE: Kind.CODE,
+    Aspect.TEXT: Kind.TEXT,
     Aspect.LATER: Kind.COURSE,
     Aspect.NOT_COMPARED: Kind.INCOMPLETE,
 }
@@ -124,7 +127,7 @@ class Conclusion:
         first = self.difference
         if kind is None or first is None or kind not in _EFFECTS or first.item is item:
             return False
-        return list(Kind).index(self.kind) < list(Kind).index(kind)
+        return _PLACE[self.kind] < _PLACE[kind]
 
     @property
     def sentence(self) -> str:
@@ -185,15 +188,16 @@ def kind_of(difference: Difference) -> Kind:
 def _doubt(difference: Difference) -> int:
     """Return a number that is smaller the surer a difference is a cause when there are others.
 
-    Code may hold any cause, but says less than what it has changed. What may matter (another
-    library path) is no cause as long as something is there that does.
+    Code and the text of a launch script may hold any cause, but say less than what they have
+    changed. What may matter (another library path) is no cause as long as something is there that
+    does.
     """
     kind = kind_of(difference)
     if difference.aspect is Aspect.LATER:
-        return list(Kind).index(Kind.COURSE)
+        return _PLACE[Kind.COURSE]
     if kind is Kind.INCOMPLETE:
-        return list(Kind).index(kind)
-    if kind is Kind.CODE:
+        return _PLACE[kind]
+    if kind in (Kind.CODE, Kind.TEXT):
         return 1
     is_sure = difference.level is Level.ERROR or kind in _SETTINGS
     return 0 if is_sure or difference.aspect is Aspect.CAUSE else 2
@@ -203,7 +207,7 @@ def _moment(difference: Difference) -> tuple[int, int, int, bool]:
     is_data = difference.item is Item.DATASET
     return (
         difference.step,
-        list(Kind).index(kind_of(difference)),
+        _PLACE[kind_of(difference)],
         -difference.level.weight,
         is_data,
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Final, NamedTuple
 
 from msprobe.run_config.levels import Difference, Item, ItemResult, Level
@@ -81,6 +82,7 @@ def collect_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
     return {name: hide_secrets(name, environ[name]) for name in sorted(environ)}
 
 
+@cache
 def classify_variable(name: str) -> EnvironmentClass:
     """Return the class of an environment variable."""
     return next((kind for pattern, kind in _CLASSES if pattern.fullmatch(name)), _OTHER)

@@ -7,6 +7,7 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import PurePath
 from typing import Final
 
@@ -40,9 +41,6 @@ _WRAPPERS: Final = frozenset(
         *("ray", "sbatch", "salloc", "pdm", "flock", "dotenv"),
     )
 )
-# Words behind these are machines, times and priorities.
-_RUN_ANYWHERE: Final = ("ssh", "pdsh", "timeout", "nice", "ionice", "sudo", "flock", "time")
-_RUN_VERBS: Final = ("run", "exec", "job", "submit", "bash", "shell", "--")
 # Programs that give a text to a shell.
 _TAKE_A_TEXT: Final = frozenset(("ssh", "pdsh", "sbatch", "tmux", "screen", "watch", "parallel"))
 # Modules that train nothing.
@@ -62,6 +60,14 @@ _VERBS: Final = frozenset(
         *("pt", "orpo", "reward", "distill"),
     )
 )
+_PROGRAMS: Final = frozenset(
+    (
+        *(_LAUNCHERS | _WRAPPERS | SHELLS | _TAKE_A_TEXT | _VERBS),
+        *("cd", "pushd", "popd", "export", "source", "eval", "exit", "return", "break", "continue"),
+        *("set", "shift", "read", "local", "declare", "unset", "trap", "echo", "if", "then", "fi"),
+        *("for", "in", "do", "done", "while", "else", "case", "esac", *_LAUNCH_MODULES),
+    )
+)
 _PYTHON_FLAGS: Final = re.compile(r"-[uOBsSEIqvd]+")
 _PYTHON_FLAGS_WITH_VALUE: Final = ("-W", "-X")
 _COMMAND_FLAG: Final = re.compile(r"-[a-z]*c")
@@ -77,12 +83,14 @@ class Launch:
         script: the Python script or module.
         arguments: options of the program that starts it, and of the script.
         doubts: why the value of an argument is not known for sure, by its name.
+        programs: names of the programs that start it, one through the other.
     """
 
     line: int
     script: str
     arguments: Arguments
     doubts: dict[str, tuple[str, ...]]
+    programs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,7 @@ class InnerScript:
         arguments: what the script is given.
         wrapper: options of the program that runs the shell.
         name: what it has as ``$0``; None if that is not said.
+        programs: names of the programs that start it, one through the other.
     """
 
     text: Word | None
@@ -102,6 +111,7 @@ class InnerScript:
     arguments: tuple[Word, ...] = ()
     wrapper: Arguments = field(default_factory=dict)
     name: Word | None = None
+    programs: str = ""
 
 
 def find_launch(
@@ -115,8 +125,30 @@ def find_launch(
         given: a text that it reads as its input.
     """
     start = _start(words)
+    found = _started(words, start, line, given) if start is not None else None
     if start is None:
-        return _of_trainer(words, line) or _quoted(words)
+        found = _of_trainer(words, line) or _quoted(words)
+    return found and replace(found, programs=_programs(words, start))
+
+
+def _programs(words: Sequence[Word], start: int | None) -> str:
+    """Return the names and flags that say how a training is started, beside its arguments."""
+    names = [PurePath(word.text).name for word in words]
+    before = [one for one in names[:start] if one in _WRAPPERS and one != "env"]
+    before += ["--"] * any(word.text == "--" for word in words)
+    if start is None:
+        return " ".join(before)
+    texts = [word.text for word in words[start + 1 :]]
+    is_interpreter = names[start] in SHELLS or _PYTHON.fullmatch(names[start])
+    flags = [*takewhile(lambda text: text[:1] in ("-", "+"), texts)] if is_interpreter else []
+    is_plain = names[start] in ("python", "python3", "torchrun", "bash")
+    own = [one for one in flags if one not in ("-c", "-m", "-")]
+    return " ".join((*before, *([] if is_plain else names[start : start + 1]), *own))
+
+
+def _started(
+    words: Sequence[Word], start: int, line: int, given: Word | None
+) -> Launch | InnerScript | None:
     program, rest = PurePath(words[start].text).name, words[start + 1 :]
     if program in SHELLS:
         inner = _inner(rest)
@@ -142,6 +174,11 @@ def find_launch(
     return found if given is None else _with_text(found, "stdin", given)
 
 
+def is_program(name: str) -> bool:
+    """Return whether a word names a program by which a training is found."""
+    return name in _PROGRAMS or _PYTHON.fullmatch(name) is not None
+
+
 def _start(words: Sequence[Word]) -> int | None:
     """Return the place of the program that starts a script, behind those that wrap it."""
     for place, word in enumerate(words):
@@ -160,8 +197,8 @@ def _of_trainer(words: Sequence[Word], line: int) -> Launch | None:
     """Return a training that a program starts by itself, which is told so by its first word."""
     place = next((at for at, word in enumerate(words) if word.text in _VERBS), 0)
     before = words[: max(place - 1, 0)]
-    is_told = place > 0 and (not before or PurePath(before[0].text).name in _WRAPPERS)
-    if not is_told:
+    is_run = not before or PurePath(before[0].text).name in _WRAPPERS
+    if not place or not is_run or words[place - 1].text == "activate":  # conda activate train
         return None
     name = " ".join((PurePath(words[place - 1].text).name, words[place].text))
     program = words[place - 1]._replace(text=name)
@@ -284,10 +321,6 @@ def _of_wrapper(words: Sequence[Word]) -> Arguments:
     is_assignment = _ASSIGNMENT.fullmatch(words[0].text) is not None  # as ``eval "A=1 python"`` has
     name = "env" if is_assignment else PurePath(words[0].text).name
     options = options_of([word.text for word in words[0 if is_assignment else 1 :]]).arguments
-    others = options.pop("positional", [])
-    if isinstance(others, list) and name not in _RUN_ANYWHERE:
-        others = [text for text in others if text not in _RUN_VERBS]
-        options |= {"positional": others} if others else {}
     return {f"{name}.{key}": value for key, value in options.items()}
 
 

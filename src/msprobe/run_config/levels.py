@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from msprobe.report.tables import Cell
 
@@ -47,6 +48,8 @@ class Aspect(StrEnum):
     """Parted during the run, not before."""
     CODE = "code"
     """The user's code, which may hold any cause."""
+    TEXT = "text"
+    """The text of a launch script, whose effect is not known."""
     NOT_COMPARED = "not compared"
 
 
@@ -56,6 +59,8 @@ class Level(StrEnum):
     PASS = "pass"
     INFO = "info"
     """Does not change the computation."""
+    TEXT = "text"
+    """The text of a launch script differs; what that changes is not explained."""
     WARNING = "warning"
     """May change it."""
     ERROR = "error"
@@ -64,7 +69,10 @@ class Level(StrEnum):
     @property
     def weight(self) -> int:
         """A number that grows with the level."""
-        return list(Level).index(self)
+        return _WEIGHTS[self]
+
+
+_WEIGHTS: Final = {level: place for place, level in enumerate(Level)}
 
 
 def highest(levels: Iterable[Level]) -> Level:

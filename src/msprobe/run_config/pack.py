@@ -203,7 +203,7 @@ def unpack(path: Path, directory: Path) -> None:
     for name, content in _members(path):
         if not _is_known(name):
             continue
-        with report_file(directory / name) as temporary:
+        with report_file(directory / name, warns=False) as temporary:
             temporary.write_bytes(content)
 
 

@@ -30,7 +30,7 @@ _MAX_GIVEN: Final = 64
 # the data or other settings.
 _DISTRIBUTIONS: Final = (
     *("normal", "normal_", "uniform", "uniform_", "gauss", "normalvariate", "bernoulli_"),
-    *("log_normal_", "cauchy_", "exponential_", "geometric_"),
+    *("log_normal_", "cauchy_", "exponential_", "geometric_", "randint", "randrange"),
 )
 _PLAIN: Final = (int, float, str)
 _OWN_FOLDER: Final = str(Path(__file__).parents[1])

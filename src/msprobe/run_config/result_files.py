@@ -101,4 +101,4 @@ def _table(item: ItemResult) -> Table:
 
 def is_difference(level: Level) -> bool:
     """Return whether a level counts as a difference for the exit code."""
-    return level in (Level.WARNING, Level.ERROR)
+    return level in (Level.TEXT, Level.WARNING, Level.ERROR)

@@ -15,6 +15,7 @@ from msprobe.run_config.levels import Difference, ItemResult, Level
 _STYLES: Final = {
     Level.PASS: "bold green",
     Level.INFO: "dim",
+    Level.TEXT: "yellow",
     Level.WARNING: "bold yellow",
     Level.ERROR: "bold red",
 }

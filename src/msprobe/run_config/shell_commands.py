@@ -1,64 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of a shell script that start no training: which of them may change one all the same."""
+"""Statements of a shell script that start no training, and what comments ask of a scheduler."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Sequence
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msprobe.run_config.command_options import Arguments, options_of
-from msprobe.run_config.launches import SHELLS, find_launch
-from msprobe.run_config.shell_variables import Word
+from msprobe.run_config.launches import SHELLS
 from msprobe.run_config.shell_words import text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-# They show something, or wait. What writes files only does so with others than results.
-_WITHOUT_EFFECT: Final = frozenset(
-    (
-        *("echo", "printf", "mkdir", "rmdir", "ls", "date", "sleep", "wait", "cat", "head", "tail"),
-        *("grep", "egrep", "zgrep", "wc", "sort", "uniq", "cut", "tr", "which", "type", "hash"),
-        *("nvidia-smi", "npu-smi", "rocm-smi", "free", "df", "du", "top", "ps", "kill", "pkill"),
-        *("killall", "umask", "chmod", "chown", "true", "false", ":", "[", "hostname", "printenv"),
-        *("whoami", "id", "uname", "lscpu", "pwd", "clear", "tput", "jobs", "disown", "logger"),
-        *("stat", "realpath", "readlink", "basename", "dirname", "seq", "dirs", "tee"),
-        *("tensorboard", "mail", "squeue", "scontrol", "sacct", "scancel", "test", "sync", "time"),
-        *("command", "nproc", "exit", "return", "less", "ts", "module-info", "lsof", "local"),
-    )
-)
-_MOVE_FILES: Final = ("mv", "cp", "ln", "rsync", "scp", "tar", "zip", "rm", "touch", "tee", "unzip")
-_ASKING: Final = {
-    **dict.fromkeys(("pip", "pip3"), ("list", "freeze", "show", "check", "--version")),
-    "conda": ("info", "list", "env"),
-    "wandb": ("login", "sync", "online", "offline"),
-    "huggingface-cli": ("login", "whoami"),
-    "hf": ("auth",),
-    "ray": ("stop", "status"),
-    "accelerate": ("env", "test", "estimate-memory"),
-    "git": ("rev-parse", "log", "status", "diff", "show", "describe", "fetch", "branch", "config"),
-}
-_RESULTS: Final = re.compile(
-    r"/dev/.*|.*\.(log|out|err|pid|lock|done|txt\.gz)|.*(log|output|result|backup|snapshot|archive|"
-    r"tensorboard|wandb|profile).*|(.*/)?(out|runs?|exp|experiments?|save|tmp)(/.*)?",
-    re.IGNORECASE,
-)
 # Commands to a scheduler, in comments.
 _DIRECTIVE: Final = re.compile(r"#(SBATCH|PBS|BSUB|COBALT|PJM|\$)\s+(-.*)")
-_ONLY_ADMINISTRATION: Final = frozenset(
-    (
-        *("job-name", "J", "output", "o", "error", "e", "time", "t", "account", "A", "mail-type"),
-        *("mail-user", "M", "m", "comment", "begin", "dependency", "d", "requeue", "open-mode"),
-        *("chdir", "D", "parsable", "wait", "signal", "W", "u", "B", "N-name", "walltime", "P"),
-    )
-)
-SETS: Final = re.compile(r"[-+][aeEuxvh]*o?|errexit|pipefail|allexport|xtrace|verbose|nounset")
-"""Words of ``set`` that are followed, or show something."""
-UNREACHED: Final = "unreached"
-"""Kind of a statement that a condition over known values skips, and of that condition."""
+_OPTIONS: Final = {
+    "a": "allexport",
+    "e": "errexit",
+    "E": "errtrace",
+    "u": "nounset",
+    "x": "xtrace",
+    "v": "verbose",
+    "f": "noglob",
+    "h": "hashall",
+    "T": "functrace",
+}
 _TAKE_A_SCRIPT: Final = (*SHELLS, "sbatch", "ssh", "qsub", "salloc")
 
 
@@ -76,31 +45,6 @@ class Statement(NamedTuple):
     text: str
 
 
-def changes_something(words: Sequence[Word]) -> bool:
-    """Return whether a command that starts no training may change what a training computes."""
-    name = PurePath(words[0].text).name
-    next_word = words[1].text if len(words) > 1 else ""
-    if name.startswith("python") and next_word in ("-c", "-V", "--version"):
-        return False
-    if name == "env" and not next_word:
-        return False
-    if name in _MOVE_FILES:
-        places = [word.text for word in words[1:] if not word.text.startswith("-")]
-        return not (places and writes_results(places[-1]))
-    return name not in _WITHOUT_EFFECT and next_word not in _ASKING.get(name, ())
-
-
-def is_without_effect(words: Sequence[str]) -> bool:
-    """Return whether a command only shows something or waits, or moves results."""
-    given = [*map(Word, words)]
-    return find_launch(given, 0) is None and not changes_something(given)
-
-
-def writes_results(file: str) -> bool:
-    """Return whether a file that a script writes is a log or another result by its name."""
-    return _RESULTS.fullmatch(file) is not None
-
-
 def directive(comment: str) -> Arguments:
     """Return what a comment asks of the scheduler: ``#SBATCH --nodes=2``; mostly nothing."""
     found = _DIRECTIVE.match(comment)
@@ -111,11 +55,19 @@ def directive(comment: str) -> Arguments:
     except ValueError:
         words = found[2].split()
     program = {"$": "qsub"}.get(found[1], found[1].lower())
-    return {
-        f"{program}.{name}": value
-        for name, value in options_of(words).arguments.items()
-        if name not in _ONLY_ADMINISTRATION
-    }
+    return {f"{program}.{name}": value for name, value in options_of(words).arguments.items()}
+
+
+def set_options(words: Sequence[str]) -> list[str]:
+    """Return the options that ``set`` is given by their names: ``-eu`` and ``-o errexit``."""
+    found, sign = [], "-"
+    for word in words:
+        if word[:1] in ("-", "+"):
+            sign = word[0]
+            found += [sign + _OPTIONS.get(one, one) for one in word[1:] if one != "o"]
+        else:
+            found.append(sign + word)
+    return found
 
 
 def reads_script(body: Node) -> bool:

@@ -6,13 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msprobe.run_config.command_options import SETTINGS_FILES
 from msprobe.run_config.shell_variables import Word, shown
-
-if TYPE_CHECKING:
-    pass
 
 _MAX_FILE_BYTES: Final = 1 << 20
 ITS_OWN_FOLDER: Final = ("$0", "${0", "BASH_SOURCE", "$(pwd)", "$PWD")
@@ -28,15 +25,11 @@ class ScriptFiles:
 
     Attributes:
         written: texts of files that it writes, by the names that it has for them.
-        used: names of those of them that it reads or runs itself.
-        run: texts of the other files that it runs.
         folder: the name of the one that it went to; empty if it went to none, or its own.
     """
 
     def __init__(self, folder: Path) -> None:
         self.written: dict[str, str] = {}
-        self.used: set[str] = set()
-        self.run: dict[str, str] = {}
         self.folder = ""
         self._folder = self._present = folder
         self._places: list[tuple[str, Path]] = []
@@ -74,7 +67,6 @@ class ScriptFiles:
     def content(self, name: str) -> str | None:
         """Return the text of a file that the script writes, or that lies there; else None."""
         if name in self.written:
-            self.used.add(name)
             return self.written[name]
         for path in (self._present / name, self._folder / name):
             try:

@@ -1,133 +1,149 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rest of a shell script: words that were not followed, whatever rule dropped them.
+"""Statements of a shell script whose words do not reach a training: compared as text.
 
-Each word and each sign is changed in turn, and the script followed again. If what was found stays
-the same, the word was not followed: its statement is compared as text. Rules of `Walk` can then be
-wrong in what they call a difference, but not pass over one.
+All words are marked and the script is followed again. A statement is followed if the marks of its
+words come up in what is found; every other one is compared as text, and so is one that was not
+reached. Rules of `Walk` can then be wrong in what they call equal words, but not pass over one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msprobe.run_config.launches import is_program
 from msprobe.run_config.shell_commands import Statement
-from msprobe.run_config.shell_idle import Idle
-from msprobe.run_config.shell_words import shell_parser, text_of, walk
+from msprobe.run_config.shell_variables import MARK
+from msprobe.run_config.shell_words import plain_source, text_of, walk
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-# Nodes in all searches, and those that one step is worth.
-_MAX_READ: Final = 150_000
-_NODES_OF_A_STEP: Final = 8
-_MARKED: Final = re.compile(r"q\d+z")
-_SHORT_OPTION: Final = re.compile(r"-\w+")
-_VALUES: Final = ("command", "variable_assignment", "array", "string", "concatenation")
+_MARKED: Final = re.compile(r"q(\d+)z")
 _PIECE: Final = re.compile(rb"[^\s=,:;\"'`\\{}()\[\]$]+")
 _LITERALS: Final = frozenset(
     (
         *("word", "number", "string_content", "raw_string", "ansi_c_string", "heredoc_content"),
-        *("heredoc_body", "regex", "extglob_pattern", "variable_name", "special_variable_name"),
+        *("heredoc_body", "regex", "extglob_pattern"),
     )
 )
-# What a sign is changed into; other words are lengthened, and left out.
-_OTHERS: Final[Mapping[str, str]] = {
-    one: other
-    for pair in (
-        *("&& ||", "== !=", "while until", "-eq -ne", "-lt -ge", "-gt -le", "-z -n", "+ -", "* +"),
-        *("/ *", ":- :+", "# %", "## %", "%% #", "break continue", "true false"),
+_ARITHMETIC: Final = ("arithmetic_expansion", "compound_statement", "subscript")
+_FOLLOWED: Final = re.compile(r"read|printf|mapfile|readarray|echo|let|eval|source|export|set|\.")
+_DECLARE: Final = ("declare", "local", "typeset", "readonly", "export")
+_FLAG: Final = re.compile(r"[-+]\w+")
+_SET_VARIABLES: Final = ("read", "mapfile", "readarray", "let", "getopts")
+_VARIABLE: Final = re.compile(r"[A-Za-z_]\w*[-+*/%]?")
+_FOLLOWED_FLAGS: Final = re.compile(r"-[rtvnd]|--")
+_NO_WORDS: Final = re.compile(r"[-+]|-[a-z]*c|-m|[\w./-]*\.sh|launch|--")
+_STATEMENTS: Final = frozenset(
+    (
+        *("command", "variable_assignment", "declaration_command", "unset_command", "list"),
+        *("test_command", "if_statement", "while_statement", "for_statement", "case_statement"),
+        *("c_style_for_statement", "pipeline", "subshell", "compound_statement", "do_group"),
+        *("negated_command", "redirected_statement", "variable_assignments"),
     )
-    for one, other in (pair.split(), pair.split()[::-1])
-} | {"!": " ", "+": "-", "*": "+"}
+)
+_NESTS: Final = _STATEMENTS - {"command", "variable_assignment", "test_command"} | {
+    *("program", "elif_clause", "else_clause", "case_item", "function_definition", "ERROR")
+}
 
 
-class _Change(NamedTuple):
-    """A word or sign of a script, and what it is changed into.
-
-    Attributes:
-        statement: the statement that it is in.
-        start: its first byte.
-        end: the byte behind it.
-        others: what it is changed into, one after the other.
-        is_marked: whether it can be changed together with others, and be looked for.
-    """
-
-    statement: Node
-    start: int
-    end: int
-    others: Sequence[bytes]
-    is_marked: bool
-
-
-def not_followed(
-    text: str, found: Callable[[str], object], unreached: Collection[str], steps: int
-) -> list[Statement]:
-    """Return the statements with a word whose change changes nothing of what is found.
+class Marks:
+    """Marks at the words of a script, and which of them came up.
 
     Args:
-        text: the script.
+        root: the script.
         found: returns what is found in a text.
-        unreached: conditions that known values decide, and the statements that they skip.
-        steps: of one search.
     """
-    content = text.encode(errors="surrogateescape")
-    root = shell_parser().parse(content).root_node
-    idle = Idle(root, unreached)
-    left, rows = _waiting(content, list(_changes(root, idle)), found), dict[int, Statement]()
-    budget, known = (
-        _MAX_READ // (1 + sum(1 for _ in walk(root)) + _NODES_OF_A_STEP * steps),
-        found(text),
-    )
-    for statement, start, end, others, _ in left:
-        if statement.id in rows:
-            continue
-        budget -= len(others)
-        changed = (_decoded(content[:start] + one + content[end:]) for one in others)
-        if budget < 0 or any(found(one) == known for one in changed):
-            rows[statement.id] = idle.as_row(statement)
-    return list(rows.values())
+
+    def __init__(self, root: Node, found: Callable[[str], object]) -> None:
+        places = [*_places(root)]
+        content = root.text or b""
+        parts, last = list[bytes](), 0
+        for number, place in enumerate(places):
+            sign = b"q%dz" % number if place.is_number else f"{MARK}q{number}z".encode()
+            parts += [content[last : place.at], sign]
+            last = place.at
+        marked = b"".join((*parts, content[last:])).decode(errors="surrogateescape")
+        seen = set(map(int, _MARKED.findall(repr(found(marked))))) if places else set()
+        self._unseen = [one for number, one in enumerate(places) if number not in seen]
+        self._starts = [one.at for one in self._unseen]
+
+    def unseen(self, node: Node) -> list[str]:
+        """Return the words of a node that did not come up."""
+        begin = bisect_left(self._starts, node.start_byte)
+        end = bisect_left(self._starts, node.end_byte + 1)
+        return list(dict.fromkeys(one.word for one in self._unseen[begin:end]))
 
 
-def _waiting(
-    content: bytes, changes: list[_Change], found: Callable[[str], object]
-) -> list[_Change]:
-    """Return the changes but those of words that come up, marked all at once, in what is found."""
-    marked = content
-    for number, change in reversed([*enumerate(changes)]):
-        if change.is_marked:
-            # In front: the end of a name says what kind of file it is.
-            at = change.end if marked[change.start : change.start + 1] == b"-" else change.start
-            marked = marked[:at] + b"q%dz" % number + marked[at:]
-    seen = set(_MARKED.findall(repr(found(_decoded(marked)))))
-    return [one for number, one in enumerate(changes) if f"q{number}z" not in seen]
+class _Place(NamedTuple):
+    """Place of a mark: in front of a word, behind an option."""
+
+    at: int
+    word: str
+    is_number: bool
 
 
-def _decoded(content: bytes) -> str:
-    return content.decode(errors="surrogateescape")
+def _places(root: Node) -> Iterator[_Place]:
+    """Yield the places of marks, in order."""
+    waiting: list[tuple[Node, bool, str, str]] = [(root, False, "", "")]
+    while waiting:
+        node, is_number, command, label = waiting.pop()
+        if node.type in _ARITHMETIC:
+            is_number |= node.type != "compound_statement" or node.children[0].type == "(("
+        if node.type in ("command", "declaration_command"):
+            name = node.child_by_field_name("name") or node.children[0]
+            command = text_of(name)
+            is_number |= command == "let"
+        command = ">" if node.type == "file_redirect" else command
+        if node.type == "variable_assignment" and not is_number:
+            value = node.child_by_field_name("value")
+            if value is None or not any(_pieces(one, command) for one in walk(value)):
+                inside = value is not None and value.type == "array"
+                at = node.end_byte if value is None else value.start_byte + inside
+                if text_of(node)[-1:] != "=" or value is None:
+                    yield _Place(at, text_of(node), False)
+                continue
+            label = text_of(node)  # with its name, by which secrets are known
+        if node.type != "comment" and not (node.type == "command_name" and not node.children[1:]):
+            for at, word in _pieces(node, command):
+                yield _Place(at, label or word, is_number)
+            is_function = node.type == "function_definition"
+            children = node.children_by_field_name("body") if is_function else node.children
+            waiting += [(one, is_number, command, label) for one in reversed(children)]
 
 
-def _changes(root: Node, idle: Idle) -> Iterator[_Change]:
-    """Yield the changes of the words that may have an effect."""
-    for leaf in walk(root):
-        text = text_of(leaf)
-        other = _OTHERS.get(text)
-        if leaf.children or (other is None and leaf.type not in _LITERALS):
-            continue
-        statement = idle.statement(leaf)
-        if statement is None or leaf.parent is None:
-            continue
-        if other is not None:
-            yield _Change(statement, leaf.start_byte, leaf.end_byte, [other.encode()], False)
-            continue
-        # What decides where a script goes is changed alone.
-        is_value = leaf.type not in ("variable_name", "special_variable_name") and (
-            leaf.parent.type in _VALUES and not text.startswith("-")
+def _pieces(leaf: Node, command: str) -> list[tuple[int, str]]:
+    """Return the words in a leaf that can be marked, with the places of their marks."""
+    if leaf.children or leaf.type not in _LITERALS:
+        return []
+    flags = _FOLLOWED_FLAGS if _FOLLOWED.fullmatch(command) else _NO_WORDS
+    flags = _FLAG if command in _DECLARE else flags
+    found = []
+    for piece in _PIECE.finditer(leaf.text or b"") if command != "set" else ():
+        word = piece[0].decode(errors="replace")
+        sets = (
+            command in _SET_VARIABLES or (leaf.text or b"")[piece.end() : piece.end() + 1] == b"="
         )
-        for piece in _PIECE.finditer(leaf.text or b""):
-            start = leaf.start_byte + piece.start()
-            longer = piece[0] + (b"7" if piece[0].isdigit() else b"x7")
-            others = [longer, b""] if _SHORT_OPTION.fullmatch(text) else [longer]
-            is_marked = is_value or text.startswith("--")
-            yield _Change(statement, start, start + len(piece[0]), others, is_marked)
+        is_name = sets and _VARIABLE.fullmatch(word)
+        is_meant = is_name or flags.fullmatch(word) or _NO_WORDS.fullmatch(word)
+        if command != ">" and (is_meant or is_program(word)):
+            continue
+        at = leaf.start_byte + (piece.end() if word[0] in "-+" else piece.start())
+        found.append((at, word))
+    return found
+
+
+def unreached(root: Node, visited: set[int]) -> Iterator[Statement]:
+    """Yield the statements of a script that were not followed at all."""
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        body = node.child_by_field_name("body") if node.type == "function_definition" else None
+        is_called = body is None or body.id in visited
+        if not is_called or (node.type in _STATEMENTS and node.id not in visited):
+            yield Statement(node.start_point[0] + 1, "unreached", plain_source(node))
+        elif node.type in _NESTS:
+            waiting += reversed(node.named_children)

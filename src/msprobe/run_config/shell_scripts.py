@@ -20,9 +20,11 @@ from msprobe.run_config.command_options import Arguments
 from msprobe.run_config.launches import Launch
 from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_commands import Statement
-from msprobe.run_config.shell_rest import not_followed
+from msprobe.run_config.shell_rest import Marks, unreached
 from msprobe.run_config.shell_variables import shown
 from msprobe.run_config.shell_walk import Walk
+from msprobe.run_config.shell_words import text_of
+from msprobe.run_config.shell_words import walk as tree
 
 _SHEBANG: Final = re.compile(r"\A#!\s*\S*sh\s+(?=[-+])")
 _VALUE: Final = re.compile(r"(--?[A-Za-z][\w-]*|\b[A-Za-z_]\w*(?==))([= ])([^\s,]+)")
@@ -60,13 +62,14 @@ def parse_shell_script(text: str, folder: Path | None = None) -> ShellScript:
     arguments: Arguments = {}
     unresolved: dict[str, str] = {}
     for prefix, launch in zip(_prefixes(launches), launches, strict=True):
-        arguments |= {shown(prefix + name): _shown(of) for name, of in launch.arguments.items()}
-        unresolved |= {shown(prefix + name): "; ".join(why) for name, why in launch.doubts.items()}
+        arguments |= {
+            shown(prefix + name): _shown(name, of) for name, of in launch.arguments.items()
+        }
+        doubts = launch.doubts.items()
+        unresolved |= {shown(prefix + name): shown("; ".join(why)) for name, why in doubts}
     arguments |= walk.directives
-    statements = [
-        one._replace(text=without_secrets(shown(one.text)))
-        for one in (*walk.all_statements(), *_rest(text, folder or Path(), walk))
-    ]
+    rows = _with_rest(text, folder or Path(), walk)
+    statements = [one._replace(text=without_secrets(shown(one.text))) for one in rows]
     files = {name: one._replace(text=shown(one.text)) for name, one in walk.written_files().items()}
     return ShellScript(arguments, {**unresolved, **problems}, statements, files)
 
@@ -79,31 +82,42 @@ def _followed(text: str, folder: Path, files: Mapping[str, str]) -> Walk:
     return walk
 
 
-def _rest(text: str, folder: Path, walk: Walk) -> Iterator[Statement]:
-    """Yield the statements that were not followed, of the script and of the files that it runs."""
-    for name, content in [(None, text), *walk.files.run.items()]:
-        found = partial(_found_with, text, folder, name)
-        yield from not_followed(content, found, walk.unreached, walk.steps)
+def _with_rest(text: str, folder: Path, walk: Walk) -> Iterator[Statement]:
+    """Yield what is compared as text, also the statements with words that reach no training."""
+    rest: dict[int, list[Statement]] = {}
+    skipped: list[Statement] = []
+    for name, root in walk.roots.items():
+        marks = Marks(root, partial(_found_with, text, folder, name))
+        for node in tree(root):
+            place, row = walk.simple.get(node.id, (0, None))
+            words = [] if row is None else marks.unseen(node)
+            if row is not None and words:
+                if node.type == "command":
+                    program = text_of(node.child_by_field_name("name") or node)
+                    row = row._replace(name=f"command.{program}", text=" ".join(words))
+                rest.setdefault(place, []).append(row)
+        skipped += unreached(root, walk.visited)
+    for place, one in enumerate((*walk.statements, None)):
+        yield from rest.get(place, ())
+        if one is not None:
+            yield one
+    yield from skipped
 
 
-def _found_with(text: str, folder: Path, name: str | None, content: str) -> tuple[object, ...]:
+def _found_with(text: str, folder: Path, name: str, content: str) -> tuple[object, ...]:
     """Return all that a walk finds if the script, or a file that it runs, has other content."""
-    return _found(
-        _followed(content, folder, {}) if name is None else _followed(text, folder, {name: content})
-    )
+    walk = _followed(text, folder, {name: content}) if name else _followed(content, folder, {})
+    launches = [(one.script, one.arguments, one.programs) for one in walk.launches]
+    texts = [one[1:] for one in (*walk.statements, *walk.written_files().values())]
+    return launches, walk.directives, texts
 
 
-def _found(walk: Walk) -> tuple[object, ...]:
-    """Return all that a walk found, without lines."""
-    launches = [(one.script, one.arguments, one.doubts) for one in walk.launches]
-    texts = [one[1:] for one in (*walk.all_statements(), *walk.written_files().values())]
-    return launches, walk.problems, walk.directives, texts
-
-
-def _shown(value: str | bool | list[str]) -> str | bool | list[str]:
+def _shown(name: str, value: str | bool | list[str]) -> str | bool | list[str]:
     if isinstance(value, list):
         return [shown(one) for one in value]
-    return shown(value) if isinstance(value, str) else value
+    variable = name.partition("env.")[2]
+    text = shown(value) if isinstance(value, str) else value
+    return hide_secrets(variable, text) if variable and isinstance(text, str) else text
 
 
 def without_secrets(text: str) -> str:

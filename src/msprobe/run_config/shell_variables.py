@@ -51,6 +51,7 @@ class Variables:
         exported: names that the programs are given.
         exports_all: whether that is every one that is set.
         renamed: what variables of loops are called in texts.
+        defaults: variables from elsewhere that have a default, or are appended to.
     """
 
     values: dict[str, tuple[Word, ...]] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class Variables:
     exported: dict[str, None] = field(default_factory=dict)
     exports_all: bool = False
     renamed: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, None] = field(default_factory=dict)
 
     def words(self, name: str) -> tuple[Word, ...] | None:
         """Return the words of a variable or argument; None if they are not known."""
@@ -83,6 +85,8 @@ class Variables:
     def rename(self, names: Iterable[str]) -> None:
         """Number variables of a loop, whose names change nothing."""
         for name in names:
+            if name == "IFS":  # its name is its meaning
+                continue
             self.renamed.setdefault(name, f"variable{len(self.renamed) + 1}")
 
     def copy(self) -> Variables:
@@ -108,10 +112,13 @@ def of_branches(ends: Sequence[Variables], doubts: tuple[str, ...]) -> Variables
         found.functions |= one.functions
         found.exported |= one.exported
         found.exports_all |= one.exports_all
-    for name in dict.fromkeys(name for one in ends for name in one.values):
-        values = [one.values.get(name, ()) for one in ends]
-        if any(one is not values[0] for one in values):
-            found.values[name] = _alternatives(values, doubts)
+    first = ends[0].values
+    changed = {
+        key for one in ends[1:] for key in one.values if one.values[key] is not first.get(key)
+    }
+    changed |= {key for one in ends[1:] for key in first if key not in one.values}
+    for name in sorted(changed):
+        found.values[name] = _alternatives([one.values.get(name, ()) for one in ends], doubts)
     given = [one.arguments for one in ends if one.arguments is not None]
     found.arguments = _alternatives(given, doubts) if len(given) == len(ends) else None
     return found

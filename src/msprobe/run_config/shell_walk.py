@@ -15,27 +15,24 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 from msprobe.run_config.command_options import BLANK, Arguments
-from msprobe.run_config.environment import may_matter
 from msprobe.run_config.launches import InnerScript, Launch, find_launch
-from msprobe.run_config.secrets import hide_secrets
 from msprobe.run_config.shell_commands import (
-    SETS,
     Statement,
     are_apart,
-    changes_something,
     directive,
     first_error,
     reads_script,
-    writes_results,
+    set_options,
 )
 from msprobe.run_config.shell_conditions import branches_of, holds
 from msprobe.run_config.shell_files import ScriptFiles
 from msprobe.run_config.shell_numbers import number_of, set_number
 from msprobe.run_config.shell_redirects import content_of, fields_of, redirected, targets_of
-from msprobe.run_config.shell_variables import Variables, Word, of_branches, shortened, shown
+from msprobe.run_config.shell_variables import Variables, Word, of_branches, shortened
 from msprobe.run_config.shell_words import (
     assigned_in,
     opaque,
+    plain_source,
     read_in,
     set_by_name,
     set_opaquely,
@@ -52,13 +49,24 @@ _MAX_STEPS: Final = 20_000
 _MAX_DEPTH: Final = 100
 _MAX_ROUNDS: Final = 64
 _TOO_LONG: Final = "the script is too long or too deeply nested to be followed"
-_EXPORT_ALL: Final = re.compile(r"[-+][a-z]*a[a-z]*|allexport")
-_STOPS: Final[Mapping[str, str]] = {"e": "errexit", "E": "errtrace"}
 _DECLARES: Final = re.compile(r"(-[agrx]+)*")
+_VARIABLE: Final = re.compile(r"\$(\w+)")
+_LOCAL: Final = ("local", "declare", "typeset")
+# They show something, or make folders: of these the source is compared, not the values in it.
+_SHOW: Final = ("echo", "mkdir", "tee", "cat", "ls", "date", "touch", "tensorboard", "rm", "wait")
 # Commands that scripts run for their status; others are taken to succeed before ``&&``.
 _ASK: Final = ("grep", "egrep", "which", "type", "hash", "command", "test", "diff", "cmp", "pgrep")
 _DECLARED: Final = ("variable_name", "word")
 _DECIDED: Final = ("variable_assignment", "declaration_command", "test_command")
+# Statements that are compared as text if one of their words does not come up.
+_SIMPLE: Final = (
+    *_DECIDED[:1],
+    "herestring_redirect",
+    "test_command",
+    "command",
+    "file_redirect",
+    "heredoc_redirect",
+)
 _STATUS: Final = {"true": True, ":": True, "false": False}
 
 
@@ -78,9 +86,10 @@ class Walk:
         problems: what could not be followed, by its place.
         files: files that it reads and writes.
         directives: what it asks of a scheduler, by name.
-        statements: what is not understood and may change a training, as ``module load``.
-        steps: statements that were followed.
-        unreached: texts of the conditions that known values decide, and of what they skip.
+        statements: what is compared as text, and the trainings among it, in order.
+        simple: by node those that are only if one of their words did not come up, with places.
+        visited: ids of the nodes that were followed.
+        roots: the parsed texts: of the script under the empty name, of files that it runs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,26 +102,36 @@ class Walk:
         self._own: list[str] = []  # variables set in front of the present command
         self._inside: list[str] = []  # branches, loops and traps around the present statement
         self._open: list[int] = []  # lines of their conditions, if the text does not decide them
-        self._order: list[str] = []
         self._written_at: dict[str, int] = {}
-        self._leaving: list[Statement] = []  # what matters only if a training comes later
         self._given: Word | None = None  # what the present command reads from ``<<<`` or ``<<``
-        self.steps = 0
-        self.unreached: set[str] = set()
+        self._locals: list[dict[str, tuple[Word, ...] | None]] = []  # before functions set them
+        self._trainings: set[int] = set()  # commands that start one
+        self.simple: dict[int, tuple[int, Statement]] = {}
+        self.visited: set[int] = set()
+        self.roots: dict[str, Node] = {}
+        self._steps = 0
+        self._loop_names: dict[str, str] = {}
         self._depth = 0
-        self._stops: set[str] = set()  # that a failure ends the script
 
     def follow(self, text: str) -> None:
         """Follow a whole script."""
         try:
-            self._run_text(text)
+            self._run_text(text, "")
         except (_Ended, _LeftRound):
-            return
+            pass
         except RecursionError:
             self.problems["size"] = _TOO_LONG
+        if self._variables.defaults:
+            names = ", ".join(sorted(self._variables.defaults))
+            self.statements.append(Statement(1, "default", names))
 
-    def _run_text(self, text: str) -> None:
-        root = shell_parser().parse(text.encode(errors="surrogateescape")).root_node
+    def _run_text(self, text: str, name: str | None = None) -> None:
+        """Follow a text; under a name it is parsed once, and its words are looked for."""
+        root = self.roots.get(name or "") if name is not None else None
+        if root is None:
+            root = shell_parser().parse(text.encode(errors="surrogateescape")).root_node
+            if name is not None:
+                self.roots[name] = root
         if root.has_error:
             self.problems["syntax"] = f"line {first_error(root)} is not understood"
             self._note("syntax", root)
@@ -124,18 +143,33 @@ class Walk:
 
     def _run(self, node: Node) -> bool | None:
         """Follow a statement; return whether it succeeds, None if only the shell knows."""
-        self.steps += 1
-        if self.steps > _MAX_STEPS or self._depth > _MAX_DEPTH:
+        self._steps += 1
+        if self._steps > _MAX_STEPS or self._depth > _MAX_DEPTH:
             self.problems["size"] = _TOO_LONG
             raise _Ended
         self._depth += 1
+        follows = node.next_sibling
+        is_apart = follows is not None and follows.type == "&"
+        self._inside += ["the background"] * is_apart
         try:
-            return self._dispatch(node)
+            self._look_for(node)
+            return _STATEMENTS.get(node.type, Walk._not_known)(self, node)
         finally:
             self._depth -= 1
+            del self._inside[len(self._inside) - is_apart :]
 
-    def _dispatch(self, node: Node) -> bool | None:
-        return _STATEMENTS.get(node.type, Walk._not_known)(self, node)
+    def _look_for(self, node: Node) -> None:
+        """Keep a simple statement, which is compared as text if its words do not come up."""
+        to = node.child_by_field_name("destination") if node.type == "file_redirect" else None
+        if to is not None and to.type == "number":  # 2>&1
+            self._note("redirect", node, self._plain(node))
+        elif node.type in _SIMPLE and node.id not in self.visited:
+            kind = node.type.partition("_")[0].replace("file", "redirect")
+            if kind == "variable":
+                kind += "." + text_of(node.children[0])
+            one = self._statement(kind, node, self._plain(node))
+            self.simple[node.id] = len(self.statements), one
+        self.visited.add(node.id)
 
     def _note(self, name: str, node: Node, text: str | None = None) -> bool:
         """Keep what is not understood, to be compared as text; return whether that is enough."""
@@ -144,26 +178,21 @@ class Walk:
         self.statements.append(self._statement(name, node, word.text + folder))
         return not word.doubts
 
+    def _plain(self, node: Node) -> str:
+        """Return the source of a statement, without the names of variables of loops."""
+        names = self._loop_names
+        return _VARIABLE.sub(lambda one: "$" + names.get(one[1], one[1]), plain_source(node))
+
     def _statement(self, name: str, node: Node, text: str) -> Statement:
-        inside = self._inside[::-1]
-        # Where something ran before, it matters whether the script goes on after a failure.
-        if self._stops and (self._order or any("command." in one.name for one in self.statements)):
-            inside = [*inside, " and ".join(sorted(self._stops))]
-        return Statement(node.start_point[0] + 1, name, " in ".join((text, *inside)))
+        return Statement(node.start_point[0] + 1, name, " in ".join((text, *self._inside[::-1])))
 
     def written_files(self) -> dict[str, Statement]:
         """Return the files that the script writes for others, by name."""
         return {
             name: Statement(self._written_at[name], f"file.{name}", text)
             for name, text in self.files.written.items()
-            if name in self._written_at and name not in self.files.used and not writes_results(name)
+            if name in self._written_at
         }
-
-    def all_statements(self) -> list[Statement]:
-        """Return what is compared as text, and the order of trainings if there are several."""
-        order = [Statement(1, "order", ", ".join(self._order))]
-        is_plain = len(self._order) < 2 and not any(" in " in one for one in self._order)
-        return self.statements + ([] if is_plain else order)
 
     def _not_known(self, node: Node) -> bool | None:
         if node.is_named:
@@ -177,33 +206,46 @@ class Walk:
         found = set_number(text, self._variables)
         if found is None:
             found = number_of(text, self._variables)
+            self._note("condition", node, None if found is None else self._plain(node))
             set_opaquely(assigned_in(node), self._variables)
         return None if found is None else found != 0
 
     def _declare(self, node: Node) -> bool | None:
-        self._run_each([one for one in node.named_children if one.type not in _DECLARED])
         options = "".join(text_of(one) for one in node.named_children if one.type == "word")
+        self._keep_outer(node, options)
+        self._run_each([one for one in node.named_children if one.type not in _DECLARED])
         is_export = text_of(node.children[0]) == "export" or "x" in options
-        if _DECLARES.fullmatch(options) is None:
+        if _DECLARES.fullmatch(options) is None or any(
+            one.type not in (*_DECLARED, "variable_assignment") for one in node.named_children
+        ):
             self._note("declare", node)
         elif is_export:
             names = (text_of(child).partition("=")[0] for child in node.named_children)
             self._variables.exported |= dict.fromkeys(names)
+        if self._inside:  # which of the branches exports is not followed
+            self._note("declare", node, text_of(node.children[0]))
         return True
+
+    def _keep_outer(self, node: Node, options: str) -> None:
+        """Keep what variables held that a function declares for itself."""
+        if self._locals and text_of(node.children[0]) in _LOCAL and "g" not in options:
+            for name in (text_of(one).partition("=")[0] for one in node.named_children):
+                self._locals[-1].setdefault(name, self._variables.values.get(name))
 
     def _unset(self, node: Node) -> bool | None:
         for name in map(text_of, node.named_children):
-            is_own = self._variables.values.pop(name, None) and name not in self._variables.exported
+            self._variables.values.pop(name, None)
             self._variables.exported.pop(name, None)
-            if not is_own and may_matter(name):  # a variable that the script was given
-                self._note("unset", node, name)
+        self._note("unset", node, self._plain(node))
         return True
 
     def _in_subshell(self, node: Node) -> bool | None:
         before, place = self._variables.copy(), self.files.place
+        self._inside.append("a subshell")
         with suppress(_Ended):
             self._run_all(node)
             before.own |= self._variables.own
+        self._inside.pop()
         self._stop_if_too_long()
         self._variables, self.files.place = before, place
         return True
@@ -213,12 +255,15 @@ class Walk:
             raise _Ended
 
     def _not(self, node: Node) -> bool | None:
+        self._note("not", node, "!")
         status = self._status(node.named_children)
         return None if status is None else not status
 
     def _in_brackets(self, node: Node) -> bool | None:
         inner = node.named_children
-        return holds(inner[0], self._variables) if len(inner) == 1 else None
+        found = holds(inner[0], self._variables) if len(inner) == 1 else None
+        self._note("condition", node, None if found is None else self._plain(node))
+        return found
 
     def _loop(self, node: Node) -> bool | None:
         """Follow the body of a loop once: its head and what it assigns are compared as text."""
@@ -228,6 +273,7 @@ class Walk:
         self._variables.rename(name for one in head for name in (*assigned_in(one), *read_in(one)))
         changes = [*head, *(one for one in assigned.values() if one not in head)]
         noted = [self._note("loop", one) for one in changes]
+        self.visited.update(one.id for one in head)
         if node.children[0].type == "until":
             self._note("until", head[0])
         is_known = all(noted)
@@ -238,9 +284,9 @@ class Walk:
                 Word(f"${self._variables.renamed.get(name, name)}", doubts),
             )
         if body is not None:
+            self._inside.append("a loop")
             for one in head if node.type == "while_statement" else ():
                 self._run(one)
-            self._inside.append("a loop")
             self._round(body)
             self._inside.pop()
         if len(self.launches) > known and not is_known:
@@ -304,12 +350,10 @@ class Walk:
 
     def _call(self, words: list[Word], node: Node) -> bool | None:
         first, rest = words[0].text, words[1:]
-        if first in ("exit", "return"):
-            raise _Ended(first, *(word.text for word in rest))
-        if first in ("break", "continue"):
-            if self._inside:
-                self._note("leave", node, first)
-            raise _LeftRound(first)
+        if first in ("exit", "return", "break", "continue"):
+            self._note(f"command.{first}", node, self._plain(node))
+            leaves = _LeftRound if first in ("break", "continue") else _Ended
+            raise leaves(first, *(word.text for word in rest))
         if first in self._variables.functions:
             return self._function(self._variables.functions[first], rest)
         if first in _BUILTINS:
@@ -320,23 +364,27 @@ class Walk:
         return _STATUS.get(first, True)
 
     def _set(self, words: list[Word], node: Node) -> None:
-        is_on = True
-        for place, word in enumerate(words):
-            if word.text == "--":
-                self._variables.arguments = tuple(words[place + 1 :])
-                return
-            if _EXPORT_ALL.fullmatch(word.text):
-                self._variables.exports_all = word.text[0] != "+"
-            if word.text[0] in "-+":
-                is_on = word.text[0] == "-"
-                names = {_STOPS[sign] for sign in word.text[1:] if sign in _STOPS}
-            else:
-                names = {word.text} & {"errexit", "pipefail"}
-            self._stops = self._stops | names if is_on else self._stops - names
-            if not SETS.fullmatch(word.text):
-                self._note("set", node, " ".join(one.text for one in words))
+        texts = [word.text for word in words]
+        if "--" in texts:
+            place = texts.index("--")
+            self._variables.arguments = tuple(words[place + 1 :])
+            self._note("set", node, "arguments")
+            texts = texts[:place]
+        for option in set_options(texts):
+            self._note("set", node, option)
+            if option.endswith("allexport"):
+                self._variables.exports_all = option[0] == "-"
 
-    def _shift(self, words: list[Word], _node: Node) -> None:
+    def _change_folder(self, words: list[Word], node: Node) -> None:
+        self._note("command.cd", node, self._plain(node))
+        self.files.change_folder([Word(text_of(node).split()[0]), *words])
+
+    def _export(self, words: list[Word], _node: Node) -> None:
+        """Follow an ``export`` that the grammar takes for a command."""
+        self._variables.exported |= dict.fromkeys(word.text for word in words)
+
+    def _shift(self, words: list[Word], node: Node) -> None:
+        self._note("command.shift", node, self._plain(node))
         arguments = self._variables.arguments
         if arguments is not None:
             count = int(words[0].text) if words and words[0].text.isdigit() else 1
@@ -344,11 +392,18 @@ class Walk:
 
     def _read(self, words: list[Word], node: Node) -> None:
         doubt = (f"is read when the script runs (line {node.start_point[0] + 1})",)
-        names = [word.text for word in words if not word.text.startswith("-")] or ["REPLY"]
+        plain = [word.text for word in words if not word.text.startswith("-")]
+        names = [text for text in plain if text] or ["REPLY"]
         options = {sign for word in words if word.text.startswith("-") for sign in word.text[1:]}
         given, separators = self._given, self._variables.values.get("IFS", (Word(" \t"),))[0]
-        known = given if given is not None and given.is_known else None
-        if text_of(node).startswith(("mapfile", "readarray")):
+        is_one = given is not None and "\n" not in given.text.strip("\n")
+        is_array = text_of(node).startswith(("mapfile", "readarray"))
+        is_known = given is not None and given.is_known and (is_one or is_array)
+        known = given if is_known and "a loop" not in self._inside else None
+        if options == {"r", "d"} and "" in plain and given is not None and len(names) == 1:
+            self._variables.values[names[0]] = (Word(given.text.strip(), given.doubts),)
+            return
+        if is_array:
             if known and options == {"t"}:
                 self._variables.values[names[0]] = tuple(map(Word, known.text.splitlines()))
                 return
@@ -359,7 +414,8 @@ class Walk:
             return
         self._variables.rename(names)
         for name in names:
-            found = Word(f"${self._variables.renamed[name]}", doubt)
+            how = "" if options <= {"r"} else f" by {self._plain(node)}".replace(" ", BLANK)
+            found = Word(f"${self._variables.renamed.get(name, name)}{how}", doubt)
             if given is not None:
                 text = f"{found.text} of {given.text}".replace(" ", BLANK)
                 found = Word(text, given.doubts)
@@ -368,6 +424,7 @@ class Walk:
     def _function(self, body: Node, arguments: list[Word]) -> bool | None:
         before = self._variables.arguments
         self._variables.arguments = tuple(arguments)
+        self._locals.append({})
         try:
             return self._run(body)
         except _Ended as ended:
@@ -376,23 +433,29 @@ class Walk:
             return None if ended.args[1:] else True
         finally:
             self._variables.arguments = before
+            for name, value in self._locals.pop().items():
+                if value is None:
+                    self._variables.values.pop(name, None)
+                else:
+                    self._variables.values[name] = value
 
     def _start(self, words: list[Word], node: Node) -> None:
         line = node.start_point[0] + 1
         found = find_launch(words, line, self._given)
         if isinstance(found, Launch):
             self.launches.append(self._with_environment(found))
-            ends = [one and one.next_sibling for one in (node, node.parent)]
-            is_apart = any(one is not None and one.type == "&" for one in ends)
-            self._order.append(self._statement("", node, found.script).text + " &" * is_apart)
-            self.statements += self._leaving
-            self._leaving.clear()
-        elif found is None and changes_something(words):
+            self._trainings.add(node.id)
+            self._note("training", node, " ".join((found.programs, found.script)).strip())
+        elif found is None:
             if words[0].text in ("cp", "ln", "mv"):
                 self.files.copy(words[1:])
             texts = [word.text for word in (*words[1:], *filter(None, [self._given]))]
-            self._note(f"command.{PurePath(words[0].text).name}", node, " ".join(texts))
+            name = PurePath(words[0].text).name
+            text = self._plain(node) if name in _SHOW else " ".join(texts)
+            self._note(f"command.{name}", node, text)
         elif isinstance(found, InnerScript):
+            if found.programs:
+                self._note("shell", node, found.programs)
             before, known = self._variables.copy(), len(self.launches)
             self._variables.arguments = found.arguments
             self._variables.values |= {"0": (found.name,)} if found.name else {}
@@ -411,28 +474,23 @@ class Walk:
         return True
 
     def _pipeline(self, node: Node) -> bool | None:
-        """Follow all commands; what a training or another command is given is a part of that."""
-        begin, parts, status, is_text = len(self.statements), node.named_children, None, False
-        for number, one in enumerate(parts):
-            known = len(self.launches)
+        parts, status = node.named_children, None
+        errors = " with |&" * any(one.type == "|&" for one in node.children)
+        for number, one in enumerate(parts, 1):
+            self._inside.append(f"part {number} of {len(parts)}{errors}")
             status = self._run(one)
-            is_given = number > 0 and len(self.launches) > known
-            names = text_of(one).split()[:1]
-            is_text |= is_given or names == ["xargs"]
-            is_text |= names == ["tee"] and not self.launches
-        if is_text or any(one.name != "leave" for one in self.statements[begin:]):
-            self._note("command.|", node)
+            self._inside.pop()
         return status
 
     def _with_environment(self, launch: Launch) -> Launch:
-        """Return a training with the variables that the script sets for it and that may matter."""
+        """Return a training with the variables that the script sets for it."""
         arguments, doubts = dict(launch.arguments), dict(launch.doubts)
         if self.files.folder:
             arguments["folder"] = self.files.folder
         for name in (*self._variables.exported, *self._own):
             known = self._variables.values.get(name)
-            if known and may_matter(name):
-                arguments[f"env.{name}"] = hide_secrets(name, shown(known[0].text))
+            if known:
+                arguments[f"env.{name}"] = known[0].text
                 if known[0].doubts:
                     doubts[f"env.{name}"] = known[0].doubts
         if self._open:
@@ -440,9 +498,9 @@ class Walk:
             doubts["script"] = (f"whether it is started depends on the condition in line {lines}",)
         return replace(launch, arguments=arguments, doubts=doubts)
 
-    def _run_inner(self, text: str) -> None:
+    def _run_inner(self, text: str, name: str | None = None) -> None:
         with suppress(_Ended):
-            self._run_text(text)
+            self._run_text(text, name)
         self._stop_if_too_long()
 
     def _source(self, words: list[Word], node: Node) -> None:
@@ -457,15 +515,15 @@ class Walk:
             self.problems[f"file {name}"] = f"line {line} runs it, and it is not there"
             self.statements.append(Statement(line, "command.source", name))
             return
-        if name not in self.files.written:
-            self.files.run[name] = text
-        self._run_inner(text)
+        self._run_inner(text, None if name in self.files.written else name)
 
     def _redirected(self, node: Node) -> bool | None:
         body = node.child_by_field_name("body")
         if body is None:
             return None
         texts = [one for one in node.named_children if one.type == "heredoc_redirect"]
+        for one in node.named_children:
+            self._look_for(one)
         inner = [each for one in texts for each in one.children if each.type == "heredoc_body"]
         text = value_of(inner[0], self._variables) if inner else None
         if text is not None and reads_script(body):
@@ -477,15 +535,12 @@ class Walk:
         content = content_of(body, text, self._variables)
         if content is not None:
             self._write(node, body, content)
-        for one in node.named_children if body.type != "command" else ():
-            if one.type == "herestring_redirect":
-                self._note("command.<<<", one)
+        self.visited.discard(body.id)
         status = self._run(body)
         self._with_input(node, known)
-        files = redirected(node, ">", self._variables)
-        names = [one.text for one in files if not writes_results(one.text)]
-        if content is None and names:
-            self._note("command.>", node, None if len(self.launches) == known else " ".join(names))
+        for sign in (each for one in texts for each in one.children if not each.is_named):
+            if sign.type not in ("<<", "<<-"):  # cat <<EOF || …
+                self._note("list", sign, sign.type)
         for each in (each for one in texts for each in one.named_children):
             if each.type in ("pipeline", "command", "list"):  # cat <<EOF | python -
                 self._given = text
@@ -496,10 +551,7 @@ class Walk:
     def _with_input(self, node: Node, known: int) -> None:
         """Give the trainings from the `known`-th on the file that they read as their input."""
         files = redirected(node, "<", self._variables)
-        is_given = any(one.type == "herestring_redirect" for one in node.named_children)
-        if len(self.launches) == known and (files or is_given):
-            self._note("command.<", node)
-        elif files:
+        if files:
             self.launches[known:] = [
                 replace(one, arguments=one.arguments | {"input": files[-1].text})
                 for one in self.launches[known:]
@@ -509,6 +561,8 @@ class Walk:
         """Keep what ``cat > FILE <<EOF`` and ``echo … > FILE`` write."""
         appends = b">>" in (node.text or b"").partition(b"\n")[0]
         for word in targets_of(node, body, self._variables):
+            if appends and word.text not in self.files.written:
+                self._note("redirect", node, f">> {word.text}")
             self.files.write(word.text, content.text, appends=appends)
             self._written_at[word.text] = node.start_point[0] + 1
             if content.doubts:
@@ -520,15 +574,16 @@ class Walk:
         if name is None:
             return True
         appends = any(child.type == "+=" for child in node.children)
-        if text_of(name) == "IFS":
-            self._note("IFS", node)
         if self._variables.exports_all:
             self._variables.exported[text_of(name)] = None
         values, key = self._variables.values, text_of(name)
+        if appends and key not in values:
+            self._variables.defaults[key] = None
         if value is not None and value.type == "array":
             parts = [one for one in value.named_children if one.type != "comment"]
             words = tuple(word for one in parts for word in words_of(one, self._variables))
             values[key] = (*values.get(key, ()), *words) if appends else words
+            self._variables.exported.pop(key, None)  # arrays are not
             return True
         word = value_of(value, self._variables)
         if "[" in key:  # A[lr]=1, an entry like those of A=([lr]=1)
@@ -548,10 +603,10 @@ class Walk:
         if text_of(left).split()[0] in _ASK:
             status = None
         wants = any(child.type == "&&" for child in node.children)
+        self._note("list", node, "&&" if wants else "||")
         if status is None:
             self._branches([left], [[right], []] if wants else [[], [right]])
             return None
-        self._skip(left)
         if status is wants:
             return self._run(right)
         if not wants and self._may_fail(left):  # as most commands: what is done then may differ
@@ -576,8 +631,6 @@ class Walk:
             is_decided |= bool(status)
             if status is None:
                 opened.append(condition[-1])
-            else:
-                self._skip(*condition, *(() if status else body))
             if status is not False:
                 bodies.append(body)
         if not is_decided:
@@ -587,9 +640,6 @@ class Walk:
         else:
             self._run_each(bodies[0])
         return True
-
-    def _skip(self, *nodes: Node) -> None:
-        self.unreached.update(map(text_of, nodes))
 
     def _status(self, condition: Sequence[Node]) -> bool | None:
         status: bool | None = True
@@ -612,7 +662,6 @@ class Walk:
         bodies: Sequence[Sequence[Node]],
         *,
         reason: str = "",
-        cases: Sequence[str] = (),
     ) -> None:
         """Follow each branch from the same state, and join what they set.
 
@@ -620,12 +669,9 @@ class Walk:
             conditions: what decides, compared as text unless no branch does anything.
             bodies: the statements of each branch.
             reason: why the last one may be taken, if that is no condition.
-            cases: the patterns of a ``case``.
         """
         line, place_in_text = conditions[0].start_point[0] + 1, len(self.statements)
-        noted = [] if reason else [self._note("condition", one) for one in conditions]
-        for one in cases:
-            self._note("case", conditions[0], one)
+        noted = [] if reason else [*map(self._note_condition, conditions)]
         is_open, known = not all(noted), (len(self.statements), len(self.launches))
         before, place, written = self._variables, self.files.place, dict(self.files.written)
         self._open += [line] if is_open else []
@@ -640,8 +686,6 @@ class Walk:
             except (_Ended, _LeftRound) as exc:
                 self._stop_if_too_long()
                 left = exc
-                if not reason and isinstance(exc, _Ended):
-                    self._leaving.append(self._statement("leave", body[0], "".join(exc.args[:1])))
             finally:
                 self._inside.pop()
         del self._open[len(self._open) - is_open :]
@@ -657,15 +701,26 @@ class Walk:
         folders = dict.fromkeys(folder for _, (folder, _) in ends)
         self.files.place = " or ".join(folders), ends[0][1][1]
 
+    def _note_condition(self, node: Node) -> bool:
+        if node.id in self._trainings or node.type == "list":  # their words are compared already
+            self._note("condition", node, "it succeeds")
+            return False
+        if node.type in ("test_command", "compound_statement"):  # has been noted
+            return not opaque(node, self._variables).doubts
+        return self._note("condition", node)
+
     def _for(self, node: Node) -> bool | None:
         name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
         if name is None or body is None:
             return True
+        if node.children[0].type == "select":
+            self._note("select", node, "select")
         parts = node.children_by_field_name("value")
         words = [word for one in parts for word in words_of(one, self._variables)]
         if len(words) > _MAX_ROUNDS:
             rest = " ".join(word.text for word in words[_MAX_ROUNDS:])
             self._note("for", node, f"and {len(words) - _MAX_ROUNDS} more words, {rest}")
+        self._loop_names.setdefault(text_of(name), f"variable{len(self._loop_names) + 1}")
         for word in words[:_MAX_ROUNDS]:
             self._variables.values[text_of(name)] = (word,)
             if not self._round(body):
@@ -682,16 +737,16 @@ class Walk:
             parts = item.children_by_field_name("value")
             patterns.append([text_of(one) for one in parts])
             bodies.append([one for one in item.named_children if one not in parts])
+            ends = [one.type for one in item.children if one.type in (";&", ";;&")]
+            self._note("case", item, " | ".join((*patterns[-1], *ends)))
         if not word.is_known:
             has_default = any("*" in each for each in patterns)
             bodies += [] if has_default else [[]]
-            self._branches([value or node], bodies, cases=[" | ".join(one) for one in patterns])
+            self._branches([value or node], bodies)
             return True
         is_found = False
-        for item, names, body in zip(items, patterns, bodies, strict=True):
-            if is_found or not any(fnmatchcase(word.text, one.strip("\"'")) for one in names):
-                self._skip(item)
-            else:
+        for names, body in zip(patterns, bodies, strict=True):
+            if not is_found and any(fnmatchcase(word.text, one.strip("\"'")) for one in names):
                 is_found = True
                 self._run_each(body)
         return True
@@ -728,10 +783,9 @@ _BUILTINS: Final[Mapping[str, Callable[[Walk, list[Word], Node], None]]] = {
     **dict.fromkeys(
         ("let", "printf"), lambda way, words, node: set_by_name(words, node, way._variables)
     ),
-    "cd": lambda way, words, _: way.files.change_folder([Word("cd"), *words]),
-    "pushd": lambda way, words, _: way.files.change_folder([Word("pushd"), *words]),
-    "popd": lambda way, words, _: way.files.change_folder([Word("popd"), *words]),
+    **dict.fromkeys(("cd", "pushd", "popd"), Walk._change_folder),
     "set": Walk._set,
+    "export": Walk._export,
     "shift": Walk._shift,
     **dict.fromkeys(("read", "getopts", "mapfile", "readarray"), Walk._read),
 }

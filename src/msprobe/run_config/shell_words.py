@@ -23,9 +23,10 @@ _ALTERNATIVES: Final = (":+", "+")
 _DEFAULTS: Final = (":-", "-", ":=", "=")
 _INTEGER: Final = re.compile(r"-?\d{1,9}")
 _CASES: Final[Mapping[str, Callable[[str], str]]] = {"^^": str.upper, ",,": str.lower}
+_SINGLE: Final = re.compile(r"""'([^'"$`\\!]*)'""")
 _QUOTED: Final = re.compile(r"""(['"])([\w./:=+%@-]+)\1""")
+_BRACED_VARIABLE: Final = re.compile(r"\$\{(\w+)\}(?!\w)")
 _QUOTED_VARIABLE: Final = re.compile(r'"(\$\{?\w+\}?)"')
-_UNSPLIT: Final = ("test_command", "string", "simple_expansion", "expansion", "variable_assignment")
 _GLOB: Final = re.compile(r"[*?~<]|\[[^\[ ]|&&|\|\|")
 _BRACES: Final = re.compile(r"\{([^{}\s]*(?:,|\.\.)[^{}\s]*)\}")
 _NESTED: Final = re.compile(r"\{[^}]*\{")
@@ -196,17 +197,22 @@ def opaque(node: Node, variables: Variables) -> Word:
             if name in variables.functions:
                 values[f"{name}()"] = shortened(normal_text(variables.functions[name]))
     known_values = ", ".join(f"{name}={value}" for name, value in values.items())
-    source = normal_text(node)
-    if node.type in _UNSPLIT:
-        source = _QUOTED_VARIABLE.sub(r"\1", source)
-    if node.type == "test_command":
-        source = source.replace(" == ", " = ")
-        if _GLOB.search(source) is None:
-            source = source.replace("[[", "[").replace("]]", "]")
+    source = plain_source(node)
     source = re.sub(r"\w+", lambda one: variables.renamed.get(one[0], one[0]), source)
     text = shortened(source) + (f" with {known_values}" if known_values else "")
     marked = re.sub(r"\s", BLANK, text) + MARK
     return Word(marked, tuple(dict.fromkeys(doubts)))
+
+
+def plain_source(node: Node) -> str:
+    """Return the source of a statement, alike for spellings that a shell takes for the same."""
+    source = normal_text(node)
+    source = _QUOTED_VARIABLE.sub(r"\1", source)
+    if node.type == "test_command":
+        source = source.replace(" == ", " = ")
+        if _GLOB.search(source) is None:
+            source = source.replace("[[", "[").replace("]]", "]")
+    return _BRACED_VARIABLE.sub(r"$\1", source)
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -247,7 +253,7 @@ def normal_text(node: Node) -> str:
             continue
         text += (" " if part.start_byte > end else "") + text_of(part)
         end = part.end_byte
-    return _QUOTED.sub(r"\2", " ".join(text.split()))
+    return _QUOTED.sub(r"\2", _SINGLE.sub(r'"\1"', " ".join(text.split())))
 
 
 def _made(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_Piece]:
@@ -382,10 +388,11 @@ def _expansion(node: Node, variables: Variables, *, quoted: bool) -> Iterator[_P
             yield _Piece(*opaque(node, variables))
     elif not sign:
         yield from _variable(node, name, variables, quoted=quoted, index=index)
-    elif sign == ":" and known and (name in ALL or index in ALL):
+    elif sign in (":", "!") and known and (name in ALL or index in ALL):
         yield from _slice(node, known, named[1:], variables, quoted=quoted)
     elif sign in _ALTERNATIVES and not (known and known[0].doubts):
         if known is None and name not in variables.own:  # the shell may have it from elsewhere
+            variables.defaults[name] = None
             text = value_of(named[1] if named[1:] else None, variables).text
             text = f"{text} or nothing".replace(" ", BLANK) + MARK
             yield _Piece(text, (_doubt(node, _missing(name)),))
@@ -408,7 +415,11 @@ def _slice(
     *,
     quoted: bool,
 ) -> Iterator[_Piece]:
-    """Yield what ``${@:2}`` or ``${A[@]:1:2}`` makes; arguments are counted from one."""
+    """Yield what ``${@:2}``, ``${A[@]:1:2}`` or ``${!A[@]}`` makes; arguments count from one."""
+    if text_of(node).startswith("${!") and not words[0].text.startswith("["):
+        places = [Word(str(place)) for place in range(len(words))]
+        yield from _each(places, quoted=quoted, is_one=False)
+        return
     numbers = [number_of(text_of(one), variables) for one in ends]
     if None in numbers or not numbers or min(filter(None, numbers), default=0) < 0:
         yield _Piece(*opaque(node, variables))
@@ -436,6 +447,8 @@ def _with_default(
         else:  # it may be empty
             yield _Piece(*opaque(node, variables))
         return
+    if known is None:
+        variables.defaults[name] = None
     doubts: tuple[str, ...] = ()
     if name.isdigit() and variables.arguments is None:
         doubts = (_doubt(node, "depends on the arguments of the script"),)
