@@ -110,16 +110,16 @@ def test_a_nan_that_is_born_in_backward_is_found(level: str, tmp_path: Path) -> 
 
 def test_a_gradient_of_a_keyword_argument_alone_overflows(tmp_path: Path) -> None:
     weight = torch.full((4,), 1e-10, requires_grad=True)
-    x = torch.tensor([[0.1, 0.2, 0.4, 0.8]] * 16, requires_grad=True)
+    x = torch.tensor([[0.1, 0.2, 0.4, 0.8]] * 16)
     with recording(tmp_path, "L1", "nan_check") as run:
         with run.step_of():
             normed = nn.functional.layer_norm(x, (4,), weight=weight)
             (normed * 1e38).sum().backward()
         found = rows(run)
-    assert x.grad is not None and x.grad.isfinite().all()
     [first] = [one for one in found if one["kind"] == "source"]
     assert first["name"] == "Functional.layer_norm.0.backward"
-    assert int(first["pos_inf"]) + int(first["neg_inf"]) == weight.grad.isinf().sum()  # type: ignore[union-attr]
+    assert weight.grad is not None
+    assert int(first["pos_inf"]) + int(first["neg_inf"]) == weight.grad.isinf().sum() > 0
 
 
 def test_a_gradient_of_one_of_several_results_is_looked_at(tmp_path: Path) -> None:
