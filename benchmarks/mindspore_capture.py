@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What recording costs in MindSpore's dynamic graph: recorded steps against plain ones.
+"""What recording costs in MindSpore: recorded steps against plain ones, and compiling graphs.
 
     python benchmarks/mindspore_capture.py [--steps 60] [--synchronous]
+    python benchmarks/mindspore_capture.py --blocks 12 [--steps 5]
 
 Needs MindSpore. The net has two convolutions with batch norm and two dense layers, on 8x1x28x28,
 with SGD and one thread. Plain and recorded steps alternate in one process; the figures are medians
@@ -12,6 +13,10 @@ wanted with the steps before and after them, in CPU time. The line below each ca
 While recording, operators run at once instead of through MindSpore's queue, which can make a step
 faster than a plain one. With `--synchronous` the plain steps run in the same way, so that the
 difference is what recording itself costs.
+
+With `--blocks` it trains a net of so many residual blocks in a static graph, at L0 and alone in
+turn, each time in a process of its own: CPU time of the first step, which compiles, and the median
+of the others.
 """
 
 from __future__ import annotations
@@ -122,21 +127,76 @@ def _alone(debugger: PrecisionDebugger, net: object) -> float:
     return statistics.median(spent)
 
 
+def graph_worker(blocks: int, steps: int, *, recorded: bool) -> None:
+    import numpy as np
+
+    import mindspore as ms
+    from mindspore import Tensor, nn
+    from msprobe.mindspore import PrecisionDebugger
+
+    width = 64
+
+    class Block(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.act = nn.LayerNorm((width,)), nn.ReLU()
+            self.fc1, self.fc2 = nn.Dense(width, 2 * width), nn.Dense(2 * width, width)
+
+        def construct(self, x: Tensor) -> Tensor:
+            return x + self.fc2(self.act(self.fc1(self.norm(x))))
+
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_seed(1)
+    rng = np.random.default_rng(0)
+    x = Tensor(rng.standard_normal((16, width)).astype(np.float32))
+    y = Tensor(rng.integers(0, 10, 16).astype(np.int32))
+    net = nn.SequentialCell(*(Block() for _ in range(blocks)), nn.Dense(width, 10)).set_train()
+    optimizer = nn.Adam(net.trainable_params(), 1e-3)
+    train = nn.TrainOneStepCell(nn.WithLossCell(net, nn.CrossEntropyLoss()), optimizer)
+    spent_s = []
+    with tempfile.TemporaryDirectory() as folder:
+        debugger = PrecisionDebugger(dump_path=folder, level="L0") if recorded else None
+        for _ in range(steps + 1):
+            begin = time.process_time()
+            if debugger is not None:
+                debugger.start(net)
+            train(x, y).asnumpy()
+            if debugger is not None:
+                debugger.stop()
+                debugger.step()
+            spent_s.append(time.process_time() - begin)
+    print(
+        f"{blocks} blocks, {'L0' if recorded else 'plain':5} first step {spent_s[0]:6.2f} CPU s, "
+        f"later ones {statistics.median(spent_s[1:]) * 1e3:6.1f} ms",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--synchronous", action="store_true")
-    parser.add_argument("--case", choices=CASES)
+    parser.add_argument("--case", choices=(*CASES, "graph", "graph L0"))
+    parser.add_argument("--blocks", type=int, help="of a net in a static graph")
     options = parser.parse_args()
+    if options.case in ("graph", "graph L0"):
+        graph_worker(options.blocks, options.steps, recorded=options.case == "graph L0")
+        return
     if options.case is not None:
         worker(options.case, options.steps, synchronous=options.synchronous)
         return
-    print(f"{'':14} {'plain ms':>9} {'recorded ms':>11} {'ratio':>7} {'records':>8} {'µs each':>8}")
+    cases: tuple[str, ...] = CASES
+    shared = ["--steps", str(options.steps)]
+    shared += ["--synchronous"] if options.synchronous else []
+    if options.blocks is not None:
+        cases = ("graph", "graph L0") * 3
+        shared += ["--blocks", str(options.blocks)]
+    else:
+        head = f"{'':14} {'plain ms':>9} {'recorded ms':>11} {'ratio':>7} {'records':>8}"
+        print(f"{head} {'µs each':>8}")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_v": "3", "MSPROBE_LOG_LEVEL": "2"}
-    for case in CASES:
-        command = [sys.executable, str(Path(__file__)), "--case", case]
-        command += ["--steps", str(options.steps)]
-        command += ["--synchronous"] if options.synchronous else []
+    for case in cases:
+        command = [sys.executable, str(Path(__file__)), "--case", case, *shared]
         subprocess.run(command, check=True, env=environment)
 
 

@@ -170,3 +170,11 @@ def test_unmatched_calls_are_counted_and_named(tmp_path: Path) -> None:
         "operations": {"added": ["Torch.tan.0.forward"], "missing": []},
     }
     assert summary["equal"] is False
+
+
+def test_dumps_without_a_common_value_are_not_equal(tmp_path: Path) -> None:
+    summary = compare(write(tmp_path / "t", ()), write(tmp_path / "r", (1, 1))).summary
+
+    assert summary["equal"] is False
+    assert summary["verdict"]["class"] == "unexplained"
+    assert "no value" in summary["verdict"]["sentence"]

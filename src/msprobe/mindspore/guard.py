@@ -29,7 +29,7 @@ _MULTIPLY: Final = ops.Mul()
 
 
 def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) -> T | None:
-    """Run `action`; see `msprobe.capture.guard.Quietly`.
+    """Run `action`; see `msprobe.capture.saving.Quietly`.
 
     `action` may read tensors and must not run operators: these would be recorded by the
     automatic differentiation of the user's program.

@@ -90,30 +90,45 @@ class MadeInside(Made):
         comparison = self._comparison
         side = comparison.target if is_target else comparison.reference
         found: dict[Hashable, set[str]] = {}
-        position = -1
+        position, name = -1, ""
         taken_in: set[Hashable] = set()
+<<<<<<< HEAD
         keys: set[Hashable] = set()
         depends = is_blamed = False
+=======
+        depends = is_blamed = draws = is_module = False
+>>>>>>> n9
         for row in comparison.rows:
             value = row.target if is_target else row.reference
             if value is None or not value.is_tensor:
                 continue
             if row.pair.position != position:
                 position, taken_in, depends = row.pair.position, set(), False
+<<<<<<< HEAD
                 keys, is_blamed = set(), False
             name = _name(row, is_target=is_target)
             draws = side.operator(name).draws_random
+=======
+                is_blamed = False
+                name = _name(row, is_target=is_target)
+                draws, is_module = side.operator(name).draws_random, side.parsed(name).is_module
+>>>>>>> n9
             # Numbers that both sides draw by the same call are data.
             is_own = row.origin is Origin.INTRODUCED and not (draws and row.pair.is_matched)
             is_blamed = is_blamed or is_own
             if value.role is not Role.OUTPUT:
+<<<<<<< HEAD
                 taken_in.add(fingerprint(value))
                 keys.add(_key(value))
+=======
+                if draws:
+                    taken_in.add(fingerprint(value))
+>>>>>>> n9
                 known = found.get(_key(value), ())
                 depends = depends or bool(value.requires_grad) or _RESULT in known
                 is_blamed = is_blamed or _CULPRIT in known
                 continue
-            is_result = depends or value.requires_grad or side.parsed(name).is_module
+            is_result = depends or value.requires_grad or is_module
             is_drawn = draws and fingerprint(value) not in taken_in
             # Of two calls that draw in place of each other, one is blamed.
             is_blamed = is_blamed or (is_drawn and not row.pair.is_matched)
@@ -124,8 +139,10 @@ class MadeInside(Made):
             around = found.setdefault(_key(value), set())
             around.add(name)
             around.update([_RESULT] * is_result + [_CULPRIT] * is_blamed)
-            while (parent := side.parent(name)) is not None:
-                around.add(name := parent)
+            outer = side.parent(name)
+            while outer is not None:
+                around.add(outer)
+                outer = side.parent(outer)
         return found
 
 

@@ -241,7 +241,11 @@ def _of_inputs(findings: Findings) -> Verdict:
 def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     counts = findings.counts
     close = counts[Status.CLOSE]
-    words = f"{counts[Status.EQUAL] + close} values agree"
+    agreeing = counts[Status.EQUAL] + close
+    if unmatched and not inside and not agreeing:
+        words = "no value is on both sides"
+        return findings.conclude(VerdictClass.UNEXPLAINED, words, Confidence.PROVED)
+    words = f"{agreeing} values agree"
     if close:
         words += f", {close} of them within the tolerance of their types"
     precisions = _precisions(findings)

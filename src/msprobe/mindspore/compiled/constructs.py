@@ -18,9 +18,9 @@ from mindspore import nn
 from msprobe.errors import UsageError
 from msprobe.mindspore.cell_hooks import own_parameters
 from msprobe.mindspore.compiled.cells import living_cells, plain_construct
-from msprobe.mindspore.compiled.forwards import CellCode, holding
+from msprobe.mindspore.compiled.forwards import CellCode
 from msprobe.mindspore.compiled.gradients import ARGUMENTS, RESULT, handing_over
-from msprobe.mindspore.compiled.structure import compiled
+from msprobe.mindspore.compiled.structure import compiled, tuple_item
 
 
 def handing_construct(name: str, cell: nn.Cell, *, backward: bool) -> MethodType:
@@ -35,18 +35,18 @@ def handing_construct(name: str, cell: nn.Cell, *, backward: bool) -> MethodType
     parameters = tuple(own_parameters(cell).values())
     # The call itself may update those that are not trained (moving averages).
     updates = any(not parameter.requires_grad for parameter in parameters)
-    written = CellCode(name, backward=backward)
+    written = CellCode(name, updates=updates, backward=backward)
     at_begin, at_end = written.at_begin, written.at_end
 
     @compiled
     def construct(self, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
-        arguments = (args, kwargs)
-        given = (arguments, parameters)
-        enter = at_begin(updates, holding(arguments)(arguments), given)
-        (args, kwargs), site, left = enter(given)
-        result = original(*args, **kwargs)
-        leave = at_end(site, holding(result)(result), result)
-        return leave(result, *left)
+        given = ((args, kwargs), parameters)
+        enter = at_begin(given)
+        entered = enter(given)
+        passed = tuple_item(entered, 0)
+        result = original(*tuple_item(passed, 0), **tuple_item(passed, 1))
+        leave = at_end(tuple_item(entered, 1), result)
+        return leave(result, *tuple_item(entered, 2))
 
     return MethodType(construct, cell)
 

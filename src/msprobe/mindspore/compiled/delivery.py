@@ -25,6 +25,7 @@ from msprobe.mindspore.compiled.values import GraphValue, graph_value
 
 _CAST: Final = ops.Cast()
 _RESHAPE: Final = ops.Reshape()
+_STOP_GRADIENT: Final = ops.Primitive("StopGradient")
 _DONE: Final = np.zeros(1, np.float32)  # an operator has to have a result
 _NOTHING: Final = Tensor(_DONE)
 # A graph calls functions by their address, for as long as the process lives.
@@ -47,7 +48,7 @@ def delivery(code: Written, places: Sequence[Place], take: Take) -> str:
 def _sendable(code: Written, place: Place) -> str:
     """Return the code for a tensor in a form that NumPy has."""
     # No gradient must come back from the operator, not even zeros: they would be added.
-    sent = code.call(ops.stop_gradient, place.code)
+    sent = code.call(_STOP_GRADIENT, place.code)
     if place.leaf.dtype == mindspore.bfloat16:
         sent = code.call(_CAST, sent, code.constant(mindspore.float32))
     return sent if place.leaf.shape else code.call(_RESHAPE, sent, "(1,)")

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final
 
-from mindspore import Parameter, ops
+from mindspore import ops
 from msprobe.mindspore.compiled.delivery import delivery
 from msprobe.mindspore.compiled.gradients import ARGUMENTS, RESULT, reader
 from msprobe.mindspore.compiled.sink import GraphCall, GraphEvents
@@ -25,6 +25,7 @@ from msprobe.mindspore.compiled.structure import (
     Place,
     Structure,
     Written,
+    leaves,
     rebuilt,
     rewritten,
     tensors,
@@ -82,91 +83,67 @@ class CellCode:
     """Writes the functions that hand over the calls of one cell.
 
     Attributes:
-        at_begin: compiled; for whether the call may change what it is given, whether there are
-            parameters among the arguments, and ((arguments, keyword arguments), parameters),
-            gives a function of the last. This returns the arguments, the number of a site, and
-            the values left to hand over at the end.
-        at_end: compiled; for the number of the site, whether there are parameters in the result,
-            and the result, gives a function of it and of these values. This returns the result.
+        at_begin: compiled; for ((arguments, keyword arguments), parameters), gives a function of
+            it. This returns the arguments, the number of a site, and the values left to hand over
+            at the end.
+        at_end: compiled; for the number of the site and the result, gives a function of the result
+            and of these values. This returns the result.
     """
 
-    def __init__(self, cell: str, *, backward: bool) -> None:
+    def __init__(self, cell: str, *, updates: bool, backward: bool) -> None:
         """Create it.
 
         Args:
             cell: the cell's name.
+            updates: whether a call may change parameters of the cell.
             backward: whether gradients are handed over.
         """
         self._cell = cell
+        self._updates = updates
         self._backward = backward
         self._known: dict[str, Callable[..., Any]] = {}
-        self.at_begin = Look(self._begin)
-        self.at_end = Look(self._end)
+        self.at_begin = Look(partial(self._written, self._write_begin))
+        self.at_end = Look(partial(self._written, self._write_end))
 
-    def _begin(self, changes: Leaf, holds: Leaf, given: Branch) -> Callable[..., Any]:
-        # MindSpore may ask again for the same.
-        key = repr((changes, holds, given))
-        if key not in self._known:
-            self._known[key] = self._write_begin(bool(changes.value), bool(holds.value), given)
+    def _written(self, write: Callable[..., Any], *seen: Structure) -> Callable[..., Any]:
+        key = f"{write.__name__}{seen}"
+        if key not in self._known:  # MindSpore may ask again for the same
+            self._known[key] = write(*seen)
         return self._known[key]
 
-    def _end(self, site: Leaf, holds: Leaf, result: Structure) -> Callable[..., Any]:
-        key = repr((site, holds, result))
-        if key not in self._known:
-            self._known[key] = self._write_end(_sites[site.value], bool(holds.value), result)
-        return self._known[key]
-
-    def _write_begin(self, changes: bool, holds: bool, given: Branch) -> Callable[..., Any]:
+    def _write_begin(self, given: Branch) -> Callable[..., Any]:
         places = tensors(given, "given")
-        site = _Site(self._cell, given, [place.leaf for place in places], changes or holds)
+        arguments = given.parts[0]
+        early = self._updates or any(leaf.is_parameter for leaf in leaves(arguments))
+        site = _Site(self._cell, given, [place.leaf for place in places], early)
         _sites.append(site)
         code = Written("given")
-        done = code.let("done", delivery(code, places, site.begin)) if site.early else None
-        arguments = self._passed_on(code, given.parts[0], "given[0]", ARGUMENTS, holds, done)
-        left = "" if site.early else "".join(f"{place.code}, " for place in places)
-        return code.returning(f"{arguments}, {len(_sites) - 1}, ({left})")
+        done = code.let("done", delivery(code, places, site.begin)) if early else None
+        passed_on = self._passed_on(code, arguments, "given[0]", ARGUMENTS, done)
+        left = "" if early else "".join(f"{place.code}, " for place in places)
+        return code.returning(f"{passed_on}, {len(_sites) - 1}, ({left})")
 
-    def _write_end(self, site: _Site, holds: bool, result: Structure) -> Callable[..., Any]:
+    def _write_end(self, number: Leaf, result: Structure) -> Callable[..., Any]:
+        site = _sites[number.value]
         left = [Place(i, leaf, f"left{i}") for i, leaf in enumerate(site.leaves) if not site.early]
         # One by one: MindSpore 2.10 cannot take a gradient that leads through the tuple of them.
         code = Written("result", *(place.code for place in left))
         places = left + tensors(result, "result")
         done = code.let("done", delivery(code, places, partial(site.end, result)))
-        return code.returning(self._passed_on(code, result, "result", RESULT, holds, done))
+        return code.returning(self._passed_on(code, result, "result", RESULT, done))
 
     def _passed_on(
-        self,
-        code: Written,
-        structure: Structure,
-        value: str,
-        side: str,
-        holds: bool,
-        done: str | None,
+        self, code: Written, structure: Structure, value: str, side: str, done: str | None
     ) -> str:
         """Return the code of a value whose tensors wait for `done`, and hand over gradients."""
 
         def change(place: Place) -> str:
+            if place.leaf.is_parameter:
+                return place.code
+            new = place.code if done is None else code.call(ops.depend, place.code, done)
             watch = None
             if self._backward:
                 watch = reader(self._cell, side, place.number, place.leaf)
-            new = place.code if done is None else code.call(ops.depend, place.code, done)
-            new = new if watch is None else code.call(watch, new)
-            if not holds:
-                return new
-            kind = code.constant(Parameter)  # which has to stay one
-            return f"({place.code} if isinstance({place.code}, {kind}) else {new})"
+            return new if watch is None else code.call(watch, new)
 
         return rewritten(structure, value, change)
-
-
-@cache
-def _holding(structure: Structure) -> Callable[..., Any]:
-    """Return a function that says, while it is compiled, whether a value holds parameters."""
-    code = Written("value")
-    kind = code.constant(Parameter)
-    found = [f"isinstance({place.code}, {kind})" for place in tensors(structure, "value")]
-    return code.returning(" or ".join(found) or "False")
-
-
-holding: Final = Look(_holding)
-"""``holding(value)(value)``, compiled: whether there are parameters in a value."""

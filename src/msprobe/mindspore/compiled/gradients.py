@@ -10,6 +10,7 @@ weights that are used more than once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -25,7 +26,6 @@ from msprobe.mindspore.compiled.structure import (
     Place,
     Structure,
     Written,
-    compiled,
     rewritten,
     tensors,
 )
@@ -43,33 +43,43 @@ _DIFFERENTIABLE: Final = (
     mindspore.complex64,
     mindspore.complex128,
 )
-_EFFECTS: Final = ("side_effect_backprop", "side_effect_backprop_mem")
+_numbers: Final = itertools.count()
 
 
-def reader(cell: str, side: str, number: int, leaf: Leaf) -> ops.InsertGradientOf | None:
+def reader(cell: str, side: str, number: int, leaf: Leaf) -> ops.Primitive | None:
     """Return the operator that passes a tensor on and hands over its gradient.
 
     Args:
         cell: the cell's name.
         side: `ARGUMENTS` or `RESULT`.
         number: the leaf's, in these.
-        leaf: its kind, dtype and shape; None is returned where it can have no gradient.
+        leaf: its kind, dtype and shape, which are its gradient's, too; None is returned where it
+            can have no gradient.
     """
     if leaf.dtype not in _DIFFERENTIABLE:
         return None
-    look = Look(partial(_passing, cell, side, number))
+    code = Written("value", "out", "gradient")
+    arrived = [Place(number, leaf, "gradient")]
+    done = delivery(code, arrived, partial(_take, cell, side, [number]))
+    return _GradientReader(code.returning(f"({code.call(ops.depend, 'gradient', done)},)"))
 
-    @compiled
-    def callback(gradient):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        return look(gradient)(gradient)
 
-    made = ops.InsertGradientOf(callback)
-    # MindSpore 2.10 cannot compile what they ask for where there is control flow. The operator in
-    # the callback says for itself that it must not be left out.
-    for effect in _EFFECTS:
-        if effect in made.attrs:
-            made.del_prim_attr(effect)
-    return made
+class _GradientReader(ops.Primitive):  # type: ignore[misc]  # MindSpore is untyped
+    """MindSpore's `InsertGradientOf` with another `bprop`.
+
+    That of MindSpore asks for the kind of its function's result, which makes two more graphs of it.
+    And MindSpore 2.10 cannot compile the effects that it claims where there is control flow; the
+    operator in the function says for itself that it must not be left out.
+    """
+
+    def __init__(self, bprop: Callable[..., Any]) -> None:
+        super().__init__("InsertGradientOf")
+        # To MindSpore two operators of one name and with the same attributes are the same.
+        self.add_prim_attr("number", next(_numbers))
+        self._bprop = bprop
+
+    def get_bprop(self) -> Callable[..., Any]:
+        return self._bprop
 
 
 def handing_over(cell: str, side: str) -> Look:

@@ -14,13 +14,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from mindspore._c_expression import typing as _types
 from mindspore.common import dtype as mstype
-from mindspore.ops import PrimitiveWithInfer
+from mindspore.ops import Primitive, PrimitiveWithInfer
 
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
 
 # Beyond the last line of this file: MindSpore then takes the text that the function brings along.
 _NO_LINE: Final = 1_000_000
+tuple_item: Final = Primitive("TupleGetItem")
+"""Item of a tuple in compiled code: of brackets MindSpore makes a graph at each place."""
+_ITEM: Final = "item"
 _numbers: Final = itertools.count()
 # MindSpore knows functions by their address: no other must get it.
 _alive: Final[list[Callable[..., Any]]] = []
@@ -52,12 +56,14 @@ class Leaf:
         dtype: of a tensor, as MindSpore's type.
         shape: of a tensor.
         value: of a constant: None, or a bool, number or text.
+        is_parameter: whether a tensor is a parameter, which has to be passed on as it is.
     """
 
     kind: Kind
     dtype: Any = None
     shape: tuple[int, ...] = ()
     value: Any = None
+    is_parameter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +124,17 @@ def tensors(structure: Structure, code: str) -> list[Place]:
     return found
 
 
-def rewritten(structure: Structure, code: str, change: Callable[[Place], str]) -> str:
+def rewritten(
+    structure: Structure, code: str, change: Callable[[Place], str], *, brackets: bool = False
+) -> str:
     """Return code that builds a value again, with other tensors in it.
 
     Args:
         structure: how the value is built.
         code: gives the value.
         change: returns the code that gives a tensor's successor.
+        brackets: whether tensors are taken out of tuples as a user would: it costs a graph each,
+            but MindSpore 2.10 drops some `DumpGradient` of the operator's results.
     """
     numbers = itertools.count()
 
@@ -133,8 +143,13 @@ def rewritten(structure: Structure, code: str, change: Callable[[Place], str]) -
             place = Place(next(numbers), part, code)
             return change(place) if part.kind is Kind.TENSOR else code
         keys = part.keys or range(len(part.parts))
-        old = [f"{code}[{key!r}]" for key in keys]
-        new = [write(one, item) for one, item in zip(part.parts, old, strict=True)]
+        inside = list(zip(part.parts, keys, strict=True))
+        quick = part.nesting is Nesting.TUPLE and not brackets
+        old = [
+            f"{_ITEM}({code}, {key})" if quick and _has_tensors(one) else f"{code}[{key!r}]"
+            for one, key in inside
+        ]
+        new = [write(one, item) for (one, _), item in zip(inside, old, strict=True)]
         # MindSpore cannot unpack a dict that is built of constants.
         if new == old:
             return code
@@ -145,6 +160,11 @@ def rewritten(structure: Structure, code: str, change: Callable[[Place], str]) -
         return f"[{items}]" if part.nesting is Nesting.LIST else f"({items})"
 
     return write(structure, code)
+
+
+def _has_tensors(part: Structure) -> bool:
+    # What the operator returns is a value of the running graph: an empty dict cannot be one.
+    return any(leaf.kind is Kind.TENSOR for leaf in leaves(part))
 
 
 def rebuilt(structure: Structure, values: Iterator[Any], empty: Callable[[Leaf], Any]) -> Any:
@@ -184,8 +204,8 @@ class Written:
     def __init__(self, *arguments: str) -> None:
         """Begin a function with these arguments."""
         self._arguments = arguments
-        self._names: dict[int, str] = {}
-        self._constants: list[Any] = []
+        self._names = {id(tuple_item): _ITEM}
+        self._constants: list[Any] = [tuple_item]
         self._lines: list[str] = []
 
     def constant(self, value: Any) -> str:
@@ -258,7 +278,8 @@ def _seen(shape: Any, dtype: Any, value: Any) -> Structure:
         if any(size < 0 for size in shape):
             return Leaf(Kind.OTHER)
         kind = Kind.EMPTY if 0 in shape else Kind.TENSOR
-        return Leaf(kind, dtype.element_type(), tuple(shape))
+        is_parameter = isinstance(dtype, _types.RefType)
+        return Leaf(kind, dtype.element_type(), tuple(shape), is_parameter=is_parameter)
     return _constant(value)
 
 
@@ -270,7 +291,8 @@ def _seen_outside(value: Any) -> Structure:
         nesting = Nesting.LIST if isinstance(value, list) else Nesting.TUPLE
         return Branch(nesting, tuple(map(_seen_outside, value)))
     if isinstance(value, Tensor):
-        return Leaf(Kind.EMPTY if 0 in value.shape else Kind.TENSOR, value.dtype, value.shape)
+        kind = Kind.EMPTY if 0 in value.shape else Kind.TENSOR
+        return Leaf(kind, value.dtype, value.shape, is_parameter=isinstance(value, Parameter))
     return _constant(value)
 
 

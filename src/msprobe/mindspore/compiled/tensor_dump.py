@@ -135,7 +135,7 @@ def _dumping(stem: str, side: str, backward: bool, structure: Structure) -> Call
         file = code.constant(f"{stem}.backward.{back}.{place.number}")
         return code.call(_DUMP_GRADIENT, file, place.code, "'out'")
 
-    return code.returning(rewritten(structure, "value", dumped))
+    return code.returning(rewritten(structure, "value", dumped, brackets=True))
 
 
 def _hand_over(paths: list[Path], events: GraphEvents) -> None:

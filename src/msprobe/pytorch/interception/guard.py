@@ -47,7 +47,7 @@ def guard() -> Iterator[None]:
 
 
 def quietly(session: Session, where: str, action: Callable[..., T], *args: Any) -> T | None:
-    """Run `action` (see `msprobe.capture.guard.Quietly`) in the state that `guard` enters.
+    """Run `action` (see `msprobe.capture.saving.Quietly`) in the state that `guard` enters.
 
     Every event of a run passes here, so the guard is written out: a call more would cost a tenth.
     """
