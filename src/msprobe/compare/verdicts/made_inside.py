@@ -92,38 +92,24 @@ class MadeInside(Made):
         found: dict[Hashable, set[str]] = {}
         position, name = -1, ""
         taken_in: set[Hashable] = set()
-<<<<<<< HEAD
         keys: set[Hashable] = set()
-        depends = is_blamed = False
-=======
         depends = is_blamed = draws = is_module = False
->>>>>>> n9
         for row in comparison.rows:
             value = row.target if is_target else row.reference
             if value is None or not value.is_tensor:
                 continue
             if row.pair.position != position:
                 position, taken_in, depends = row.pair.position, set(), False
-<<<<<<< HEAD
                 keys, is_blamed = set(), False
-            name = _name(row, is_target=is_target)
-            draws = side.operator(name).draws_random
-=======
-                is_blamed = False
                 name = _name(row, is_target=is_target)
                 draws, is_module = side.operator(name).draws_random, side.parsed(name).is_module
->>>>>>> n9
             # Numbers that both sides draw by the same call are data.
             is_own = row.origin is Origin.INTRODUCED and not (draws and row.pair.is_matched)
             is_blamed = is_blamed or is_own
             if value.role is not Role.OUTPUT:
-<<<<<<< HEAD
-                taken_in.add(fingerprint(value))
-                keys.add(_key(value))
-=======
                 if draws:
                     taken_in.add(fingerprint(value))
->>>>>>> n9
+                keys.add(_key(value))
                 known = found.get(_key(value), ())
                 depends = depends or bool(value.requires_grad) or _RESULT in known
                 is_blamed = is_blamed or _CULPRIT in known
