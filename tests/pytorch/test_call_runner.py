@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from builders.recordings import recording
 from msprobe.capture.call import Call
+from msprobe.pytorch.apis.api_rules import ApiEntry
 from msprobe.pytorch.debugger import running
 from msprobe.pytorch.interception.function_mode import CallRunner
 from msprobe.pytorch.interception.guard import quietly
@@ -34,6 +35,9 @@ class Twice:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.repeated = 0
+
+    def leaves_out(self, entry: ApiEntry) -> bool:
+        return False
 
     def __call__(
         self, call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
@@ -100,11 +104,12 @@ class Watched(Twice):
 
 
 def test_the_program_goes_on_with_the_output_of_the_runner(tmp_path: Path) -> None:
-    def doubled(_call: Call, function: Any, args: Any, kwargs: Any) -> Any:
-        return function(*args, **kwargs) * 2
+    class Doubled(Twice):
+        def __call__(self, call: Call, function: Any, args: Any, kwargs: Any) -> Any:
+            return function(*args, **kwargs) * 2
 
     with recording(tmp_path, "L1", "tensor") as run:
-        use(doubled)
+        use(Doubled())
         x = torch.ones(2)
         with run.step_of():
             result = torch.relu(x)
@@ -112,6 +117,20 @@ def test_the_program_goes_on_with_the_output_of_the_runner(tmp_path: Path) -> No
         assert result.tolist() == [2.0, 2.0]
     assert records["Torch.relu.0.forward"]["output"][0]["Max"] == 2.0
     assert list(records) == ["Torch.relu.0.forward"]
+
+
+def test_calls_that_a_runner_leaves_out_are_not_observed(tmp_path: Path) -> None:
+    class NoRelu(Twice):
+        def leaves_out(self, entry: ApiEntry) -> bool:
+            return entry.api == "relu"
+
+    with recording(tmp_path, "L1") as run:
+        runner = NoRelu()
+        use(runner)
+        with run.step_of():
+            assert torch.relu(torch.exp(torch.zeros(2))).tolist() == [1.0, 1.0]
+        assert list(run.records()) == ["Torch.exp.0.forward"]
+    assert runner.names == ["Torch.exp.0.forward"]
 
 
 def test_an_exception_of_the_function_passes_through_the_runner(tmp_path: Path) -> None:

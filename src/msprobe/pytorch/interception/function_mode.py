@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FrameType, MethodType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, overrides
@@ -52,14 +52,27 @@ _functions_enabled: Final = torch._C._is_torch_function_enabled
 _functorch_active: Final = torch._C._are_functorch_transforms_active
 _RESULT_ENTRIES: Final = frozenset({torch.autograd.grad})
 
-CallRunner = Callable[[Call, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Runs the function of an observed call, and returns the output that the program goes on with.
 
-It gets the call, the function, its arguments and its keyword arguments, and calls the function once
-as the program would: an exception of the function is the program's own. What it does beyond that
-belongs inside `quietly`, where nothing is observed or recorded; functions that it calls there again
-draw the same random numbers inside `RandomReplay.again`.
-"""
+class CallRunner(Protocol):
+    """Runs the functions of observed calls in place of the mode."""
+
+    def leaves_out(self, entry: ApiEntry) -> bool:
+        """Return whether a call of an API is to be run as if it were not observed."""
+
+    def __call__(
+        self,
+        call: Call,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Return the output that the program goes on with.
+
+        It calls the function once as the program would: an exception of the function is the
+        program's own. What it does beyond that belongs inside `quietly`, where nothing is observed
+        or recorded; functions that it calls there again draw the same random numbers inside
+        `RandomReplay.again`.
+        """
 
 
 class OpenCall:
@@ -306,6 +319,9 @@ class ApiObserver(TorchFunctionMode):
             return None
         stack = session.stacks.at(frame)
         if stack.traits.internal:
+            return None
+        runner = self.runner
+        if runner is not None and session.calls.keeps_all and runner.leaves_out(entry):
             return None
         name = entry.name if entry.operator_name is None else operator_path(entry, frame)
         opened = self.open_call(name, stack, frame, with_grad, args, kwargs, entry)

@@ -66,6 +66,7 @@ class Perturbation:
         self._kept_bytes = 0
         self._kept_in: int | None = None
         self.task = PerturbationTask(session, section)
+        self._reasons: dict[str, str | None] = {}
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -84,6 +85,20 @@ class Perturbation:
             output = args[0] if result is None and args else result
             quietly(self.session, _WHERE, self._ran, call, copy, output)
         return result
+
+    def leaves_out(self, entry: ApiEntry) -> bool:
+        """Return whether no call of an API is run again, which is counted."""
+        reason = self._reason(entry)
+        if reason is not None:
+            self.task.skip(reason)
+        return reason is not None
+
+    def _reason(self, entry: ApiEntry) -> str | None:
+        """Return why calls of an API are not run again; None if they are."""
+        if entry.name not in self._reasons:
+            operator = operator_of(entry.prefix, entry.api)
+            self._reasons[entry.name] = why_left_out(operator, self._mode)
+        return self._reasons[entry.name]
 
     def _fixed(
         self, call: Call, copy: CallCopy, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -152,9 +167,9 @@ class Perturbation:
         kwargs: dict[str, Any],
         with_grad: bool,
     ) -> CallCopy:
-        operator = operator_of(entry.prefix, entry.api)
-        if (reason := why_left_out(operator, self._mode)) is not None:
+        if (reason := self._reason(entry)) is not None:
             raise SkippedError(reason)
+        operator = operator_of(entry.prefix, entry.api)
         if _functorch_active():
             raise SkippedError("inside a functional transform")
         return CallCopy(

@@ -64,6 +64,8 @@ static enum way way_of(const ApiPath *self, PyObject *func, PyObject *args, PyOb
     if (answer) return answer < 0 ? FAILED : UNSEEN;
     answer = is_tracing(self);
     if (answer) return answer < 0 ? FAILED : UNSEEN;
+    answer = is_attribute(self->observer, names.runner, Py_None);
+    if (answer <= 0) return answer < 0 ? FAILED : IN_PYTHON;
     answer = flag(*entry, names.is_plain);
     if (answer < 0) return FAILED;
     if (!answer) {
@@ -223,15 +225,7 @@ static int end_api(const ApiPath *self, PyObject *entry, PyObject *opened, PyObj
 static PyObject *run_api(const ApiPath *self, PyObject *entry, PyObject *opened, PyObject *func,
                          PyObject *args, PyObject *kwargs)
 {
-    PyObject *runner = PyObject_GetAttr(self->observer, names.runner), *result = NULL;
-    if (runner == Py_None || !opened) {
-        result = runner ? PyObject_Call(func, args, kwargs) : NULL;
-    } else {
-        PyObject *call = PyObject_GetAttr(opened, names.call);
-        if (call) result = PyObject_CallFunctionObjArgs(runner, call, func, args, kwargs, NULL);
-        Py_XDECREF(call);
-    }
-    Py_XDECREF(runner);
+    PyObject *result = PyObject_Call(func, args, kwargs);
     if (!result && opened) note_raised(self, opened);
     else if (opened && end_api(self, entry, opened, args, kwargs, result) < 0) Py_CLEAR(result);
     return result;
