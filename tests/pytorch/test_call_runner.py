@@ -129,8 +129,8 @@ def test_calls_that_a_runner_leaves_out_are_not_observed(tmp_path: Path) -> None
         use(runner)
         with run.step_of():
             assert torch.relu(torch.exp(torch.zeros(2))).tolist() == [1.0, 1.0]
-        assert list(run.records()) == ["Torch.exp.0.forward"]
-    assert runner.names == ["Torch.exp.0.forward"]
+        assert list(run.records()) == ["Torch.zeros.0.forward", "Torch.exp.0.forward"]
+    assert runner.names == ["Torch.zeros.0.forward", "Torch.exp.0.forward"]
 
 
 def test_an_exception_of_the_function_passes_through_the_runner(tmp_path: Path) -> None:
