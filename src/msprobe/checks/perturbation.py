@@ -39,13 +39,9 @@ class Severity(StrEnum):
     WARNING = "warning"
     ERROR = "error"
 
-    @property
-    def rank(self) -> int:
-        """Rank among the severities; larger is worse."""
-        return _RANKS[self]
 
-
-_RANKS: Final = {one: rank for rank, one in enumerate(Severity)}
+SEVERITIES: Final = {one: rank for rank, one in enumerate(Severity)}
+"""How much each matters: the larger, the worse."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -172,7 +168,7 @@ def judged_rerun(change: Change) -> Judged:
     )
 
 
-_SEVERITIES: Final = {Verdict.SUSPICIOUS: Severity.WARNING, Verdict.WRONG: Severity.ERROR}
+_OF_VERDICTS: Final = {Verdict.SUSPICIOUS: Severity.WARNING, Verdict.WRONG: Severity.ERROR}
 
 
 def judged_reference(change: Change, judgement: Judgement | None, mode: Perturbation) -> Judged:
@@ -188,7 +184,7 @@ def judged_reference(change: Change, judgement: Judgement | None, mode: Perturba
     if change.reshaped is not None:
         severity, detail = Severity.ERROR, f"the reference has shape {list(change.reshaped)}"
     elif judgement is not None:
-        severity = _SEVERITIES.get(judgement.verdict, Severity.NONE)
+        severity = _OF_VERDICTS.get(judgement.verdict, Severity.NONE)
         if judgement.verdict is Verdict.OVERFLOW:
             severity = Severity.NOTE
         if severity is not Severity.NONE:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from msprobe.checks.perturbation import Judged, Severity
+from msprobe.checks.perturbation import SEVERITIES, Judged, Severity
 from msprobe.checks.perturbation_page import write_perturbation_page
 from msprobe.files import write_report
 from msprobe.report.csv_files import write_csv
@@ -59,7 +59,7 @@ class PerturbedCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def _order(self) -> tuple[int, float]:
-        return self.judged.severity.rank, self.judged.amplification
+        return SEVERITIES[self.judged.severity], self.judged.amplification
 
     def is_worse_than(self, other: PerturbedCall) -> bool:
         """Return whether this one matters more."""
@@ -172,7 +172,7 @@ class PerturbationResults:
         ratio: str | float | None = _FLIPS if change.flips else change.ratio
         return (
             *(self._rank, run.mode, run.stage, call.step, call.name, ratio, change.dtype),
-            *(str(list(change.shape)), change.output_index, judged.severity.value),
+            *(str(list(change.shape)), change.output_index, judged.severity),
             *(judged.amplification, judged.input_change, change.relative, change.worst_ulp),
             *(change.nonfinite, change.differing, change.first, change.count),
             *(call.module, call.source, judged.detail),
@@ -246,7 +246,7 @@ def _entry(call: PerturbedCall) -> dict[str, Any]:
         "api_name": call.name,
         "step": call.step,
         "output_index": judged.change.output_index,
-        "severity": judged.severity.value,
+        "severity": judged.severity,
         "amplification": _number(judged.amplification),
         "output_change": _number(judged.change.relative),
         "input_change": judged.input_change,

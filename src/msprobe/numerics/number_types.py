@@ -45,6 +45,7 @@ def kind_of(dtype: str) -> Kind:
     return Kind.COMPLEX if dtype.startswith("complex") else Kind.OTHER
 
 
+@cache
 def epsilon_of(dtype: str) -> float:
     """Return the distance from 1 to the next number; 0 for types that hold integers exactly."""
     found = _EPSILON.get(dtype)

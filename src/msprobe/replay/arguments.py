@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -114,30 +114,23 @@ def converted(
         place: where `value` is.
         kinds: types of the values that change; None for all.
     """
-    if type(value) is list:
-        return _changed(enumerate(value), change, place, kinds)
-    if type(value) is tuple:
-        return tuple(_changed(enumerate(value), change, place, kinds))
-    if type(value) is dict:
-        return dict(zip(value, _changed(value.items(), change, place, kinds), strict=True))
-    return change(value, place) if kinds is None or type(value) in kinds else value
-
-
-def _changed(
-    items: Iterable[tuple[Any, Any]],
-    change: Callable[[Any, PartPath], Any],
-    place: PartPath,
-    kinds: Collection[type] | None,
-) -> list[Any]:
-    """Return the changed values of a container, without a call for each that stays."""
-    return [
+    kind = type(value)
+    if kind not in _CONTAINERS:
+        return change(value, place) if kinds is None or kind in kinds else value
+    if not value:
+        return kind()
+    # Without a call of this function for what is no container.
+    found = [
         converted(item, change, (*place, key), kinds)
         if type(item) in _CONTAINERS
         else change(item, (*place, key))
         if kinds is None or type(item) in kinds
         else item
-        for key, item in items
+        for key, item in (value.items() if kind is dict else enumerate(value))
     ]
+    if kind is list:
+        return found
+    return tuple(found) if kind is tuple else dict(zip(value, found, strict=True))
 
 
 def result_at(result: Any, place: PartPath) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 from msprobe.capture.statistics import NATIVE
 from msprobe.checks.perturbation import WORST_ELEMENT, Change, digits_limits
 from msprobe.numerics.number_types import epsilon_of
-from msprobe.pytorch.perturbation.arguments import is_float
+from msprobe.pytorch.perturbation.arguments import FLOATS
 from msprobe.pytorch.perturbation.scratch import scratch
 from msprobe.pytorch.values.tensor_search import output_slots
 
@@ -76,7 +76,7 @@ def _is_dense(value: Any) -> bool:
 def float_changes(result: Any, changed: Any) -> Iterator[Change]:
     """Yield how the floating-point results of a function differ; integers may jump."""
     for index, one, other in paired(result, changed):
-        if is_float(one) and is_float(other):
+        if one.dtype in FLOATS and other.dtype in FLOATS:
             yield change_of(index, one, other)
 
 

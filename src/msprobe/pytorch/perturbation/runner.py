@@ -88,17 +88,14 @@ class Perturbation:
 
     def leaves_out(self, entry: ApiEntry) -> bool:
         """Return whether no call of an API is run again, which is counted."""
-        reason = self._reason(entry)
+        name = entry.name
+        if name not in self._reasons:
+            operator = operator_of(entry.prefix, entry.api)
+            self._reasons[name] = why_left_out(operator, self._mode)
+        reason = self._reasons[name]
         if reason is not None:
             self.task.skip(reason)
         return reason is not None
-
-    def _reason(self, entry: ApiEntry) -> str | None:
-        """Return why calls of an API are not run again; None if they are."""
-        if entry.name not in self._reasons:
-            operator = operator_of(entry.prefix, entry.api)
-            self._reasons[entry.name] = why_left_out(operator, self._mode)
-        return self._reasons[entry.name]
 
     def _fixed(
         self, call: Call, copy: CallCopy, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -167,9 +164,9 @@ class Perturbation:
         kwargs: dict[str, Any],
         with_grad: bool,
     ) -> CallCopy:
-        if (reason := self._reason(entry)) is not None:
-            raise SkippedError(reason)
         operator = operator_of(entry.prefix, entry.api)
+        if (reason := why_left_out(operator, self._mode)) is not None:
+            raise SkippedError(reason)
         if _functorch_active():
             raise SkippedError("inside a functional transform")
         return CallCopy(
