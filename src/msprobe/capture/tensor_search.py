@@ -25,11 +25,13 @@ def tensors_in(
             search = search or _Search(kind, found)
             search.value(value, (index,), "")
     for key, value in (kwargs or {}).items():
-        if issubclass(type(value), kind):
+        if search is None and type(value) in FLAT:
+            continue
+        if search is None and issubclass(type(value), kind):
             found.append((value, (key,)))
-        elif type(value) not in FLAT:
-            search = search or _Search(kind, found)
-            search.value(value, (key,), "")
+            continue
+        search = search or _Search(kind, found)  # which counts from here on
+        search.value(value, (key,), "")
 
 
 class _Search(Walk):

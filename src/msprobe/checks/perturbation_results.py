@@ -21,6 +21,7 @@ import msgspec
 from msprobe.checks.perturbation import SEVERITIES, Judged, Severity
 from msprobe.checks.perturbation_page import write_perturbation_page
 from msprobe.files import write_report
+from msprobe.json_text import strict_json
 from msprobe.report.csv_files import write_csv
 from msprobe.report.tables import Table, TableRow
 
@@ -145,7 +146,10 @@ class PerturbationResults:
             self._written = len(self._rows)
             table = Table(columns=COLUMNS, count=len(self._rows), rows=self._table_rows)
             write_csv(table, self._folder / CSV_FILE, warns=False)
-        text = msgspec.json.encode(self.as_json()).decode() + "\n"
+        try:
+            text = msgspec.json.encode(self.as_json()).decode() + "\n"
+        except UnicodeEncodeError:  # a lone surrogate, as in undecodable file names
+            text = strict_json(self.as_json(), indent=None)
         write_report(self._folder / JSON_FILE, text, warns=False)
 
     def write_page(self) -> None:
@@ -249,7 +253,7 @@ def _entry(call: PerturbedCall) -> dict[str, Any]:
         "severity": judged.severity,
         "amplification": _number(judged.amplification),
         "output_change": _number(judged.change.relative),
-        "input_change": judged.input_change,
+        "input_change": _number(judged.input_change),
         "dtype": judged.change.dtype,
         "module": call.module,
         "source": call.source,

@@ -133,7 +133,7 @@ class ApiEntry:
         is_recorded = self.action in (Action.RECORD, Action.FAST_PATH)
         is_special = touches or self.draws_random or self.in_place or self.outs != _OUT
         object.__setattr__(self, "is_plain", is_recorded and not is_special)
-        if not is_recorded or touches:
+        if not is_recorded or touches or self.in_place or self.outs != _OUT:
             object.__setattr__(self, "chance", None)
         is_unseen = self.action is Action.METADATA and not (self.bans or self.allocates)
         object.__setattr__(self, "is_unseen", is_unseen)
@@ -141,7 +141,7 @@ class ApiEntry:
         object.__setattr__(self, "is_setter", is_setter)
 
 
-_CHANCES: Final = {"scaled_dot_product_attention": (4, "dropout_p")}
+_CHANCES: Final = {"Functional.scaled_dot_product_attention": (4, "dropout_p")}
 
 
 class _Names:
@@ -227,7 +227,7 @@ def describe_function(func: Any) -> ApiEntry:
         bans=is_foreign_operator or name in rules.bans,
         returns_mutated=name in rules.returns_mutated or _returns_nothing(overloads),
         draws_random=operator.draws_random or _is_seeded(overloads),
-        chance=_CHANCES.get(identity.api),
+        chance=_CHANCES.get(name),
         in_place=operator.in_place if is_in_place(identity.api) else None,
         allocates=operator.allocates,
         leaves_unread=(

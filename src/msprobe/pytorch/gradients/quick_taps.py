@@ -3,7 +3,8 @@
 
 The quick ones are calls whose one result is a tensor with few new nodes and nothing handed through;
 an API consumes each input once. That costs a third. A module may consume an input several times and
-make up to 64 nodes in C; here in Python such modules go the long way, to the same records.
+make up to 64 nodes in C, and a call may have several results on one node; here in Python such calls
+go the long way, to the same records.
 """
 
 from __future__ import annotations

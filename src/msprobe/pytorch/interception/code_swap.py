@@ -44,13 +44,11 @@ class _Diversion:
     Attributes:
         code: the code.
         run: called with the arguments of each call.
-        signature: of the function.
     """
 
-    __slots__ = ("code", "run", "signature")
+    __slots__ = ("code", "run")
 
     def __init__(self, function: FunctionType) -> None:
-        self.signature = inspect.signature(function)
         source = _Method.template if function.__code__.co_freevars else _template
         template = source.__code__
         self.run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -92,7 +90,7 @@ def divert(function: Any, handler: Handler) -> Callable[[], None]:
     diversion.run = partial(handler, original)
     has_signature = "__signature__" in inner.__dict__
     if not has_signature:
-        inner.__signature__ = diversion.signature  # type: ignore[attr-defined]  # PEP 362
+        inner.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]  # PEP 362
     inner.__code__ = after
 
     def undo() -> None:

@@ -320,7 +320,7 @@ class ApiObserver(TorchFunctionMode):
         stack = session.stacks.at(frame)
         if stack.traits.internal:
             return None
-        runner = self.runner
+        runner = None if stack.traits.checkpointed else self.runner
         if runner is not None and session.calls.keeps_all and runner.leaves_out(entry):
             return None
         name = entry.name if entry.operator_name is None else operator_path(entry, frame)

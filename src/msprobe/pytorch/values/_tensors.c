@@ -1809,7 +1809,7 @@ static PyMethodDef METHODS[] = {
      "msprobe.pytorch.gradients.graph_search"},
     {"tap_output", (PyCFunction)(void (*)(void))tap_output, METH_FASTCALL,
      "tap_output(session, recorder | None, edges, output) -> whether the gradients of a call are tapped, whose inputs "
-     "have these `InputEdges` and whose one output is this tensor: see "
+     "have these `InputEdges`, and whose output is a tensor or a tuple of tensors: see "
      "msprobe.pytorch.gradients.quick_taps"},
     {"setup_taps", setup_taps, METH_VARARGS,
      "setup_taps(...): what `tap_output` and its hooks need of torch and this package; call it once"},

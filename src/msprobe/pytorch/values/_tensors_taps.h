@@ -1161,7 +1161,8 @@ static PyObject *tap_output(PyObject *module, PyObject *const *args, Py_ssize_t 
     }
     struct few few = {0};
     if (outcome > 0) outcome = search_few(edges, &few, top);
-    if (outcome > 0 && edges->is_one_api && pass_views(&few, top) < 0) outcome = -1;
+    int is_one = !PyTuple_CheckExact(result);
+    if (outcome > 0 && is_one && edges->is_one_api && pass_views(&few, top) < 0) outcome = -1;
     if (outcome > 0 &&
         put_taps(args[0], recorder, edges, &few, top, &outputs, region, node, &shown) < 0)
         outcome = -1;
