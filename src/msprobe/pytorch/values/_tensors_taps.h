@@ -1151,17 +1151,16 @@ static PyObject *tap_output(PyObject *module, PyObject *const *args, Py_ssize_t 
     CallRecorder *recorder = args[1] == Py_None ? NULL : (CallRecorder *)args[1];
     PyObject *result = args[3], *node = NULL;
     struct outputs shown = {0}, outputs;
-    int outcome = note_outputs(edges, result, &node, &shown);
+    int outcome = note_outputs(edges, result, &node, &shown), is_one = !PyTuple_CheckExact(result);
     PyObject *top = Py_XNewRef(node), *region = Py_NewRef(Py_None);
     outputs = shown;
-    if (outcome > 0 && !PyTuple_CheckExact(result)) {
+    if (outcome > 0 && is_one) {
         int is_view = call_flag(result, names._is_view);
         outcome = is_view < 0 ? -1 : 1;
         if (is_view > 0) outcome = reach_base(edges, result, &top, &outputs.numbers[0], &region);
     }
     struct few few = {0};
     if (outcome > 0) outcome = search_few(edges, &few, top);
-    int is_one = !PyTuple_CheckExact(result);
     if (outcome > 0 && is_one && edges->is_one_api && pass_views(&few, top) < 0) outcome = -1;
     if (outcome > 0 &&
         put_taps(args[0], recorder, edges, &few, top, &outputs, region, node, &shown) < 0)
