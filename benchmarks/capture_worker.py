@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_models import Workload, build
+from bench_models import Workload, build, keep_freed_memory
 
 
 def config_of(level: str, task: str, dump_path: Path, *, facts: bool) -> dict[str, object]:
@@ -199,6 +199,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(1)
+    keep_freed_memory()
     worker = Worker(options)
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from bench_models import WORKLOADS, Workload, build
+from bench_models import WORKLOADS, Workload, build, keep_freed_memory
 
 from msprobe.config import load_config
 from msprobe.pytorch.run import Run
@@ -115,6 +115,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.disable(logging.INFO)
     torch.set_num_threads(1)
+    keep_freed_memory()
     with TemporaryDirectory() as folder:
         found = measure(args.case, args.level, args.rounds, Path(folder))
     plain = found["plain"]
