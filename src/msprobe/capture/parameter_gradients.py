@@ -57,7 +57,9 @@ class ParameterOwner:
     def wanted(self) -> ParameterOwner | None:
         """Return the owner that the parameter is recorded under now, if it is."""
         wants = self.session.calls.wants_parameters_of
-        return next((one for one in (self, *self.others) if wants(one.module)), None)
+        if wants(self.module):
+            return self
+        return next((one for one in self.others if wants(one.module)), None)
 
 
 def owners_of(

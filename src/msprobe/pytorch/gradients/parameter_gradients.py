@@ -139,8 +139,9 @@ def make_first(parameter: Tensor, hook_id: int) -> None:
     `OrderedDict` leaves as it is: the others are put in anew, behind this one.
     """
     hooks: Any = parameter._post_accumulate_grad_hooks
-    for other in [one for one in hooks if one != hook_id]:
-        hooks[other] = hooks.pop(other)
+    if len(hooks) > 1:
+        for other in [one for one in hooks if one != hook_id]:
+            hooks[other] = hooks.pop(other)
 
 
 def _may_reduce() -> bool:

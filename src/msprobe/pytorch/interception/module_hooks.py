@@ -97,14 +97,23 @@ class ModuleNames:
         """
         names = cls()
         for prefix, model in models:
-            for name, module in model.named_modules():
+            seen: set[int] = set()
+            waiting = [(f"Module.{prefix}", model)]
+            while waiting:
+                path, module = waiting.pop()
+                if id(module) in seen:
+                    continue
+                seen.add(id(module))
                 is_compiled = is_compiled_module(module)
                 kind = class_name(module._orig_mod if is_compiled else module)
-                base = None
-                if not (kind in _SKIPPED_CLASSES or (is_compiled and not keeps_compiled)):
-                    parts = [part for part in name.split(".") if part and part != _COMPILED_PART]
-                    base = f"Module.{prefix}{''.join(f'{part}.' for part in parts)}{kind}"
-                names._by_id[id(module)] = (weakref.ref(module), base)
+                is_recorded = kind not in _SKIPPED_CLASSES and (keeps_compiled or not is_compiled)
+                names._by_id[id(module)] = (
+                    weakref.ref(module),
+                    f"{path}{kind}" if is_recorded else None,
+                )
+                for name, part in reversed(module._modules.items()):
+                    if part is not None:
+                        waiting.append((path if name == _COMPILED_PART else f"{path}{name}.", part))
         return names
 
     @classmethod
@@ -259,7 +268,7 @@ class ModuleObserver:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         # The compiler would follow us into our own objects.
-        if not _is_compiling() and not self._is_inner(module):
+        if not (_is_compiling() or (self.names is None and self._is_inner(module))):
             self.enter(module, args, sys._getframe(1))
 
     def _is_inner(self, module: nn.Module) -> bool:
@@ -268,7 +277,6 @@ class ModuleObserver:
         return not (
             opened is None
             or opened is module
-            or self.names is not None
             or self.hides is not None
             or self._gate is not None
             or isinstance(module, FAST_PATH_MODULES)
@@ -330,7 +338,9 @@ class ModuleObserver:
         stack = session.stacks.at(frame)
         self._close_lost(stack)
         kwargs = keyword_arguments(frame)
-        fused = self._may_be_fused(module, args, kwargs, with_grad)
+        fused = isinstance(module, FAST_PATH_MODULES) and self._may_be_fused(
+            module, args, kwargs, with_grad
+        )
         if base is None and not fused:
             return
         name = base or f"Torch.{type(module).__name__}"
@@ -380,9 +390,7 @@ class ModuleObserver:
         torch's own condition asks whether a function mode is on: with ours on it would take
         another way, and the last bits would differ.
         """
-        if self._apis is None or not isinstance(module, FAST_PATH_MODULES) or module.training:
-            return False
-        if not mode_stack.is_installed(self._apis):
+        if self._apis is None or module.training or not mode_stack.is_installed(self._apis):
             return False
         found: Found = []
         tensors_in(args, kwargs, found)
@@ -456,17 +464,19 @@ class ModuleObserver:
             if stack.is_inside(self._open[-1].stack):
                 return
             opened = self._open.pop()
-            self._resume(opened)
+            if opened.paused:
+                self._resume(opened)
             self._raised(opened, BaseException.__name__)
 
     def _resume(self, opened: _Open) -> None:
-        if opened.paused and self._apis is not None and self._session.capturing:
+        if self._apis is not None and self._session.capturing:
             mode_stack.install_lowest(self._apis)
 
     def _finish(self, module: nn.Module, finished: bool, output: Any) -> None:
         while self._open:
             opened = self._open.pop()
-            self._resume(opened)
+            if opened.paused:
+                self._resume(opened)
             is_ours = opened.module is module
             if is_ours and finished and opened.call is not None:
                 self._end(opened, opened.call, output)
@@ -532,4 +542,4 @@ def keyword_arguments(frame: FrameType) -> Mapping[str, Any]:
     if frame.f_code.co_filename not in _CALLERS:
         return {}
     kwargs = frame.f_locals.get("kwargs")
-    return kwargs if isinstance(kwargs, Mapping) else {}
+    return kwargs if type(kwargs) is dict or isinstance(kwargs, Mapping) else {}
