@@ -26,7 +26,7 @@ _clock: Final = time.perf_counter
 # which is more the longer ours ran. Fitted to eight workloads, see docs/performance.md.
 CALL_S: Final = 8e-6
 """Seconds of an event that the clock inside of it does not see, whatever the event does."""
-DISPLACED: Final = 1.16
+DISPLACED: Final = 1.10
 """Time that an event adds to the program, as a multiple of the time inside of it."""
 _DisableTorchFunction: Final = torch._C.DisableTorchFunction
 _set_grad: Final = torch._C._set_grad_enabled
