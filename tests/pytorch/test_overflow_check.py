@@ -54,6 +54,7 @@ def test_only_overflowing_calls_are_kept_and_the_sources_counted(
     assert account["overflow_sources"] == list(expected.values()).count("source")
     first = "Module.second.Divide.forward.0" if level == "L0" else "Tensor.__truediv__.0.forward"
     assert f"first overflow: {first}" in caplog.text
+    assert ("\n  in Module.second.Divide.forward.0" in caplog.text) == (level == "mix")
 
 
 def test_nan_and_infinity_count_in_inputs_keywords_and_nested_outputs(tmp_path: Path) -> None:
@@ -84,6 +85,7 @@ def test_an_overflowing_gradient_is_found(tmp_path: Path, caplog: pytest.LogCapt
     assert list(records) == ["Torch.sqrt.0.backward"]
     assert records["Torch.sqrt.0.backward"]["overflow"] == "source"
     assert "first overflow: Torch.sqrt.0.backward" in caplog.text
+    assert "torch.sqrt(x).sum().backward()" in caplog.text
 
 
 def test_gradients_of_parameters_are_no_source_when_something_overflowed_before(

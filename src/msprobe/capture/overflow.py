@@ -9,6 +9,7 @@ from typing import Any
 
 from msprobe.capture.call import Draft
 from msprobe.capture.nonfinite_records import FindingKind, nonfinite_kind, values_of
+from msprobe.dump.stack_frames import user_frames
 from msprobe.plain_text import count_text
 
 logger = logging.getLogger(__name__)
@@ -57,19 +58,25 @@ class OverflowCheck:
         elif kind is None:
             return False
         else:
-            self._count(draft.name, is_source=kind is FindingKind.SOURCE)
+            self._count(draft, is_source=kind is FindingKind.SOURCE)
             kind = FindingKind.INHERITED if kind is FindingKind.CAME_IN else kind
         draft.parts["overflow"] = str(kind)
         for payload, record, path in held or ():
             draft.save(payload, record, path)
         return True
 
-    def _count(self, name: str, *, is_source: bool) -> None:
+    def _count(self, draft: Draft, *, is_source: bool) -> None:
         if self._earlier + self.hits == 0:
+            frames = user_frames(draft.stack.frames) if draft.stack is not None else []
+            line = " ".join(frames[0].split()) if frames else None
+            place = "".join(
+                f"\n  {how} {what}" for how, what in (("in", draft.parent), ("at", line)) if what
+            )
             logger.warning(
-                "first overflow: %s (%s)",
-                name,
+                "first overflow: %s (%s)%s",
+                draft.name,
                 "its inputs are finite: it starts here" if is_source else "its inputs overflow too",
+                place,
             )
         self.hits += 1
         self.sources += is_source
