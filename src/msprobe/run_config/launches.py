@@ -320,7 +320,10 @@ def _of_wrapper(words: Sequence[Word]) -> Arguments:
         return {}
     is_assignment = _ASSIGNMENT.fullmatch(words[0].text) is not None  # as ``eval "A=1 python"`` has
     name = "env" if is_assignment else PurePath(words[0].text).name
-    options = options_of([word.text for word in words[0 if is_assignment else 1 :]]).arguments
+    texts = (word.text for word in words[0 if is_assignment else 1 :])
+    # Programs of this kind take --nodes=2 and --nodes 2 alike.
+    parts = [part for text in texts for part in text.split("=", text.startswith("--"))]
+    options = options_of(parts).arguments
     return {f"{name}.{key}": value for key, value in options.items()}
 
 

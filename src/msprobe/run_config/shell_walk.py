@@ -27,7 +27,13 @@ from msprobe.run_config.shell_commands import (
 from msprobe.run_config.shell_conditions import branches_of, holds
 from msprobe.run_config.shell_files import ScriptFiles
 from msprobe.run_config.shell_numbers import number_of, set_number
-from msprobe.run_config.shell_redirects import content_of, fields_of, redirected, targets_of
+from msprobe.run_config.shell_redirects import (
+    content_of,
+    fields_of,
+    is_plain_writer,
+    redirected,
+    targets_of,
+)
 from msprobe.run_config.shell_variables import Variables, Word, of_branches, shortened
 from msprobe.run_config.shell_words import (
     assigned_in,
@@ -39,6 +45,7 @@ from msprobe.run_config.shell_words import (
     shell_parser,
     text_of,
     value_of,
+    walk,
     words_of,
 )
 
@@ -475,9 +482,10 @@ class Walk:
 
     def _pipeline(self, node: Node) -> bool | None:
         parts, status = node.named_children, None
-        errors = " with |&" * any(one.type == "|&" for one in node.children)
         for number, one in enumerate(parts, 1):
-            self._inside.append(f"part {number} of {len(parts)}{errors}")
+            self._inside.append(f"part {number} of {len(parts)}")
+            if one.next_sibling is not None and one.next_sibling.type == "|&":
+                self._note("redirect", one, "2>&1")
             status = self._run(one)
             self._inside.pop()
         return status
@@ -535,8 +543,14 @@ class Walk:
         content = content_of(body, text, self._variables)
         if content is not None:
             self._write(node, body, content)
-        self.visited.discard(body.id)
-        status = self._run(body)
+        if content is not None and not content.doubts and is_plain_writer(body):
+            files = " ".join(word.text for word in targets_of(node, body, self._variables))
+            self._note("write", node, f"writes {files}")
+            self.visited.update(one.id for one in walk(body))
+            status: bool | None = True
+        else:
+            self.visited.discard(body.id)
+            status = self._run(body)
         self._with_input(node, known)
         for sign in (each for one in texts for each in one.children if not each.is_named):
             if sign.type not in ("<<", "<<-"):  # cat <<EOF || …
@@ -563,6 +577,8 @@ class Walk:
         for word in targets_of(node, body, self._variables):
             if appends and word.text not in self.files.written:
                 self._note("redirect", node, f">> {word.text}")
+            if self.launches and word.text in self._written_at:  # those read what it held before
+                self.statements.append(self.written_files()[word.text])
             self.files.write(word.text, content.text, appends=appends)
             self._written_at[word.text] = node.start_point[0] + 1
             if content.doubts:
