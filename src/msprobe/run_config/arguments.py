@@ -328,9 +328,9 @@ def _read_file(path: Path) -> ArgumentFiles:
         arguments, unresolved = flat_arguments(script.arguments), script.unresolved
         unread = dict(script.files)
         for name, value in tuple(arguments.items()):
-            if isinstance(value, str) and value.endswith(SETTINGS_FILES) and value in script.files:
+            if isinstance(value, str) and value.endswith(SETTINGS_FILES) and name in script.read:
                 try:
-                    written = _settings(path.parent / value, script.files[value].text.encode())
+                    written = _settings(path.parent / value, script.read[name].encode())
                 except ConfigFileError as exc:
                     unresolved[f"file {value}"] = str(exc)
                 else:

@@ -84,6 +84,7 @@ class Launch:
         arguments: options of the program that starts it, and of the script.
         doubts: why the value of an argument is not known for sure, by its name.
         programs: names of the programs that start it, one through the other.
+        files: what the files hold that the script has written for it, by the argument.
     """
 
     line: int
@@ -91,6 +92,7 @@ class Launch:
     arguments: Arguments
     doubts: dict[str, tuple[str, ...]]
     programs: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
