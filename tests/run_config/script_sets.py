@@ -20,7 +20,7 @@ FILES: Final = {
 DIFFER: Final = (
     ('python t.py §coder.dropout=0.1', ('en', 'de'), 'coder.dropout'),
     ('python t.py --use-flash-attn§', ('', '2'), 'flash'),
-    ('echo "lr: §" > c.yaml\npython a.py --c c.yaml\necho "lr: 2" > c.yaml\npython b.py --c c.yaml', ('1', '3'), 'c.yaml'),
+    ('echo "lr: §" > c.yaml\npython a.py --c c.yaml\necho "lr: 2" > c.yaml\npython b.py --c c.yaml', ('1', '3'), 'c:lr'),
     ('python t.py --set §', ('a=1 --other b=2', 'b=2 --other a=1'), 'a|b'),
     ('docker run --ulimit=§ img python t.py', ('core=0', 'core=1'), 'docker.ulimit.core'),
     ("§ '1' > seeds.txt\npython t.py --seeds seeds.txt", ('printf', 'echo'), 'file|seeds'),
