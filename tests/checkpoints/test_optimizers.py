@@ -132,3 +132,18 @@ def test_an_optimizer_built_in_another_order_is_equal(tmp_path: Path) -> None:
         torch.save(tree, tmp_path / f"{name}.pt")
     found = compare_checkpoints(tmp_path / "t.pt", tmp_path / "r.pt", only=["*exp_avg*", "*step"])
     assert found.counts["equal"] == len(found.differences) == 15
+
+
+def test_states_of_a_renamed_parameter_are_told_with_it(tmp_path: Path) -> None:
+    paths = [tmp_path / "reference.pt", tmp_path / "target.pt"]
+    for path, key in zip(paths, ("out.weight", "out.kernel"), strict=True):
+        tree = trained(all_parameters)
+        model = tree["model"]
+        tree["model"] = {name.replace("out.weight", key): value for name, value in model.items()}
+        torch.save(tree, path)
+    found = compare_checkpoints(paths[1], paths[0])
+    lines = [line.plain.strip() for line in comparison_lines(found)]
+    assert "with them 3 states and 1 list of parameters of optimizers" in lines
+    assert not any("exp_avg" in line or "param_groups" in line for line in lines)
+    everything = "\n".join(line.plain for line in comparison_lines(found, limit=0))
+    assert "optimizer.state.out.weight.exp_avg → optimizer.state.out.kernel.exp_avg" in everything

@@ -18,6 +18,12 @@ FILES: Final = {
     ".env": "SEED=1\n",
 }
 DIFFER: Final = (
+    ('python t.py §coder.dropout=0.1', ('en', 'de'), 'coder.dropout'),
+    ('python t.py --use-flash-attn§', ('', '2'), 'flash'),
+    ('echo "lr: §" > c.yaml\npython a.py --c c.yaml\necho "lr: 2" > c.yaml\npython b.py --c c.yaml', ('1', '3'), 'c:lr'),
+    ('python t.py --set §', ('a=1 --other b=2', 'b=2 --other a=1'), 'a|b'),
+    ('docker run --ulimit=§ img python t.py', ('core=0', 'core=1'), 'docker.ulimit.core'),
+    ("§ '1' > seeds.txt\npython t.py --seeds seeds.txt", ('printf', 'echo'), 'file|seeds'),
     ('set -euo pipefail\nMODEL=${1:-7b}\ncase $MODEL in\n 7b) HID=4096; LAYERS=32;;\n 13b) HID=§; LAYERS=40;;\n *) echo bad; exit 1;;\nesac\ntorchrun t.py --hidden $HID --layers $LAYERS', ('5120', '5124'), 'hidden'),
     ('S=7b-run\nif [ ${S:0:2} = 7b ]; then LR=1; else LR=§; fi\npython t.py --lr $LR', ('2', '3'), 'lr|condition'),
     ('S=7b-run\nif [ ${S:0:2} = 7b ]; then LR=§; else LR=9; fi\npython t.py --lr $LR', ('2', '3'), 'lr|condition'),
@@ -195,6 +201,12 @@ DIFFER: Final = (
     ('IFS=$\'\\n\'\nX="a b§c"\npython train.py --x $X\n', (' ', '\n'), '(^|:)x$|X|positional'),
 )  # fmt: skip
 EQUAL: Final = (
+    ('echo "lr: 1" > c.yaml\npython a.py --c c.yaml\npython b.py --c c.yaml', 'echo "lr: 1" > c.yaml  # all\npython a.py --c c.yaml\npython b.py --c c.yaml'),
+    ('python t.py --x 1 2>&1 | tee a.log', 'python t.py --x 1 |& tee a.log'),
+    ('docker run --gpus all --ulimit memlock=-1 --shm-size 16g img python t.py --lr 1', 'docker run --gpus=all --ulimit=memlock=-1 --shm-size=16g img python t.py --lr 1'),
+    ('docker run -e A=1 -e B=2 img python t.py', 'docker run -e B=2 -e A=1 img python t.py'),
+    ('python t.py --set lr=1', 'python t.py --set=lr=1'),
+    ("printf 'lr: 1\\n' > c.yaml\npython t.py --config c.yaml", "echo 'lr: 1' > c.yaml\npython t.py --config c.yaml"),
     ('set -e\npython t.py --lr 1', '#!/bin/bash\n# comment\nset -e   # stop\n\npython   t.py  --lr  1'),
     ('export A_X=1\nexport B_X=2\npython t.py', 'export B_X=2\nexport A_X=1\npython t.py'),
     ('torchrun --nproc_per_node 2 t.py --lr 1 --wd 0.1', 'torchrun \\\n  --nproc_per_node 2 \\\n  t.py \\\n  --lr 1 \\\n  --wd 0.1\n'),
@@ -226,6 +238,7 @@ EQUAL: Final = (
 )  # fmt: skip
 # The same trainings; their texts differ in what reaches none of them.
 TEXT_ONLY: Final = (
+    ('./p 1\necho 1 > c.txt\npython t.py', 'echo 1 > c.txt\n./p 1\npython t.py'),
     ('cd /data/x || exit 1\npython t.py --x 1', 'cd /data/x\npython t.py --x 1'),
     ('if [ -z "$DATA" ]; then echo \'usage\'; exit 1; fi\npython t.py --x 1', 'if [ -z "$DATA" ]; then\n    echo "usage: DATA=..." >&2\n    exit 1\nfi\npython t.py --x 1'),
     ('python t.py --x 1 > log.txt 2>&1', 'python t.py --x 1 &> log.txt'),
@@ -239,7 +252,6 @@ TEXT_ONLY: Final = (
     ('if [ 3 -gt 2 ]; then A=1; else A=2; fi\npython t.py --a $A', 'A=1\npython t.py --a $A'),
     ('python t.py --x 1 &\nwait', 'python t.py --x 1 &\nPID=$!\nwait $PID\necho done'),
     ('i=0\ni=$((i + 2))\npython t.py --i $i', 'i=0\nlet i+=2\npython t.py --i $i'),
-    ('python t.py --x 1 2>&1 | tee a.log', 'python t.py --x 1 |& tee a.log'),
     ('python train.py --x 1 > out.log 2>&1 &\nwait\n', 'nohup python train.py --x 1 > run.log 2>&1 &\nwait $!\n'),
     ('(cd sub && python train.py --x 1)\n', 'pushd sub > /dev/null\npython train.py --x 1\npopd > /dev/null\n'),
     ('export PYTHONUNBUFFERED=1\npython train.py --x 1\n', 'python -u train.py --x 1\n'),
@@ -249,6 +261,7 @@ TEXT_ONLY: Final = (
 )  # fmt: skip
 # They differ in nothing, and what they are given is not known.
 OPEN: Final = (
+    ('python t.py --n $(wc -l < hosts) --d $(dirname $0)', 'python t.py --n `wc -l < hosts` --d `dirname $0`'),
     ('while read -r x; do python t.py --x $x; done < list.txt', 'while read -r value; do python t.py --x $value; done < list.txt'),
     ('case $M in a) L=1;; *) L=2;; esac\npython t.py --l $L', 'case "$M" in\n  a)\n    L=1\n    ;;\n  *)\n    L=2\n    ;;\nesac\npython t.py --l $L'),
     ('while getopts "l:" o; do case $o in l) LR=$OPTARG;; esac; done\npython train.py --lr ${LR:-1}\n', 'while getopts "l:" o; do\n  case "$o" in\n    l) LR="$OPTARG" ;;\n  esac\ndone\npython train.py --lr "${LR:-1}"\n'),

@@ -206,7 +206,7 @@ def test_the_changed_part_of_the_last_set_is_named_first(
         ("until python t.py --lr @; do sleep 5; done", "1 2", "lr|loop"),
         ("function go { python t.py --lr $1; }\ngo @", "1 2", "lr"),
         ("case $(hostname) in a*) B=@ ;; *) B=8 ;; esac\npython t.py --b $B", "16 32", "b"),
-        ("#PBS -l select=@:ngpus=8\npython t.py", "1 2", r"pbs\.select"),
+        ("#PBS -l select=@:ngpus=8\npython t.py", "1 2", r"pbs\.l\.select"),
         ("python t.py --lr 1 &\npython t.py --lr @ &\nwait", "2 3", "t.py#2:lr"),
         ("L=(1e-4 @)\nfor lr in ${L[*]}; do python t.py --lr $lr; done", "2e-4 3e-4", "lr"),
         ("exec 3< @.txt\npython t.py --x 1", "one two", "redirect"),

@@ -101,7 +101,7 @@ def test_a_megatron_script() -> None:
         ("fabric run --devices 2 t.py --x 1",
          {"positional": ["run"], "devices": "2", "script": "t.py", "x": "1", "launcher": "fabric"}),
         ("srun --prolog=/a/b.sh env BASH_ENV=c.sh python t.py --x 1",
-         {"srun.prolog": "/a/b.sh", "srun.BASH_ENV": "c.sh", "srun.positional": ["env"],
+         {"srun.prolog": ["/a/b.sh", "env"], "srun.BASH_ENV": "c.sh",
           "script": "t.py", "x": "1"}),
         ("accelerate config; python -c 'print(1)'; python --version", {}),
         ("echo train.py --lr 1", {}),

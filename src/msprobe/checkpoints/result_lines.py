@@ -12,7 +12,12 @@ from msprobe.checkpoints.changes import Change
 from msprobe.checkpoints.comparing import CheckpointComparison, Finding, ParameterDifference
 from msprobe.checkpoints.key_paths import KeyPath, path_name
 from msprobe.checkpoints.layers import WITH_ERROR, layer_map, layers, shade
-from msprobe.checkpoints.optimizers import StatePlace, find_optimizers, state_place
+from msprobe.checkpoints.optimizers import (
+    StatePlace,
+    find_optimizers,
+    names_parameters,
+    state_place,
+)
 from msprobe.checkpoints.parameters import Checkpoint, Parameter
 from msprobe.checkpoints.result_json import cosine, max_abs_index, nonfinite_index
 from msprobe.checkpoints.values import ValueDifference, value_texts
@@ -76,13 +81,19 @@ def comparison_lines(found: CheckpointComparison, *, limit: int = _LISTED) -> It
     ]
     yield from _layer_lines(model)
     yield from _optimizer_lines(found, optimizers)
+    states, lists = _renamed_with_parameters(found, optimizers) if limit else (set(), set())
     for change, title in _TITLES.items():
         items = [each for each in found.differences if each.change is change]
+        items = [each for each in items if each.name not in states]
         if items:
             yield Text()
             yield Text(f"  {title}", "bold")
             yield from _limited(items, _plain_line, limit)
-    yield from _value_lines(found, limit)
+        if change is Change.RENAMED and states:
+            what = count_text(len(states), "state")
+            what += f" and {count_text(len(lists), 'list')} of parameters" if lists else ""
+            yield Text(f"    with them {what} of optimizers", "dim")
+    yield from _value_lines([each for each in found.values if each.name not in lists], limit)
     yield from _finding_lines("not compared", found.uncompared, limit)
     for note in found.notes[: limit or None]:
         yield Text(f"  note: {plain(note)}", "yellow")
@@ -149,9 +160,34 @@ def _state_line(
     return Text.assemble(f"    {plain(name)}  {text}", (f"  {plain(place.parameter)}", "dim"))
 
 
-def _value_lines(found: CheckpointComparison, limit: int) -> Iterator[Text]:
+def _renamed_with_parameters(
+    found: CheckpointComparison, optimizers: list[KeyPath]
+) -> tuple[set[str], set[str]]:
+    """Return the states, and the lists of names, that have the new names of renamed parameters."""
+    renamed: dict[str, str] = {}
+    states: dict[str, tuple[str, str]] = {}
+    for each in found.differences:
+        one, other = each.pair.reference, each.pair.target
+        if each.change is not Change.RENAMED or one is None or other is None:
+            continue
+        places = (state_place(one.path, optimizers), state_place(other.path, optimizers))
+        if places[0] is not None and places[1] is not None:
+            states[each.name] = places[0].parameter, places[1].parameter
+        renamed |= {path_name(one.path[cut:]): path_name(other.path[cut:]) for cut in (0, 1)}
+    lists = set()
+    for value in found.values:
+        if value.change is Change.CHANGED and names_parameters(value.value.path):
+            texts = [one.content for one in (value.reference, value.target) if one is not None]
+            if all(isinstance(text, tuple) for text in texts):
+                old, new = ([str(name) for name in text] for text in texts)
+                if sorted(renamed.get(name, name) for name in old) == sorted(new):
+                    lists.add(value.name)
+    return {name for name, (old, new) in states.items() if renamed.get(old) == new}, lists
+
+
+def _value_lines(values: Sequence[ValueDifference], limit: int) -> Iterator[Text]:
     for change, title in _VALUE_TITLES.items():
-        items = [each for each in found.values if each.change is change]
+        items = [each for each in values if each.change is change]
         if items:
             yield Text()
             yield Text(f"  {title}", "bold")

@@ -52,7 +52,7 @@ _RESULTS: Final = (
 )
 # What a scheduler is asked for in comments, and what does not change what is computed.
 _SCHEDULER: Final = (
-    r"(sbatch|pbs|bsub|cobalt|pjm|qsub)\.(job_name|output|error|time|account|mail_type|mail_user|"
+    r"(sbatch|pbs|bsub|cobalt|pjm|qsub)\.(l\.)?(job_name|output|error|time|account|mail_type|mail_user|"
     r"begin|dependency|requeue|open_mode|chdir|parsable|wait|signal|walltime|[JoetAMmdDWuBP])|pbs\.N"
 )
 _LETTER: Final = re.compile(r"(.*[.:])?[A-Za-z]")
@@ -280,10 +280,11 @@ def compare_arguments(
         one = None if pair.bench is None else bench[pair.bench]
         other = None if pair.cmp is None else cmp[pair.cmp]
         is_one_sided = pair.bench is None or pair.cmp is None
-        if not is_one_sided and same_value(one, other):
+        is_same = not is_one_sided and same_value(one, other)
+        if is_same and pair.pairing is not _Pairing.SIMILARITY:  # a similar name is another one
             continue
         name = pair.cmp or pair.bench or ""
-        level = Level.WARNING if is_one_sided else Level.ERROR
+        level = Level.WARNING if is_one_sided or is_same else Level.ERROR
         if has_no_influence(name) or name in were_read:
             level = Level.INFO
         texts = [
@@ -327,9 +328,9 @@ def _read_file(path: Path) -> ArgumentFiles:
         arguments, unresolved = flat_arguments(script.arguments), script.unresolved
         unread = dict(script.files)
         for name, value in tuple(arguments.items()):
-            if isinstance(value, str) and value.endswith(SETTINGS_FILES) and value in script.files:
+            if isinstance(value, str) and value.endswith(SETTINGS_FILES) and name in script.read:
                 try:
-                    written = _settings(path.parent / value, script.files[value].text.encode())
+                    written = _settings(path.parent / value, script.read[name].encode())
                 except ConfigFileError as exc:
                     unresolved[f"file {value}"] = str(exc)
                 else:
@@ -399,7 +400,7 @@ def _python_value(node: ast.expr) -> JsonTree:
 
 def _files_that_were_read(arguments: Mapping[str, JsonTree]) -> set[str]:
     """Return the arguments that name a file whose contents are arguments, too."""
-    return {name.partition(":")[0] for name in arguments if ":" in name}
+    return {name[: end.start()] for name in arguments for end in re.finditer(":", name)}
 
 
 def has_no_influence(name: str) -> bool:
@@ -521,7 +522,12 @@ def _find_equal(name: str, waiting: Mapping[str, str]) -> str | None:
 def _find_alias(name: str, waiting: Mapping[str, str]) -> str | None:
     last = _last(name)
     group = next((names for names in _ALIASES if last in names), frozenset({last}))
-    found = [other for other in waiting if _last(other) in group]
+    # Of two trees (encoder.dropout, decoder.dropout) one name is two things.
+    found = [
+        other
+        for other in waiting
+        if _last(other) in group and (not _tree(name) or _tree(other) in ("", _tree(name)))
+    ]
     # Two candidates would make it a guess.
     return found[0] if len(found) == 1 else None
 
@@ -529,6 +535,11 @@ def _find_alias(name: str, waiting: Mapping[str, str]) -> str | None:
 def _last(name: str) -> str:
     """Return the name without the script or the tree that it belongs to."""
     return re.split(r"[.:]", name)[-1]
+
+
+def _tree(name: str) -> str:
+    """Return the tree that a name belongs to, empty if it is in none."""
+    return name.rpartition(":")[2].rpartition(".")[0]
 
 
 def _find_similar(name: str, waiting: Mapping[str, str]) -> str | None:

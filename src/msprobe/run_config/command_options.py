@@ -63,12 +63,17 @@ def options_of(words: Sequence[str]) -> Options:
             _add(found, name, f"True{BLANK}{value}" if is_flag else value)
         elif short := _SHORT_WITH_NUMBER.fullmatch(word):
             _add(found, short[1], short[2])
-        elif equals:
+        elif equals and not _OVERRIDE.fullmatch(value):
             _add(found, name, value)
         else:
-            values = _values(words[position:], has_script=bool(script))
-            position += len(values)
+            behind = [value, *words[position:]] if equals else words[position:]
+            values = _values(behind, has_script=bool(script))
             _add(found, name, True if not values else values[0] if len(values) == 1 else values)
+            if not values and behind and _OVERRIDE.fullmatch(behind[0]):  # --env A=1, --env=A=1
+                key, _, value = behind[0].partition("=")
+                _add(found, f"{name}.{key.lstrip('+~')}", value)
+                position += not equals
+            position += len(values)
     if others:
         found["positional"] = others
     return Options(found, script)

@@ -84,6 +84,7 @@ class Launch:
         arguments: options of the program that starts it, and of the script.
         doubts: why the value of an argument is not known for sure, by its name.
         programs: names of the programs that start it, one through the other.
+        files: what the files hold that the script has written for it, by the argument.
     """
 
     line: int
@@ -91,6 +92,7 @@ class Launch:
     arguments: Arguments
     doubts: dict[str, tuple[str, ...]]
     programs: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +322,10 @@ def _of_wrapper(words: Sequence[Word]) -> Arguments:
         return {}
     is_assignment = _ASSIGNMENT.fullmatch(words[0].text) is not None  # as ``eval "A=1 python"`` has
     name = "env" if is_assignment else PurePath(words[0].text).name
-    options = options_of([word.text for word in words[0 if is_assignment else 1 :]]).arguments
+    texts = (word.text for word in words[0 if is_assignment else 1 :])
+    # Programs of this kind take --nodes=2 and --nodes 2 alike.
+    parts = [part for text in texts for part in text.split("=", text.startswith("--"))]
+    options = options_of(parts).arguments
     return {f"{name}.{key}": value for key, value in options.items()}
 
 

@@ -42,7 +42,7 @@ def comparison_lines(found: RunComparison, *, limit: int = _LISTED) -> Iterator[
         yield hidden_line(hidden, limit=limit)
     for item in found.items.values():
         yield _item_line(item)
-        shown = [each for each in item.differences if each.level is not Level.INFO]
+        shown = [each for each in item.differences if not limit or each.level is not Level.INFO]
         if limit and shown and conclusion.explains(item.item):
             continue
         for each in shown[: limit or None]:
@@ -50,7 +50,7 @@ def comparison_lines(found: RunComparison, *, limit: int = _LISTED) -> Iterator[
         if limit and len(shown) > limit:
             yield Text(f"      … {len(shown) - limit:,} more", "dim")
         if quiet := len(item.differences) - len(shown):
-            yield Text(f"      {count_text(quiet, 'difference')} without influence", "dim")
+            yield Text(f"      {count_text(quiet, 'difference')} of level info", "dim")
 
 
 def hidden_line(names: Sequence[str], *, limit: int = _LISTED) -> Text:

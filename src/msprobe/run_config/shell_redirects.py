@@ -54,7 +54,14 @@ def content_of(body: Node, given: Word | None, variables: Variables) -> Word | N
     if name not in ("echo", "printf") or body.type != "command":
         return None
     text = printed_by(body, variables)
-    return None if text is None else Word(text.text + "\n", text.doubts)
+    return None if text is None else Word(text.text + "\n" * (name == "echo"), text.doubts)
+
+
+def is_plain_writer(body: Node) -> bool:
+    """Return whether the text that a command writes is all that can differ: it has no options."""
+    name, _, rest = text_of(body).partition(" ")
+    has_options = rest.lstrip(" \"'").startswith("-")
+    return not rest if name == "cat" else name in ("echo", "printf") and not has_options
 
 
 def fields_of(

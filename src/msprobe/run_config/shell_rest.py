@@ -144,6 +144,8 @@ def unreached(root: Node, visited: set[int]) -> Iterator[Statement]:
         body = node.child_by_field_name("body") if node.type == "function_definition" else None
         is_called = body is None or body.id in visited
         if not is_called or (node.type in _STATEMENTS and node.id not in visited):
-            yield Statement(node.start_point[0] + 1, "unreached", plain_source(node))
+            is_variable = node.type == "variable_assignment"
+            name = f"unreached.{text_of(node.children[0])}" if is_variable else "unreached"
+            yield Statement(node.start_point[0] + 1, name, plain_source(node))
         elif node.type in _NESTS:
             waiting += reversed(node.named_children)

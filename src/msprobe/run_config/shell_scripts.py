@@ -39,12 +39,14 @@ class ShellScript:
         unresolved: why an argument is not known for sure, or what could not be followed.
         statements: what is not understood, in order.
         files: files that it writes, with their texts, by their names.
+        read: texts of those that an argument names, by the argument.
     """
 
     arguments: Arguments
     unresolved: dict[str, str]
     statements: list[Statement]
     files: dict[str, Statement]
+    read: dict[str, str]
 
 
 def parse_shell_script(text: str, folder: Path | None = None) -> ShellScript:
@@ -61,17 +63,19 @@ def parse_shell_script(text: str, folder: Path | None = None) -> ShellScript:
         problems["launch"] = "no command that starts a training was found"
     arguments: Arguments = {}
     unresolved: dict[str, str] = {}
+    read: dict[str, str] = {}
     for prefix, launch in zip(_prefixes(launches), launches, strict=True):
         arguments |= {
             shown(prefix + name): _shown(name, of) for name, of in launch.arguments.items()
         }
+        read |= {shown(prefix + name): shown(text) for name, text in launch.files.items()}
         doubts = launch.doubts.items()
         unresolved |= {shown(prefix + name): shown("; ".join(why)) for name, why in doubts}
     arguments |= walk.directives
     rows = _with_rest(text, folder or Path(), walk)
     statements = [one._replace(text=without_secrets(shown(one.text))) for one in rows]
     files = {name: one._replace(text=shown(one.text)) for name, one in walk.written_files().items()}
-    return ShellScript(arguments, {**unresolved, **problems}, statements, files)
+    return ShellScript(arguments, {**unresolved, **problems}, statements, files, read)
 
 
 def _followed(text: str, folder: Path, files: Mapping[str, str]) -> Walk:
@@ -107,7 +111,7 @@ def _with_rest(text: str, folder: Path, walk: Walk) -> Iterator[Statement]:
 def _found_with(text: str, folder: Path, name: str, content: str) -> tuple[object, ...]:
     """Return all that a walk finds if the script, or a file that it runs, has other content."""
     walk = _followed(text, folder, {name: content}) if name else _followed(content, folder, {})
-    launches = [(one.script, one.arguments, one.programs) for one in walk.launches]
+    launches = [(one.script, one.arguments, one.programs, one.files) for one in walk.launches]
     texts = [one[1:] for one in (*walk.statements, *walk.written_files().values())]
     return launches, walk.directives, texts
 

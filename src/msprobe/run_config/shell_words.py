@@ -208,6 +208,8 @@ def plain_source(node: Node) -> str:
     """Return the source of a statement, alike for spellings that a shell takes for the same."""
     source = normal_text(node)
     source = _QUOTED_VARIABLE.sub(r"\1", source)
+    if node.type == "command" and source.startswith("test "):
+        source = f"[ {source[5:]} ]"
     if node.type == "test_command":
         source = source.replace(" == ", " = ")
         if _GLOB.search(source) is None:
@@ -246,12 +248,15 @@ def read_in(node: Node) -> Iterator[str]:
 
 
 def normal_text(node: Node) -> str:
-    """Return the source of a node without comments, needless quotes and further blanks."""
+    """Return the source of a node without comments, needless quotes, backticks, further blanks."""
     text, end = "", node.start_byte
     for part in walk(node):
         if part.children or part.type == "comment":
             continue
-        text += (" " if part.start_byte > end else "") + text_of(part)
+        leaf = text_of(part)
+        if leaf == "`" and part.parent is not None:
+            leaf = "$(" if part == part.parent.children[0] else ")"
+        text += (" " if part.start_byte > end else "") + leaf
         end = part.end_byte
     return _QUOTED.sub(r"\2", _SINGLE.sub(r'"\1"', " ".join(text.split())))
 
