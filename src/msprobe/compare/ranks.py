@@ -194,7 +194,7 @@ def worst_ranks(frame: pl.DataFrame | pl.LazyFrame) -> pl.DataFrame:
     """Return one row for each value of each step, with the rank where it is worst.
 
     Args:
-        frame: the table of `CompareResult.frame`.
+        frame: the table of `CompareResult.frame`, or that of some of its steps.
 
     Returns:
         Columns ``step``, ``name``, ``module``, ``ranks`` (how many hold the row), ``differing``

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from shutil import copyfile
 from typing import TYPE_CHECKING, Any, Literal
@@ -116,9 +117,15 @@ class CompareResult:
 
     def worst_ranks(self) -> pl.DataFrame:
         """Return one row for each value of each step, with the rank where it is worst."""
+        import polars as pl
+
         from msprobe.compare.ranks import worst_ranks
 
-        return worst_ranks(self._scan())
+        if not self._is_set_aside:
+            return worst_ranks(self.frame)
+        # One step at a time: sorting takes several times the memory of the table.
+        steps = groupby(self._comparisons, key=lambda comparison: comparison.step)
+        return pl.concat([worst_ranks(_scan(ranks)) for _, ranks in steps])
 
     @property
     def _is_set_aside(self) -> bool:
@@ -126,12 +133,9 @@ class CompareResult:
 
     def _scan(self) -> pl.LazyFrame:
         """Return the table as a lazy frame: of tables in files only the requested part is read."""
-        import polars as pl
-
         if self._frame is not None or not self._is_set_aside:
             return self.frame.lazy()
-        tables = [each.table for each in self._comparisons if each.table is not None]
-        return pl.concat([pl.scan_parquet(table) for table in tables])
+        return _scan(self._comparisons)
 
     def release(self) -> pl.LazyFrame:
         """Return the table and release its sources, which take as much memory again.
@@ -297,3 +301,10 @@ def _write_parquet(comparison: RankComparison, path: Path) -> Path:
             (os.replace if is_temporary else copyfile)(comparison.table, temporary)
         comparison.table = path
     return path
+
+
+def _scan(comparisons: Iterable[RankComparison]) -> pl.LazyFrame:
+    """Return the table of comparisons whose rows were set aside, as a lazy frame."""
+    import polars as pl
+
+    return pl.concat([pl.scan_parquet(each.table) for each in comparisons if each.table])

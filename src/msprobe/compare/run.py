@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from msprobe.compare.result import CompareResult, TableFormat
     from msprobe.compare.set_aside import SetAside
     from msprobe.compare.tensors.tensor_rows import TensorWork
+    from msprobe.dump.rank_view import ParsedNames
 
 PathLike = str | os.PathLike[str]
 
@@ -242,6 +243,7 @@ class _Comparer:
         path = options.tolerances
         self._globs = None if path is None else UnusedGlobs(path, self._tolerances)
         self._noise: NoiseFloor | None = None
+        self._names: ParsedNames | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -320,7 +322,8 @@ class _Comparer:
         from msprobe.compare.value_pairs import pair_values
         from msprobe.compare.verdicts.status import judge_rows
 
-        reference.view.records.share_names(target.view.records)
+        for side in (target, reference):
+            self._names = side.view.records.share_names(self._names)
         mode = common_mode(target, reference, notes)
         joined = join_decompositions(target, reference, self._options)
         notes += [note for note in joined if note not in notes]

@@ -138,7 +138,7 @@ class Side:
 
     def parsed(self, name: str) -> RecordName:
         """Return a record's name taken apart."""
-        return self.view.records.parsed(name)
+        return self.view.records.names[name]
 
     def parent(self, name: str) -> str | None:
         """Return the record that encloses another one, None at the top or if unknown."""

@@ -72,15 +72,40 @@ class CallTree:
     micro_step_count: int | None
 
 
+# Names of other ranks and steps are mostly the same; those of other parts of a model are not.
+_MOST_SHARED: Final = 4
+
+
+class ParsedNames(dict[str, RecordName]):
+    """Names taken apart when they are first asked for.
+
+    Args:
+        level: helps to read the oldest names.
+    """
+
+    def __init__(self, level: str) -> None:
+        super().__init__()
+        self.level = level
+
+    def __missing__(self, name: str) -> RecordName:
+        """Take a name apart."""
+        found = self[name] = parse_record_name(name, level=self.level)
+        return found
+
+
 class Records(Mapping[str, Record]):
-    """The records of a rank by name, in file order; each is parsed when it is asked for."""
+    """The records of a rank by name, in file order; each is parsed when it is asked for.
+
+    Attributes:
+        names: the names taken apart.
+    """
 
     def __init__(self, index: RecordIndex, level: str) -> None:
         """Make a view of `index`; `level` helps to read the oldest names."""
         self._index = index
         self._level = level
         self._reader = ValueReader(index.path, level=level)
-        self._parsed: dict[str, RecordName] = {}
+        self.names = ParsedNames(level)
 
     def __getitem__(self, name: str) -> Record:
         """Return one record.
@@ -119,10 +144,13 @@ class Records(Mapping[str, Record]):
         """Return whether another dump has the same record, to the byte; False if unsure."""
         return self._level == other._level and self._index.has_same(other._index, name)
 
-    def share_names(self, other: Records) -> None:
-        """Take names apart once for two dumps, which mostly hold the same."""
-        if self._level == other._level:
-            self._parsed = other._parsed
+    def share_names(self, names: ParsedNames | None) -> ParsedNames:
+        """Take names apart once for several dumps, which mostly hold the same; return the names."""
+        if names is None or names.level != self._level:
+            return self.names
+        if len(names) <= _MOST_SHARED * len(self):
+            self.names = names
+        return self.names
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names in file order: the order of execution."""
@@ -138,10 +166,7 @@ class Records(Mapping[str, Record]):
 
     def parsed(self, name: str) -> RecordName:
         """Return a name taken apart, without reading the record."""
-        found = self._parsed.get(name)
-        if found is None:
-            found = self._parsed[name] = parse_record_name(name, level=self._level)
-        return found
+        return self.names[name]
 
     def _text(self, name: str) -> bytes | None:
         """Return the JSON text of a record; None if there is none, or it is parsed already."""

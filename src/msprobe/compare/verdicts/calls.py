@@ -20,14 +20,13 @@ from msprobe.dump.record_names import (
     RecordName,
     backward_name,
     forward_name,
-    parse_record_name,
 )
 from msprobe.dump.values import Role
 from msprobe.operators.operator import Operator
 
 _TAKEN_IN: Final = (Role.INPUT, Role.PARAMETER)
 # Most calls are asked for again soon, by calls nearby.
-_MOST_KEPT: Final = 1 << 14
+_MOST_KEPT: Final = 1 << 16
 _CAST: Final = re.compile(r"Tensor\.(?:to|type|type_as|float|double|half|bfloat16)")
 
 
@@ -97,8 +96,9 @@ class Calls:
 
     def is_in_backward(self, call: Call) -> bool:
         """Return whether a call is made by the backward code of another one."""
-        parent = self.parent(call.pair)
-        return parent is not None and parse_record_name(parent).kind is RecordKind.BACKWARD
+        side = self._comparison.side_of(call.pair)
+        parent = side.parent(call.pair.name)
+        return parent is not None and side.parsed(parent).kind is RecordKind.BACKWARD
 
     @cached_property
     def _end_of_backward(self) -> float:
@@ -138,7 +138,7 @@ class Calls:
     def forwards_of(self, call: Call) -> Iterator[Call]:
         """Yield the forward calls of both sides of a backward record, where they were recorded."""
         for own, is_target in ((call.pair.target, True), (call.pair.reference, False)):
-            name = None if own is None else forward_name(parse_record_name(own))
+            name = None if own is None else forward_name(self.parsed(own, is_target=is_target))
             forward = None if name is None else self.named(name, is_target=is_target)
             if forward is not None:
                 yield forward
@@ -146,8 +146,7 @@ class Calls:
     def backward_of(self, call: Call, *, is_target: bool) -> Call | None:
         """Return the backward record of a forward call on one side, None if there is none."""
         name = call.pair.target if is_target else call.pair.reference
-        side = self._comparison.target if is_target else self._comparison.reference
-        backward = None if name is None else backward_name(side.parsed(name))
+        backward = None if name is None else backward_name(self.parsed(name, is_target=is_target))
         return None if backward is None else self.named(backward, is_target=is_target)
 
     def named(self, name: str, *, is_target: bool) -> Call | None:
@@ -158,6 +157,11 @@ class Calls:
     def parent(self, pair: OperationPair) -> str | None:
         """Return the record around an operation, by the name that its own side gives it."""
         return self._comparison.side_of(pair).parent(pair.name)
+
+    def parsed(self, name: str, *, is_target: bool) -> RecordName:
+        """Return the name of a record of one side taken apart."""
+        side = self._comparison.target if is_target else self._comparison.reference
+        return side.parsed(name)
 
     def parent_of(self, name: str, *, is_target: bool) -> str | None:
         """Return the record around the one that a side calls `name`."""

@@ -169,17 +169,20 @@ class GradientFlow:
             for each in (module.inputs if module is not None else ())
             if each.value.role is Role.PARAMETER and each.value.argument == row.value.slot
         }
-        users = [
-            each
-            for each in self._state.rows
-            if not each.pair.is_matched
-            and each.value.role is Role.INPUT
-            and fingerprint(each.value) in keys - {None}
-        ]
+        users = [each for each in self._lone_inputs if fingerprint(each.value) in keys - {None}]
         shares = [self._handed_back(each, each.pair.target is not None) for each in users]
         lone = [share for share in shares if share is not None and share.value.is_tensor]
         self._blame_lone(lone)
         return bool(lone)
+
+    @cached_property
+    def _lone_inputs(self) -> list[Row]:
+        """Inputs of the calls that one side alone makes."""
+        return [
+            row
+            for row in self._state.rows
+            if not row.pair.is_matched and row.value.role is Role.INPUT
+        ]
 
     def _is_noise(self, call: Call, row: Row) -> bool:
         """Return whether a gradient is zero up to the rounding of the sum that made it.

@@ -19,7 +19,7 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.data import Made, is_split
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.data_flow import fingerprint
-from msprobe.dump.facts import Data
+from msprobe.dump.facts import Data, Facts
 from msprobe.dump.values import Role, Value
 from msprobe.operators.lookup import operator_of
 from msprobe.operators.operator import Flow, Operator
@@ -60,16 +60,14 @@ class MadeInside(Made):
 
     def given(self, pair: FactsPair) -> FactsPair:
         """Return facts without results of models, if these alone make the counts differ."""
-        sides = ((pair.target, self._target), (pair.reference, self._reference))
-        counts = {len({data.micro for data in facts.data}) for facts, _ in sides}
-        if len(counts) == 1 or is_split(pair.target.data, pair.reference.data):
+        counts = _micro_batches(pair.target), _micro_batches(pair.reference)
+        if counts[0] == counts[1] or is_split(pair.target.data, pair.reference.data):
             return pair
         target, reference = (
             replace(facts, data=[each for each in facts.data if not _is_result(each, made)])
-            for facts, made in sides
+            for facts, made in ((pair.target, self._target), (pair.reference, self._reference))
         )
-        left = [len({data.micro for data in facts.data}) for facts in (target, reference)]
-        if left[0] != left[1] or not all(left):
+        if not 0 < _micro_batches(target) == _micro_batches(reference):
             return pair
         return FactsPair(step=pair.step, rank=pair.rank, target=target, reference=reference)
 
@@ -163,6 +161,10 @@ def _receives(operator: Operator) -> bool:
     """Return whether a communication hands out what another rank has."""
     communication = operator.communication
     return communication is not None and communication.flow in (Flow.RECEIVE, Flow.FROM_ROOT)
+
+
+def _micro_batches(facts: Facts) -> int:
+    return len({data.micro for data in facts.data})
 
 
 def _name(row: Row, *, is_target: bool) -> str:

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Matched, Origin, Row, Status
+from msprobe.compare.model import Matched, OperationPair, Origin, Row, Status
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.conditioning import operand_of
 from msprobe.compare.verdicts.places import Place
@@ -157,10 +157,13 @@ def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[R
     # Gradients and updates may be zero up to rounding, and then differ by any relative size.
     end = _end_of_forward(comparison) if found else 0
     coarsest = 0.0
-    taken_in: list[Row] = []  # of the call of the row
+    pair: OperationPair | None = None
+    taken_in: list[Row] = []
     for row in comparison.rows if found else ():
+        if row.pair is not pair:
+            pair, taken_in = row.pair, []
         if row.value.role in (Role.INPUT, Role.PARAMETER):
-            taken_in = [each for each in taken_in if each.pair is row.pair] + [row]
+            taken_in.append(row)
         if row.status is Status.EQUAL:
             continue
         # What was once rounded to a coarse type is not finer in a finer one.
@@ -171,10 +174,9 @@ def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[R
         is_early = row.pair.position < end
         is_result = row.value.role is Role.OUTPUT
         if kind is None and is_early and is_result and _is_far_apart(row, coarsest):
-            own = [each for each in taken_in if each.pair is row.pair]
             # Those that are as far apart were judged where they were made.
-            is_fed = any(_is_far_apart(each, coarsest) for each in own)
-            kind = None if is_fed or _is_cancelled(comparison, row, own) else JumpKind.SIZE
+            is_fed = any(_is_far_apart(each, coarsest) for each in taken_in)
+            kind = None if is_fed or _is_cancelled(comparison, row, taken_in) else JumpKind.SIZE
         if kind is not None:
             yield row, kind
 

@@ -10,8 +10,10 @@ Parameters that differ stay blamed, as do arguments whose effect is not in the r
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Final
 
 from msprobe.collectives.calls import is_communication
@@ -196,13 +198,16 @@ class _Agreement:
         self._flow = flow
         self._results: dict[int, bool] = {}
         self._gradients: dict[int, bool] = {}
-        self._parameter_gradients = [
-            (calls.parse(row.pair).path, row)
-            for row in calls.rows
-            if row.value.role is Role.PARAMETER_GRAD
-            and row.status.is_difference
-            and row.pair.is_matched
-        ]
+        self._around: dict[tuple[tuple[str | None, bool], ...], list[Call]] = {}
+        # Those that differ, by the path of each module around them.
+        self._parameter_gradients: dict[str, list[Row]] = defaultdict(list)
+        for row in calls.rows:
+            if row.value.role is not Role.PARAMETER_GRAD or not row.status.is_difference:
+                continue
+            if row.pair.is_matched:
+                path = calls.parse(row.pair).path
+                for around in {"", *accumulate(path.split("."), "{}.{}".format)}:
+                    self._parameter_gradients[around].append(row)
 
     def has_same_calls(self, module: Call) -> bool:
         """Return whether both sides make the same calls inside a module.
@@ -312,21 +317,32 @@ class _Agreement:
         own = (row for row in forward.inputs if row.value.argument == gradient.argument)
         return not any(flow.makers(row) for row in own)
 
-    def _enclosing(self, call: Call) -> Iterator[Call]:
-        """Yield the modules around a call that both sides recorded, from the innermost."""
+    def _enclosing(self, call: Call) -> list[Call]:
+        """Return the modules around a call that both sides recorded, from the innermost."""
         names = ((call.pair.target, True), (call.pair.reference, False))
-        around = [list(self._modules_around(name, side)) for name, side in names if name]
-        for modules in zip(*around, strict=False):
-            # A call of another module on either side is no inner matter of one of them.
-            if len({module.start for module in modules}) > 1:
-                return
-            yield modules[0]
+        parents = tuple((self._parent(name, side), side) for name, side in names if name)
+        found = self._around.get(parents)
+        if found is None:
+            found = self._around[parents] = []
+            for modules in zip(*(self._modules(*each) for each in parents), strict=False):
+                # A call of another module on either side is no inner matter of one of them.
+                if len({module.start for module in modules}) > 1:
+                    break
+                found.append(modules[0])
+        return found
 
-    def _modules_around(self, name: str, is_target: bool) -> Iterator[Call]:
+    def _parent(self, name: str, is_target: bool) -> str | None:
+        """Return the record around another one; of a backward record that around its call.
+
+        It lies inside backward records, if any: the forward call tells more.
+        """
         calls = self._calls
-        # A backward record lies inside backward records, if any: its forward call tells more.
-        name = forward_name(parse_record_name(name)) or name
-        parent = calls.parent_of(name, is_target=is_target)
+        name = forward_name(calls.parsed(name, is_target=is_target)) or name
+        return calls.parent_of(name, is_target=is_target)
+
+    def _modules(self, parent: str | None, is_target: bool) -> Iterator[Call]:
+        """Yield the modules that both sides recorded, from a record outwards."""
+        calls = self._calls
         while parent is not None:
             found = calls.named(parent, is_target=is_target)
             if found is not None and found.is_matched and found.parsed.is_module:
@@ -367,13 +383,7 @@ class _Agreement:
                 taken_in += backward.inputs
                 if not _agree(backward.outputs, taken_in):
                     return False
-        path = module.parsed.path
-        inside = [
-            row
-            for each, row in self._parameter_gradients
-            if not path or each == path or each.startswith(f"{path}.")
-        ]
-        return _agree(inside, taken_in)
+        return _agree(self._parameter_gradients.get(module.parsed.path, ()), taken_in)
 
 
 def _agree(results: Iterable[Row], taken_in: Iterable[Row]) -> bool:
