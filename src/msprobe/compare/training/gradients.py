@@ -116,7 +116,12 @@ def has_same_gradients(pair: StepPair, tolerance: float = SAME_GRADIENT) -> bool
 
 def farthest_gradient(pair: StepPair) -> float:
     """Return how far gradients are apart at most, relative to their norms."""
-    return max(_distances(*_gradients(pair)).values(), default=0.0)
+    return max(gradient_distances(pair).values(), default=0.0)
+
+
+def gradient_distances(pair: StepPair) -> dict[str, float]:
+    """Return parameter → how far its gradients are apart, relative to their norms."""
+    return _distances(*_gradients(pair))
 
 
 def _near(target: Gradients, reference: Gradients, tolerance: float = SAME_GRADIENT) -> set[str]:

@@ -243,8 +243,8 @@ class _Agreement:
             return None
         if self._calls.is_after_backward(call):
             return None
-        # A factor of 0 may hide the results of further calls.
-        needs_gradients = needs_gradients or self._makes_further_calls
+        # A factor of 0 may hide the results of other calls.
+        needs_gradients = needs_gradients or self._calls.makes_other_call(call.pair)
         return self._loss if not needs_gradients or self._has_equal_weight_gradients else None
 
     @cached_property
