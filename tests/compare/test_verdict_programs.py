@@ -159,7 +159,7 @@ def test_a_part_that_is_called_by_itself_is_no_call_of_the_model(tmp_path: Path)
     verdict = verdict_on(tmp_path, part_alone, True, False, "L1")
 
     assert verdict["class"] == "call"
-    assert "only the target calls Functional.embedding.1.forward" in verdict["sentence"]
+    assert "only the target calls Tensor.__getitem__.0.forward" in verdict["sentence"]
 
 
 class Ordered(nn.Module):
@@ -319,15 +319,77 @@ def test_a_rate_that_only_a_scheduler_reads_is_the_schedules(tmp_path: Path) -> 
     assert verdict["class"] == "schedule"
 
 
-def steep(debugger: PrecisionDebugger, nudge: float) -> None:
-    """A loss that enlarges rounding far more than any bound on unrecorded code knows."""
-    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-    with torch.no_grad():
-        model[2].bias.fill_(0.0)
-    x = torch.randn(4, 3)
+class Detector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.last = nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(self.last(functional.silu(self.norm(self.first(x)))))
+
+
+def detect(debugger: PrecisionDebugger, option: str) -> None:
+    model = Detector()
+    x, goal = torch.rand(2, 3, 12, 12), torch.rand(2, 4, 8, 8) + 0.1
+    if option == "channels_last":
+        model, x = (
+            model.to(memory_format=torch.channels_last),
+            x.contiguous(memory_format=torch.channels_last),
+        )
+    optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, nesterov=True)
 
     def step(_: int) -> None:
-        y = model(x) * (1 + nudge)
-        (-(y - y.detach() + 1e-4 * (1 + 400 * (y / (1 + nudge) - y))).log()).mean().backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=option == "bfloat16"):
+            y = model(x)
+        inside = torch.min(y.float(), goal).sum(1)
+        found = (inside + 1e-6) / (goal.sum(1) + y.float().sum(1) - inside + 1e-6)
+        optimizer.zero_grad()
+        (-found.log()).mean().backward()
+        optimizer.step()
 
     train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize("option", ["channels_last", "bfloat16"])
+def test_rounding_that_a_steep_loss_enlarges_accuses_nobody(
+    tmp_path: Path, option: str, level: str
+) -> None:
+    summary = compared(tmp_path, detect, option, "", level)
+
+    assert not summary["introduced"]
+    assert summary["verdict"]["class"] in ("equal", "rounding", "precision")
+
+
+def by_other_kernels(debugger: PrecisionDebugger, option: tuple[bool, float, float]) -> None:
+    model = nn.Sequential(nn.Conv1d(3, 4, 3), nn.Conv1d(4, 4, 3))
+    groups = [
+        {"params": [p], "lr": option[1 + name.endswith("bias")]}
+        for name, p in model.named_parameters()
+    ]
+    optimizer = torch.optim.SGD(groups)
+    x, apart = torch.randn(16, 3, 20), torch.randn(16, 4, 16)
+    with torch.no_grad():
+        # The gradient of the bias is the small sum of large terms.
+        goal = model(x) - apart + apart.mean((0, 2), keepdim=True) * (1 - 1e-4)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        with torch.backends.mkldnn.flags(enabled=option[0]):
+            (model(x) - goal).square().sum().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize("rates", [(1e-5, 10.0), (0.1, 0.1)])
+def test_a_parameter_is_as_far_apart_as_its_gradients_were(
+    tmp_path: Path, rates: tuple[float, float], level: str
+) -> None:
+    """With the second rates the training diverges: gradients grow from step to step."""
+    summary = compared(tmp_path, by_other_kernels, (True, *rates), (False, *rates), level)
+
+    assert not summary["introduced"]
+    assert summary["verdict"]["class"] in ("equal", "rounding")
