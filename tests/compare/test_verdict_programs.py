@@ -383,6 +383,7 @@ def by_other_kernels(debugger: PrecisionDebugger, option: tuple[bool, float, flo
     train(debugger, model, step)
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
 @pytest.mark.parametrize("level", ["L1", "mix"])
 @pytest.mark.parametrize("rates", [(1e-5, 10.0), (0.1, 0.1)])
 def test_a_parameter_is_as_far_apart_as_its_gradients_were(
@@ -393,3 +394,27 @@ def test_a_parameter_is_as_far_apart_as_its_gradients_were(
 
     assert not summary["introduced"]
     assert summary["verdict"]["class"] in ("equal", "rounding")
+
+
+class Field(nn.Module):
+    def __init__(self, swaps: bool) -> None:
+        super().__init__()
+        self.inner, self.swaps = nn.Linear(2, 4), swaps
+
+    def forward(self, time: Tensor, place: Tensor) -> Tensor:
+        found: Tensor = self.inner(torch.cat([place, time] if self.swaps else [time, place], 1))
+        return found
+
+
+def fields(debugger: PrecisionDebugger, swaps: bool) -> None:
+    model = Field(swaps)
+    time, place = torch.rand(6, 1), torch.randn(6, 1)
+    train(debugger, model, lambda _: model(time, place).square().mean().backward())
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_two_inputs_of_the_model_are_exchanged(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, fields, True, False, level)
+
+    assert verdict["class"] == "order"
+    assert "fed with the model's input.1 instead of its input.0" in verdict["sentence"]

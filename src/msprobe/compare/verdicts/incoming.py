@@ -229,6 +229,10 @@ class Incoming:
     def _judge_outside(self, call: Call, row: Row) -> None:
         """Judge a value that no recorded call made."""
         state = self._state
+        exchanged = state.start.exchanged_data(row)
+        if exchanged is not None:
+            self._blame_feeding(row, Cause.OTHER_VALUE, exchanged)
+            return
         parameter = state.outside.parameter_of(row)
         if parameter is not None:
             mark(row, Origin.INHERITED, Cause.SEE_PARAMETER, state.rows[parameter].name)

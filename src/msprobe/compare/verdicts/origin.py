@@ -127,15 +127,15 @@ class _Search:
 
         The backward pass is the user of their result.
         """
-        calls = self._state.calls
-        losses = [self._first_loss(is_target=is_target) for is_target in (True, False)]
-        values = [loss.value for loss in losses if loss is not None]
-        error = statistics_error(*values, EXACT).relative if len(values) == len(losses) else None
-        if error is None or error <= _LOSS_ROUNDINGS * epsilon_of(values[0].dtype):
+        target, reference = (self._first_loss(is_target=side) for side in (True, False))
+        if target is None or reference is None:
             return
-        rows = {id(row): index for index, row in enumerate(calls.rows)}
-        for loss in losses:
-            if loss is not None and not loss.pair.is_matched:
+        error = statistics_error(target.value, reference.value, EXACT).relative
+        if error is None or error <= _LOSS_ROUNDINGS * epsilon_of(reference.value.dtype):
+            return
+        rows = {id(row): index for index, row in enumerate(self._state.rows)}
+        for loss in (target, reference):
+            if not loss.pair.is_matched:
                 self._unmatched.blame_for(rows[id(loss)])
 
     def _first_loss(self, *, is_target: bool) -> Row | None:
