@@ -56,11 +56,11 @@ class StartState:
         """Shape and norm of what the model is given → its place; empty where that differs."""
         if self._facts is None:
             return {}, {}
-        target, reference = (
+        sides: list[dict[Hashable, str]] = [
             {(tuple(each.shape), each.norm): each.where for each in facts.data}
             for facts in (self._facts.target, self._facts.reference)
-        )
-        return (target, reference) if target == reference else ({}, {})
+        ]
+        return (sides[0], sides[1]) if sides[0] == sides[1] else ({}, {})
 
     @cached_property
     def _facts(self) -> FactsPair | None:
