@@ -51,18 +51,18 @@ def clips_other_parameters(pair: FactsPair) -> bool:
 
 
 def _clips_all_trained(pair: FactsPair, target: Clip, reference: Clip) -> bool:
-    """Return whether both sides limit alike all parameters that they train, but train others."""
-    sides = (pair.target, target), (pair.reference, reference)
-    is_other = target.parameters != reference.parameters and target.max == reference.max
-    return is_other and all(
-        clip.parameters
-        == len({n for step in facts.optimizer_steps() for n in step.parameters.name})
-        for facts, clip in sides
+    """Return whether both sides limit alike all parameters that they train, of the same model."""
+    trained = [
+        {name for step in facts.optimizer_steps() for name in step.parameters.name}
+        for facts in (pair.target, pair.reference)
+    ]
+    models = [facts.parameters for facts in (pair.target, pair.reference)]
+    return (
+        target.max == reference.max
+        and trained[0] != trained[1]
+        and [target.parameters, reference.parameters] == [len(names) for names in trained]
+        and all(m is not None and (trained[0] ^ trained[1]).issubset(m.name) for m in models)
     )
-
-
-def _trained(facts: Facts) -> set[str]:
-    return {name for step in facts.optimizer_steps() for name in step.parameters.name}
 
 
 def _late_clips(pair: FactsPair) -> Iterator[FactDifference]:
