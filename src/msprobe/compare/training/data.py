@@ -161,14 +161,13 @@ class DataHistory:
         # An optimizer that is another one calls the model, or a part of it is called by itself.
         of_parts = _are_of_parts(pair.target.data, pair.reference.data)
         is_consequence = of_parts or asks_otherwise(pair)
+        times = tuple(map(_times, counts))
         words = (
-            f"step {pair.step} calls the model {_times(counts[0])} in the target, "
-            f"{_times(counts[1])} in the reference, "
-            + (
-                f"with {passes} backward pass{'es' * (passes > 1)} on either side"
-                if passes
-                else "on the same data"
-            )
+            f"step {pair.step} calls the model {times[0]} in the target, {times[1]} in the "
+            f"reference, with {passes} backward pass{'es' * (passes > 1)} on either side"
+            if passes
+            else f"step {pair.step} calls the model {times[0]} in the target, {times[1]} in the "
+            "reference, on the same data"
         )
         return replace(
             self._difference(pair.step, words, Effect.NONE if is_consequence else Effect.POSSIBLE),

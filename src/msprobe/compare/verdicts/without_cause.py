@@ -110,19 +110,23 @@ def without_cause(findings: Findings) -> Verdict:
 
 
 def _of_given(findings: Findings, first: StepObservations, given: Clue) -> Verdict:
+    where = Where.at(given.place, first.rank)
     if first.given_samples:
-        more = "it differs when it comes in, though the model is given the same (labels, say)"
-        next_steps = [for_inputs([given.place.record], 1)]
-    else:
-        more = "a tensor that no recorded call made"
-        look = given.place.source or given.place.record
-        next_steps = [f"look at {look}, and at what makes this tensor"]
+        return findings.conclude(
+            VerdictClass.DATA,
+            f"{given.words}; it differs when it comes in, though the model is given the same "
+            f"(labels, say) (step {first.step})",
+            Confidence.LIKELY,
+            where=where,
+            next_steps=[for_inputs([given.place.record], 1)],
+        )
+    look = given.place.source or given.place.record
     return findings.conclude(
-        VerdictClass.DATA if first.given_samples else VerdictClass.ARGUMENT,
-        f"{given.words}; {more} (step {first.step})",
+        VerdictClass.ARGUMENT,
+        f"{given.words}; a tensor that no recorded call made (step {first.step})",
         Confidence.LIKELY,
-        where=Where.at(given.place, first.rank),
-        next_steps=next_steps,
+        where=where,
+        next_steps=[f"look at {look}, and at what makes this tensor"],
     )
 
 
