@@ -25,7 +25,8 @@ def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
         words = _clip_words(own, other)
         if words:
             words = f"{own.function} {words} (step {pair.step})"
-            yield _clipping(pair, words, _clip_effect(own, other))
+            is_told = _clips_all_trained(pair, own, other)
+            yield _clipping(pair, words, Effect.NONE if is_told else _clip_effect(own, other))
     yield from _late_clips(pair)
     common = min(len(target), len(reference))
     for extra, there, lacking in (
@@ -41,6 +42,27 @@ def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
                 f"{shown(event.max)}{norm} (step {pair.step})",
                 Effect.CERTAIN if _strength(event) else Effect.NONE,
             )
+
+
+def clips_other_parameters(pair: FactsPair) -> bool:
+    """Return whether the total norms differ because the optimizers have other parameters."""
+    clips = zip(clips_of(pair.target), clips_of(pair.reference), strict=False)
+    return any(_clips_all_trained(pair, own, other) for own, other in clips)
+
+
+def _clips_all_trained(pair: FactsPair, target: Clip, reference: Clip) -> bool:
+    """Return whether both sides limit alike all parameters that they train, of the same model."""
+    trained = [
+        {name for step in facts.optimizer_steps() for name in step.parameters.name}
+        for facts in (pair.target, pair.reference)
+    ]
+    models = [facts.parameters for facts in (pair.target, pair.reference)]
+    return (
+        target.max == reference.max
+        and trained[0] != trained[1]
+        and [target.parameters, reference.parameters] == [len(names) for names in trained]
+        and all(m is not None and (trained[0] ^ trained[1]).issubset(m.name) for m in models)
+    )
 
 
 def _late_clips(pair: FactsPair) -> Iterator[FactDifference]:

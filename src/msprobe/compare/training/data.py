@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
 from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of
 from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import both_ran_through
+from msprobe.compare.training.step_pairs import asks_otherwise, both_ran_through, has_lone_optimizer
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data
 from msprobe.dump.formats.dtypes import normal_dtype
@@ -21,6 +21,7 @@ from msprobe.numerics.number_types import Kind, kind_of
 # Sums of the same elements in another order agree this far.
 _SAME_SUM: Final = 1e-6
 _FARTHEST_SHIFT: Final = 64
+_WHOLE: Final = {Kind.BOOL, Kind.INTEGER}
 _NEXT: Final = ("feed both runs with the same batches in the same order, then compare again",)
 
 
@@ -118,7 +119,10 @@ class DataHistory:
                 words = _other_types(differing) or (
                     f"the data agree within rounding, not to the bit (batches: {len(differing)})"
                 )
-                yield self._difference(differing[0].step, words, Effect.NONE)
+                # Calls may take truth values and numbers in different ways.
+                is_kind = any(_kind(a) is not _kind(b) for a, b in _changed(differing[0]))
+                effect = Effect.POSSIBLE if is_kind else Effect.NONE
+                yield self._difference(differing[0].step, words, effect)
             return
         first = apart[0]
         agree = any(b.step == first.step and b not in differing for b in self._batches)
@@ -143,20 +147,30 @@ class DataHistory:
     def _of_counts(self, pair: FactsPair, counts: tuple[int, int], *, same: bool) -> FactDifference:
         """Return that the sides call the model so many times, in micro batches or besides."""
         passes = 0 if same else _backward_passes(pair)
-        if not passes:
+        holds_same = not same and _distinct(pair.target.data) == _distinct(pair.reference.data)
+        if not passes and not holds_same:
             words = (
                 f"step {pair.step} has {counts[0]} micro batch{'es' * (counts[0] > 1)} in the "
                 f"target, {counts[1]} in the reference"
                 + ("; they hold the same samples" if same else "")
             )
-            return self._difference(pair.step, words, Effect.NONE if same else Effect.CERTAIN)
+            # An optimizer that one side alone calls has forward passes of its own.
+            is_consequence = same or has_lone_optimizer(pair)
+            effect = Effect.NONE if is_consequence else Effect.CERTAIN
+            return self._difference(pair.step, words, effect)
+        # An optimizer that is another one calls the model, or a part of it is called by itself.
+        of_parts = _are_of_parts(pair.target.data, pair.reference.data)
+        is_consequence = of_parts or asks_otherwise(pair)
+        times = tuple(map(_times, counts))
         words = (
-            f"step {pair.step} calls the model {_times(counts[0])} in the target, "
-            f"{_times(counts[1])} in the reference, with {passes} backward "
-            f"pass{'es' * (passes > 1)} on either side"
+            f"step {pair.step} calls the model {times[0]} in the target, {times[1]} in the "
+            f"reference, with {passes} backward pass{'es' * (passes > 1)} on either side"
+            if passes
+            else f"step {pair.step} calls the model {times[0]} in the target, {times[1]} in the "
+            "reference, on the same data"
         )
         return replace(
-            self._difference(pair.step, words, Effect.POSSIBLE),
+            self._difference(pair.step, words, Effect.NONE if is_consequence else Effect.POSSIBLE),
             verdict=VerdictClass.CALL,
             next=("look at where the model is called",),
         )
@@ -251,6 +265,19 @@ def _without_further(*sides: list[list[Data]]) -> list[list[list[Data]]]:
     return [few, few] if is_among else list(sides)
 
 
+def _distinct(data: Sequence[Data]) -> set[Hashable]:
+    return {tuple(map(_key, batch)) for batch in _by_micro(data)}
+
+
+def _are_of_parts(*sides: Sequence[Data]) -> bool:
+    """Return whether the calls that one side makes besides take other arguments than the model."""
+    forms = [
+        {tuple((each.where, len(each.shape)) for each in batch) for batch in _by_micro(data)}
+        for data in sides
+    ]
+    return forms[0] != forms[1]
+
+
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
@@ -319,12 +346,16 @@ def _holds_the_same(batch: _Batch) -> bool:
     )
 
 
+def _kind(data: Data) -> Kind:
+    return kind_of(normal_dtype(data.dtype))
+
+
 def _is_rounding(batch: _Batch) -> bool:
     if len(batch.target) != len(batch.reference):
         return False
     return all(
         target.shape == reference.shape
-        and kind_of(normal_dtype(target.dtype)) is kind_of(normal_dtype(reference.dtype))
+        and (_kind(target) is _kind(reference) or {_kind(target), _kind(reference)} <= _WHOLE)
         and _change(target, reference).is_rounding
         for target, reference in _tensors(batch)
     )
@@ -338,7 +369,7 @@ def _other_types(batches: Sequence[_Batch]) -> str | None:
         return None
     (target, reference), *_ = types
     # Integers do not round: statistics and projections of another type are the same.
-    if target == reference or kind_of(target) is not Kind.INTEGER:
+    if target == reference or kind_of(target) not in _WHOLE:
         return None
     return (
         f"the data agree, as {target} in the target and {reference} in the reference (batches: "

@@ -11,7 +11,12 @@ from types import MappingProxyType
 from typing import Final
 
 from msprobe.compare.training.buffers import buffer_changes, buffer_differences
-from msprobe.compare.training.clipping import clip_differences, scaler_differences, scalers_of
+from msprobe.compare.training.clipping import (
+    clip_differences,
+    clips_other_parameters,
+    scaler_differences,
+    scalers_of,
+)
 from msprobe.compare.training.collectives import collective_differences
 from msprobe.compare.training.data import DataHistory, Made
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
@@ -20,6 +25,7 @@ from msprobe.compare.training.gradients import (
     SAME_GRADIENT,
     GradientHistory,
     farthest_gradient,
+    gradient_distances,
     gradients_of,
     has_same_gradients,
     has_same_training,
@@ -41,7 +47,7 @@ from msprobe.compare.training.start import (
     parameter_differences,
     settings_differences,
 )
-from msprobe.compare.training.step_pairs import StepPair, step_pairs
+from msprobe.compare.training.step_pairs import StepPair, asks_otherwise, step_pairs
 from msprobe.compare.training.updates import earlier_changes, update_differences
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Ended, Ending
@@ -72,7 +78,12 @@ class _RankHistory:
     updated: dict[str, bool] = field(default_factory=dict)
     settings: frozenset[str] = frozenset()
     has_same_scales: bool = False
-    farthest: float = 0.0
+    distances: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def farthest(self) -> float:
+        """How far a gradient was apart at most."""
+        return max(self.distances.values(), default=0.0)
 
 
 class TrainingHistory:
@@ -172,6 +183,11 @@ class TrainingHistory:
         history = self._ranks.get(rank)
         return {} if history is None else history.updated
 
+    def distances(self, rank: int | str) -> Mapping[str, float]:
+        """Return parameter → how far the gradients that its optimizer got were apart at most."""
+        history = self._ranks.get(rank)
+        return {} if history is None else history.distances
+
     def has_same_data(self, rank: int | str | None = None) -> bool:
         """Return whether the batches of all steps so far were recorded, and are equal.
 
@@ -242,7 +258,8 @@ class TrainingHistory:
         yield from total_norm_differences(pair, meanings)
         yield from clips
         gradients = list(history.gradients.differences(steps, meanings))
-        if all(each.effect is Effect.NONE for each in clips):
+        is_told = asks_otherwise(pair) or clips_other_parameters(pair)
+        if all(each.effect is Effect.NONE for each in clips) and not is_told:
             yield from gradients
         yield from count_differences(pair)
         for step in steps:
@@ -260,7 +277,9 @@ class TrainingHistory:
         found: Sequence[FactDifference],
     ) -> None:
         history.last_step = pair.step
-        history.farthest = max([history.farthest, *map(farthest_gradient, steps)])
+        for step in steps:
+            for name, distance in gradient_distances(step).items():
+                history.distances[name] = max(history.distances.get(name, 0.0), distance)
         scales = [
             [each.new_scale for each in scalers_of(facts)]
             for facts in (pair.target, pair.reference)

@@ -128,9 +128,9 @@ def changed_options(
     target: Mapping[str, Any], reference: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield name and values of settings that differ, but for ``lr``; betas one by one."""
-    for key in sorted(set(target) & set(reference) - {"lr", "params", "param_names"}):
-        value, expected = target[key], reference[key]
-        if same(value, expected):
+    for key, value in target.items():
+        expected = reference.get(key, value)
+        if key in ("lr", "params", "param_names") or same(value, expected):
             continue
         if key == "betas" and isinstance(value, list) and isinstance(expected, list):
             for name, one, other in zip(_BETAS, value, expected, strict=False):

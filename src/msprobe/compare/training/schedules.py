@@ -23,6 +23,8 @@ from msprobe.dump.facts import Facts, OptimizerStep, Schedule
 _FARTHEST_SHIFT: Final = 100
 # Schedulers move these beside the learning rate; others are moved by the program itself.
 _CYCLED: Final = ("beta1", "momentum")
+# Schedulers keep these with a group; its optimizer does not read them.
+_KEPT: Final = ("swa_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
 _NEXT: Final = (
     "look at the scheduler: its settings, its state after a resume, where step() is called",
 )
@@ -59,6 +61,8 @@ class ScheduleHistory:
         for step in steps:
             for side, moving in self._moving.items():
                 self._note_moving(getattr(step, side), side, moving)
+            if step.target.class_name != step.reference.class_name:
+                continue
             by_rates: dict[tuple[float | None, float | None], list[str]] = {}
             options = options_of(step.target), options_of(step.reference)
             for name in step.places:
@@ -87,8 +91,9 @@ class ScheduleHistory:
     def of_scheduler(self, fact: FactDifference) -> FactDifference:
         """Return a difference of a setting as that of a schedule, if a scheduler moves it."""
         moving = [fact.setting in each for each in self._moving.values()]
-        is_cycled = fact.setting is not None and fact.setting[1] in _CYCLED
-        if not self._schedules or not (all(moving) or (any(moving) and is_cycled)):
+        name = None if fact.setting is None else fact.setting[1]
+        is_moved = all(moving) or (any(moving) and name in _CYCLED)
+        if name not in _KEPT and not (self._schedules and is_moved):
             return fact
         return replace(fact, verdict=VerdictClass.SCHEDULE, moment=Moment.SCHEDULE, next=_NEXT)
 

@@ -13,7 +13,7 @@ from msprobe.compare.training.differences import FactDifference, Moment
 from msprobe.compare.training.fingerprints import Change, at, change_of, in_column
 from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Ending, Fingerprints, OptimizedParameters, OptimizerStep
+from msprobe.dump.facts import Ending, Facts, Fingerprints, OptimizedParameters, OptimizerStep
 
 EARLY_EPS: Final = "eps_before_bias_correction"
 """Setting of Adam: whether ``eps`` is added to the root before its bias is corrected."""
@@ -128,6 +128,41 @@ def step_pairs(pair: FactsPair) -> list[StepPair]:
         for each in pair.target.optimizer_steps()
         if (each.number, each.call) in others
     ]
+
+
+def has_lone_optimizer(pair: FactsPair) -> bool:
+    """Return whether an optimizer takes a step on one side alone."""
+    sides = [
+        {each.number for each in facts.optimizer_steps()} for facts in (pair.target, pair.reference)
+    ]
+    return all(sides) and sides[0] != sides[1]
+
+
+def evaluates_loss(pair: FactsPair) -> bool:
+    """Return whether an optimizer asks for the loss again within its step, as L-BFGS does."""
+    sides = pair.target, pair.reference
+    passes = [{loss.micro for loss in facts.loss} for facts in sides]
+    return any(
+        bool(steps := facts.optimizer_steps()) and len(own) > len(steps)
+        for facts, own in zip(sides, passes, strict=True)
+    ) and any(map(_repeats_batch, sides))
+
+
+def asks_otherwise(pair: FactsPair) -> bool:
+    """Return whether an optimizer that asks for the loss again is another, or is set otherwise."""
+    return evaluates_loss(pair) and any(
+        step.target.class_name != step.reference.class_name
+        or options_of(step.target) != options_of(step.reference)
+        for step in step_pairs(pair)
+    )
+
+
+def _repeats_batch(facts: Facts) -> bool:
+    batches: dict[int, list[str | None]] = {}
+    for each in facts.data:
+        batches.setdefault(each.micro, []).append(each.checksum)
+    keys = [tuple(batch) for batch in batches.values() if None not in batch]
+    return len({*keys}) < len(keys)
 
 
 def both_ran_through(pair: FactsPair) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -21,14 +21,15 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.gradients import has_same_training
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import step_pairs
+from msprobe.compare.training.step_pairs import asks_otherwise, evaluates_loss, step_pairs
 from msprobe.compare.verdicts.calls import Calls
-from msprobe.compare.verdicts.history import History, parameter_of
+from msprobe.compare.verdicts.history import UPDATE_GROWTH, History, parameter_of
 from msprobe.compare.verdicts.origin_state import mark
-from msprobe.compare.verdicts.proof import prove
+from msprobe.compare.verdicts.proof import end_of_forward, prove
 from msprobe.compare.verdicts.retract_harmless import retract_without_effect
+from msprobe.dump.facts import Facts
 from msprobe.dump.record_names import RecordKind
-from msprobe.dump.values import Role
+from msprobe.dump.values import Role, Value
 
 # Causes of values that were there before the step, and differ.
 _OUTSIDE: Final = (
@@ -62,19 +63,20 @@ class Across:
             facts: the facts of its ranks, where both sides have them.
         """
         for comparison in ranks:
+            own = [each for each in facts if each.rank == comparison.rank]
             history = self._histories.get(comparison.rank)
             if history is None:
                 history = self._histories[comparison.rank] = History()
             else:
+                updates = _Updates(own, training.distances(comparison.rank), history.worst_close)
                 for row in comparison.rows:
                     if row.origin is Origin.INTRODUCED:
-                        _revise(comparison, row, history)
+                        _revise(comparison, row, history, updates)
                         if row.cause is Cause.LEFT_BEHIND and comparison.lone_call is None:
                             comparison.lone_call = history.maker_of(row, comparison.step)
                     elif row.cause is Cause.OUTSIDE and history.handed_on(row):
                         mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
             _inherit_updates(comparison, training)
-            own = [each for each in facts if each.rank == comparison.rank]
             _inherit_own_updates(comparison, own)
             history.add(comparison)
             _clear_same_training(comparison, own, training.same_gradient(comparison.rank))
@@ -84,7 +86,65 @@ class Across:
             comparison.proof = prove(comparison)
 
 
-def _revise(comparison: RankComparison, row: Row, history: History) -> None:
+class _Updates:
+    """Parameters and buffers that were updated before a step, for calls that do not name them.
+
+    Args:
+        facts: the facts of the step.
+        distances: parameter → how far the gradients that its optimizer got were apart at most.
+        worst: largest relative error of a result of the steps before, of those that are close.
+    """
+
+    def __init__(
+        self, facts: Sequence[FactsPair], distances: Mapping[str, float], worst: float
+    ) -> None:
+        self._facts = facts
+        self._distances = distances
+        self._worst = worst
+
+    def likely_error(self, row: Row) -> float | None:
+        """Return the relative error that the steps before make likely in a value, at most.
+
+        Returns:
+            None where it is no parameter and no buffer, or nothing is known of its gradients.
+        """
+        for target, reference in self._names:
+            name = target.get(_key(row.target))
+            if name is not None and name == reference.get(_key(row.reference)):
+                is_buffer = name in self._buffers
+                distance = self._worst if is_buffer else self._distances.get(name)
+                return None if distance is None else UPDATE_GROWTH * distance
+        return None
+
+    @cached_property
+    def _names(self) -> list[tuple[dict[Hashable, str], dict[Hashable, str]]]:
+        return [(_by_size(each.target), _by_size(each.reference)) for each in self._facts]
+
+    @cached_property
+    def _buffers(self) -> set[str]:
+        columns = [each.target.parameters for each in self._facts]
+        return {
+            name
+            for each in columns
+            if each is not None
+            for name, kind in zip(each.name, each.kind, strict=True)
+            if kind == "buffer"
+        }
+
+
+def _by_size(facts: Facts) -> dict[Hashable, str]:
+    columns = facts.parameters
+    if columns is None:
+        return {}
+    places = zip(columns.name, columns.shape, columns.norm, strict=False)
+    return {(tuple(shape), norm): name for name, shape, norm in places if norm}
+
+
+def _key(value: Value | None) -> Hashable:
+    return None if value is None else (value.shape, value.norm)
+
+
+def _revise(comparison: RankComparison, row: Row, history: History, updates: _Updates) -> None:
     """Let a value that came from outside inherit from the step before."""
     role = row.value.role
     if row.cause is Cause.CHANGED_STATE:
@@ -99,8 +159,14 @@ def _revise(comparison: RankComparison, row: Row, history: History) -> None:
         else:
             row.cause = Cause.OTHER_UPDATE
     elif history.inexact and role is Role.INPUT and row.cause in _FROM_OUTSIDE:
-        is_known = history.handed_on(row)
-        mark(row, Origin.INHERITED, Cause.EARLIER_RESULT if is_known else Cause.LEFT_BEHIND)
+        likely = updates.likely_error(row)
+        if history.handed_on(row):
+            mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
+        elif likely is None or row.error is None:
+            mark(row, Origin.INHERITED, Cause.LEFT_BEHIND)
+        else:
+            is_likely = row.error <= likely
+            mark(row, Origin.INHERITED, Cause.EARLIER_STEP if is_likely else Cause.STEP_GROWTH)
 
 
 def _inherit_updates(comparison: RankComparison, training: TrainingHistory) -> None:
@@ -131,6 +197,8 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
         if not updates:
             continue
         following = {place: _next_forward(comparison, place) for place, _ in updates}
+        asked = end_of_forward(comparison) if evaluates_loss(pair) else math.inf
+        asks_again = asks_otherwise(pair)
         for row in comparison.rows:
             if row.origin is not Origin.INTRODUCED:
                 continue
@@ -138,14 +206,19 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
                 if any(row.pair.position > following[place] for place, _ in updates):
                     mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
                 continue
+            is_later = row.cause is Cause.GRADIENT_CALL or row.pair.position > asked
+            if asks_again and is_later and not row.pair.is_matched:
+                mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
             if row.cause not in _FROM_OUTSIDE:
                 continue
             side = comparison.side_of(row.pair)
             parsed = side.parsed(row.pair.name)
             name = f"{parsed.path}.{parameter_of(comparison, row)[1]}".removeprefix(".")
             of_module = row.value.role is Role.PARAMETER
+            since = asked if row.cause is Cause.PARAMETER else math.inf
             if parsed.kind is RecordKind.FORWARD and any(
-                row.pair.position > place and (not of_module or not names or name in names)
+                row.pair.position > min(place, since)
+                and (not of_module or not names or name in names)
                 for place, names in updates
             ):
                 mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)

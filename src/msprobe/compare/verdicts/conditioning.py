@@ -362,7 +362,9 @@ def _exponential_forward(
     out = result.epsilon * result.size
     passed = 2 * largest * result.size + error
     if family is Family.LOGARITHMIC:
-        passed += 2 * largest * math.sqrt(result.count)
+        # Of a number near zero it moves by as much as the error is times that number.
+        near = sum(math.log1p(op.largest_error / op.least) for op in operands if op.least)
+        passed += (2 * largest + near) * math.sqrt(result.count)
     if family is Family.ATTENTION:
         passed += _UNKNOWN_GROWTH * sum(op.relative for op in operands) * result.size
     own = _ROUNDINGS * out

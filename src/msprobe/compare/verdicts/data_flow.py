@@ -9,9 +9,10 @@ which tell one order of elements from another.
 from __future__ import annotations
 
 import math
+import operator
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -29,6 +30,7 @@ Fingerprint = Hashable
 
 _target_value: Final[Callable[[Row], Value | None]] = attrgetter("target")
 _reference_value: Final[Callable[[Row], Value | None]] = attrgetter("reference")
+_position: Final[Callable[[Row], int]] = attrgetter("pair.position")
 _value_id: Final[Callable[[Value], int | None]] = attrgetter("value_id")
 
 
@@ -86,11 +88,23 @@ class Makers:
 
 
 class _SideFlow:
-    """Makers and users of each value on one side."""
+    """Makers and users of each value on one side.
 
-    def __init__(self, rows: Sequence[Row], pick: Callable[[Row], Value | None]) -> None:
+    Args:
+        rows: all rows.
+        pick: returns the side's value of a row.
+        place: returns the place of a row's call in the side's own order.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        pick: Callable[[Row], Value | None],
+        place: Callable[[Row], int],
+    ) -> None:
         self._rows = rows
         self._pick = pick
+        self._place = place
 
     @cached_property
     def _by_id(self) -> _Places:
@@ -108,21 +122,21 @@ class _SideFlow:
         """Return the rows of values with one role by a key of theirs."""
         pick = self._pick
         found = [
-            (hash(key), index)
+            (hash(key), self._place(row), index)
             for index, row in enumerate(self._rows)
             if (value := pick(row)) is not None
             and value.role is role
             and (key := key_of(value)) is not None
         ]
         found.sort()
-        return _Places(found)
+        return _Places([(key, index) for key, _, index in found])
 
     def makers(self, row: Row) -> Sequence[int]:
         """Return the output rows before this one that hold the same value, at most a few."""
         value = self._pick(row)
         if value is None:
             return ()
-        position = row.pair.position
+        position = self._place(row)
         number = value.value_id
         if number is not None:
             found = self._by_id.at(number)
@@ -150,10 +164,10 @@ class _SideFlow:
 
     def _count_before(self, indices: Sequence[int], position: int) -> int:
         """Return how many of some rows, which are in order, ran before a position."""
-        rows = self._rows
-        if not indices or rows[indices[-1]].pair.position < position:
+        rows, place = self._rows, self._place
+        if not indices or place(rows[indices[-1]]) < position:
             return len(indices)
-        return bisect_left(indices, position, key=lambda index: rows[index].pair.position)
+        return bisect_left(indices, position, key=lambda index: place(rows[index]))
 
 
 class DataFlow:
@@ -161,15 +175,28 @@ class DataFlow:
 
     Args:
         rows: all rows, in order of execution.
+        names: the reference's records in their own order.
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.target = _SideFlow(rows, _target_value)
-        self.reference = _SideFlow(rows, _reference_value)
+    def __init__(self, rows: Sequence[Row], names: Iterable[str] = ()) -> None:
+        self.target = _SideFlow(rows, _target_value, _position)
+        self.reference = _SideFlow(rows, _reference_value, _places_in(rows, names))
 
     def makers(self, row: Row) -> Makers:
         """Return the rows that made a row's value on each side, among those before its call."""
         return Makers(self.target.makers(row), self.reference.makers(row))
+
+
+def _places_in(rows: Sequence[Row], names: Iterable[str]) -> Callable[[Row], int]:
+    """Return what tells the place of a row's call among the names of the reference.
+
+    Where both sides make all their calls in one order, the place in the merged list is as good.
+    """
+    places = {name: place for place, name in enumerate(names)}
+    own = [places[row.pair.reference] for row in rows if row.pair.reference in places]
+    if all(map(operator.le, own, own[1:])):
+        return _position
+    return lambda row: places.get(row.pair.reference or "", row.pair.position)
 
 
 class OutsideValues:

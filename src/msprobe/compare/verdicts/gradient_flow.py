@@ -35,6 +35,8 @@ from msprobe.dump.values import Role, Value
 _SUM_GROWTH: Final = 4.0
 # The same when only its unrecorded surroundings are known.
 _UNRECORDED_GROWTH: Final = 50.0
+# A loss such as a logarithm near zero enlarges more; so far apart it is not told from a fault.
+_DOUBTFUL: Final = 0.01
 
 
 class GradientFlow:
@@ -285,6 +287,8 @@ class GradientFlow:
         state = self._state
         if state.has_difference or state.may_have_grown(row, _UNRECORDED_GROWTH):
             mark(row, Origin.INHERITED, state.cause_if_unlikely(row, _UNRECORDED_GROWTH))
+        elif state.worst_close and row.error is not None and row.error <= _doubtful(row):
+            mark(row, Origin.INHERITED, Cause.UNTRACED)
         else:
             mark(row, Origin.INTRODUCED, Cause.UNEXPLAINED_GRADIENT)
 
@@ -373,3 +377,8 @@ class GradientFlow:
 
 def _values(rows: Iterable[Row]) -> list[Value]:
     return [row.value for row in rows]
+
+
+def _doubtful(row: Row) -> float:
+    """Return how far a gradient may be apart and still be what becomes of rounding."""
+    return _DOUBTFUL if len({value.dtype for value in row.values}) == 1 else math.inf

@@ -15,8 +15,8 @@ from msprobe.compare.verdicts.data_flow import fingerprint, fingerprints
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.dump.values import Role
 
-# How far an update may enlarge the relative error of a gradient: where terms of it cancel.
-_GROWTH: Final = 50.0
+UPDATE_GROWTH: Final = 50.0
+"""How far an update may enlarge the relative error of a gradient: where terms of it cancel."""
 
 # Results of calls without a partner that are remembered.
 _MOST_ALONE: Final = 10_000
@@ -31,6 +31,7 @@ class History:
 
     Attributes:
         inexact: whether any value of them was not exactly equal.
+        worst_close: largest relative error of a result that is close.
         parameters: whether each was exactly equal when last seen.
         gradients: parameter → whether its gradient was exactly equal, in all steps.
         errors: parameter → largest relative error of it and of its gradient.
@@ -39,6 +40,7 @@ class History:
     """
 
     inexact: bool = False
+    worst_close: float = 0.0
     parameters: dict[Parameter, bool] = field(default_factory=dict)
     gradients: dict[Parameter, bool] = field(default_factory=dict)
     errors: dict[Parameter, float] = field(default_factory=dict)
@@ -59,6 +61,8 @@ class History:
                 key = parameter_of(comparison, row)
                 self.gradients[key] = self.gradients.get(key, True) and is_equal
             else:
+                if role is Role.OUTPUT and row.status is Status.CLOSE and row.error:
+                    self.worst_close = max(self.worst_close, row.error)
                 # What differs in a later step differs here, unless a reason was found against it.
                 may_differ = row.status.is_difference or row.cause is not None
                 if role is Role.OUTPUT and may_differ and _is_explained(comparison, row):
@@ -98,7 +102,7 @@ class History:
         """Return the relative error of a parameter that earlier steps make likely, at most."""
         if key not in self.gradients:
             return math.inf
-        return _GROWTH * self.errors.get(key, 0.0)
+        return UPDATE_GROWTH * self.errors.get(key, 0.0)
 
     def explains(self, key: Parameter) -> bool:
         """Return whether earlier steps explain that a parameter differs now.

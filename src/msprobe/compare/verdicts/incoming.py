@@ -12,6 +12,7 @@ from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import Makers, fingerprints
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.origin_state import OriginState, mark, name_of, settle_like
+from msprobe.compare.verdicts.status import shape_words
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 from msprobe.dump.values import Role
 
@@ -57,6 +58,26 @@ class Incoming:
         suspects = [row for row in others if self._is_suspect(call, row, tensors_agree)]
         if suspects:
             self._state.suspects[call.start] = suspects
+
+    def judge_forms(self, call: Call) -> bool:
+        """Judge the inputs that differ in dimensions of size 1 alone, as a result shows that.
+
+        Such a dimension means nothing, unless the call broadcasts along it.
+
+        Returns:
+            Whether there are any.
+        """
+        found = [
+            row
+            for row in call.inputs
+            if isinstance(row, Matched)
+            and row.status in (Status.EQUAL, Status.CLOSE)
+            and row.target.shape != row.reference.shape
+        ]
+        for row in found:
+            row.status, row.finding = Status.SHAPE, shape_words(row)
+            self._judge_tensor(call, row)
+        return bool(found)
 
     def _judge_parameter(self, call: Call, row: Row) -> None:
         state = self._state
@@ -126,7 +147,7 @@ class Incoming:
                 found = self._unmatched.blame_for(index)
                 blamed = blamed or found is Blame.CALL
                 explained = explained or found is Blame.EARLIER
-            elif state.explains(index):
+            elif state.explains(index) and maker.pair.position < row.pair.position:
                 explained = True
         if explained or blamed:
             mark(row, Origin.INHERITED)
@@ -208,6 +229,10 @@ class Incoming:
     def _judge_outside(self, call: Call, row: Row) -> None:
         """Judge a value that no recorded call made."""
         state = self._state
+        exchanged = state.start.exchanged_data(row)
+        if exchanged is not None:
+            self._blame_feeding(row, Cause.OTHER_VALUE, exchanged)
+            return
         parameter = state.outside.parameter_of(row)
         if parameter is not None:
             mark(row, Origin.INHERITED, Cause.SEE_PARAMETER, state.rows[parameter].name)

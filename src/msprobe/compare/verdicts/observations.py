@@ -27,6 +27,7 @@ from msprobe.compare.verdicts.proof import Proof
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, forward_name
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
+from msprobe.operators.operator import Family
 
 _IN_PLACE: Final = re.compile(r"[^_]_$")
 _OF_BACKWARD: Final = (RecordKind.BACKWARD, RecordKind.PARAMETERS_GRAD)
@@ -74,8 +75,8 @@ class StepObservations:
         forward_differs: a value of the forward pass differs.
         backward_differs: a gradient differs.
         random_input: a record whose random state differs though nothing before it does.
-        labels: name of integers from outside, if the first difference is in them: labels, masks.
         given: a tensor from outside that is no parameter, if the first difference is in it.
+        given_samples: it holds integers, or one row for each sample: labels, masks, rewards.
         proof: whether the differences are rounding; None where every value is equal.
         factor: factor of the gradients, where the forward pass agrees.
         precisions: (target's type, reference's type) → values whose floating types differ.
@@ -101,8 +102,8 @@ class StepObservations:
     forward_differs: bool = False
     backward_differs: bool = False
     random_input: str | None = None
-    labels: str | None = None
     given: Clue | None = None
+    given_samples: bool = False
     proof: Proof | None = None
     factor: GradientFactor | None = None
     precisions: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -136,7 +137,11 @@ def observe(comparison: RankComparison) -> StepObservations:
     of_types = [
         (row, types) for row in inexact if isinstance(row, Matched) and (types := _precisions(row))
     ]
-    differing = [row for row in inexact if row.status.is_difference and row.origin is not None]
+    differing = [
+        row
+        for row in inexact
+        if row.status.is_difference and row.origin is not None and not is_only_retyped(row)
+    ]
     end = _end_of_backward(comparison)
     backward = [row for row in differing if _is_gradient(comparison, row)]
     forward_differs = len(backward) < len(differing)
@@ -157,8 +162,8 @@ def observe(comparison: RankComparison) -> StepObservations:
             ),
             None,
         ),
-        labels=differing[0].name if differing and _are_labels(differing[0]) else None,
         given=_given(comparison, differing[0]) if differing else None,
+        given_samples=bool(differing) and _are_samples(comparison, differing[0]),
         proof=comparison.proof,
         factor=_factor(comparison, backward) if backward and not forward_differs else None,
         precisions=Counter(types for _, types in of_types),
@@ -180,6 +185,11 @@ def observe(comparison: RankComparison) -> StepObservations:
             for side in (comparison.target, comparison.reference)
         ),
     )
+
+
+def is_only_retyped(row: Row) -> bool:
+    """Return whether the same numbers come in as another type: truth values as integers, say."""
+    return row.status is Status.DTYPE and row.origin is Origin.INPUT and row.error == 0
 
 
 def _end_of_backward(comparison: RankComparison) -> float:
@@ -273,9 +283,21 @@ def _unused_change(comparison: RankComparison) -> Clue | None:
     return None
 
 
-def _are_labels(row: Row) -> bool:
-    """Return whether a value comes from outside and is no parameter: these are no integers."""
-    return _is_outside(row) and not any(epsilon_of(v.dtype) for v in row.values)
+def _are_samples(comparison: RankComparison, row: Row) -> bool:
+    """Return whether a value is made of integers, or of one row for each sample of the batch.
+
+    What is looked up or taken out of it counts as well: a call that only moves elements hands it
+    on.
+    """
+    values = list(row.values)
+    if not any(epsilon_of(value.dtype) for value in values):
+        return True
+    side = comparison.side_of(row.pair)
+    if side.operator(row.pair.name).family is Family.MOVING:
+        values += [each for each in side.values(row.pair.name) if each.role is Role.OUTPUT]
+    facts = comparison.target.view.facts
+    batch = {each.shape[0] if each.shape else 1 for each in facts.data} if facts else set()
+    return len(batch) == 1 and any(v.shape and {v.shape[0]} == batch for v in values)
 
 
 def _is_outside(row: Row) -> bool:
@@ -285,7 +307,8 @@ def _is_outside(row: Row) -> bool:
 def _given(comparison: RankComparison, row: Row) -> Clue | None:
     facts = comparison.target.view.facts, comparison.reference.view.facts
     knows_parameters = all(each is not None and each.parameters is not None for each in facts)
-    if not knows_parameters or not _is_outside(row):
+    is_known = knows_parameters or not any(epsilon_of(value.dtype) for value in row.values)
+    if not is_known or not _is_outside(row):
         return None
     place = Place.of(comparison, row.pair)
     return Clue(f"{row.value.slot} of {place.words}: {row.finding}", place)

@@ -43,9 +43,12 @@ from msprobe.compare.verdicts.origin_state import (
     settle_like,
 )
 from msprobe.compare.verdicts.retract_harmless import retract_inconsequential
+from msprobe.compare.verdicts.statistics_error import statistics_error
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role, Value
+from msprobe.numerics.number_types import epsilon_of
+from msprobe.numerics.tolerances import EXACT
 from msprobe.operators.operator import Family
 
 # How far beyond a first-order bound an error must be to be more than rounding.
@@ -54,6 +57,8 @@ _SAFETY: Final = 4.0
 _SAFETY_OF_STATISTICS: Final = 30.0
 # NaN and Inf can follow from differences of this relative size; smaller ones do not explain them.
 _LARGE_ERROR: Final = 0.5
+# Losses that are made by other calls agree so far, in units of their type's resolution.
+_LOSS_ROUNDINGS: Final = 64.0
 # What a module may make of the errors of its inputs, where its calls do not tell.
 _NEAR: Final = 10.0
 
@@ -72,7 +77,7 @@ def find_origins(comparison: RankComparison) -> None:
         comparison=comparison,
         start=StartState(comparison),
         calls=calls,
-        flow=DataFlow(rows),
+        flow=DataFlow(rows, comparison.reference.names),
         outside=OutsideValues(rows, lambda row: _is_model_input(calls, row)),
     )
     _Search(state).run()
@@ -112,8 +117,38 @@ class _Search:
             self._note(call.rows)
         self._clear_suspects()
         self._blame_parts()
+        if not any(row.origin in (Origin.INTRODUCED, Origin.INPUT) for row in rows):
+            self._judge_losses()
         self._unmatched.settle_rest()
         retract_inconsequential(state.calls, state.flow)
+
+    def _judge_losses(self) -> None:
+        """Blame the calls of one side alone that its first loss is made by, if the losses differ.
+
+        The backward pass is the user of their result.
+        """
+        target, reference = (self._first_loss(is_target=side) for side in (True, False))
+        if target is None or reference is None:
+            return
+        error = statistics_error(target.value, reference.value, EXACT).relative
+        if error is None or error <= _LOSS_ROUNDINGS * epsilon_of(reference.value.dtype):
+            return
+        rows = {id(row): index for index, row in enumerate(self._state.rows)}
+        for loss in (target, reference):
+            if not loss.pair.is_matched:
+                self._unmatched.blame_for(rows[id(loss)])
+
+    def _first_loss(self, *, is_target: bool) -> Row | None:
+        """Return the result of the call that the first backward pass of a side begins with."""
+        calls = self._state.calls
+        for pair in calls.pairs:
+            name = pair.target if is_target else pair.reference
+            if name is not None and calls.parse(pair).kind is RecordKind.BACKWARD:
+                backward = calls.named(name, is_target=is_target)
+                forward = None if backward is None else calls.forward_of(backward)
+                outputs = () if forward is None else forward.outputs
+                return outputs[0] if len(outputs) == 1 else None
+        return None
 
     def _clear_suspects(self) -> None:
         """Clear the arguments whose calls showed no effect of them."""
@@ -413,6 +448,8 @@ class _Search:
                 if incoming.worst_error:
                     growth = result.relative / incoming.worst_error
                     self._state.comparison.growths[id(row)] = growth
+        elif self._incoming.judge_forms(call):
+            mark(row, Origin.INHERITED)
         elif self._sees_statistics_only and self._unmatched.blame_hidden(call):
             mark(row, Origin.INHERITED, Cause.REORDERED)
         else:

@@ -41,6 +41,27 @@ class StartState:
         of_name = [equal for each, equal in self._buffers.items() if each.endswith(f".{argument}")]
         return bool(of_name) and all(of_name)
 
+    def exchanged_data(self, row: Row) -> str | None:
+        """Return which inputs of the model a row's two values are, if they are not the same one."""
+        target, reference = (
+            None if value is None else places.get((value.shape, value.norm))
+            for value, places in zip((row.target, row.reference), self._data, strict=True)
+        )
+        if target is None or reference is None or target == reference:
+            return None
+        return f"the model's {target} instead of its {reference}"
+
+    @cached_property
+    def _data(self) -> tuple[dict[Hashable, str], dict[Hashable, str]]:
+        """Shape and norm of what the model is given → its place; empty where that differs."""
+        if self._facts is None:
+            return {}, {}
+        sides: list[dict[Hashable, str]] = [
+            {(tuple(each.shape), each.norm): each.where for each in facts.data}
+            for facts in (self._facts.target, self._facts.reference)
+        ]
+        return (sides[0], sides[1]) if sides[0] == sides[1] else ({}, {})
+
     @cached_property
     def _facts(self) -> FactsPair | None:
         return facts_of(self._comparison)

@@ -155,7 +155,7 @@ def prove(comparison: RankComparison) -> Proof:
 
 def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[Row, JumpKind]]:
     # Gradients and updates may be zero up to rounding, and then differ by any relative size.
-    end = _end_of_forward(comparison) if found else 0
+    end = end_of_forward(comparison) if found else 0
     coarsest = 0.0
     pair: OperationPair | None = None
     taken_in: list[Row] = []
@@ -181,7 +181,7 @@ def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[R
             yield row, kind
 
 
-def _end_of_forward(comparison: RankComparison) -> float:
+def end_of_forward(comparison: RankComparison) -> float:
     """Return the place of the first backward record."""
     for pair in comparison.pairs:
         if comparison.side_of(pair).parsed(pair.name).kind is RecordKind.BACKWARD:

@@ -248,16 +248,10 @@ class _Agreement:
             return None
         if self._calls.is_after_backward(call):
             return None
-        # A factor of 0 may hide the results of further calls.
-        needs_gradients = needs_gradients or self._makes_further_calls
+        # A factor of 0 may hide the results of other calls: rounding they would show.
+        is_hidden = all(row.status is Status.EQUAL for row in self._loss.outputs)
+        needs_gradients |= is_hidden and self._calls.makes_other_call(call.pair)
         return self._loss if not needs_gradients or self._has_equal_weight_gradients else None
-
-    @cached_property
-    def _makes_further_calls(self) -> bool:
-        """Whether one side makes calls that take the place of none of the other's."""
-        found = list(filter(self._calls.makes_other_call, self._calls.pairs))
-        sides = {pair.target is None for pair in found}
-        return len(sides) == 1 and not any(pair.is_matched for pair in found)
 
     @cached_property
     def _loss(self) -> Call | None:

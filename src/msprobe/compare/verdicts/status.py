@@ -131,11 +131,16 @@ def _is_default(row: Row) -> bool:
     return signature_of(function).is_default(value.argument, value.value)
 
 
+def shape_words(row: Matched) -> str:
+    """Return the shapes of both values in words."""
+    return f"shape {list(row.target.shape or ())} instead of {list(row.reference.shape or ())}"
+
+
 def _judge_tensors(row: Matched, tolerances: Tolerances, is_md5: bool) -> None:
     target, reference = row.target, row.reference
     if not target.has_shape_of(reference):
         row.status = Status.SHAPE
-        row.finding = f"shape {list(target.shape or ())} instead of {list(reference.shape or ())}"
+        row.finding = shape_words(row)
         return
     same_type = target.dtype == reference.dtype
     if target.is_unread or reference.is_unread:

@@ -19,7 +19,7 @@ from msprobe.compare.verdicts.computed_again import needs_own_errors, with_own_e
 from msprobe.compare.verdicts.find_verdict import find_verdict
 from msprobe.compare.verdicts.made_inside import MadeInside, without_received
 from msprobe.compare.verdicts.next_steps import SHOWN_INPUTS, notes_on
-from msprobe.compare.verdicts.observations import StepObservations, observe
+from msprobe.compare.verdicts.observations import StepObservations, is_only_retyped, observe
 from msprobe.compare.verdicts.own_error import CulpritKey, OwnErrors, key_of
 from msprobe.compare.verdicts.proof import Jump, Proof
 from msprobe.compare.verdicts.ranking import (
@@ -123,7 +123,11 @@ class Summary:
         return pairs
 
     def _add_names(self, comparison: RankComparison) -> None:
-        inputs = (row.name for row in comparison.rows if row.origin is Origin.INPUT)
+        inputs = (
+            row.name
+            for row in comparison.rows
+            if row.origin is Origin.INPUT and not is_only_retyped(row)
+        )
         self._inputs += islice(inputs, SHOWN_INPUTS - len(self._inputs))
         added = [pair.name for pair in comparison.pairs if pair.reference is None]
         missing = [pair.name for pair in comparison.pairs if pair.target is None]

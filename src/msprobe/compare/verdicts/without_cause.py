@@ -10,6 +10,7 @@ from typing import Final
 from msprobe.compare.model import Mode, Status
 from msprobe.compare.training.differences import Phase
 from msprobe.compare.verdicts.next_steps import for_inputs
+from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.places import Clue
 from msprobe.compare.verdicts.proof import Jump, JumpKind
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
@@ -59,26 +60,8 @@ def without_cause(findings: Findings) -> Verdict:
         return _of_inputs(findings)
     differing = (each for each in findings.steps if each.forward_differs or each.backward_differs)
     first = next(differing, None)
-    if first is not None and first.labels is not None:
-        return findings.conclude(
-            VerdictClass.DATA,
-            f"{first.labels} differs when it comes in, though the model is given the same "
-            f"(step {first.step}): labels, for example",
-            Confidence.LIKELY,
-            where=Where(step=first.step, rank=first.rank, phase=Phase.DATA),
-            next_steps=[for_inputs([first.labels], 1)],
-        )
     if first is not None and first.given is not None:
-        return findings.conclude(
-            VerdictClass.ARGUMENT,
-            f"{first.given.words}; a tensor that no recorded call made (step {first.step})",
-            Confidence.LIKELY,
-            where=Where.at(first.given.place, first.rank),
-            next_steps=[
-                f"look at {first.given.place.source or first.given.place.record}, and at what "
-                "makes this tensor"
-            ],
-        )
+        return _of_given(findings, first, first.given)
     unmatched = counts[Status.MISSING] + counts[Status.ADDED]
     inside = sum(counts[status] for status in Status if status.is_difference) - unmatched
     unread = counts[Status.UNREAD]
@@ -123,6 +106,27 @@ def without_cause(findings: Findings) -> Verdict:
         Confidence.PROVED if clue is None else Confidence.LIKELY,
         where=_where_of_precision(findings),
         next_steps=["compare both runs with one of higher precision to see which is nearer"],
+    )
+
+
+def _of_given(findings: Findings, first: StepObservations, given: Clue) -> Verdict:
+    where = Where.at(given.place, first.rank)
+    if first.given_samples:
+        return findings.conclude(
+            VerdictClass.DATA,
+            f"{given.words}; it differs when it comes in, though the model is given the same "
+            f"(labels, say) (step {first.step})",
+            Confidence.LIKELY,
+            where=where,
+            next_steps=[for_inputs([given.place.record], 1)],
+        )
+    look = given.place.source or given.place.record
+    return findings.conclude(
+        VerdictClass.ARGUMENT,
+        f"{given.words}; a tensor that no recorded call made (step {first.step})",
+        Confidence.LIKELY,
+        where=where,
+        next_steps=[f"look at {look}, and at what makes this tensor"],
     )
 
 

@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts on small programs: optimizers that ask again, other orders, data beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from msprobe.capture.session import reset_session  # noqa: E402
+from msprobe.compare.options import CompareOptions  # noqa: E402
+from msprobe.compare.run import run_comparison  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+
+pytestmark = [pytest.mark.torch]
+
+Run = Callable[[PrecisionDebugger, Any], None]
+
+
+def compared(folder: Path, run: Run, change: Any, base: Any, level: str) -> dict[str, Any]:
+    for name, option in (("target", change), ("reference", base)):
+        torch.manual_seed(1)
+        reset_session()
+        run(PrecisionDebugger(dump_path=str(folder / name), task="statistics", level=level), option)
+    reset_session()
+    return run_comparison(folder / "target", folder / "reference", CompareOptions()).summary
+
+
+def verdict_on(folder: Path, run: Run, change: Any, base: Any, level: str) -> dict[str, Any]:
+    verdict: dict[str, Any] = compared(folder, run, change, base, level)["verdict"]
+    return verdict
+
+
+def train(debugger: PrecisionDebugger, model: nn.Module, step: Callable[[int], None]) -> None:
+    for number in range(3):
+        debugger.start(model)
+        step(number)
+        debugger.stop()
+        debugger.step()
+
+
+def asked_again(debugger: PrecisionDebugger, option: dict[str, Any] | None) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = (
+        torch.optim.LBFGS(model.parameters(), **{"lr": 0.5, "max_iter": 2, **option})
+        if option is not None
+        else torch.optim.Adam(model.parameters(), 0.5)
+    )
+    x = torch.linspace(-1, 1, 12).view(4, 3)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        found = (model(x) - 1).square().mean()
+        found.backward()
+        return found
+
+    train(debugger, model, lambda _: optimizer.step(loss))
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lr": 1.0}, "LBFGS lr is 1 in the target, 0.5 in the reference"),
+        ({"max_iter": 3}, "LBFGS max_iter is 3 in the target, 2 in the reference"),
+        (None, "the optimizer is torch.optim.adam.Adam in the target"),
+    ],
+)
+def test_an_optimizer_that_asks_for_the_loss_again(
+    tmp_path: Path, change: dict[str, Any] | None, words: str, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, asked_again, change, {}, level)
+
+    assert verdict["class"] == "optimizer_setting"
+    assert words in verdict["sentence"]
+
+
+def inner_steps(debugger: PrecisionDebugger, count: int) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, later = torch.randn(4, 3), torch.randn(4, 3)
+
+    def step(_: int) -> None:
+        weights = dict(model.named_parameters())
+        for _ in range(count):
+            loss = torch.func.functional_call(model, weights, (x,)).square().mean()
+            gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+            weights = {n: w - 0.1 * g for (n, w), g in zip(weights.items(), gradients, strict=True)}
+        torch.func.functional_call(model, weights, (later,)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+def test_an_inner_step_too_few_is_no_micro_batch(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, inner_steps, 1, 2, "L1")
+
+    assert verdict["class"] == "call"
+    words = "calls the model 2 times in the target, 3 times in the reference, on the same data"
+    assert words in verdict["sentence"]
+
+
+class Agent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critic = nn.Linear(3, 2), nn.Linear(5, 1)
+
+
+def delayed(debugger: PrecisionDebugger, every: int) -> None:
+    agent = Agent()
+    actor = torch.optim.SGD(agent.actor.parameters(), 0.1)
+    critic = torch.optim.SGD(agent.critic.parameters(), 0.1)
+    state, action = torch.randn(4, 3), torch.randn(4, 2)
+
+    def step(number: int) -> None:
+        critic.zero_grad()
+        agent.critic(torch.cat([state, action], 1)).square().mean().backward()
+        critic.step()
+        if number % every == every - 1:
+            actor.zero_grad()
+            (-agent.critic(torch.cat([state, agent.actor(state)], 1)).mean()).backward()
+            actor.step()
+
+    train(debugger, agent, step)
+
+
+def test_a_further_optimizer_explains_further_calls_of_the_model(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, delayed, 1, 2, "L1")
+
+    assert verdict["class"] == "update"
+    assert "is called once in the target, never in the reference (step 0)" in verdict["sentence"]
+
+
+def part_alone(debugger: PrecisionDebugger, penalty: bool) -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    words = torch.randint(10, (4, 3))
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        loss = model(words).square().mean()
+        if penalty:
+            loss = loss + model[0](words[:, 0]).square().sum()
+        loss.backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+def test_a_part_that_is_called_by_itself_is_no_call_of_the_model(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, part_alone, True, False, "L1")
+
+    assert verdict["class"] == "call"
+    assert "only the target calls Tensor.__getitem__.0.forward" in verdict["sentence"]
+
+
+class Ordered(nn.Module):
+    def __init__(self, early: bool) -> None:
+        super().__init__()
+        self.conv, self.norm, self.early = nn.Conv1d(3, 8, 3), nn.GroupNorm(2, 8), early
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(x)
+        return self.norm(functional.relu(h)) if self.early else functional.relu(self.norm(h))
+
+
+def ordered(debugger: PrecisionDebugger, early: bool) -> None:
+    model = Ordered(early)
+    x = torch.randn(2, 3, 9)
+    train(debugger, model, lambda _: model(x).square().mean().backward())
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_two_calls_in_another_order(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, ordered, True, False, level)
+
+    assert verdict["class"] == "order"
+    assert (
+        "fed with the result of Functional.conv1d.0.forward instead of the result of "
+        "Functional.group_norm.0.forward" in verdict["sentence"]
+    )
+
+
+def broadcast(debugger: PrecisionDebugger, flat: bool) -> None:
+    model = nn.Linear(3, 1)
+    x, y = torch.randn(6, 3), torch.randn(6, 1)
+
+    def step(_: int) -> None:
+        goal = y * 2
+        functional.l1_loss(model(x), goal.squeeze(-1) if flat else goal).backward()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_dimension_that_is_broadcast_is_no_kernel(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, broadcast, True, False, "L1")
+
+    assert verdict["class"] == "call"
+    assert "only the target calls Tensor.squeeze.0.forward" in verdict["sentence"]
+
+
+def rewarded(debugger: PrecisionDebugger, option: str) -> None:
+    model = nn.Linear(3, 1)
+    x, reward, weights = torch.randn(12, 3), torch.rand(12), torch.tensor([0.1, 0.4, 0.9])
+    if option == "reward":
+        reward = reward * 5
+    elif option == "weights":
+        weights = weights + 0.1
+
+    def step(number: int) -> None:
+        rows = torch.arange(4) + 4 * number
+        loss = (model(x[rows]) - reward[rows, None]).abs()
+        (weights * loss).mean().backward()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize(("option", "kind"), [("reward", "data"), ("weights", "argument")])
+def test_a_row_for_each_sample_is_data(tmp_path: Path, option: str, kind: str) -> None:
+    verdict = verdict_on(tmp_path, rewarded, option, "", "L1")
+
+    assert verdict["class"] == kind
+    slot = "input.0 of Tensor.__getitem__.1.forward" if kind == "data" else "input.0 of Tensor"
+    assert slot in verdict["sentence"]
+
+
+def clipped(debugger: PrecisionDebugger, forgets: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    trained = list(model[0].parameters()) if forgets else list(model.parameters())
+    optimizer = torch.optim.SGD(trained, 0.1)
+    x = torch.randn(4, 3)
+
+    def step(_: int) -> None:
+        model.zero_grad()
+        (model(x) - 3).square().mean().backward()
+        nn.utils.clip_grad_norm_(trained, 0.1)
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+def test_what_the_optimizer_lacks_is_not_clipped(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, clipped, True, False, "L1")
+
+    assert verdict["class"] == "update"
+    assert "only the reference's optimizer updates 2 of 4 parameters" in verdict["sentence"]
+
+
+def hidden(debugger: PrecisionDebugger, activation: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), activation, nn.Linear(8, 2))
+    nn.init.zeros_(model[2].weight)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(4, 3)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+def test_a_call_whose_result_meets_zeros_is_named_in_its_first_step(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, hidden, nn.ELU(), nn.ReLU(), "L1")
+
+    assert "only the target calls Functional.elu.0.forward" in verdict["sentence"]
+    assert verdict["where"]["step"] == 0
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        kept: Tensor = self.inner(x) * mask.to(x.dtype)
+        return kept
+
+
+def masked(debugger: PrecisionDebugger, dtype: torch.dtype) -> None:
+    model = Masked()
+    x, mask = torch.randn(4, 3), torch.tensor([[1, 0, 1]]).to(dtype)
+    train(debugger, model, lambda _: model(x, mask).square().mean().backward())
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_mask_of_truth_values_holds_the_same_as_one_of_integers(
+    tmp_path: Path, level: str
+) -> None:
+    assert verdict_on(tmp_path, masked, torch.bool, torch.int64, level)["class"] == "equal"
+
+
+def averaged(debugger: PrecisionDebugger, rate: float) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.swa_utils.SWALR(optimizer, rate, anneal_epochs=2)
+    x = torch.randn(4, 3)
+
+    def step(_: int) -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+
+    train(debugger, model, step)
+
+
+def test_a_rate_that_only_a_scheduler_reads_is_the_schedules(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, averaged, 0.05, 0.02, "L1")
+
+    assert verdict["class"] == "schedule"
+
+
+class Detector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.last = nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(self.last(functional.silu(self.norm(self.first(x)))))
+
+
+def detect(debugger: PrecisionDebugger, option: str) -> None:
+    model = Detector()
+    x, goal = torch.rand(2, 3, 12, 12), torch.rand(2, 4, 8, 8) + 0.1
+    if option == "channels_last":
+        model, x = (
+            model.to(memory_format=torch.channels_last),
+            x.contiguous(memory_format=torch.channels_last),
+        )
+    optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, nesterov=True)
+
+    def step(_: int) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=option == "bfloat16"):
+            y = model(x)
+        inside = torch.min(y.float(), goal).sum(1)
+        found = (inside + 1e-6) / (goal.sum(1) + y.float().sum(1) - inside + 1e-6)
+        optimizer.zero_grad()
+        (-found.log()).mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize("option", ["channels_last", "bfloat16"])
+def test_rounding_that_a_steep_loss_enlarges_accuses_nobody(
+    tmp_path: Path, option: str, level: str
+) -> None:
+    summary = compared(tmp_path, detect, option, "", level)
+
+    assert not summary["introduced"]
+    assert summary["verdict"]["class"] in ("equal", "rounding", "precision")
+
+
+def by_other_kernels(debugger: PrecisionDebugger, option: tuple[bool, float, float]) -> None:
+    model = nn.Sequential(nn.Conv1d(3, 4, 3), nn.Conv1d(4, 4, 3))
+    groups = [
+        {"params": [p], "lr": option[1 + name.endswith("bias")]}
+        for name, p in model.named_parameters()
+    ]
+    optimizer = torch.optim.SGD(groups)
+    x, apart = torch.randn(16, 3, 20), torch.randn(16, 4, 16)
+    with torch.no_grad():
+        # The gradient of the bias is the small sum of large terms.
+        goal = model(x) - apart + apart.mean((0, 2), keepdim=True) * (1 - 1e-4)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        with torch.backends.mkldnn.flags(enabled=option[0]):
+            (model(x) - goal).square().sum().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize("rates", [(1e-5, 10.0), (0.1, 0.1)])
+def test_a_parameter_is_as_far_apart_as_its_gradients_were(
+    tmp_path: Path, rates: tuple[float, float], level: str
+) -> None:
+    """With the second rates the training diverges: gradients grow from step to step."""
+    summary = compared(tmp_path, by_other_kernels, (True, *rates), (False, *rates), level)
+
+    assert not summary["introduced"]
+    assert summary["verdict"]["class"] in ("equal", "rounding")
+
+
+class Field(nn.Module):
+    def __init__(self, swaps: bool) -> None:
+        super().__init__()
+        self.inner, self.swaps = nn.Linear(2, 4), swaps
+
+    def forward(self, time: Tensor, place: Tensor) -> Tensor:
+        found: Tensor = self.inner(torch.cat([place, time] if self.swaps else [time, place], 1))
+        return found
+
+
+def fields(debugger: PrecisionDebugger, swaps: bool) -> None:
+    model = Field(swaps)
+    time, place = torch.rand(6, 1), torch.randn(6, 1)
+    train(debugger, model, lambda _: model(time, place).square().mean().backward())
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_two_inputs_of_the_model_are_exchanged(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, fields, True, False, level)
+
+    assert verdict["class"] == "order"
+    assert "fed with the model's input.1 instead of its input.0" in verdict["sentence"]
