@@ -309,6 +309,30 @@ def test_an_argument_without_an_effect_is_no_finding_and_not_equal(tmp_path: Pat
     assert not found["equal"]
 
 
+class Squashed(torch.autograd.Function):
+    """A call that makes another one, which ends before it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, unused: int) -> Tensor:
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def test_a_call_around_others_with_another_argument_is_made_by_both(tmp_path: Path) -> None:
+    def with_zero(x: Tensor, call: int) -> Tensor:
+        return Squashed.apply(x, 0)  # type: ignore[no-any-return]
+
+    def with_one(x: Tensor, call: int) -> Tensor:
+        return Squashed.apply(x, 1)  # type: ignore[no-any-return]
+
+    found = watch(tmp_path, with_zero, with_one)
+    assert found["findings"] == []
+    assert not found["equal"]
+
+
 def test_a_further_call_shifts_no_numbers(tmp_path: Path) -> None:
     def product(x: Tensor, call: int) -> Tensor:
         return torch.mul(x, 2.0)

@@ -201,9 +201,12 @@ class LiveStep:
         waiting = list(self._waiting.calls.values())
         target = {call.place: call for call in waiting if _is_main(call.name)}
         names = self._reference.names
+        # A call ends after those that it makes, one of which may be the anchor.
+        around = {self._places.get(call.name.full, end) for call in target.values()}
+        places = sorted({*range(self._anchor + 1, end), *(one for one in around if one < end)})
         reference = [
             place
-            for place in range(self._anchor + 1, end)
+            for place in places
             if names[place] not in self._taken and _is_main(self._reference.parsed(names[place]))
         ]
         found: list[Finding] = []
