@@ -98,7 +98,7 @@ class ModuleNames:
         names = cls()
         for prefix, model in models:
             seen: set[int] = set()
-            waiting = [(f"Module.{prefix}", model)]
+            waiting: list[tuple[str, Any]] = [(f"Module.{prefix}", model)]
             while waiting:
                 path, module = waiting.pop()
                 if id(module) in seen:
