@@ -287,7 +287,7 @@ def test_what_a_script_leaves_open_never_passes(tmp_path: Path) -> None:
     assert found.items["hyperparameters"].level is Level.WARNING
     assert [(each.name, each.level) for each in found.items["hyperparameters"].differences] == [
         ("lr", Level.WARNING),
-        ("output_dir", Level.INFO),
+        ("output_dir", Level.WARNING),
     ]
     for name in "ab":
         PackWriter(tmp_path / f"{name}.zip")

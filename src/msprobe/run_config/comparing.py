@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from msprobe.dump.records import JsonTree
-from msprobe.run_config.arguments import COLUMNS, compare_arguments, has_no_influence
+from msprobe.run_config.arguments import COLUMNS, compare_arguments
 from msprobe.run_config.conclusion import Conclusion, conclude
 from msprobe.run_config.environment import classify_variable, compare_environments
 from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level, highest
@@ -251,14 +251,9 @@ def _with_doubts(result: ItemResult, bench: Pack, cmp: Pack) -> ItemResult:
     known = {each.name for each in result.differences}
     reasons = cmp.unresolved | bench.unresolved
     differences = [
-        replace(found, level=Level.INFO) if has_no_influence(name) else found
+        _not_compared(Item.ARGUMENTS, name, _shown(bench, name), _shown(cmp, name), reasons[name])
         for name in dict.fromkeys((*bench.unresolved, *cmp.unresolved))
         if name not in known
-        for found in [
-            _not_compared(
-                Item.ARGUMENTS, name, _shown(bench, name), _shown(cmp, name), reasons[name]
-            )
-        ]
     ]
     return replace(result, differences=[*result.differences, *differences])
 
