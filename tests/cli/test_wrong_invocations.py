@@ -69,7 +69,7 @@ compare new old --workers many: 'many'
 compare new old --workers -2: '-2'
 compare new old --workers 1.5: '1.5'
 compare new old --step a: 'a'; 0,5-7
-compare new old --step 3-1: '3-1' cannot be used; "1-3", the smaller number first
+compare new old --step 3-1: steps 1, 2, 3
 compare new old --step 1,,2: '1,,2'
 compare new old --step -1: '-1'
 compare new old --rank x: 'x'

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,18 +111,23 @@ def test_a_module_that_changed_its_place_is_recorded_there(tmp_path: Path) -> No
 @pytest.mark.parametrize("level", ["L0", "L1", "mix", "L2"])
 def test_a_model_that_cannot_be_looked_through_harms_nothing(level: str, tmp_path: Path) -> None:
     class Secret(nn.Linear):
-        def named_modules(self, *_args: object, **_kwargs: object) -> object:
-            raise ZeroDivisionError("on purpose")
+        is_hidden = False
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "_modules" and Secret.is_hidden:
+                raise ZeroDivisionError("on purpose")
+            return super().__getattribute__(name)
 
     with recording(tmp_path, level) as run:
         model = Secret(4, 4)
+        Secret.is_hidden = True
         with run.step_of(model):
             loss = model(BATCH).sum()
             loss.backward()
         account = run.account()
     assert model.weight.grad is not None
-    assert account["complete"] == (level == "L1")
-    assert list(account["errors"].values()) == ([] if level == "L1" else [1])
+    assert account["complete"] is False
+    assert set(account["errors"].values()) == {1}
 
 
 def test_a_parameter_that_refuses_hooks_stands_in_the_account(tmp_path: Path) -> None:

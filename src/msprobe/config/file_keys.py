@@ -450,7 +450,7 @@ class CommonKeys(msgspec.Struct, frozen=True, kw_only=True):
         Numbers,
         Meta(
             description='Steps to record, such as `[0, "10-12"]`; empty for all. '
-            "Numbers from 0 to 1000000; of a range the smaller comes first."
+            "Numbers from 0 to 1000000; of a range either end may come first."
         ),
     ] = []
     level: Annotated[

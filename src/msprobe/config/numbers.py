@@ -23,8 +23,8 @@ def parse_number_list(
     """Return the numbers that a `rank` or `step` list names, sorted and without repeats.
 
     Args:
-        values: a list of ints, ``"N"`` and ``"A-B"`` (inclusive, A at most B, blanks
-            allowed); None is empty.
+        values: a list of ints, ``"N"`` and ``"A-B"`` (inclusive, either end first,
+            blanks allowed); None is empty.
         key: name of the list in error messages.
         source: where the list came from, for error messages.
 
@@ -54,9 +54,7 @@ def _parse_entry(value: object, key: str, *, source: str | Path) -> tuple[int, i
         raise ConfigError(key, value, _ENTRY_RULE, source=source)
     if first < 0 or max(first, last) > MAX_NUMBER:
         raise ConfigError(key, value, _ENTRY_RULE, source=source)
-    if first > last:
-        raise ConfigError(key, value, f'"{last}-{first}", the smaller number first', source=source)
-    return first, last
+    return min(first, last), max(first, last)
 
 
 def _merge(spans: list[tuple[int, int]]) -> tuple[int, ...]:

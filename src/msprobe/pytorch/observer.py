@@ -129,7 +129,8 @@ class Observer:
         """Record the modules that these models consist of now, from the next `install` on."""
         self._models = tuple(weakref.ref(model) for _, model in models)
         self._drafts.watch(models)
-        self._model_calls.watch([model for _, model in models])
+        found = [model for _, model in models]
+        quietly(self._session, "looking through models", self._model_calls.watch, found)
         if not self._records_modules:
             return
         keeps_compiled = self._session.config.compile is CompileMode.MODULES_ONLY
