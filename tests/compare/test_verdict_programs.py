@@ -359,7 +359,9 @@ def test_rounding_that_a_steep_loss_enlarges_accuses_nobody(
     summary = compared(tmp_path, detect, option, "", level)
 
     assert not summary["introduced"]
-    assert summary["verdict"]["class"] in ("equal", "rounding", "precision")
+    # L0 records no call inside a module that would prove it; how much differs depends on threads.
+    unproved = ("unexplained",) if level == "L0" else ()
+    assert summary["verdict"]["class"] in ("equal", "rounding", "precision", *unproved)
 
 
 def by_other_kernels(debugger: PrecisionDebugger, option: tuple[bool, float, float]) -> None:
