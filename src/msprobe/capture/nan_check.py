@@ -34,7 +34,7 @@ from msprobe.config import NanCheckSection, StopOn
 from msprobe.dump.facts import Event, Scaler
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.dump.records import JsonTree, TensorRecord
-from msprobe.dump.stack_frames import user_frames
+from msprobe.dump.stack_frames import user_frame
 from msprobe.files import write_whole
 from msprobe.operators.nonfinite import largest_of
 from msprobe.plain_text import count_text, reason
@@ -226,7 +226,7 @@ class NanCheck:
             subnormal=_or_none(record.subnormal_share),
             zeros=_or_none(record.zero_share),
             module=draft.parent,
-            line=" ".join(user_frames(stack.frames)[0].split()) if stack and stack.frames else None,
+            line=user_frame(stack.frames) if stack else None,
             received=_in_words(draft.parts),
             order=draft.order,
         )

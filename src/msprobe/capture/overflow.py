@@ -9,7 +9,7 @@ from typing import Any
 
 from msprobe.capture.call import Draft
 from msprobe.capture.nonfinite_records import FindingKind, nonfinite_kind, values_of
-from msprobe.dump.stack_frames import user_frames
+from msprobe.dump.stack_frames import user_frame
 from msprobe.plain_text import count_text
 
 logger = logging.getLogger(__name__)
@@ -67,8 +67,7 @@ class OverflowCheck:
 
     def _count(self, draft: Draft, *, is_source: bool) -> None:
         if self._earlier + self.hits == 0:
-            frames = user_frames(draft.stack.frames) if draft.stack is not None else []
-            line = " ".join(frames[0].split()) if frames else None
+            line = user_frame(draft.stack.frames) if draft.stack is not None else None
             place = "".join(
                 f"\n  {how} {what}" for how, what in (("in", draft.parent), ("at", line)) if what
             )

@@ -91,6 +91,11 @@ def called_at(frames: Sequence[str], line: str | None) -> str:
     return f"{own} via {line}" if line and own != line else own or ""
 
 
+def user_frame(frames: Sequence[str]) -> str | None:
+    """Return the innermost frame of the user's code, in one line; None without frames."""
+    return " ".join(user_frames(frames)[0].split()) if frames else None
+
+
 def user_frames(frames: Sequence[str]) -> list[str]:
     """Return the frames outside frameworks; all of them if there are none outside."""
     return [frame for frame in frames if not _is_of_framework(frame)] or list(frames)

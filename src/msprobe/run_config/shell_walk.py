@@ -106,9 +106,8 @@ class Walk:
         self.variables = Variables(read=self.files.content)
         self._own: list[str] = []  # variables set in front of the present command
         self.inside: list[str] = []  # branches, loops and traps around the present statement
-        self.open_lines: list[
-            int
-        ] = []  # lines of their conditions, if the text does not decide them
+        # Lines of their conditions, if the text does not decide them.
+        self.open_lines: list[int] = []
         self._written_at: dict[str, int] = {}
         self._given: Word | None = None  # what the present command reads from ``<<<`` or ``<<``
         self._locals: list[dict[str, tuple[Word, ...] | None]] = []  # before functions set them
