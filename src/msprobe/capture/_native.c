@@ -31,13 +31,13 @@
 #include <immintrin.h>
 #endif
 
-/* Small enough for the first-level cache, where the second loop over a block finds it again. */
 /* What two tensors differ by, see `difference`. */
 struct difference {
     double squares, moved, greatest;
 };
 #define DIFFERENCE_LANES 32
 
+/* Small enough for the first-level cache, where the second loop over a block finds it again. */
 #define BLOCK_BYTES (16 * SIGN_BLOCK)
 /* 256-bin counting has a fixed cost per block, so its blocks are larger. */
 #define COUNT_BLOCK_BYTES (16 * BLOCK_BYTES)
@@ -987,17 +987,23 @@ static PyObject *result_tuple(const struct result *r)
     return tuple;
 }
 
+/* As `compute_ieee`, without the GIL where there is much to read. */
+static void compute_apart(struct result *r, const struct layout *layout, int kind, size_t n)
+{
+    if (n * layout->itemsize < GIL_RELEASE_BYTES) {
+        compute_ieee(r, layout, kind, n);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        compute_ieee(r, layout, kind, n);
+        Py_END_ALLOW_THREADS
+    }
+}
+
 /* `n` counts the elements once, without those that a stride of 0 repeats. */
 static PyObject *stats_of(const struct layout *layout, int kind, size_t n)
 {
     struct result result = {0};
-    if (n * layout->itemsize < GIL_RELEASE_BYTES) {
-        compute_ieee(&result, layout, kind, n);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        compute_ieee(&result, layout, kind, n);
-        Py_END_ALLOW_THREADS
-    }
+    compute_apart(&result, layout, kind, n);
     return result_tuple(&result);
 }
 
@@ -1021,6 +1027,19 @@ static int read_kind(PyObject *object)
     return -1;
 }
 
+/* Of `n` elements one behind the other. */
+static void dense_layout(struct layout *layout, int kind, const char *start, Py_ssize_t n)
+{
+    layout->start = start;
+    layout->itemsize = KINDS[kind].itemsize;
+    layout->ndim = 1;
+    layout->size[0] = n;
+    layout->stride[0] = 1;
+    layout->repeats = 1.0;
+    layout->is_in_order = 1;
+    layout->magnitudes = NULL;
+}
+
 static PyObject *stats(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 3) {
@@ -1036,14 +1055,7 @@ static PyObject *stats(PyObject *module, PyObject *const *args, Py_ssize_t nargs
     if (n <= 0) return empty_tuple();
     if (start == NULL) return null_address();
     struct layout layout; /* 1 KiB: only what is used gets set */
-    layout.start = start;
-    layout.itemsize = KINDS[kind].itemsize;
-    layout.ndim = 1;
-    layout.size[0] = n;
-    layout.stride[0] = 1;
-    layout.repeats = 1.0;
-    layout.is_in_order = 1;
-    layout.magnitudes = NULL;
+    dense_layout(&layout, kind, start, n);
     return stats_of(&layout, kind, (size_t)n);
 }
 
@@ -1133,6 +1145,19 @@ static PyObject *statistics(int kind, const char *start, int ndim, const int64_t
     Py_ssize_t n = read_buffer(&layout, kind, start, ndim, shape, strides, size_bytes);
     if (n < 0) return NULL;
     return n ? stats_of(&layout, kind, (size_t)n) : empty_tuple();
+}
+
+/* See `prints` in _native_api.h. */
+static void print_of(int kind, const char *start, Py_ssize_t count, struct msprobe_print *out)
+{
+    struct layout layout; /* 1 KiB: only what is used gets set */
+    struct result result = {0};
+    dense_layout(&layout, kind, start, count);
+    compute_apart(&result, &layout, kind, (size_t)count);
+    out->has_norm = result.form != BOOLEANS;
+    out->has_projections = (uint8_t)result.is_projected;
+    out->norm = result.norm;
+    memcpy(out->projections, result.projections, sizeof out->projections);
 }
 
 /* ---- numbers and magnitudes ----------------------------------------------------------------- */
@@ -1587,7 +1612,7 @@ static struct msprobe_kind kind_at(int index)
 }
 
 static const struct msprobe_native_api API = {MSPROBE_NATIVE_API_VERSION, KIND_COUNT, kind_at,
-                                              statistics, measure, largest};
+                                              statistics, measure, largest, print_of};
 
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, "_native", "One-pass statistics and stack keys.", -1, METHODS,

@@ -24,21 +24,6 @@ static int is_block(PyObject *tensor, struct view *view)
     return found;
 }
 
-/* Read such a tensor: its numbers as of `statistics`, and the checksum of its bytes. NULL with an
- * exception. */
-static PyObject *read_block(const struct view *view, PyObject *crc32, uint64_t *checksum)
-{
-    Py_ssize_t size_bytes = (Py_ssize_t)((size_t)view->count * view->itemsize);
-    PyObject *numbers = native->statistics(view->kind, view->data, view->ndim, view->shape,
-                                           view->strides, size_bytes);
-    if (!numbers) return NULL;
-    PyObject *memory = PyMemoryView_FromMemory((char *)view->data, size_bytes, PyBUF_READ);
-    *checksum = memory ? (uint64_t)take_int(PyObject_CallOneArg(crc32, memory)) : 0;
-    Py_XDECREF(memory);
-    if (PyErr_Occurred()) Py_CLEAR(numbers);
-    return numbers;
-}
-
 /* Return `done`, 0 where a tensor is left because of an exception, -1 without memory. */
 static int unless_failed(int done)
 {
@@ -97,7 +82,7 @@ static uint64_t probe(PyObject *tensor, const struct view *view)
 }
 
 /* How tensors are read. `known` is None, or a dictionary: address of a tensor -> (weak reference to
- * it, `probe`, checksum, norm, projections). */
+ * it, `probe`, bytes of what was read of it). */
 struct reading {
     PyObject *known, *crc32;
     int asks; /* of which tensors it is asked */
@@ -105,78 +90,66 @@ struct reading {
 
 enum { ASK_NONE, ASK_ALL, ASK_FROZEN };
 
-/* Return what is known of a tensor, NULL perhaps with an exception. */
-static PyObject *find_row(const struct reading *reading, PyObject *tensor, PyObject *address,
-                          PyObject *key)
+static int is_asked(const struct reading *reading, PyObject *tensor)
 {
-    if (reading->asks == ASK_NONE) return NULL;
-    if (reading->asks == ASK_FROZEN && ((PyObject *)Py_TYPE(tensor) != torch.parameter ||
-                                        flag(tensor, names.requires_grad) != 0))
-        return NULL;
-    PyObject *row = PyDict_GetItemWithError(reading->known, address);
+    return reading->asks == ASK_ALL ||
+           (reading->asks == ASK_FROZEN && (PyObject *)Py_TYPE(tensor) == torch.parameter &&
+            flag(tensor, names.requires_grad) == 0);
+}
+
+/* Return what is known of a tensor, NULL perhaps with an exception. */
+static PyObject *find_bytes(PyObject *known, PyObject *tensor, PyObject *address, PyObject *key)
+{
+    PyObject *row = PyDict_GetItemWithError(known, address);
     if (!row || PyObject_RichCompareBool(PyTuple_GET_ITEM(row, 1), key, Py_EQ) != 1) return NULL;
     PyObject *referent = PyObject_CallNoArgs(PyTuple_GET_ITEM(row, 0));
     Py_XDECREF(referent);
-    return referent == tensor ? Py_NewRef(row) : NULL;
-}
-
-/* What is read of a tensor; it owns the references. */
-struct content {
-    uint64_t checksum;
-    PyObject *norm, *projections;
-};
-
-static void drop_content(struct content *content)
-{
-    Py_DECREF(content->norm);
-    Py_DECREF(content->projections);
+    return referent == tensor ? Py_NewRef(PyTuple_GET_ITEM(row, 2)) : NULL;
 }
 
 /* Read a tensor; 0, or -1 with an exception. */
 static int read_content(const struct reading *reading, const struct view *view,
-                        struct content *out)
+                        struct msprobe_print *out)
 {
-    PyObject *numbers = read_block(view, reading->crc32, &out->checksum);
-    if (!numbers) return -1;
-    out->norm = Py_NewRef(PyTuple_GET_ITEM(numbers, 3));
-    out->projections = Py_NewRef(PyTuple_GET_ITEM(numbers, 5));
-    Py_DECREF(numbers);
-    return 0;
+    native->prints(view->kind, view->data, (Py_ssize_t)view->count, out);
+    Py_ssize_t size_bytes = (Py_ssize_t)((size_t)view->count * view->itemsize);
+    PyObject *memory = PyMemoryView_FromMemory((char *)view->data, size_bytes, PyBUF_READ);
+    out->checksum = memory ? (uint32_t)take_int(PyObject_CallOneArg(reading->crc32, memory)) : 0;
+    Py_XDECREF(memory);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
-static int remember_content(const struct reading *reading, PyObject *tensor, PyObject *address,
-                            PyObject *key, const struct content *content)
+/* Keep `size` bytes of what was read of a tensor; 0, or -1 with an exception. */
+static int keep_bytes(PyObject *known, PyObject *tensor, PyObject *address, PyObject *key,
+                    const void *content, size_t size)
 {
     PyObject *reference = PyWeakref_NewRef(tensor, NULL), *row = NULL;
-    PyObject *checksum = PyLong_FromUnsignedLongLong(content->checksum);
-    if (reference && checksum)
-        row = PyTuple_Pack(5, reference, key, checksum, content->norm, content->projections);
-    int failed = !row || PyDict_SetItem(reading->known, address, row) < 0;
+    PyObject *bytes = PyBytes_FromStringAndSize(content, (Py_ssize_t)size);
+    if (reference && bytes) row = PyTuple_Pack(3, reference, key, bytes);
+    int failed = !row || PyDict_SetItem(known, address, row) < 0;
     Py_XDECREF(reference);
-    Py_XDECREF(checksum);
+    Py_XDECREF(bytes);
     Py_XDECREF(row);
     return failed ? -1 : 0;
 }
 
 /* Find the content of a tensor, which is read if it is not known; 0, or -1 with an exception. */
 static int content_of(const struct reading *reading, PyObject *tensor, const struct view *view,
-                      struct content *out)
+                      struct msprobe_print *out)
 {
     uint64_t number = reading->known == Py_None ? 0 : probe(tensor, view);
     if (!number) return read_content(reading, view, out);
     PyObject *address = PyLong_FromVoidPtr(tensor), *key = PyLong_FromUnsignedLongLong(number);
-    PyObject *row = address && key ? find_row(reading, tensor, address, key) : NULL;
-    int failed = 0;
-    if (row) {
-        out->checksum = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(row, 2));
-        out->norm = Py_NewRef(PyTuple_GET_ITEM(row, 3));
-        out->projections = Py_NewRef(PyTuple_GET_ITEM(row, 4));
-        Py_DECREF(row);
-    } else {
-        failed = PyErr_Occurred() || read_content(reading, view, out) < 0;
-        if (!failed && remember_content(reading, tensor, address, key, out) < 0)
-            drop_content(out), failed = 1;
-    }
+    PyObject *bytes = NULL;
+    if (address && key && is_asked(reading, tensor))
+        bytes = find_bytes(reading->known, tensor, address, key);
+    int failed = PyErr_Occurred() != NULL;
+    if (bytes)
+        memcpy(out, PyBytes_AS_STRING(bytes), sizeof *out);
+    else if (!failed)
+        failed = read_content(reading, view, out) < 0 ||
+                 keep_bytes(reading->known, tensor, address, key, out, sizeof *out) < 0;
+    Py_XDECREF(bytes);
     Py_XDECREF(address);
     Py_XDECREF(key);
     return failed ? -1 : 0;
@@ -200,26 +173,18 @@ struct prints {
     struct reading reading;
 };
 
-static double number_or_nan(PyObject *number)
-{
-    return PyFloat_Check(number) ? PyFloat_AS_DOUBLE(number) : NAN;
-}
-
 static int fill_print(void *state, Py_ssize_t place, PyObject *tensor)
 {
     const struct prints *prints = state;
     struct print *out = prints->of + place;
     struct view view;
-    struct content content;
+    struct msprobe_print content;
     if (!is_block(tensor, &view) || content_of(&prints->reading, tensor, &view, &content) < 0)
         return 0;
     out->checksum = content.checksum ? content.checksum : 1;
-    out->norm = number_or_nan(content.norm);
-    for (Py_ssize_t k = 0; k < 2; k++)
-        out->projections[k] = content.projections == Py_None
-                                  ? NAN
-                                  : number_or_nan(PyTuple_GET_ITEM(content.projections, k));
-    drop_content(&content);
+    out->norm = content.has_norm ? content.norm : NAN;
+    for (int k = 0; k < 2; k++)
+        out->projections[k] = content.has_projections ? content.projections[k] : NAN;
     return 1;
 }
 
@@ -243,7 +208,7 @@ static PyObject *fill_prints(PyObject *module, PyObject *args)
 struct measuring {
     struct msprobe_measures *of;
     double threshold, *bins; /* `bins` may be NULL */
-    PyObject *known;         /* None, or a dictionary: address -> (weak reference, `probe`, bytes) */
+    PyObject *known;         /* as in `reading` */
 };
 
 static int measure_view(const struct measuring *measuring, Py_ssize_t place, PyObject *tensor,
@@ -260,47 +225,24 @@ static int measure_view(const struct measuring *measuring, Py_ssize_t place, PyO
                            measuring->of + place);
 }
 
-/* Return the bytes of the numbers of a tensor if it is unchanged; NULL perhaps with an exception. */
-static PyObject *known_measures(const struct measuring *measuring, PyObject *tensor,
-                                PyObject *address, PyObject *key)
-{
-    PyObject *row = PyDict_GetItemWithError(measuring->known, address);
-    if (!row || PyObject_RichCompareBool(PyTuple_GET_ITEM(row, 1), key, Py_EQ) != 1) return NULL;
-    PyObject *referent = PyObject_CallNoArgs(PyTuple_GET_ITEM(row, 0));
-    Py_XDECREF(referent);
-    return referent == tensor ? PyTuple_GET_ITEM(row, 2) : NULL;
-}
-
-static int remember_measures(const struct measuring *measuring, Py_ssize_t place, PyObject *tensor,
-                             PyObject *address, PyObject *key)
-{
-    const char *numbers = (const char *)(measuring->of + place);
-    PyObject *reference = PyWeakref_NewRef(tensor, NULL), *row = NULL;
-    PyObject *bytes = PyBytes_FromStringAndSize(numbers, sizeof *measuring->of);
-    if (reference && bytes) row = PyTuple_Pack(3, reference, key, bytes);
-    int failed = !row || PyDict_SetItem(measuring->known, address, row) < 0;
-    Py_XDECREF(reference);
-    Py_XDECREF(bytes);
-    Py_XDECREF(row);
-    return failed ? -1 : 0;
-}
-
 static int fill_measure(void *state, Py_ssize_t place, PyObject *tensor)
 {
     const struct measuring *measuring = state;
     struct view view;
     if (read_view(tensor, &view) <= 0) return 0;
-    int is_asked = measuring->known != Py_None && !measuring->bins && is_dense(&view, 1);
-    uint64_t number = is_asked && is_covered(tensor, &view) ? probe(tensor, &view) : 0;
+    int may_be_known = measuring->known != Py_None && !measuring->bins && is_dense(&view, 1);
+    uint64_t number = may_be_known && is_covered(tensor, &view) ? probe(tensor, &view) : 0;
     if (!number) return measure_view(measuring, place, tensor, &view) == 0;
     PyObject *address = PyLong_FromVoidPtr(tensor), *key = PyLong_FromUnsignedLongLong(number);
-    PyObject *numbers = address && key ? known_measures(measuring, tensor, address, key) : NULL;
+    PyObject *bytes = address && key ? find_bytes(measuring->known, tensor, address, key) : NULL;
+    struct msprobe_measures *out = measuring->of + place;
     int failed = PyErr_Occurred() != NULL;
-    if (numbers)
-        memcpy(measuring->of + place, PyBytes_AS_STRING(numbers), sizeof *measuring->of);
+    if (bytes)
+        memcpy(out, PyBytes_AS_STRING(bytes), sizeof *out);
     else if (!failed)
         failed = measure_view(measuring, place, tensor, &view) < 0 ||
-                 remember_measures(measuring, place, tensor, address, key) < 0;
+                 keep_bytes(measuring->known, tensor, address, key, out, sizeof *out) < 0;
+    Py_XDECREF(bytes);
     Py_XDECREF(address);
     Py_XDECREF(key);
     return !failed;
@@ -402,25 +344,35 @@ static int put_item(PyObject *list, Py_ssize_t place, PyObject *item)
     return item ? PyList_SetItem(list, place, item) : -1;
 }
 
+static PyObject *norm_of(const struct msprobe_print *content)
+{
+    if (!content->has_norm) Py_RETURN_NONE;
+    return PyFloat_FromDouble(content->norm);
+}
+
+static PyObject *projections_of(const struct msprobe_print *content)
+{
+    if (!content->has_projections) Py_RETURN_NONE;
+    return Py_BuildValue("(dd)", content->projections[0], content->projections[1]);
+}
+
 static int fill_row(void *state, Py_ssize_t place, PyObject *tensor)
 {
     const struct columns *columns = state;
     struct view view;
     char format;
-    struct content content;
+    struct msprobe_print content;
     if (!is_block(tensor, &view) || !(format = format_of(view.kind)) ||
         content_of(&columns->reading, tensor, &view, &content) < 0)
         return 0;
     char hex[9];
     snprintf(hex, sizeof hex, "%08x", (unsigned)content.checksum);
     PyObject *samples = columns->has_samples ? samples_of(&view, format) : Py_NewRef(Py_None);
-    int failed = put_item(columns->checksum, place, PyUnicode_FromString(hex)) ||
-                 put_item(columns->norm, place, Py_NewRef(content.norm)) ||
-                 put_item(columns->projections, place, Py_NewRef(content.projections)) ||
-                 put_item(columns->samples, place, samples) ||
-                 put_item(columns->elements, place, PyLong_FromLongLong(view.count));
-    drop_content(&content);
-    return !failed;
+    return !(put_item(columns->checksum, place, PyUnicode_FromString(hex)) ||
+             put_item(columns->norm, place, norm_of(&content)) ||
+             put_item(columns->projections, place, projections_of(&content)) ||
+             put_item(columns->samples, place, samples) ||
+             put_item(columns->elements, place, PyLong_FromLongLong(view.count)));
 }
 
 static PyObject *fill_columns(PyObject *module, PyObject *args)

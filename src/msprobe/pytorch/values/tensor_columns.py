@@ -67,7 +67,7 @@ class KnownTensors:
     def __init__(self) -> None:
         """Create it; nothing is known."""
         self.names: Mapping[int, str] = {}
-        self.rows: dict[int, tuple[weakref.ref[Tensor], int, int, Number, Projections]] = {}
+        self.rows: dict[int, tuple[weakref.ref[Tensor], int, bytes]] = {}
 
     def next_step(self) -> None:
         """Forget the names, and the tensors that are gone."""
