@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from pathlib import Path
 from typing import Any
@@ -218,3 +219,36 @@ def test_statistics_of_a_normalisation_and_decay_by_parameter(tmp_path: Path) ->
         rest = (start - one.asnumpy()) / 0.1 - gradient.asnumpy()
         np.testing.assert_allclose(rest, decays[one.name] * start, atol=1e-5)
     assert set(decays.values()) == {0.0, 0.5}
+
+
+@pytest.mark.parametrize("kind", [nn.SGD, nn.Adam, nn.RMSProp, "mint"])
+@pytest.mark.parametrize("has_apis", [False, True])
+def test_calls_inside_an_optimizer_make_records_if_asked_for(
+    kind: Any, has_apis: bool, net: nn.Cell, tmp_path: Path
+) -> None:
+    if kind == "mint":
+        optimizer = mindspore.mint.optim.SGD(net.trainable_params(), lr=0.1)
+    else:
+        optimizer = kind(net.trainable_params(), learning_rate=0.1)
+    gradients_of = mindspore.value_and_grad(lambda x: net(x).sum(), None, optimizer.parameters)
+    config = tmp_path / "config.json"
+    content = {"task": "statistics", "level": "L1", "optimizer_apis": has_apis}
+    config.write_text(json.dumps({**content, "dump_path": str(tmp_path), "rank": [], "step": []}))
+    debugger = PrecisionDebugger(str(config))
+    for _ in range(2):
+        debugger.start(net)
+        _, found = gradients_of(Tensor(BATCH))
+        optimizer(found)
+        net(Tensor(BATCH)) * 2  # calls after it are recorded as ever
+        debugger.stop()
+        debugger.step()
+
+    for step in range(2):
+        view = open_dump(tmp_path).step(step).rank()
+        assert len(view.facts.optimizer_steps()) == 1
+        names = list(view.records)
+        last = max(place for place, name in enumerate(names) if name.endswith(".backward"))
+        behind = [name for name in names[last + 1 :] if name.endswith(".forward")]
+        own = ["Primitive.matmul.MatMul.1.forward", "Primitive.bias_add.BiasAdd.1.forward"]
+        assert [name for name in behind if name in own] == own
+        assert (len(behind) > len(own) + 1) == has_apis, behind

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mindspore import nn
@@ -67,7 +68,10 @@ class Observer:
         self._parameters: ParameterGradients | None = None
         self._cells: CellObserver | None = None
         self._model_calls = ModelCalls(session)
+        self._is_aside = False
         self._optimizers = optimizers
+        if not session.config.optimizer_apis:
+            optimizers.unseen = self._aside
         self._losses = Losses(session)
 
     def watch(self, models: Sequence[nn.Cell]) -> None:
@@ -126,10 +130,9 @@ class Observer:
         self, executor: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run a call of compiled code with nothing of ours inside; see `jit_calls.JitCalls`."""
-        if not self._session.capturing:
+        if not self._session.capturing or self._is_aside:
             return run(*args, **kwargs)
-        self._step_aside()
-        try:
+        with self._aside():
             if self.apis is not None and self.apis.is_on(compiled=True):
                 result = self.apis.record(f"Jit.{name_of(executor)}", run, args, kwargs)
             else:
@@ -137,11 +140,23 @@ class Observer:
             if self._parameters is not None and self._session.observing:
                 self._parameters.passes.follow(output_slots(result))
             return result
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Remove everything of ours for a while."""
+        if not self._session.capturing:
+            yield
+            return
+        self._step_aside()
+        try:
+            yield
         finally:
+            self._is_aside = False
             if self._session.capturing:
                 self._come_back()
 
     def _step_aside(self) -> None:
+        self._is_aside = True
         if self._noise is not None:
             self._noise.suspend()
         if self.apis is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -46,7 +47,13 @@ Row = list[int | float | None]
 
 
 class OptimizerSteps:
-    """Takes the calls of optimizers from `install` until the step of the run ends."""
+    """Takes the calls of optimizers from `install` until the step of the run ends.
+
+    Attributes:
+        unseen: in this context an optimizer runs; its own calls are not to be recorded there.
+    """
+
+    unseen: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
 
     def __init__(self, session: Session) -> None:
         """Create it.
@@ -96,7 +103,8 @@ class OptimizerSteps:
         ]
         self._is_running = True
         try:
-            result = run(cell, *args, **kwargs)
+            with self.unseen() if cell is optimizers[0] else nullcontext():
+                result = run(cell, *args, **kwargs)
         finally:
             self._is_running = False
         self._wait_for_graphs()
