@@ -77,6 +77,11 @@ class Makers:
     reference: Sequence[int]
 
     @property
+    def first(self) -> tuple[int, ...]:
+        """The earliest row of each side that has one."""
+        return (*self.target[:1], *self.reference[:1])
+
+    @property
     def common(self) -> int | None:
         """The row that made it on both sides, None if there is none."""
         if not self.target or not self.reference:

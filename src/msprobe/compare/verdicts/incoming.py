@@ -122,7 +122,7 @@ class Incoming:
             self._inherit(row, common)
         elif _is_other_batch(row) and self._state.calls.split_batches:
             mark(row, Origin.INPUT, Cause.OTHER_SPLIT)
-        elif makers.target or makers.reference:
+        elif not all(map(self._unmatched.only_hands_on, makers.first)):
             self._judge_wiring(call, row, makers)
         elif call.is_backward:
             self._gradients.judge_incoming(call, row)
@@ -141,7 +141,7 @@ class Incoming:
         """Judge a value that different calls made on the two sides."""
         state = self._state
         blamed = explained = False
-        for index in (*makers.target[:1], *makers.reference[:1]):
+        for index in makers.first:
             maker = state.rows[index]
             if not maker.pair.is_matched:
                 found = self._unmatched.blame_for(index)

@@ -344,7 +344,7 @@ class _Search:
         makers = self._state.flow.makers(row)
         return any(
             self._unmatched.blame_for(index) is not Blame.CONSTANT
-            for index in (*makers.target[:1], *makers.reference[:1])
+            for index in makers.first
             if not self._state.rows[index].pair.is_matched
         )
 

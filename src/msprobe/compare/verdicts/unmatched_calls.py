@@ -8,6 +8,7 @@ nothing stay harmless, as do all calls inside a module that was compiled on one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -16,7 +17,7 @@ from typing import Final
 
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Missing, Origin, Row
+from msprobe.compare.model import Missing, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import OriginState, mark
@@ -140,7 +141,7 @@ class UnmatchedCalls:
         while waiting and len(seen) < _FARTHEST:
             for row in waiting.pop(0).inputs:
                 makers = state.flow.makers(row)
-                for index in {*makers.target[:1], *makers.reference[:1]}:
+                for index in set(makers.first):
                     maker = state.calls.of(state.rows[index])
                     if self._acts_hidden(maker, index):
                         return True
@@ -158,6 +159,13 @@ class UnmatchedCalls:
             return self._state.convict(maker.start)
         self._blame(index, Cause.REORDERING_CALL if reorders else Cause.USED_CALL)
         return True
+
+    def only_hands_on(self, index: int) -> bool:
+        """Return whether a row is of an unmatched call that hands on what no recorded call made."""
+        call = self._state.calls.of(self._state.rows[index])
+        if call.is_matched or not _changes_nothing(call):
+            return False
+        return all(self._source(row) is None for row in call.inputs)
 
     def seen_through(self, index: int) -> int:
         """Return the row that a value comes from, behind extra casts, views and copies of it."""
@@ -203,6 +211,31 @@ class UnmatchedCalls:
                 return lone
         forward = calls.forward_of(call) if call.is_backward else None
         return call if forward is None or forward.is_matched else forward
+
+    def _may_come_from_difference(self, call: Call) -> bool:
+        """Return whether code that was not recorded hands a call values made of what differs.
+
+        That is what came back so far, or into the module around the call.
+        """
+        calls = self._state.calls
+        if call.is_backward:
+            return self._first_gradient_apart < call.start
+        name = call.pair.target or call.pair.reference
+        is_target = call.pair.target is not None
+        while name is not None and (name := calls.parent_of(name, is_target=is_target)) is not None:
+            module = calls.named(name, is_target=is_target)
+            if module is not None and module.is_matched:
+                return any(row.status.is_difference for row in module.inputs if row.holds_tensor)
+        return False
+
+    @cached_property
+    def _first_gradient_apart(self) -> float:
+        """The index of the first gradient that differs."""
+        state = self._state
+        for index, row in enumerate(state.rows):
+            if row.status is Status.DIFFERS and state.calls.of(row).is_backward:
+                return index
+        return math.inf
 
     @cached_property
     def _is_in_other_precision(self) -> bool:
@@ -258,7 +291,9 @@ class UnmatchedCalls:
         differs = False
         for row in call.inputs:
             source = self._source(row)
-            if source is not None and state.calls.of(state.rows[source]).is_matched:
+            if source is None:
+                differs = differs or (row.value.is_tensor and self._may_come_from_difference(call))
+            elif state.calls.of(state.rows[source]).is_matched:
                 differs = differs or state.explains(source)
         telling: dict[int, None] = {}
         moving: dict[int, None] = {}
@@ -268,7 +303,7 @@ class UnmatchedCalls:
             telling |= dict.fromkeys(chain.telling)
             moving |= dict.fromkeys(chain.moving)
         # A constant means nothing by itself: the call that takes it in counts.
-        is_constant = not any(row.value.is_tensor for row in call.inputs)
+        is_constant = not any(row.value.is_tensor for row in call.inputs) or _changes_nothing(call)
         is_exchanged = call.operator.draws_random and self._draw_on_both_sides
         if not telling and (not is_constant or is_exchanged):
             if not self._only_moves(call):
@@ -304,6 +339,13 @@ class UnmatchedCalls:
             return False
         coming = {_numbers(row) for row in call.inputs}
         return all(_numbers(row) in coming for row in call.outputs if row.value.is_tensor)
+
+
+def _changes_nothing(call: Call) -> bool:
+    """Return whether all that a call made are values that it was given: dropout without chance."""
+    coming = {fingerprint(row.value) for row in call.inputs} - {None}
+    made = [fingerprint(row.value) for row in call.outputs if row.value.is_tensor]
+    return bool(made) and coming.issuperset(made)
 
 
 def _numbers(row: Row) -> object:
