@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from judging import judged
 from pairing import names_of, rows_of, write_side
 
-from builders.records import backward, forward, tensor
+from builders.records import backward, forward, scalar, tensor
+from msprobe.compare.causes import Cause
 from msprobe.compare.matching import pair_operations
-from msprobe.compare.model import Match
+from msprobe.compare.model import Match, Origin, Status
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import Side
+from msprobe.dump.values import Role
 
 
 @pytest.mark.parametrize(
@@ -165,3 +168,54 @@ def test_a_further_call_in_one_framework_shifts_nothing(tmp_path: Path) -> None:
     )
     pairs = pair_operations(target, reference, CompareOptions())
     assert names_of(pairs) == [(ms[0], pt[0]), (ms[1], pt[1]), (ms[2], None), (ms[3], pt[2])]
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_another_api_takes_other_tensors_in_another_layout(tmp_path: Path, swap: bool) -> None:
+    """MindSpore's LSTM has the sequence first, and one tensor of weights that it makes itself."""
+    dtype = {"dtype": "Float32", "type": "mindspore.Tensor"}
+    state = [tensor([1, 4, 12], 0.5), tensor([1, 4, 12], 0.25)]
+    ms_state = [entry | dtype for entry in state]
+    weights = [tensor([48, 16], 0.3), tensor([48, 12], 0.35), tensor([48], 0.4), tensor([48], 0.45)]
+    flat = tensor([1440, 1, 1], 0.7, **dtype)
+    target = {
+        "Tensor.__add__.0.forward": forward([tensor([48], 0.4, **dtype)], [flat]),
+        "Primitive.LSTM.0.forward": forward(
+            [tensor([6, 4, 16], 2.0, **dtype), *ms_state, flat],
+            [tensor([6, 4, 12], 3.0, **dtype), *(tensor([1, 4, 12], n, **dtype) for n in (5, 7))],
+        ),
+        "Functional.dense.0.forward": forward(
+            [tensor([4, 12], 5.5, **dtype)], [tensor([4, 5], 9.0, **dtype)]
+        ),
+    }
+    flags = [scalar("bool", True), scalar("int", 1), scalar("float", 0.0)]
+    reference = {
+        "VF.lstm.0.forward": forward(
+            [tensor([4, 6, 16], 2.0), state, weights, *flags],
+            [tensor([4, 6, 12], 3.0), tensor([1, 4, 12], 5), tensor([1, 4, 12], 7)],
+        ),
+        "Functional.linear.0.forward": forward([tensor([4, 12], 5.5)], [tensor([4, 5], 8.0)]),
+    }
+    names = ("reference", "target") if swap else ("target", "reference")
+    write_side(tmp_path, target, source=names[0], framework="mindspore")
+    write_side(tmp_path, reference, source=names[1])
+    comparison = judged(*(tmp_path / name for name in ("target", "reference")))
+    blamed = {
+        name
+        for row in comparison.rows
+        if row.origin is Origin.INTRODUCED
+        for name in (row.pair.target, row.pair.reference)
+    }
+    assert blamed == {"Functional.dense.0.forward", "Functional.linear.0.forward"}
+    turned = [row for row in comparison.rows if row.cause is Cause.OTHER_LAYOUT]
+    assert [row.value.role for row in turned] == [Role.INPUT, Role.OUTPUT]
+    assert {row.status for row in turned} == {Status.CLOSE}
+
+
+def test_other_numbers_in_another_layout_differ(tmp_path: Path) -> None:
+    target = {"Primitive.LSTM.0.forward": forward([tensor([6, 4, 16])], [tensor([6, 4, 2], 3.0)])}
+    reference = {"VF.lstm.0.forward": forward([tensor([4, 6, 16])], [tensor([4, 6, 2], 3.1)])}
+    write_side(tmp_path, target, framework="mindspore")
+    write_side(tmp_path, reference, source="reference")
+    comparison = judged(tmp_path / "target", tmp_path / "reference")
+    assert [row.status for row in comparison.rows] == [Status.CLOSE, Status.SHAPE]

@@ -40,6 +40,7 @@ class Cause(StrEnum):
     TAKEN_FROM_TENSOR = "taken_from_tensor", "taken from a tensor that differs"
 
     NO_EFFECT = "no_effect", "without consequence: the result of the call shows none"
+    OTHER_LAYOUT = "other_layout", "the same numbers, with dimensions in another order"
     SAME_LIMIT = "same_limit", "the limit of a type on both sides: it marks what is left out"
 
     # Values that come into a call

@@ -72,6 +72,7 @@ def pair_lists(
     matcher = _ValueMatcher(target_values, reference_values)
     matcher.pair_by_place(pair.slots)
     if crosses:
+        matcher.part_other_kinds()
         matcher.pair_parameters()
     elif not parsed.is_module:
         functions = parsed.base, reference.base
@@ -151,6 +152,15 @@ class _ValueMatcher:
             partner = by_key.get(key)
             if partner is not None:
                 self._pair(place, partner)
+
+    def part_other_kinds(self) -> None:
+        """Part tensors from arguments that are none: another API has another argument there."""
+        for place, partner in list(self.partners.items()):
+            values = self._target[place], self._reference[partner]
+            tensors = [value for value in values if value.is_tensor]
+            if len(tensors) == 1 and tensors[0].squeezed_shape:
+                del self.partners[place]
+                self._taken.discard(partner)
 
     def pair_by_name(
         self, target: Signature, reference: Signature, *, in_output: bool = False

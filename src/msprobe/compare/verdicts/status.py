@@ -11,8 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
-from msprobe.compare.model import Matched, Missing, Mode, Row, Status
+from msprobe.compare.model import Match, Matched, Missing, Mode, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.arguments import judge_arguments
 from msprobe.compare.verdicts.precision_policy import judge_lone_precision
@@ -34,6 +35,8 @@ from msprobe.numerics.tolerances import EXACT, RowTolerance, Tolerances
 
 # Statistics of integers are sums of integers in float64; frameworks differ in the last digits.
 _INTEGER_STATISTICS: Final = RowTolerance(rtol=1e-6)
+# How near statistics of the same numbers are that were rounded on another way.
+_SAME_LAYOUT: Final = 1e-5
 _HANDED_THROUGH: Final = (
     "not compared: one side returns its input as it is, with all of its gradient"
 )
@@ -139,8 +142,10 @@ def shape_words(row: Matched) -> str:
 def _judge_tensors(row: Matched, tolerances: Tolerances, is_md5: bool) -> None:
     target, reference = row.target, row.reference
     if not target.has_shape_of(reference):
-        row.status = Status.SHAPE
+        row.status = Status.CLOSE if _is_other_layout(row) else Status.SHAPE
         row.finding = shape_words(row)
+        if row.status is Status.CLOSE:
+            row.cause = Cause.OTHER_LAYOUT
         return
     same_type = target.dtype == reference.dtype
     if target.is_unread or reference.is_unread:
@@ -166,6 +171,26 @@ def _judge_tensors(row: Matched, tolerances: Tolerances, is_md5: bool) -> None:
             row,
             f"requires_grad is {target.requires_grad} instead of {reference.requires_grad}",
         )
+
+
+def _is_other_layout(row: Matched) -> bool:
+    """Return whether another API takes or makes the same numbers with dimensions in another order.
+
+    MindSpore's LSTM has the sequence first, for example, where PyTorch's has the batch first.
+    """
+    target, reference = row.target, row.reference
+    if row.pair.match is not Match.ALIAS:
+        return False
+    if sorted(target.squeezed_shape) != sorted(reference.squeezed_shape):
+        return False
+    numbers = [(value.max, value.min, value.mean, value.norm) for value in row.values]
+    if not all(isinstance(number, int | float) for each in numbers for number in each):
+        return False
+    nothing = _SAME_LAYOUT * max(abs(float(end or 0)) for end in numbers[1][:2])
+    return all(
+        math.isclose(float(one or 0), float(other or 0), rel_tol=_SAME_LAYOUT, abs_tol=nothing)
+        for one, other in zip(*numbers, strict=True)
+    )
 
 
 def _judge_types(row: Matched) -> None:
