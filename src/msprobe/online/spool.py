@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class _Step:
-    """What was seen of one step."""
+    """State of one step that is being received."""
 
     journal_bytes: int = 0
     tensors: set[str] = field(default_factory=set)

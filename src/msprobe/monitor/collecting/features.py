@@ -30,7 +30,7 @@ Array = Any
 
 
 class ArrayLibrary(NamedTuple):
-    """What the formulas need of a framework.
+    """The functions of a framework that the formulas need.
 
     Attributes:
         names: its module with functions as NumPy names them: `torch` or `numpy`.

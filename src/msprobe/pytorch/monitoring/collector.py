@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 
 from msprobe.capture.headroom import Headroom
@@ -25,7 +26,7 @@ from msprobe.monitor.collecting.collector import (
     monitored_parameters,
     streams_of,
 )
-from msprobe.monitor.collecting.features import Features, chosen_modules
+from msprobe.monitor.collecting.features import ArrayLibrary, Features, chosen_modules, weight_of
 from msprobe.monitor.collecting.step_rows import StepRows
 from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.rows import Stream
@@ -38,7 +39,6 @@ from msprobe.pytorch.interception.compiled_regions import CompiledRegions
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver, only_evaluates
 from msprobe.pytorch.monitoring.communication import Communication, may_communicate
-from msprobe.pytorch.monitoring.features import TORCH, is_linear
 from msprobe.pytorch.monitoring.loss_scale import ScaledLosses
 from msprobe.pytorch.monitoring.optimizers import view_of
 from msprobe.pytorch.monitoring.own_losses import OwnLosses
@@ -50,6 +50,7 @@ from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.training.training_calls import TrainingCalls
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
+from msprobe.pytorch.values.readable import readable
 from msprobe.pytorch.values.tensor_search import tensors_in
 
 logger = logging.getLogger(__name__)
@@ -283,3 +284,30 @@ def _step_aside(modules: ModuleObserver, frame: FrameType, back: ExitStack) -> N
 def _prefixed(models: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
     """Return models with prefixes that keep the names of their modules apart."""
     return [(f"{chunk}:", model) for chunk, model in enumerate(models)]
+
+
+def _array(tensor: Tensor) -> Tensor | None:
+    found = readable(tensor.detach())
+    return found.float() if isinstance(found, Tensor) and found.is_floating_point() else None
+
+
+def _numbers(values: list[Tensor]) -> list[float]:
+    """Return values as numbers; those of one device come to the host together."""
+    places: dict[torch.device, list[int]] = {}
+    for place, value in enumerate(values):
+        places.setdefault(value.device, []).append(place)
+    result = [0.0] * len(values)
+    for chosen in places.values():
+        fetched = torch.stack([values[place] for place in chosen]).tolist()
+        for place, number in zip(chosen, fetched, strict=True):
+            result[place] = number
+    return result
+
+
+TORCH: Final = ArrayLibrary(torch, Tensor, _array, _numbers)
+
+
+def is_linear(module: Any) -> bool:
+    """Return whether a module has a matrix that is no table of embeddings."""
+    tables = (nn.Embedding, nn.EmbeddingBag)
+    return weight_of(module, Tensor) is not None and not isinstance(module, tables)
