@@ -5,7 +5,7 @@
 2. The same for operators: one under two names.
 3. What is left, by order and values (`aligning`).
 4. Backward and recomputed records follow their forward calls.
-5. Gradients of parameters, by module.
+5. Gradients of parameters, by module; those left, as the forward calls of their modules.
 """
 
 from __future__ import annotations
@@ -294,6 +294,22 @@ class Matcher:
                 ground = self._alias_ground(place, partner)
                 is_same_module = len(places) == len(partners) and ground[1] == _ALIAS_CONFIDENCE
                 self.pair(place, partner, (Match.ALIAS, 1.0) if is_same_module else ground)
+        self._match_gradients_of_partners()
+
+    def _match_gradients_of_partners(self) -> None:
+        """Pair gradients of modules with other names, all of whose calls are partners."""
+        modules: defaultdict[str, dict[str, Ground]] = defaultdict(dict)
+        for place, partner in enumerate(self.partners):
+            if partner != _NONE and self.target.parsed[place].kind is RecordKind.FORWARD:
+                partners = modules[self.target.bases[place]]
+                partners[self.reference.bases[partner]] = self.grounds[place]
+        for place in self._free_target(_is_gradient):
+            base = self.target.bases[place]
+            if len(modules[base]) == 1:
+                [(other, ground)] = modules[base].items()
+                name = other + self.target.names[place].removeprefix(base)
+                if name in self.reference.place:
+                    self.pair(place, self.reference.place[name], ground)
 
     def _match_equal_names(self) -> None:
         """Pair the remaining records of equal names, unless their numbers are shifted."""
