@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from msprobe.compare.model import Mode
@@ -248,13 +247,8 @@ class _Comparer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)
 
     @property
     def bytes_read(self) -> int:

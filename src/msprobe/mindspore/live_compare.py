@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import msgspec
@@ -155,12 +154,7 @@ class LiveCompare(LiveCheck):
         self._is_on = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the step: judge the calls that waited, and write the table."""
         self._is_on = False
         self._run.stop()
