@@ -20,7 +20,15 @@ from msprobe.compare.matching.call_signature import CallSignatureReader
 from msprobe.compare.matching.identities import Identity, Names, SharedNames
 from msprobe.compare.model import Match
 from msprobe.compare.sides import Side
-from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName, forward_name
+from msprobe.dump.record_names import (
+    PARAMETER_GRADIENTS,
+    RecordKind,
+    RecordName,
+    backward_name,
+    forward_name,
+    recompute_name,
+    repeated_name,
+)
 
 Align = Literal["auto", "always", "never"]
 Ground = tuple[Match, float]
@@ -89,12 +97,9 @@ class Records:
         """
         forward = self.parsed[place]
         if kind.recompute:
-            return self.place.get(f"{forward.full}.recompute")
-        if forward.is_module:
-            name = f"{forward.base}.backward.{forward.index}"
-        else:
-            name = f"{forward.base}.{forward.index}.backward"
-        return self.place.get(f"{name}.pass{kind.backward_pass}" if kind.backward_pass else name)
+            return self.place.get(recompute_name(forward.full))
+        name = backward_name(forward, kind.backward_pass)
+        return None if name is None else self.place.get(name)
 
 
 class Matcher:
@@ -278,7 +283,7 @@ class Matcher:
                 self.pair(place, partner, self.grounds[forward])
 
     def _forward_of(self, parsed: RecordName) -> int | None:
-        name = parsed.full.removesuffix(".recompute") if parsed.recompute else forward_name(parsed)
+        name = repeated_name(parsed) or forward_name(parsed)
         return None if name is None else self.target.place.get(name)
 
     def _match_parameter_gradients(self) -> None:
