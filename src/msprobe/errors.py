@@ -78,7 +78,7 @@ class ConfigFileError(ConfigError):
 
     Attributes:
         line: line of the fault, from 1; None when the fault is not at one place.
-        column: column of the fault, from 1; likewise.
+        column: column of the fault, from 1.
     """
 
     def __init__(

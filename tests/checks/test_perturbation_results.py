@@ -33,7 +33,9 @@ def test_the_ranking_holds_undecodable_file_names_and_infinite_amplifications(
     results.write()
     found = json.loads((tmp_path / "free_benchmark.json").read_text())["calls"]
     assert [(one["api_name"], one["amplification"]) for one in found] == [
-        ("Torch.log.0.forward", "inf"),
+        ("Torch.log.0.forward", "Infinity"),
         ("Torch.exp.0.forward", 3.0),
     ]
     assert found[0]["source"] == "tr\udcff.py:3"
+    results.write_page()
+    assert '"amplification":"Infinity"' in (tmp_path / "free_benchmark.html").read_text()

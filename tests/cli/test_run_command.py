@@ -18,7 +18,7 @@ from msprobe import open_dump
 from msprobe.cli import main
 from msprobe.dump.facts import Ending, OptimizerStep, Scaler, Schedule
 from msprobe.dump.rank_view import RankView
-from msprobe.launch.imports import after_import
+from msprobe.launch.launching import after_import
 
 LOOP = """
     import sys

@@ -226,6 +226,24 @@ def test_dumps_of_gradients_alone(tmp_path: Path) -> None:
     assert names_of(pairs) == [*[(name, name) for name in target], (None, "Torch.c.0.backward")]
 
 
+def test_parameter_gradients_of_renamed_modules_follow_the_calls(tmp_path: Path) -> None:
+    def names(*modules: str) -> list[str]:
+        calls = [f"Module.{each}.Linear.forward.0" for each in modules]
+        return calls + [f"Module.{each}.Linear.parameters_grad" for each in reversed(modules)]
+
+    target, reference = names("body.fc", "head"), names("layers.dense", "out")
+    found = [(pair.target, pair.reference) for pair in pairs_of(tmp_path, target, reference)]
+    assert found == list(zip(target, reference, strict=True))
+
+
+def test_parameter_gradients_of_a_shared_module_follow_no_single_call(tmp_path: Path) -> None:
+    target = [f"Module.shared.Linear.{end}" for end in ("forward.0", "forward.1")]
+    reference = [f"Module.{each}.Linear.forward.0" for each in ("a", "b")]
+    gradients = [name.replace("forward.0", "parameters_grad") for name in (target[0], *reference)]
+    found = pairs_of(tmp_path, [*target, gradients[0]], [*reference, *gradients[1:]])
+    assert [pair.is_matched for pair in found] == [True, True, False, False, False]
+
+
 @pytest.mark.parametrize("suffix", ["parameters_grad", "parameters_grad.0"])
 def test_gradients_of_parameters_pair_by_module(tmp_path: Path, suffix: str) -> None:
     target = ["Module.fc.Linear.parameters_grad", "Module.fc.Linear.parameters_grad_reduced"]

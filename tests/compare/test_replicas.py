@@ -219,6 +219,11 @@ def test_ranks_that_part_in_the_reference_too_are_no_finding(tmp_path):
     assert msprobe.compare_dumps(together, old).summary["replicas"] == []
 
 
+def test_of_ranks_that_share_nothing_nothing_is_said(tmp_path):
+    apart = dump_of(tmp_path, [{"weights": 0}, {"weights": 1, "data": 2}])
+    assert "replicas" not in msprobe.compare_dumps(apart, apart).summary
+
+
 def test_only_what_agrees_in_the_reference_has_to_agree(tmp_path):
     drift = {"data": 2, "drift": 1e-3}
     new = dump_of(tmp_path / "new", [{"data": 1}, {**drift, "reduced": 0.01}])

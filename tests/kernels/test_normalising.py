@@ -12,8 +12,7 @@ import pytest
 
 from builders.kernel_binaries import Value, write
 from msprobe.dump.kernel_files import find_kernel_folders
-from msprobe.kernels.clearing import clear_kernel_dump
-from msprobe.kernels.normalising import Wanted, normalise, read_code
+from msprobe.kernels.normalising import Wanted, clear_kernel_dump, normalise, read_code
 from msprobe.kernels.overflow_info import overflowed_parts
 
 NAMES = ["Default/fc1-Dense/MatMul-op0", "Default/relu-ReLU/ReLU-op1"]

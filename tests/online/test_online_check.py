@@ -23,6 +23,7 @@ from msprobe.online.keys import read_keys, write_keys
 from msprobe.online.links import LinkError, SocketLink, write_piece
 from msprobe.online.messages import PROTOCOL, Head, MessageError, checked_path
 from msprobe.online.receiver import Receiver
+from msprobe.online.spool import Part
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("zmq")
@@ -327,3 +328,10 @@ def test_settings_that_lead_nowhere_are_refused(tmp_path: Path, section, said: s
         recording(tmp_path, "L1", "tensor", section={"online_run_ut": True, **section}),
     ):
         pass
+
+
+def test_tensors_belong_to_their_call_whatever_its_module_is_called() -> None:
+    call = "Module.blk.forward_proj.Linear"
+    for end in ("forward.0.output.0.pt", "backward.1.input.0.pt"):
+        path = Path("step0/rank/dump_tensor_data") / f"{call}.{end}"
+        assert Part(path=path, offset=0, size=1).call == call

@@ -233,6 +233,19 @@ def test_an_infinite_number_among_the_arguments_is_understood_as_it_is_written(
     assert found.is_deliberate
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf, 2.0])
+def test_a_call_with_a_number_that_is_not_finite_says_so(write_dump, number: float) -> None:
+    data = {
+        "input_args": [tensor(1.0), {"type": "float", "value": number}],
+        "output": [tensor(math.nan)],
+    }
+    (step,) = analyze_overflow(write_dump({"rank": [("Tensor.__mul__.0.forward", None, data)]}))
+    (found,) = step.first
+    expected = "" if math.isfinite(number) else "NaN or Inf is a number among the arguments"
+    assert (found.source, found.detail) == (Source.OPERATION, expected)
+    assert not found.is_deliberate
+
+
 def test_a_mask_alone_is_reported_and_no_source(capture) -> None:
     mask = torch.triu(torch.full((4, 4), -math.inf), 1)[:1].expand(5, 4)
     (step,) = analyze_overflow(capture(Model(lambda x: torch.softmax(x + mask, dim=-1))))

@@ -240,7 +240,7 @@ def compare_checkpoints(
         only: glob patterns; a parameter takes part if its name fits one. Empty for all.
         tolerance: within which values count as close.
         find_renamed: whether leftovers are paired by their content; reads them once more.
-        workers: how many parameters are compared at once; None for one a core.
+        workers: how many parameters are compared at once; None for one per core.
         progress: called with the bytes done and the bytes in all.
 
     Raises:

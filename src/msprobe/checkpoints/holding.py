@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What formats of checkpoints hold: weights alone, or also what else a training saves.
+"""Contents of checkpoint formats: weights alone, or also the rest that a training saves.
 
 An entry that only one side has is a difference where the other side's format could hold it. Where
 it could not, the entry was not compared.
@@ -85,8 +85,12 @@ def aligned(reference: Checkpoint, target: Checkpoint) -> Checkpoint:
     """Return a reference of another format whose roles have the target's outermost keys."""
     if reference.formats == target.formats:
         return reference
-    ours, theirs = _keys_by_role(target), _keys_by_role(reference)
-    names = {theirs[role]: ours[role] for role in _ALIGNED if ours.get(role) and theirs.get(role)}
+    target_keys, reference_keys = _keys_by_role(target), _keys_by_role(reference)
+    names = {
+        reference_keys[role]: target_keys[role]
+        for role in _ALIGNED
+        if target_keys.get(role) and reference_keys.get(role)
+    }
     names = {old: new for old, new in names.items() if old != new}
     if not names:
         return reference

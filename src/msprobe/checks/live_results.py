@@ -31,7 +31,7 @@ MOST_LISTED: Final = 10
 
 
 class PlaceKey(NamedTuple):
-    """What makes a row: the result of an operator at a place.
+    """Key of a row: the result of an operator at a place.
 
     Attributes:
         operator: ``aten.mm.default``.

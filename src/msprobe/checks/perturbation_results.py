@@ -9,7 +9,6 @@ for and further ones after them. ``free_benchmark.json`` ranks all calls by ampl
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from typing import Any, Final
 import msgspec
 
 from msprobe.checks.perturbation import SEVERITIES, Judged, Severity
-from msprobe.checks.perturbation_page import write_perturbation_page
 from msprobe.files import write_report
-from msprobe.json_text import strict_json
+from msprobe.json_text import strict, strict_json
 from msprobe.report.csv_files import write_csv
+from msprobe.report.page_file import write_page
 from msprobe.report.tables import Table, TableRow
 
 logger = logging.getLogger(__name__)
@@ -39,6 +38,8 @@ _FLIPS: Final = "symbol_flipping"
 # Of a run with a finding in every call of every step, the first ones tell as much.
 _MOST_ROWS: Final = 100_000
 _LISTED: Final = 10
+# On a page, those that matter most; all are in `JSON_FILE`.
+_MOST_SHOWN: Final = 5_000
 
 
 class PerturbedCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -158,14 +159,28 @@ class PerturbationResults:
         Raises:
             ReportWriteError: it cannot be written.
         """
-        if self._folder is not None:
-            write_perturbation_page(
-                self._folder / PAGE_FILE,
-                self.as_json(),
-                self._headline(),
-                [f"left out: {count} ({reason})" for reason, count in self.skipped.most_common()],
-                self._measure,
-            )
+        if self._folder is None:
+            return
+        content = self.as_json()
+        calls = content["calls"]
+        notes = [f"left out: {count} ({reason})" for reason, count in self.skipped.most_common()]
+        if len(calls) > _MOST_SHOWN:
+            notes.append(f"{_MOST_SHOWN} of {len(calls)} calls; {JSON_FILE} has all")
+        perturbation = {
+            "sentence": self._headline(),
+            "worst": next(
+                (severity for severity, count in content["findings"].items() if count), ""
+            ),
+            "left_out": notes,
+            "measure": self._measure,
+            "calls": calls[:_MOST_SHOWN],
+        }
+        write_page(
+            self._folder / PAGE_FILE,
+            title=f"msprobe free_benchmark: {self._run.mode}, {self._run.stage}",
+            sections={"perturbation": perturbation},
+            views=("perturbation_head", "perturbation_calls"),
+        )
 
     def _table_rows(self) -> Iterator[TableRow]:
         for call in self._rows:
@@ -251,15 +266,11 @@ def _entry(call: PerturbedCall) -> dict[str, Any]:
         "step": call.step,
         "output_index": judged.change.output_index,
         "severity": judged.severity,
-        "amplification": _number(judged.amplification),
-        "output_change": _number(judged.change.relative),
-        "input_change": _number(judged.input_change),
+        "amplification": strict(judged.amplification),
+        "output_change": strict(judged.change.relative),
+        "input_change": strict(judged.input_change),
         "dtype": judged.change.dtype,
         "module": call.module,
         "source": call.source,
         "detail": judged.detail,
     }
-
-
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)

@@ -23,7 +23,7 @@ from msprobe.dump.stack_frames import user_line
 
 
 class ObservedCall(Protocol):
-    """What is to be known of an observed call."""
+    """Facts of an observed call that this task needs."""
 
     step: int
     forward_name: str
@@ -33,7 +33,7 @@ class ObservedCall(Protocol):
 
 
 class ObservedRun(Protocol):
-    """What is to be known of the run: its session, as far as this task needs it."""
+    """Facts of the run that this task needs: its session, in part."""
 
     config: Config
 

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     steps = analyze_overflow(dump, steps=options.step)
     if options.json:
         from msprobe.cli.terminal import print_json
-        from msprobe.overflow.as_json import findings_json
+        from msprobe.overflow.anomaly_file import findings_json
 
         print_json(findings_json(steps))
     else:

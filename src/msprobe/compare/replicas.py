@@ -157,11 +157,13 @@ def _wanted(dump: Dump, steps: Sequence[int] | None) -> list[DumpStep]:
 class ReplicaCheck:
     """Finds values on which replicas disagree, step by step, by statistics or checksums alone.
 
-    Args:
-        tolerances: allowed errors of results of equal inputs.
+    Attributes:
+        has_replicas: whether any ranks were replicas.
     """
 
     def __init__(self, tolerances: Tolerances) -> None:
+        """Create it, with the allowed errors of results of equal inputs."""
+        self.has_replicas = False
         self._tolerances = tolerances
         self._parted: dict[RankKey, str] = {}
         self._seen: set[tuple[RankKey, str]] = set()
@@ -184,6 +186,7 @@ class ReplicaCheck:
                     _leave_out_known(comparison, same_ranks, self._tolerances)
                 _blame_once(comparison, self._parted)
             found.append(comparison)
+        self.has_replicas |= bool(found)
         yield from replica_findings(found, self._seen)
 
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from msprobe.compare.model import Mode
@@ -222,7 +221,7 @@ class _Comparer:
         notes: notes for the user.
         left_out: operations left out because only one recorder records them.
         summary: summary of the compared steps.
-        replicas: disagreements of data-parallel ranks of the target; None with a single rank.
+        replicas: disagreements of data-parallel ranks of the target; None if it has none.
     """
 
     def __init__(self, options: CompareOptions, output: Path | None) -> None:
@@ -248,13 +247,8 @@ class _Comparer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)
 
     @property
     def bytes_read(self) -> int:
@@ -363,8 +357,9 @@ class _Comparer:
         step = pairs[0].step
         target = DumpStep(step, {pair.rank: pair.target for pair in pairs})
         reference = DumpStep(step, {pair.rank: pair.reference for pair in pairs})
-        found = self._replica_check.findings(target, reference)
-        self.replicas = [*(self.replicas or ()), *found]
+        found = [*self._replica_check.findings(target, reference)]
+        if self._replica_check.has_replicas:
+            self.replicas = [*(self.replicas or ()), *found]
 
     def check_tensor_options(self, comparisons: Sequence[RankComparison]) -> None:
         """Add notes if there were no tensors to multiply, or to send to a cluster."""

@@ -25,7 +25,7 @@ from msprobe.config.choices import (
     SummaryMode,
     Task,
 )
-from msprobe.config.loading import load_config
+from msprobe.config.loading import DumpSwitch, load_config, reload_dump_enable
 from msprobe.config.numbers import parse_number_list, parse_token_range
 from msprobe.config.reading import read_config_file
 from msprobe.config.schema import json_schema
@@ -48,7 +48,6 @@ from msprobe.config.settings import (
     StructureSection,
     TensorSection,
 )
-from msprobe.config.switch import DumpSwitch, reload_dump_enable
 
 __all__ = [
     "CheckMode",

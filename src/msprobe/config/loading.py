@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +18,12 @@ from msprobe.config.choices import Level, RiskLevel, Task
 from msprobe.config.file_keys import EMPTY_IS_DEFAULT, SECTION_KEYS, CommonKeys, SliceKeys
 from msprobe.config.numbers import parse_number_list
 from msprobe.config.paths import parse_api_list, parse_config_path, parse_dump_path
-from msprobe.config.reading import read_config_file
+from msprobe.config.reading import json_kind, read_config_file
 from msprobe.config.sections import build_section
 from msprobe.config.settings import Config, Section, StatisticsSection, TensorSection
 from msprobe.config.unknown_keys import OTHER_TASKS, warn_unknown
-from msprobe.errors import ConfigError
+from msprobe.errors import ConfigError, ConfigFileError
+from msprobe.plain_text import reason
 
 logger = logging.getLogger(__name__)
 
@@ -268,3 +269,50 @@ def _resolve_namespaces(names: list[str], draft: _Draft) -> tuple[str, ...]:
             rule = "a namespace of torch.ops, such as my_ops"
             raise ConfigError(key, name, rule, source=draft.file)
     return tuple(dict.fromkeys(names))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpSwitch:
+    """State of the key `dump_enable`, which switches recording on and off while a job runs.
+
+    Attributes:
+        enabled: the value when the file was last readable; None when the key is absent.
+        stamp: modification time in ns, size and inode of the file read; None before the first.
+        problem: why the present file cannot be used, empty when it can; `enabled` is then old.
+    """
+
+    enabled: bool | None = None
+    stamp: tuple[int, int, int] | None = None
+    problem: str = ""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether to record: only an explicit ``false`` switches off."""
+        return self.enabled is not False
+
+
+def reload_dump_enable(path: Path, last: DumpSwitch) -> DumpSwitch:
+    """Return the state of `dump_enable` now; `last` itself when the file has not changed.
+
+    Never raises for anything that a file can hold or lack: a file that is being edited must not
+    end a training run. Costs one `stat` when the file has not changed.
+
+    Args:
+        path: the `config.json`.
+        last: the result of an earlier call, or ``DumpSwitch(enabled=config.dump_enable)``.
+    """
+    try:
+        status = path.stat()
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if stamp == last.stamp:
+            return last
+        values, _ = read_config_file(path)
+    except ConfigFileError as error:
+        return replace(last, stamp=stamp, problem=str(error))
+    except OSError as error:
+        return replace(last, stamp=None, problem=f"{path}: {reason(error)}")
+    value = values.get("dump_enable")
+    if value is not None and not isinstance(value, bool):
+        problem = f'{path}: "dump_enable" is {json_kind(value)}; use true or false'
+        return replace(last, stamp=stamp, problem=problem)
+    return DumpSwitch(enabled=value, stamp=stamp)

@@ -24,15 +24,6 @@ from msprobe.dump.record_names import (
 from msprobe.graph.model import ROOT_NAME, Half, HalfKind, Node, NodeFlag, NodeKind
 from msprobe.operators.lookup import is_in_place, operator_of
 
-# Of calls that hand on the numbers they are given.
-_FOLDED_KIN: Final = frozenset(("reshape", "permute", "expand", "contiguous", "to", "split"))
-_FOLDED: Final = frozenset(
-    (
-        *("getitem", "movedim", "detach", "alias", "ravel", "narrow", "select", "slice", "real"),
-        *("imag", "as_strided", "numpy", "item", "tolist", "requires_grad", "data", "identity"),
-        *("hsplit", "vsplit", "dsplit", "view_as_real", "view_as_complex", "diagonal"),
-    )
-)
 _KERNEL: Final = re.compile(r"-op\d+\Z")
 _COLLECTION: Final = "Apis_Between_Modules"
 _KINDS: Final = {
@@ -352,7 +343,7 @@ def _flags_of(call: _Call, halves: Sequence[Half]) -> NodeFlag:
 def _flags_of_api(name: RecordName, *, is_mindspore: bool) -> NodeFlag:
     operator = operator_of(name.prefix, name.path, is_mindspore=is_mindspore)
     flags = NodeFlag(0)
-    if operator.kin in _FOLDED_KIN or operator.name in _FOLDED:
+    if operator.hands_on:
         flags |= NodeFlag.FOLDED
     if is_in_place(name.path):
         flags |= NodeFlag.IN_PLACE

@@ -33,7 +33,7 @@ _UNSAFE: Final = re.compile(r"[^\w.-]+")
 
 
 class Mode(Enum):
-    """What becomes of the recordings of tests."""
+    """Outcomes of the recordings of tests."""
 
     OFF = "off"
     CHECK = "check"

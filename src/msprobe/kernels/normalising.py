@@ -12,6 +12,7 @@ not asked for is removed here, statistics are computed from the tensors, and the
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +25,14 @@ from msprobe.capture.statistics import NonFinite
 from msprobe.dump.crc import crc32
 from msprobe.dump.kernel_code import CodeMap, CodePlace
 from msprobe.dump.kernel_files import (
+    MAPPING_CSV,
     STATISTIC_CSV,
     KernelFolder,
     KernelValue,
     find_graph_file,
 )
 from msprobe.dump.kernel_ir import SourceLine, read_ir
-from msprobe.dump.kernel_names import OVERFLOW_TYPE
+from msprobe.dump.kernel_names import OVERFLOW_TYPE, parse_kernel_file_name
 from msprobe.dump.kernel_views import PARAMETER, Kernel, kernels_in_order
 from msprobe.dump.open_file import OpenFile
 from msprobe.dump.tensor_files import StoredTensor, npy_type_and_shape, read_open_tensor
@@ -310,3 +312,31 @@ def _cleared(path: Path) -> Path:
     """Return a path after removing any file there."""
     path.unlink(missing_ok=True)
     return path
+
+
+_OWN_FILES: Final = (STATISTIC_CSV, MAPPING_CSV, "kernel_index.csv")
+_OTHER_FILES: Final = re.compile(
+    r"ms_(?:global_)?execution_order_graph_\d+\.csv|ms_output_trace_code_graph_\d+\.(?:ir|pb)|\d{32}\.npy"
+)
+
+
+def clear_kernel_dump(rank_folder: Path) -> int:
+    """Remove the files of a kernel dump below the folder of a rank; folders with others stay.
+
+    Returns:
+        The number of files removed.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    removed = 0
+    if rank_folder.is_symlink():
+        return 0
+    for directory, _, names in os.walk(rank_folder, topdown=False):
+        for name in names:
+            if name in _OWN_FILES or _OTHER_FILES.fullmatch(name) or parse_kernel_file_name(name):
+                (Path(directory) / name).unlink()
+                removed += 1
+        if not any(Path(directory).iterdir()):
+            Path(directory).rmdir()
+    return removed

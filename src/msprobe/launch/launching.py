@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import wraps
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Protocol
@@ -17,7 +19,6 @@ from msprobe.capture.signals import EarlySignal
 from msprobe.config import load_config
 from msprobe.dump.reuse import refuse_kept
 from msprobe.errors import UnsupportedError, UsageError
-from msprobe.launch.imports import after_import
 from msprobe.launch.program import hide_own_frames, module, run_program, script
 from msprobe.launch.step_functions import DECORATOR, StepFunction
 from msprobe.plain_text import reason
@@ -29,8 +30,8 @@ DEFAULT_FOLDER: Final = "./msprobe_dump"
 DEFAULT_STEPS: Final = ("0-1",)
 _ALL_STEPS: Final = ["all"]
 _EXIT_REFUSED: Final = 2
-# They start processes of their own, which would go unrecorded.
-# Commands that start other processes, and what has to stand before the name of a module.
+# Commands that start other processes, which would go unrecorded, and what has to stand before the
+# name of a module.
 _LAUNCHERS: Final = {
     "accelerate": "-m",
     "deepspeed": "--module",
@@ -256,3 +257,52 @@ def _refuse_other_commands(name: str, command: str) -> None:
         )
     if name.startswith("-"):
         raise UsageError(f"{command}: unknown option {name} (see {command} --help)")
+
+
+def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
+    """Call ``action(module)`` when the module called `name` has been imported; at once if it is.
+
+    An exception of `action` leaves the program's import statement.
+    """
+    if name in sys.modules:
+        action(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _Finder(name, action))
+
+
+class _Finder:
+    """Lets the usual finders find one module, and adds an action to its loader."""
+
+    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._action = action
+        self._is_asking = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find the module; `sys.meta_path` calls this.
+
+        Programs also ask for a module without importing it, as `importlib.util.find_spec` does. So
+        the action comes with the first module that is executed, whichever spec that has.
+        """
+        if name != self._name or self._is_asking:
+            return None
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_asking = False
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_act(module: ModuleType) -> None:
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._action(module)
+
+        # The loader stays the object that it is: modules keep it, and are read through it.
+        spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
+        return spec

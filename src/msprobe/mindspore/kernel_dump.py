@@ -22,8 +22,13 @@ from msprobe.dump.kernel_code import CodeMap
 from msprobe.dump.kernel_files import KernelFolder, find_kernel_folders
 from msprobe.dump.record_index import read_json_object
 from msprobe.errors import ConfigError, DumpFormatError, DumpWriteError, UsageError
-from msprobe.kernels.clearing import clear_kernel_dump
-from msprobe.kernels.normalising import Normalised, Wanted, normalise, read_code
+from msprobe.kernels.normalising import (
+    Normalised,
+    Wanted,
+    clear_kernel_dump,
+    normalise,
+    read_code,
+)
 from msprobe.kernels.overflow_info import overflowed_parts
 from msprobe.mindspore import native_dump
 from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import msgspec
@@ -35,7 +34,7 @@ from msprobe.checks.verify_call import (
 from msprobe.config import Config, DataMode, Level, TensorSection
 from msprobe.dump.array_file import ArrayFile
 from msprobe.dump.formats.dtypes import STORAGE_TYPES, normal_dtype
-from msprobe.dump.record_names import RecordKind, parse_record_name
+from msprobe.dump.record_names import forward_name, parse_record_name
 from msprobe.dump.records import encode
 from msprobe.dump.stack_frames import user_line
 from msprobe.dump.tensor_files import StoredTensor
@@ -155,12 +154,7 @@ class LiveCompare(LiveCheck):
         self._is_on = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the step: judge the calls that waited, and write the table."""
         self._is_on = False
         self._run.stop()
@@ -347,9 +341,8 @@ class LiveRecording(Recording):
 
     def keeps(self, draft: Draft) -> bool:
         """Judge the gradients of a call, or keep them; return False."""
-        name = parse_record_name(draft.name)
-        forward = f"{name.full.rpartition('.backward')[0]}.forward"
-        kept = self._kept.get(forward) if name.kind is RecordKind.BACKWARD else None
+        forward = forward_name(parse_record_name(draft.name)) or ""
+        kept = self._kept.get(forward)
         if kept is not None:
             before = kept.tensors.size_bytes
             one = pass_of(draft.name, kept.call.outputs, kept.tensors.take(draft))

@@ -83,7 +83,7 @@ class Judging:
 
 
 class Findings:
-    """What takes a while to find out about one run, or about two.
+    """Findings about one run, or about two, that take a while to compute.
 
     It reads with readers of its own, so that it may work on another thread.
     """

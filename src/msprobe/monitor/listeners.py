@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sees the rows of a run: while it trains, or as they were stored."""
+"""Listeners that get the rows of a run: while it trains, or as they were stored."""
 
 from __future__ import annotations
 

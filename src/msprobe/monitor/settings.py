@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -17,9 +18,9 @@ from msprobe.config.checking import convert
 from msprobe.config.reading import read_config_file
 from msprobe.config.unknown_keys import warn_unknown
 from msprobe.errors import ConfigError
-from msprobe.monitor.collective_files import OPS_SECTIONS, STACK_SECTIONS, listed
 from msprobe.monitor.ops import Op
 from msprobe.monitor.rows import Stream
+from msprobe.yaml_nodes import nearest, read_yaml
 
 ALWAYS: Final = 10**8
 
@@ -307,10 +308,40 @@ def _with_files(keys: MonitorKeys, beside: Path | None) -> MonitorKeys:
     chosen = keys.cc_distribution
     replaced = msgspec.structs.replace(
         chosen,
-        distributed_ops=listed(chosen.distributed_ops, OPS_SECTIONS, beside),
-        stack_blacklist=listed(chosen.stack_blacklist, STACK_SECTIONS, beside),
+        distributed_ops=_listed(chosen.distributed_ops, _OPS_SECTIONS, beside),
+        stack_blacklist=_listed(chosen.stack_blacklist, _STACK_SECTIONS, beside),
     )
     return msgspec.structs.replace(keys, cc_distribution=replaced)
+
+
+# Of `distributed_ops.yaml`, for PyTorch and MindSpore, and of `stack_blacklist.yaml`.
+_OPS_SECTIONS: Final = ("distributed", "communication.comm_func")
+_STACK_SECTIONS: Final = ("stack",)
+
+
+def _listed(value: Sequence[str] | str, sections: Sequence[str], beside: Path | None) -> list[str]:
+    """Return the entries of a list, or of a file.
+
+    Args:
+        value: the list, or the path of a YAML file; a relative one begins at `beside`.
+        sections: the keys of the file that are read; a file needs one of them.
+        beside: the folder of the configuration; None for the current one.
+
+    Raises:
+        ConfigError: the file has another key, or something else than a list of texts.
+        ConfigFileError: it cannot be read.
+    """
+    if not isinstance(value, str):
+        return list(value)
+    path = Path(value).expanduser()
+    top = read_yaml(path if beside is None else beside / path)
+    found: list[str] = []
+    for key, place, node in top.items(f"lists under {' or '.join(sections)}"):
+        if key not in sections:
+            place.refuse(key, sections, hint=nearest(key, sections))
+        if node.kind != "null":  # a section whose lines were all taken out
+            found += [one.text("a text") for one in node.elements("a list of texts")]
+    return found
 
 
 def _names(kind: type[msgspec.Struct]) -> tuple[str, ...]:

@@ -8,13 +8,16 @@ the step has ended and everything is there.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msprobe.dump import layout
+
+_DIRECTION: Final = re.compile(r"\.(?:forward|backward)\.")
 
 
 class Part(NamedTuple):
@@ -39,13 +42,12 @@ class Part(NamedTuple):
         """The call whose tensor it is; None for records."""
         if self.path.parent.name != layout.TENSOR_FOLDER:
             return None
-        name = self.path.name
-        return name.partition(".forward")[0].partition(".backward")[0]
+        return _DIRECTION.split(self.path.name, 1)[0]
 
 
 @dataclass(slots=True)
 class _Step:
-    """What was seen of one step."""
+    """State of one step that is being received."""
 
     journal_bytes: int = 0
     tensors: set[str] = field(default_factory=set)

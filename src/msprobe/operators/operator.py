@@ -9,6 +9,14 @@ from typing import Final
 
 # Arguments that are parameters or buffers of a model.
 _STATE: Final = frozenset(("weight", "bias", "running_mean", "running_var"))
+_KIN_HANDED_ON: Final = frozenset(("reshape", "permute", "expand", "contiguous", "to", "split"))
+_HANDED_ON: Final = frozenset(
+    (
+        *("getitem", "movedim", "detach", "alias", "ravel", "narrow", "select", "slice", "real"),
+        *("imag", "as_strided", "numpy", "item", "tolist", "requires_grad", "data", "identity"),
+        *("hsplit", "vsplit", "dsplit", "view_as_real", "view_as_complex", "diagonal"),
+    )
+)
 
 
 class Family(StrEnum):
@@ -152,6 +160,11 @@ class Operator:
     may_vary: bool = False
     communication: Communication | None = None
     selects: bool = False
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether its results are the numbers it is given, perhaps in another shape or type."""
+        return self.kin in _KIN_HANDED_ON or self.name in _HANDED_ON
 
     @property
     def rounds(self) -> bool:

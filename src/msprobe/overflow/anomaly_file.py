@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from msprobe.dump.dump_steps import DumpStep, RankKey
 from msprobe.dump.records import JsonTree
@@ -22,7 +23,8 @@ from msprobe.files import write_report
 from msprobe.json_text import strict_json
 from msprobe.overflow.findings import Finding, StepFindings
 
-_PARTS = ("input_args", "input_kwargs", "input", "output", "output_kwargs", "parameters")
+_SCHEMA_VERSION: Final = 1
+_PARTS: Final = ("input_args", "input_kwargs", "input", "output", "output_kwargs", "parameters")
 
 
 def write_anomalies(directory: Path, step: DumpStep, found: StepFindings) -> Path:
@@ -61,6 +63,15 @@ def _entry(finding: Finding, data: Mapping[str, JsonTree]) -> dict[str, JsonTree
         "data_info": {part: data[part] for part in _PARTS if part in data} or dict(data),
         "construct_info": [*reversed(finding.modules), finding.place.name],
         "stack_info": list(finding.frames),
+        **_facts(finding),
+    }
+    if finding.sender is not None:
+        entry["received_from"] = {"rank": finding.sender.rank, "op_name": finding.sender.name}
+    return entry
+
+
+def _facts(finding: Finding) -> dict[str, JsonTree]:
+    return {
         "source": finding.source.value,
         "slots": list(finding.slots),
         "contents": finding.contents,
@@ -68,6 +79,42 @@ def _entry(finding: Finding, data: Mapping[str, JsonTree]) -> dict[str, JsonTree
         "severity": finding.severity and finding.severity.value,
         "deliberate": finding.is_deliberate,
     }
-    if finding.sender is not None:
-        entry["received_from"] = {"rank": finding.sender.rank, "op_name": finding.sender.name}
-    return entry
+
+
+def findings_json(steps: list[StepFindings]) -> dict[str, JsonTree]:
+    """Return the answer for all steps, as the command prints it for programs."""
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "finite": not any(step.findings or step.unseen for step in steps),
+        "steps": [_step_json(step) for step in steps],
+    }
+
+
+def _step_json(found: StepFindings) -> dict[str, Any]:
+    return {
+        "step": found.step,
+        "records": found.records,
+        "affected": {str(rank): count for rank, count in found.affected.items()},
+        "first": [_finding_json(finding) for finding in found.first],
+        "findings": [_finding_json(finding) for finding in found.findings],
+        "notes": list(found.notes),
+        "unseen": [str(rank) for rank in found.unseen],
+        "near": found.near and asdict(found.near),
+        "growth": found.growth and asdict(found.growth),
+        "loss_growth": found.loss_growth and asdict(found.loss_growth),
+        "scaler_skip": found.skip and asdict(found.skip),
+    }
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    sender = finding.sender
+    return {
+        "rank": finding.place.rank,
+        "name": finding.place.name,
+        **_facts(finding),
+        "received_from": sender and {"rank": sender.rank, "name": sender.name},
+        "modules": list(finding.modules),
+        "frames": list(finding.frames),
+        "layer": finding.layer,
+        "position": finding.position,
+    }

@@ -17,7 +17,7 @@ _MAX_LISTED: Final = 10
 _MAX_SLOTS: Final = 4
 
 _WORDS: Final = {
-    Source.OPERATION: "made here: what the call was given is finite",
+    Source.OPERATION: "made here: the tensors that the call was given are finite",
     Source.PARAMETER: "came in with a parameter",
     Source.INPUT: "came in from outside",
     Source.UNRECORDED: "came in between recorded calls",

@@ -40,6 +40,7 @@ class Examined:
         results: outputs, gradients of inputs, gradients of parameters, saved values.
         worst_argument: the worst of all elements of the arguments.
         worst_result: the worst of all elements of the results.
+        has_bad_number: whether a number among the arguments is NaN or Inf.
         is_deliberate: whether the call was told to make NaN or Inf (`is_asked_for`).
         is_mask: whether the results hold -Inf alone, as in an attention mask (`has_overflowed`).
     """
@@ -49,6 +50,7 @@ class Examined:
     results: tuple[Value, ...]
     worst_argument: Badness
     worst_result: Badness
+    has_bad_number: bool
     is_deliberate: bool
     is_mask: bool
 
@@ -131,6 +133,7 @@ def examine(record: Record) -> Examined:
         results=tuple(results),
         worst_argument=worst(arguments),
         worst_result=worst(results),
+        has_bad_number=not all(map(math.isfinite, numbers)),
         is_deliberate=not name.is_module
         and is_asked_for(operator, numbers, only_minus_inf=is_mask),
         is_mask=is_mask

@@ -318,6 +318,8 @@ class _Search:
             detail = "asked for: NaN or Inf is a number among the arguments"
         elif is_mask:
             detail = f"{detail}; only -Inf, as in a mask".removeprefix("; ")
+        elif source is Source.OPERATION and examined.has_bad_number:
+            detail = "NaN or Inf is a number among the arguments"
         return Finding(
             place=Place(self._rank.rank, name),
             source=source,

@@ -85,7 +85,7 @@ def estimate(
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """What one step of the user's training consists of."""
+    """Contents of one step of the user's training."""
 
     models: tuple[nn.Module, ...]
     batch: object

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -11,15 +12,17 @@ from typing import Final
 from rich.text import Text
 
 from msprobe.dump.dump_steps import Dump
+from msprobe.dump.facts import Clip, Facts, OptimizerStep, Scaler, Schedule
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.records import JsonTree
 from msprobe.errors import DumpFormatError
 from msprobe.plain_text import count_text, plain, size_text
 from msprobe.report.fact_lines import fact_lines
 from msprobe.report.nonfinite import Nonfinite
-from msprobe.report.training_lines import training_texts
+from msprobe.report.value_text import number_text
 
 _MAX_LISTED: Final = 12
+_MOST: Final = 4  # facts of each kind about the training
 
 _fact: Final = partial(fact_lines, label_width=12)
 
@@ -103,7 +106,7 @@ def _training(view: RankView, width: int) -> Iterator[Text]:
     except DumpFormatError as error:
         yield from _fact("training", f"unknown: {error}", width, style="bold yellow")
         return
-    for label, text in training_texts(facts) if facts is not None else ():
+    for label, text in _training_texts(facts) if facts is not None else ():
         yield from _fact(label, text, width)
 
 
@@ -121,3 +124,48 @@ def _cost(account: Mapping[str, JsonTree]) -> str:
     if isinstance(spent_ms := account.get("capture_ms"), (int, float)):
         said.append(f"{spent_ms:.1f} ms in capture")
     return ", ".join(said)
+
+
+def _training_texts(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Yield labels and facts of loss, clipping, scaler, optimizers and schedule."""
+    events = facts.events
+    for label, found, between in (
+        ("loss", [number_text(loss.value) for loss in facts.loss], ", "),
+        ("clipping", [_clip(one) for one in events if isinstance(one, Clip)], "; "),
+        ("scaler", [_scaler(one) for one in events if isinstance(one, Scaler)], "; "),
+        ("optimizer", [_optimizer(one) for one in facts.optimizer_steps()], "; "),
+        ("schedule", [_schedule(one) for one in events if isinstance(one, Schedule)], "; "),
+    ):
+        if found:
+            yield label, _some(found, between)
+
+
+def _some(texts: Sequence[str], between: str) -> str:
+    left = len(texts) - _MOST
+    return between.join(texts[:_MOST]) + (f" … ({left} more)" if left > 0 else "")
+
+
+def _clip(event: Clip) -> str:
+    name, limit = plain(event.function), number_text(event.max)
+    if event.norm_type is None:
+        return f"{name}: elements up to {limit}"
+    return f"{name}: norm {number_text(event.total_norm)}, limit {limit}"
+
+
+def _scaler(event: Scaler) -> str:
+    skipped = ", the update was skipped" if event.skipped else ""
+    return f"scale {number_text(event.scale)}, then {number_text(event.new_scale)}{skipped}"
+
+
+def _optimizer(event: OptimizerStep) -> str:
+    name = plain(event.class_name.rpartition(".")[2])
+    rates = list(dict.fromkeys(str(group.options.get("lr")) for group in event.groups))
+    counted = count_text(len(event.parameters.name), "parameter")
+    known = [norm for norm in event.parameters.gradient.norm if norm is not None]
+    norm = number_text(math.hypot(*known)) if known else "unknown"
+    return f"{name}: lr {plain(', '.join(rates))}, {counted}, gradient norm {norm}"
+
+
+def _schedule(event: Schedule) -> str:
+    name = plain(event.class_name.rpartition(".")[2])
+    return f"{name}: lr {', '.join(map(number_text, event.lr))} from now on"

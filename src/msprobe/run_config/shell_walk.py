@@ -84,7 +84,7 @@ _SIMPLE: Final = (
 
 
 class Walk:
-    """What a script does, as far as its text tells.
+    """Effects of a script, as far as its text tells them.
 
     Attributes:
         launches: trainings that it starts.

@@ -585,6 +585,20 @@ def test_uneven_columns_are_no_error() -> None:
     differences((damaged, step()), (step(), damaged))
 
 
+def test_other_names_for_all_parameters_are_no_cause() -> None:
+    values = arrays()
+    renamed = {f"renamed{place}": each for place, each in enumerate(values.values())}
+    sides = [{"parameters": start_state(each)} for each in (values, renamed)]
+    found = differences((sides[0], sides[1]))
+    assert [each.words.split(" has")[0] for each in found] == [
+        "only the target",
+        "only the reference",
+    ]
+    assert {each.effect for each in found} == {Effect.NONE}
+    some = {"parameters": start_state({**renamed, "b.weight": values["b.weight"]})}
+    assert Effect.POSSIBLE in {each.effect for each in differences((sides[0], some))}
+
+
 def test_a_parameter_that_one_model_lacks_is_not_missed_by_its_optimizer() -> None:
     values, gradients = arrays(), arrays(1)
     after = adamw(values, gradients)

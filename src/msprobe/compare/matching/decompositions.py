@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.sides import MINDSPORE, JoinedRecord, Side, SlotOf
-from msprobe.dump.record_names import RecordKind, RecordName
+from msprobe.dump.record_names import RecordKind, RecordName, backward_name, recompute_name
 from msprobe.dump.values import Role, Value
 from msprobe.operators.lookup import operator_of
 from msprobe.operators.mindspore_layers import CASTS, DECOMPOSITIONS, FLOW, Decomposition, Step
@@ -188,10 +188,10 @@ class _Joiner:
         operator = operator_of("Functional", decomposition.operator)
         head = next(part.call for part in parts if part.step.api == decomposition.head)
         calls = [part.call.full for part in parts]
-        backward = [_backward(part.call) for part in parts]
+        backward = [backward_name(part.call) or "" for part in parts]
         for names, first, last in (
             (calls, "input", "output"),
-            ([f"{name}.recompute" for name in calls], "input", "output"),
+            ([*map(recompute_name, calls)], "input", "output"),
             (backward, "output", "input"),
         ):
             name = names[calls.index(head.full)]
@@ -219,7 +219,7 @@ class _Joiner:
                 return
             if _numbers(output) not in wanted:
                 return
-            names = (call.full, f"{call.full}.recompute", _backward(call))
+            names = (call.full, recompute_name(call.full), backward_name(call) or "")
             self._absorbed.update(name for name in names if name in self._known)
 
     def _arguments(self, part: _Part) -> list[Value]:
@@ -253,10 +253,6 @@ def _slots(operator: Operator, part: _Part, name: str, kind: str) -> Iterator[Sl
 
 def _api(call: RecordName) -> str:
     return call.path.rpartition(".")[2]
-
-
-def _backward(call: RecordName) -> str:
-    return f"{call.base}.{call.index}.backward"
 
 
 def _numbers(value: Value) -> tuple[object, ...]:

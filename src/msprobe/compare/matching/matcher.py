@@ -5,7 +5,7 @@
 2. The same for operators: one under two names.
 3. What is left, by order and values (`aligning`).
 4. Backward and recomputed records follow their forward calls.
-5. Gradients of parameters, by module.
+5. Gradients of parameters, by module; those left, as the forward calls of their modules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from msprobe.compare.matching.call_signature import CallSignatureReader
 from msprobe.compare.matching.identities import Identity, Names, SharedNames
 from msprobe.compare.model import Match
 from msprobe.compare.sides import Side
-from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName, forward_name
+from msprobe.dump.record_names import (
+    PARAMETER_GRADIENTS,
+    RecordKind,
+    RecordName,
+    backward_name,
+    forward_name,
+    recompute_name,
+    repeated_name,
+)
 
 Align = Literal["auto", "always", "never"]
 Ground = tuple[Match, float]
@@ -89,12 +97,9 @@ class Records:
         """
         forward = self.parsed[place]
         if kind.recompute:
-            return self.place.get(f"{forward.full}.recompute")
-        if forward.is_module:
-            name = f"{forward.base}.backward.{forward.index}"
-        else:
-            name = f"{forward.base}.{forward.index}.backward"
-        return self.place.get(f"{name}.pass{kind.backward_pass}" if kind.backward_pass else name)
+            return self.place.get(recompute_name(forward.full))
+        name = backward_name(forward, kind.backward_pass)
+        return None if name is None else self.place.get(name)
 
 
 class Matcher:
@@ -278,7 +283,7 @@ class Matcher:
                 self.pair(place, partner, self.grounds[forward])
 
     def _forward_of(self, parsed: RecordName) -> int | None:
-        name = parsed.full.removesuffix(".recompute") if parsed.recompute else forward_name(parsed)
+        name = repeated_name(parsed) or forward_name(parsed)
         return None if name is None else self.target.place.get(name)
 
     def _match_parameter_gradients(self) -> None:
@@ -294,6 +299,22 @@ class Matcher:
                 ground = self._alias_ground(place, partner)
                 is_same_module = len(places) == len(partners) and ground[1] == _ALIAS_CONFIDENCE
                 self.pair(place, partner, (Match.ALIAS, 1.0) if is_same_module else ground)
+        self._match_gradients_of_partners()
+
+    def _match_gradients_of_partners(self) -> None:
+        """Pair gradients of modules with other names, all of whose calls are partners."""
+        modules: defaultdict[str, dict[str, Ground]] = defaultdict(dict)
+        for place, partner in enumerate(self.partners):
+            if partner != _NONE and self.target.parsed[place].kind is RecordKind.FORWARD:
+                partners = modules[self.target.bases[place]]
+                partners[self.reference.bases[partner]] = self.grounds[place]
+        for place in self._free_target(_is_gradient):
+            base = self.target.bases[place]
+            if len(modules[base]) == 1:
+                [(other, ground)] = modules[base].items()
+                name = other + self.target.names[place].removeprefix(base)
+                if name in self.reference.place:
+                    self.pair(place, self.reference.place[name], ground)
 
     def _match_equal_names(self) -> None:
         """Pair the remaining records of equal names, unless their numbers are shifted."""

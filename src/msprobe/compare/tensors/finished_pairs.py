@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
 
 import msgspec
@@ -71,12 +70,7 @@ class FinishedPairs:
             logger.info("%s: %d pairs of tensors are taken over", self._path, len(self._known))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Remove the file, or keep it for the next attempt."""
         if kind is not None:
             self._write()

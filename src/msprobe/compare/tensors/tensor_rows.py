@@ -8,8 +8,7 @@ import os
 import stat
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from msprobe.compare.model import Matched, Row
 from msprobe.compare.options import CompareOptions
@@ -57,14 +56,9 @@ class TensorWork:
             self._finished = self._stack.enter_context(FinishedPairs(self._output))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: Any) -> None:
         """Keep the outcomes so far if an exception ends it, else clean up."""
-        self._stack.__exit__(kind, error, trace)
+        self._stack.__exit__(*exc)
 
     def measure(self, comparison: RankComparison, tolerances: Tolerances) -> None:
         """Give every row whose two files can be read its element metrics, others a `problem`.

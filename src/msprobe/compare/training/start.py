@@ -331,7 +331,11 @@ def _size(changes: Mapping[str, Change], name: str) -> bool:
 def _present(
     pair: FactsPair, places: tuple[Mapping[str, int], Mapping[str, int]]
 ) -> Iterator[FactDifference]:
-    """Yield parameters that only one side has."""
+    """Yield parameters that only one side has.
+
+    As many on both sides, and none of them with a common name, are a model with other names.
+    """
+    is_renamed = len(places[0]) == len(places[1]) and places[0].keys().isdisjoint(places[1])
     for own, other, side in ((*places, "target"), (*reversed(places), "reference")):
         names = [name for name in own if name not in other]
         if names:
@@ -341,7 +345,7 @@ def _present(
                 step=pair.step,
                 rank=pair.rank,
                 words=f"only the {side} has {some_of(names, len(own))}",
-                effect=Effect.POSSIBLE,
+                effect=Effect.NONE if is_renamed else Effect.POSSIBLE,
                 parameter=names[0],
             )
 

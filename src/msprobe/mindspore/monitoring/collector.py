@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 from mindspore.common import api
 from mindspore.communication import GlobalComm
+from numpy.typing import NDArray
 
-from mindspore import nn
+from mindspore import Tensor, nn
 from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.config import Config, DataMode, Level, StatisticsSection
 from msprobe.dump.facts import Loss
-from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter, on_host
+from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter, on_host, values_of
 from msprobe.mindspore.bytecode_jit import run_as_python
 from msprobe.mindspore.cell_hooks import CellNames, CellObserver
 from msprobe.mindspore.guard import quietly
@@ -25,7 +26,6 @@ from msprobe.mindspore.immediate_operators import ImmediateOperators
 from msprobe.mindspore.jit_calls import JitCalls
 from msprobe.mindspore.losses import Losses
 from msprobe.mindspore.monitoring.communication import Communication
-from msprobe.mindspore.monitoring.features import NUMPY, is_linear
 from msprobe.mindspore.monitoring.loss_scale import LossScale
 from msprobe.mindspore.monitoring.measures import READING
 from msprobe.mindspore.monitoring.parameters import Parameters, as_number
@@ -39,7 +39,7 @@ from msprobe.monitor.collecting.collector import (
     monitored_parameters,
     streams_of,
 )
-from msprobe.monitor.collecting.features import Features, chosen_modules
+from msprobe.monitor.collecting.features import ArrayLibrary, Features
 from msprobe.monitor.collecting.run_numbers import ModelLoss, Trained
 from msprobe.monitor.collecting.step_rows import StepRows
 from msprobe.monitor.recorder import Recorder
@@ -82,30 +82,30 @@ class Collector(StepCollector):
             section=StatisticsSection(data_mode=DataMode(backward=takes_gradients)),
         )
         self._models = models
-        self._session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)
+        session = Session(config, MindSporeAdapter(config), TENSOR_TYPES)
         self._names = CellNames(models)
         tell_unmatched(
             settings,
             {name for model in models for name, _ in model.cells_and_names()},
             {name for model in models for name, _ in model.parameters_and_names()},
         )
-        cells = [model.cells_and_names() for model in models]
+        cells = [[*model.cells_and_names()] for model in models]
         modules = monitored_modules(cells, self._names.items(), settings, streams)
         super().__init__(
             settings,
             recorder,
             READING,
+            session=session,
             rank=rank,
             step=step,
             activations=Activations(modules, tensors_in, _is_training),
+            features=Features(_NUMPY, cells, keys) if keys.recording_l2_features else None,
             as_number=as_number,
         )
-        self._session.calls.add(self.activations)
-        self._session.calls.remove(self._session.recording)
         if not holds_reduced:
             self.empty.leave_out({Stream.GRAD_REDUCED})
         self._parameters = Parameters(
-            self._session,
+            session,
             monitored_parameters([one.parameters_and_names() for one in models], settings),
             optimizer,
             micro_steps=micro_steps,
@@ -113,19 +113,15 @@ class Collector(StepCollector):
             direction=keys.mg_direction,
             holds_reduced=holds_reduced,
         )
+        self._measuring.append(self._parameters)
         self._gradients: Sequence[Any] = ()
-        self._features: Features | None = None
-        if keys.recording_l2_features:
-            named = {name: one for model in models for name, one in model.cells_and_names()}
-            self._features = Features(NUMPY, chosen_modules(named, keys, is_linear), keys.sa_order)
-            self.activations.on_values = self._take_features
         self._communication: Communication | None = None
         if keys.cc_distribution.enable and GlobalComm.INITED:
-            self._communication = Communication(self._session, keys.cc_distribution)
-            self._session.calls.add(self._communication)
+            self._communication = Communication(session, keys.cc_distribution)
+            self._measuring.append(self._communication)
+            session.calls.add(self._communication)
         self._cells: CellObserver | None = None
-        self._loss_scale = LossScale(self._session)
-        self._undo = ExitStack()
+        self._loss_scale = LossScale(session)
         self.begin_step()
 
     def take_gradients(self, gradients: Sequence[Any]) -> None:
@@ -144,24 +140,10 @@ class Collector(StepCollector):
         if Stream.RUN in rows.streams:
             total = self._parameters.total_norm(READING.table)
             self.numbers.put_optimizer(self._parameters.settings(), total)
-        if self._features is not None:
-            self._features.put(rows)
 
     def read_after(self, rows: StepRows, result: object) -> None:
         """Measure what the optimizer leaves."""
         self._parameters.read_after(rows)
-
-    def tell(self, rows: StepRows | None) -> None:
-        """Tell everything that measures of the rows of a step."""
-        self._parameters.begin_step(rows)
-        if self._communication is not None:
-            self._communication.begin_step(rows)
-        if self._features is not None:
-            self._features.begin_step()
-
-    def observe(self) -> None:
-        """Begin to observe the step that runs."""
-        self._session.observe(self.step, self.numbers)
 
     def end_observing(self) -> None:
         """End that."""
@@ -187,20 +169,11 @@ class Collector(StepCollector):
             session.attempt("hooking compiled code", calls.install)
             session.undo.callback(calls.remove)
 
-    def remove(self) -> None:
-        """Take all hooks away."""
-        for undo in (self._session.undo, self._session.step_undo, self._undo):
-            self._session.attempt("removing hooks", undo.close)
-
     def close(self) -> None:
         """Take everything away that is installed."""
         self.end_observing()
         self.remove()
         self._session.close()
-
-    def _take_features(self, *call: Any) -> None:
-        if self._rows is not None and self._features is not None:
-            self._features.take(self._rows, *call)
 
     def _install_cells(self, repeated: Recomputations) -> None:
         session = self._session
@@ -249,3 +222,17 @@ def _trained_by(models: Sequence[nn.Cell]) -> Callable[[Any], Callable[..., Loss
 def _is_training(cell: nn.Cell) -> bool:
     """Return whether a cell trains: cells are in evaluation mode until `set_train` is called."""
     return bool(cell.training) or bool(api._pynative_executor.requires_grad())
+
+
+def _array(tensor: Any) -> NDArray[np.float32] | None:
+    values = values_of(tensor)
+    if values is None or values.dtype.kind not in "fV":  # V: bfloat16
+        return None
+    return values.astype(np.float32)
+
+
+def _numbers(values: list[Any]) -> list[float]:
+    return list(map(float, values))
+
+
+_NUMPY: Final = ArrayLibrary(np, Tensor, (nn.Embedding,), _array, _numbers)

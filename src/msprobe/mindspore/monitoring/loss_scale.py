@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `mindspore.amp` does with losses: by which scale they are multiplied, which steps it skips.
+"""Loss scaling of `mindspore.amp`: by which scale losses are multiplied, which steps it skips.
 
 Its functions for that are compiled, so calls of compiled code tell.
 """

@@ -6,11 +6,14 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Protocol
 
+from msprobe.capture.session import Session
 from msprobe.errors import MonitorStop
 from msprobe.monitor.collecting.absences import OF_MODULES, EmptyStreams
 from msprobe.monitor.collecting.activations import Activations, MonitoredModule
+from msprobe.monitor.collecting.features import Features
 from msprobe.monitor.collecting.model_notes import StackInfo, write_structure
 from msprobe.monitor.collecting.run_numbers import RunNumbers
 from msprobe.monitor.collecting.step_rows import Key, Layouts, Reading, StepRows, now
@@ -19,6 +22,13 @@ from msprobe.monitor.rows import Stream
 from msprobe.monitor.settings import MonitorSettings, StreamSettings, short_name
 
 logger = logging.getLogger(__name__)
+
+
+class _Measuring(Protocol):
+    """Measures tensors of the step that runs."""
+
+    def begin_step(self, rows: StepRows | None) -> None:
+        """Take the rows of the step; None while nothing is collected."""
 
 
 class StepCollector(ABC):
@@ -40,9 +50,11 @@ class StepCollector(ABC):
         recorder: Recorder,
         reading: Reading,
         *,
+        session: Session,
         rank: int,
         step: int,
         activations: Activations,
+        features: Features | None,
         as_number: Callable[[Any], float | None],
     ) -> None:
         """Create it; `begin_step` begins the first step.
@@ -51,9 +63,11 @@ class StepCollector(ABC):
             settings: what to collect.
             recorder: gets the rows.
             reading: how tensors are read.
+            session: observes the model.
             rank: of this process.
             step: number of the step that runs now.
             activations: the sink of calls of modules.
+            features: computes features of these calls; None for none.
             as_number: returns a setting of an optimizer as a number, None for anything else.
         """
         self.settings = settings
@@ -75,6 +89,14 @@ class StepCollector(ABC):
         self._rows: StepRows | None = None
         self._installed: frozenset[Stream] = frozenset()
         self._is_stepping = False
+        self._features = features
+        if features is not None:
+            activations.on_values = self._take_features
+        self._measuring: list[_Measuring] = [activations, self.numbers]
+        self._session = session
+        session.calls.add(activations)
+        session.calls.remove(session.recording)
+        self._undo = ExitStack()
 
     # -- of the framework ------------------------------------------------------------------------
 
@@ -91,24 +113,12 @@ class StepCollector(ABC):
         """Measure what the optimizer leaves; `result` is what its step returned, if known."""
 
     @abstractmethod
-    def tell(self, rows: StepRows | None) -> None:
-        """Tell everything that measures of the rows of a step; None while nothing is collected."""
-
-    @abstractmethod
-    def observe(self) -> None:
-        """Begin to observe the step that runs."""
-
-    @abstractmethod
     def end_observing(self) -> None:
         """End that."""
 
     @abstractmethod
     def install(self, due: frozenset[Stream]) -> None:
         """Install the hooks of some streams."""
-
-    @abstractmethod
-    def remove(self) -> None:
-        """Take all hooks away."""
 
     @abstractmethod
     def close(self) -> None:
@@ -137,7 +147,7 @@ class StepCollector(ABC):
         self._is_stepping = True
         self.has_closure = has_closure
         if self._rows is not None:
-            self.attempt("optimizer step", self.read_before, self._rows)
+            self.attempt("optimizer step", self._read_before, self._rows)
 
     def after_step(self, result: object = None) -> None:
         """Read what the optimizer leaves, hand the rows on, and begin the next step."""
@@ -163,24 +173,36 @@ class StepCollector(ABC):
         self._rows = StepRows(self.step, due, eps, self._reading) if due else None
         self._tell_step()
         if self._rows is None:
-            self._remove()
+            self.remove()
             return
-        self.observe()
+        self._session.observe(self.step, self.numbers)
         if self._installed != due.keys():
-            self._remove()
+            self.remove()
             self._installed = frozenset(due)
             self.install(self._installed)
 
+    def remove(self) -> None:
+        """Take all hooks away."""
+        self._installed = frozenset()
+        for undo in (self._session.undo, self._session.step_undo, self._undo):
+            self._session.attempt("removing hooks", undo.close)
+
     # -- inside ----------------------------------------------------------------------------------
 
-    def _remove(self) -> None:
-        self._installed = frozenset()
-        self.remove()
+    def _read_before(self, rows: StepRows) -> None:
+        self.read_before(rows)
+        if self._features is not None:
+            self._features.put(rows)
+
+    def _take_features(self, *call: Any) -> None:
+        if self._rows is not None and self._features is not None:
+            self._features.take(self._rows, *call)
 
     def _tell_step(self) -> None:
-        self.activations.begin_step(self._rows)
-        self.numbers.begin_step(self._rows)
-        self.tell(self._rows)
+        for each in self._measuring:
+            each.begin_step(self._rows)
+        if self._features is not None:
+            self._features.begin_step()
 
     def _skipped(self) -> None:
         """Forget what was measured of a step that a scaler skipped, or that raised."""

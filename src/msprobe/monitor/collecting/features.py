@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from msprobe.monitor.collecting.step_rows import Key, StepRows
@@ -30,17 +30,19 @@ Array = Any
 
 
 class ArrayLibrary(NamedTuple):
-    """What the formulas need of a framework.
+    """The functions of a framework that the formulas need.
 
     Attributes:
         names: its module with functions as NumPy names them: `torch` or `numpy`.
         kind: the class of its tensors.
+        tables: the classes of tables of embeddings, which are not linear.
         array: returns the values of a tensor as float32; None for what has none.
         numbers: returns arrays without dimensions as numbers, with one wait for all.
     """
 
     names: Any
     kind: type
+    tables: tuple[type, ...]
     array: Callable[[Any], Array | None]
     numbers: Callable[[list[Array]], list[float]]
 
@@ -58,16 +60,20 @@ class Features:
 
     Args:
         library: of the framework.
-        modules: by stream, modules by their names.
-        sa_order: order of dimensions of query and key, ``s,b,h,d`` or ``b,s,h,d``.
+        models: the modules of each model with their names.
+        keys: choose modules, and say the order of dimensions of query and key.
     """
 
     def __init__(
-        self, library: ArrayLibrary, modules: Mapping[Stream, Mapping[str, Any]], sa_order: str
+        self,
+        library: ArrayLibrary,
+        models: Iterable[Iterable[tuple[str, Any]]],
+        keys: MonitorKeys,
     ) -> None:
         self._library = library
-        self._modules = modules
-        self._sa_order = sa_order
+        named = {name: one for modules in models for name, one in modules}
+        self._modules = _chosen_modules(named, keys, library)
+        self._sa_order = keys.sa_order
         self._found: list[_Found] = []
         self._weighed: set[tuple[Stream, Key]] = set()
 
@@ -121,7 +127,7 @@ class Features:
     def _features(
         self, stream: Stream, module: Any, values: Sequence[Any]
     ) -> tuple[str, dict[str, Array]]:
-        xp, kind, array = self._library[:3]
+        xp, kind, _, array, _ = self._library
         tensors = [array(one) for one in values if isinstance(one, kind)]
         if stream is Stream.ATTENTION:
             return "attention", attention_features(xp, tensors, self._sa_order)
@@ -134,8 +140,8 @@ class Features:
         return "moe_router", router_weight_features(xp, matrix)
 
 
-def chosen_modules(
-    modules: Mapping[str, Any], keys: MonitorKeys, is_linear: Callable[[Any], bool]
+def _chosen_modules(
+    modules: Mapping[str, Any], keys: MonitorKeys, library: ArrayLibrary
 ) -> dict[Stream, dict[str, Any]]:
     """Return the modules of `l2_targets`; without names, all that are linear."""
     found: dict[Stream, dict[str, Any]] = {}
@@ -143,7 +149,11 @@ def chosen_modules(
         stream = Stream(word)
         wanted = {CHUNK.sub("", name) for name in names}
         if stream is Stream.LINEAR and not names:
-            wanted = {name for name, one in modules.items() if is_linear(one)}
+            wanted = {
+                name
+                for name, one in modules.items()
+                if weight_of(one, library.kind) is not None and not isinstance(one, library.tables)
+            }
         found[stream] = {name: one for name, one in modules.items() if name in wanted}
         for name in wanted - found[stream].keys():
             logger.warning("l2_targets.%s: there is no module %r", word, name)

@@ -30,7 +30,7 @@ def clipped_norm(norm: float, limit: float) -> float:
 
 
 class Trained(NamedTuple):
-    """What a loss trains.
+    """The model and optimizer that a loss trains.
 
     Attributes:
         models: numbers of those monitored models of which it trains something.

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -112,15 +111,10 @@ class LiveCompare(LiveCheck):
         self._undo.enter_context(self._mode)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: Any) -> None:
         """End the step: write the table, and say what is new."""
         self._is_on = False
-        self._undo.__exit__(kind, error, trace)
+        self._undo.__exit__(*exc)
         self.end_step()
 
     def _judge(self, facts: OperatorFacts, place: Place, call: LiveCall) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
@@ -117,14 +116,9 @@ class PtdbgDispatch:
         self._undo.enter_context(self._dispatch)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: Any) -> None:
         """End it, and log the answer."""
-        self._undo.__exit__(kind, error, trace)
+        self._undo.__exit__(*exc)
         self.results.steps += 1
         answer = "\n".join(self.results.lines())
         logger.info("PtdbgDispatch: %s\n  files: %s", answer, self.folder)

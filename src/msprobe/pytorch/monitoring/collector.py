@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 
 from msprobe.capture.headroom import Headroom
@@ -25,7 +26,7 @@ from msprobe.monitor.collecting.collector import (
     monitored_parameters,
     streams_of,
 )
-from msprobe.monitor.collecting.features import Features, chosen_modules
+from msprobe.monitor.collecting.features import ArrayLibrary, Features
 from msprobe.monitor.collecting.step_rows import StepRows
 from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.rows import Stream
@@ -38,7 +39,6 @@ from msprobe.pytorch.interception.compiled_regions import CompiledRegions
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.module_hooks import ModuleNames, ModuleObserver, only_evaluates
 from msprobe.pytorch.monitoring.communication import Communication, may_communicate
-from msprobe.pytorch.monitoring.features import TORCH, is_linear
 from msprobe.pytorch.monitoring.loss_scale import ScaledLosses
 from msprobe.pytorch.monitoring.optimizers import view_of
 from msprobe.pytorch.monitoring.own_losses import OwnLosses
@@ -50,6 +50,7 @@ from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.training.training_calls import TrainingCalls
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
+from msprobe.pytorch.values.readable import readable
 from msprobe.pytorch.values.tensor_search import tensors_in
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class Collector(StepCollector):
             dump_path=Path(),
             section=StatisticsSection(data_mode=DataMode(backward=takes_gradients)),
         )
-        self._session = Session(config, TorchAdapter(config), TENSOR_TYPES)
+        session = Session(config, TorchAdapter(config), TENSOR_TYPES)
         names = ModuleNames.of_models(_prefixed(models), keeps_compiled=True)
         self._names = names
         self._observer: ModuleObserver | None = None
@@ -106,11 +107,12 @@ class Collector(StepCollector):
             {name for model in models for name, _ in model.named_modules()},
             {name for model in models for name, _ in model.named_parameters()},
         )
-        modules = [model.named_modules() for model in models]
+        modules = [[*model.named_modules()] for model in models]
         super().__init__(
             settings,
             recorder,
             READING,
+            session=session,
             rank=rank,
             step=step,
             activations=Activations(
@@ -118,16 +120,9 @@ class Collector(StepCollector):
                 tensors_in,
                 self._is_training,
             ),
+            features=Features(_TORCH, modules, keys) if keys.recording_l2_features else None,
             as_number=plain_number,
         )
-        self._features: Features | None = None
-        if keys.recording_l2_features:
-            named = {name: one for model in models for name, one in model.named_modules()}
-            targets = chosen_modules(named, keys, is_linear)
-            self._features = Features(TORCH, targets, keys.sa_order)
-            self.activations.on_values = self._take_features
-        self._session.calls.add(self.activations)
-        self._session.calls.remove(self._session.recording)
         view = view_of(optimizer, reads_main_grad=reads_main_grad)
         self._view = view
         self._own_losses = OwnLosses(models, view.groups())
@@ -140,7 +135,7 @@ class Collector(StepCollector):
         if not holds_reduced:
             self.empty.leave_out({Stream.GRAD_REDUCED})
         self._parameters = Parameters(
-            self._session,
+            session,
             held,
             view,
             micro_steps=micro_steps,
@@ -150,10 +145,11 @@ class Collector(StepCollector):
             direction=keys.mg_direction,
             are_parts=are_parts,
         )
+        self._measuring.append(self._parameters)
         self._communication: Communication | None = None
         if keys.cc_distribution.enable and may_communicate():
-            self._communication = Communication(self._session, keys.cc_distribution)
-        self._undo = ExitStack()
+            self._communication = Communication(session, keys.cc_distribution)
+            self._measuring.append(self._communication)
         self.begin_step()
 
     def attempt(self, where: str, action: Callable[..., Any], *args: Any) -> None:
@@ -165,8 +161,6 @@ class Collector(StepCollector):
         if not self.has_closure:
             self._read_gradients(rows)
         self._parameters.read_before()
-        if self._features is not None:
-            self._features.put(rows)
 
     def read_after(self, rows: StepRows, result: object) -> None:
         """Measure what the optimizer leaves; gradients of a closure, too."""
@@ -179,18 +173,6 @@ class Collector(StepCollector):
         self._parameters.read_gradients()
         if Stream.RUN in rows.streams:
             self.numbers.put_optimizer(self._view.groups(), *self._parameters.total_norm())
-
-    def tell(self, rows: StepRows | None) -> None:
-        """Tell everything that measures of the rows of a step."""
-        self._parameters.begin_step(rows)
-        if self._communication is not None:
-            self._communication.begin_step(rows)
-        if self._features is not None:
-            self._features.begin_step()
-
-    def observe(self) -> None:
-        """Begin to observe the step that runs."""
-        self._session.observe(self.step, self.numbers)
 
     def end_observing(self) -> None:
         """End that."""
@@ -208,10 +190,6 @@ class Collector(StepCollector):
     def _is_training(self, module: nn.Module) -> bool:
         with_grad = self._observer is None or self._observer.with_grad
         return module.training and not only_evaluates(module, with_grad=with_grad)
-
-    def _take_features(self, *call: Any) -> None:
-        if self._rows is not None and self._features is not None:
-            self._features.take(self._rows, *call)
 
     def install(self, due: frozenset[Stream]) -> None:
         """Install the hooks of some streams."""
@@ -265,12 +243,6 @@ class Collector(StepCollector):
         if "torch._dynamo" in sys.modules and run_eagerly(session):
             CompiledRegions(session, partial(_step_aside, modules)).install()
 
-    def remove(self) -> None:
-        """Take all hooks away."""
-        self._session.attempt("removing hooks", self._session.undo.close)
-        self._session.attempt("removing hooks", self._session.step_undo.close)
-        self._session.attempt("removing hooks", self._undo.close)
-
 
 def _step_aside(modules: ModuleObserver, frame: FrameType, back: ExitStack) -> None:
     """Take the hooks off that compiled code would run into; see only its boundaries."""
@@ -283,3 +255,24 @@ def _step_aside(modules: ModuleObserver, frame: FrameType, back: ExitStack) -> N
 def _prefixed(models: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
     """Return models with prefixes that keep the names of their modules apart."""
     return [(f"{chunk}:", model) for chunk, model in enumerate(models)]
+
+
+def _array(tensor: Tensor) -> Tensor | None:
+    found = readable(tensor.detach())
+    return found.float() if isinstance(found, Tensor) and found.is_floating_point() else None
+
+
+def _numbers(values: list[Tensor]) -> list[float]:
+    """Return values as numbers; those of one device come to the host together."""
+    places: dict[torch.device, list[int]] = {}
+    for place, value in enumerate(values):
+        places.setdefault(value.device, []).append(place)
+    result = [0.0] * len(values)
+    for chosen in places.values():
+        fetched = torch.stack([values[place] for place in chosen]).tolist()
+        for place, number in zip(chosen, fetched, strict=True):
+            result[place] = number
+    return result
+
+
+_TORCH: Final = ArrayLibrary(torch, Tensor, (nn.Embedding, nn.EmbeddingBag), _array, _numbers)

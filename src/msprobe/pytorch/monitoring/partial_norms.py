@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank knows of the norm of gradients that lie on several ranks (`DTensor`).
+"""The norm of gradients that are split over several ranks (`DTensor`), as far as one rank knows it.
 
 Nothing is sent: the squares of the parts of all ranks are added up by who reads the run. Copies on
 several ranks are divided among them.

@@ -29,7 +29,7 @@ _NO_STATES: Final[Mapping[str, Any]] = {}
 
 
 class _ZeroBase:
-    """What the optimizers of ZeRO share.
+    """Common base of the optimizers of ZeRO.
 
     Args:
         optimizer: of DeepSpeed, as `deepspeed.initialize` returns it.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The perturbed calls of a run, the one that matters most first. The other side of this is
-// checks/perturbation_page.py.
+// checks/perturbation_results.py.
 
 import { element, replace, span, table } from "../shared/dom.js";
 import { digits } from "../shared/format.js";
