@@ -7,17 +7,19 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 from mindspore.common import api
 from mindspore.communication import GlobalComm
+from numpy.typing import NDArray
 
-from mindspore import nn
+from mindspore import Tensor, nn
 from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.config import Config, DataMode, Level, StatisticsSection
 from msprobe.dump.facts import Loss
-from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter, on_host
+from msprobe.mindspore.adapter import TENSOR_TYPES, MindSporeAdapter, on_host, values_of
 from msprobe.mindspore.bytecode_jit import run_as_python
 from msprobe.mindspore.cell_hooks import CellNames, CellObserver
 from msprobe.mindspore.guard import quietly
@@ -25,7 +27,6 @@ from msprobe.mindspore.immediate_operators import ImmediateOperators
 from msprobe.mindspore.jit_calls import JitCalls
 from msprobe.mindspore.losses import Losses
 from msprobe.mindspore.monitoring.communication import Communication
-from msprobe.mindspore.monitoring.features import NUMPY, is_linear
 from msprobe.mindspore.monitoring.loss_scale import LossScale
 from msprobe.mindspore.monitoring.measures import READING
 from msprobe.mindspore.monitoring.parameters import Parameters, as_number
@@ -39,12 +40,22 @@ from msprobe.monitor.collecting.collector import (
     monitored_parameters,
     streams_of,
 )
-from msprobe.monitor.collecting.features import Features, chosen_modules
+from msprobe.monitor.collecting.features import ArrayLibrary, Features, chosen_modules, weight_of
 from msprobe.monitor.collecting.run_numbers import ModelLoss, Trained
 from msprobe.monitor.collecting.step_rows import StepRows
 from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.rows import Stream
 from msprobe.monitor.settings import MonitorSettings
+
+
+def _array(tensor: Any) -> NDArray[np.float32] | None:
+    values = values_of(tensor)
+    if values is None or values.dtype.kind not in "fV":  # V: bfloat16
+        return None
+    return values.astype(np.float32)
+
+
+_NUMPY: Final = ArrayLibrary(np, Tensor, _array, lambda values: list(map(float, values)))
 
 
 class Collector(StepCollector):
@@ -117,7 +128,9 @@ class Collector(StepCollector):
         self._features: Features | None = None
         if keys.recording_l2_features:
             named = {name: one for model in models for name, one in model.cells_and_names()}
-            self._features = Features(NUMPY, chosen_modules(named, keys, is_linear), keys.sa_order)
+            self._features = Features(
+                _NUMPY, chosen_modules(named, keys, _is_linear), keys.sa_order
+            )
             self.activations.on_values = self._take_features
         self._communication: Communication | None = None
         if keys.cc_distribution.enable and GlobalComm.INITED:
@@ -249,3 +262,8 @@ def _trained_by(models: Sequence[nn.Cell]) -> Callable[[Any], Callable[..., Loss
 def _is_training(cell: nn.Cell) -> bool:
     """Return whether a cell trains: cells are in evaluation mode until `set_train` is called."""
     return bool(cell.training) or bool(api._pynative_executor.requires_grad())
+
+
+def _is_linear(cell: Any) -> bool:
+    """Return whether a cell has a matrix that is no table of embeddings."""
+    return weight_of(cell, Tensor) is not None and not isinstance(cell, nn.Embedding)
