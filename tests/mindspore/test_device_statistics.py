@@ -26,10 +26,7 @@ from msprobe.mindspore import (
     adapter,
     device_reductions,
     device_statistics,
-    losses,
-    model_calls,
     observer,
-    optimizer_steps,
     start_state,
 )
 from msprobe.mindspore.device_statistics import DeviceStatistics
@@ -463,7 +460,7 @@ def test_every_task_gives_what_the_host_gives(
 def test_a_recorded_step_reads_the_device_once(
     tmp_path: Path, reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (adapter, losses, model_calls, optimizer_steps, start_state):
+    for module in (adapter, start_state):
         monkeypatch.setattr(module, "on_host", lambda: False)
     debugger = PrecisionDebugger(dump_path=tmp_path, level="mix")
     per_step = []

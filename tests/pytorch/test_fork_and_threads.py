@@ -180,7 +180,7 @@ def test_gradients_alone_do_not_make_up_for_a_model_that_ran_in_another_thread(t
         assert run.account()["complete"] is False
 
 
-@pytest.mark.parametrize("called", ["", "start"])
+@pytest.mark.parametrize("called", ["", "start", "start step", "refused"])
 def test_the_end_of_the_program_says_what_was_never_called(called, tmp_path):
     script = """
 import os, sys
@@ -188,7 +188,10 @@ from msprobe.pytorch import PrecisionDebugger
 
 debugger = PrecisionDebugger(dump_path=sys.argv[1], level="L1")
 for method in sys.argv[2].split():
-    getattr(debugger, method)()
+    try:
+        debugger.start("no model") if method == "refused" else getattr(debugger, method)()
+    except ValueError:
+        pass
 if os.fork() == 0:
     sys.exit(0)
 os.wait()
@@ -197,6 +200,7 @@ os.wait()
     assert done.returncode == 0
     assert done.stderr.count("start() was never called") == (called == "")
     assert done.stderr.count("step() was never called") == (called == "start")
+    assert "nothing was recorded: " not in done.stderr
 
 
 class InTwoThreads(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,18 @@ def test_set_init_step_counts_from_there(tmp_path: Path) -> None:
             with run.step_of():
                 torch.relu(BATCH)
         assert run.steps() == ["step3", "step4"]
+
+
+def test_the_programs_own_time_after_a_late_first_step_is_not_in_the_account(
+    tmp_path: Path,
+) -> None:
+    with recording(tmp_path, "L1") as run:
+        run.debugger.start()
+        run.debugger.set_init_step(2)
+        time.sleep(1)
+        with run.step_of():
+            torch.relu(BATCH)
+        assert run.account(2)["capture_ms"] < 1000
 
 
 @pytest.mark.parametrize("bad", [-1, 1.0, "1", True, None])

@@ -285,7 +285,7 @@ def test_the_end_of_the_process(inside, after, how, exception, tmp_path):
         ),
         (
             '{"statistics": {"list": ["nothing"]}}',
-            "nothing was recorded: the configuration leaves out all calls: ",
+            "nothing was recorded: no call was kept: ",
         ),
         ('{"rank": [3]}', ""),
         ("{}", ""),

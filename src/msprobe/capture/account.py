@@ -151,7 +151,7 @@ class RunTotals:
             )
         if self.has_opened:
             reasons = ", ".join(f"{count} ({why})" for why, count in self.skipped.items())
-            return f"the configuration leaves out all calls: {reasons}" if reasons else None
+            return f"no call was kept: {reasons}" if reasons else None
         first, last = self.started
         ran = f"step {first}" if first == last else f"steps {first} to {last}"
         if any(first <= step <= last for step in wanted) or not wanted:

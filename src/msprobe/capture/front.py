@@ -440,6 +440,8 @@ def _warn_of_missing_calls(place: Place) -> None:
     is_explicit = not run.finds_steps
     if is_explicit and "start" not in place.called:
         logger.warning("start() was never called: nothing was recorded")
+    elif is_explicit and session.totals.started is None:
+        return  # each start() was refused with an error
     elif (reason := session.totals.why_nothing(run.config.step)) is not None:
         logger.warning("nothing was recorded: %s", reason)
     elif is_explicit and "step" not in place.called:

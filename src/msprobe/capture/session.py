@@ -356,11 +356,11 @@ class Session:
             self.spending_since = None
 
     def settle_spending(self) -> None:
-        """Add the time so far to the account of the current step."""
-        now = _clock()
+        """Add the time so far, if msprobe's code runs, to the account of the current step."""
         if self.spending_since is not None:
+            now = _clock()
             self.account.spent_s += now - self.spending_since
-        self.spending_since = now
+            self.spending_since = now
 
     # -- errors --------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from types import CodeType
 from typing import Any, Final
 
@@ -213,6 +214,7 @@ class MindSporeAdapter:
 
     def prepare(self) -> None:
         """Test which operators the device can compute, before the first call is recorded."""
+        _device_target.cache_clear()
         if on_host() if self._reads_memory is None else self._reads_memory:
             return
         # In graph mode each operator of ours would be a graph to compile.
@@ -250,6 +252,11 @@ def values_of(tensor: Any) -> NDArray[Any] | None:
     return values
 
 
+def host_values(tensor: Any) -> NDArray[Any] | None:
+    """Return the values of a tensor on the CPU; None on an accelerator: the program would wait."""
+    return values_of(tensor) if on_host() else None
+
+
 def _stored(tensor: Any) -> Any:
     """Return the holder of the values: a tensor, an array, or None before initialisation."""
     if isinstance(tensor, np.ndarray):
@@ -274,4 +281,10 @@ def _bounds(shape: Sequence[int], slices: Sequence[Slice]) -> list[tuple[int, in
 
 def on_host() -> bool:
     """Return whether operators run on the CPU."""
-    return str(mindspore.get_context("device_target")) == "CPU"
+    return _device_target() == "CPU"
+
+
+@cache
+def _device_target() -> str:
+    # Asked once a start: MindSpore takes 10 µs to tell, and cannot change it once it has run.
+    return str(mindspore.get_context("device_target"))

@@ -19,7 +19,7 @@ from mindspore import Tensor
 from msprobe.capture.ending import Work
 from msprobe.capture.session import Session
 from msprobe.dump.facts import Loss
-from msprobe.mindspore.adapter import on_host, values_of
+from msprobe.mindspore.adapter import host_values
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.jit_calls import is_compiling
@@ -123,7 +123,7 @@ class Losses:
             if isinstance(root, Tensor):
                 self._entries += 1
                 scale = None if self._scales is None else self._scales.of(root)
-                values = values_of(root) if on_host() else None
+                values = host_values(root)
                 value = None
                 if values is not None:
                     value = float(np.sum(values, dtype=np.float64)) / (scale or 1.0)

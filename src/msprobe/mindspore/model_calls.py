@@ -17,7 +17,7 @@ from msprobe.capture.session import Session
 from msprobe.capture.statistics import Summary
 from msprobe.capture.values import Found
 from msprobe.dump.facts import Data
-from msprobe.mindspore.adapter import on_host, values_of
+from msprobe.mindspore.adapter import host_values
 from msprobe.mindspore.cell_hooks import call_at_begin, call_at_end
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.guard import quietly
@@ -114,7 +114,7 @@ class ModelCalls:
                 shape=list(tensor.shape),
                 dtype=dtype_name(tensor),
             )
-            values = values_of(tensor) if on_host() else None
+            values = host_values(tensor)
             summary = Summary() if values is None else summarise_array(values)
             facts.append(
                 "data",

@@ -15,8 +15,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor, nn
 from msprobe.capture.session import Session
 from msprobe.dump.facts import (
     Fingerprints,
@@ -27,11 +28,11 @@ from msprobe.dump.facts import (
     Option,
     sample_index,
 )
-from msprobe.mindspore.adapter import on_host, values_of
+from msprobe.mindspore.adapter import host_values
 from msprobe.mindspore.compiled.optimizers import OPTIMIZERS, is_optimizer
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.guard import quietly
-from msprobe.mindspore.start_state import NO_PRINT, print_of
+from msprobe.mindspore.start_state import print_of
 
 # Attributes of every cell, and some of every optimizer, are no settings.
 _NO_OPTIONS: Final = frozenset(
@@ -202,9 +203,8 @@ class _Draft:
         }
         self._groups = list(groups_of(optimizer))
         counts = getattr(optimizer, "global_step", None)
-        self._steps: Number = None
-        if counts is not None and on_host():
-            self._steps = float(counts.asnumpy().reshape(-1)[0])
+        counted = None if counts is None else host_values(counts)
+        self._steps: Number = None if counted is None else float(counted.reshape(-1)[0])
 
     def step(self, record: str | None) -> OptimizerStep:
         """Return the record, with the parameters as they are now.
@@ -251,22 +251,21 @@ class _Columns:
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self.are_there = [isinstance(one, Tensor) for one in tensors]
-        prints = [print_of(one) if isinstance(one, Tensor) else NO_PRINT for one in tensors]
+        values = [host_values(one) if isinstance(one, Tensor) else None for one in tensors]
+        prints = [print_of(one) for one in values]
         self.prints = Fingerprints(
             checksum=[checksum for checksum, _, _ in prints],
             norm=[norm for _, norm, _ in prints],
             projections=[projections for _, _, projections in prints],
         )
-        self.samples: list[Row | None] = [
-            _samples(one) if isinstance(one, Tensor) else None for one in tensors
-        ]
+        self.samples: list[Row | None] = [_samples(one) for one in values]
 
 
-def _samples(tensor: Any) -> Row | None:
-    values = values_of(tensor) if on_host() else None
+def _samples(values: NDArray[Any] | None) -> Row | None:
     if values is None or values.dtype.kind == "c":
         return None
-    some = values.reshape(-1)[list(sample_index(values.size))]
+    index = sample_index(values.size)
+    some = values.reshape(-1)[: index.stop : index.step]
     wide = some if some.dtype.kind in "biuf" else some.astype(np.float32)
     row: Row = wide.tolist()
     return row
@@ -301,12 +300,13 @@ def groups_of(optimizer: Any) -> Iterator[OptimizerGroup]:
         for key, value in _attributes(optimizer).items()
         if (shown := _described(value)) is not None
     }
+    decayed = getattr(optimizer, "decay_flags", ())  # MindSpore leaves out gamma and beta
+    rates = _of_parameters(optimizer, "lr", "learning_rate", len(places))
+    decays = _of_parameters(optimizer, "weight_decay", "weight_decay", len(places))
     together: dict[str, tuple[dict[str, Option], list[int]]] = {}
-    for place in range(len(places)):
-        own = {
-            "lr": _described(_of_parameter(optimizer, "lr", "learning_rate", place)),
-            "weight_decay": _described(_weight_decay(optimizer, place)),
-        }
+    for place, (rate, decay) in enumerate(zip(rates, decays, strict=True)):
+        is_left_out = len(decayed) > place and not decayed[place]
+        own: dict[str, Option] = {"lr": rate, "weight_decay": 0.0 if is_left_out else decay}
         together.setdefault(repr(own), ({**common, **own}, []))[1].append(place)
     for options, members in together.values():
         yield OptimizerGroup(options=options, parameters=members)
@@ -323,19 +323,11 @@ def _attributes(optimizer: Any) -> Mapping[str, Any]:
     }
 
 
-def _weight_decay(optimizer: Any, place: int) -> Any:
-    """Return the weight decay of a parameter; MindSpore leaves out gamma and beta by itself."""
-    flags = getattr(optimizer, "decay_flags", ())
-    if len(flags) > place and not flags[place]:
-        return 0.0
-    return _of_parameter(optimizer, "weight_decay", "weight_decay", place)
-
-
-def _of_parameter(optimizer: Any, name: str, common: str, place: int) -> Any:
-    by_parameter = getattr(optimizer, f"group_{name}", None)
-    if by_parameter is not None and len(by_parameter) > place:
-        return by_parameter[place]
-    return getattr(optimizer, common, None)
+def _of_parameters(optimizer: Any, name: str, common: str, count: int) -> list[Option]:
+    """Return a setting of each of `count` parameters."""
+    own = [*(getattr(optimizer, f"group_{name}", None) or ())][:count]
+    shared = [] if len(own) == count else [_described(getattr(optimizer, common, None))]
+    return [*map(_described, own), *shared * (count - len(own))]
 
 
 def _described(value: Any) -> Option:
@@ -346,6 +338,5 @@ def _described(value: Any) -> Option:
         return list(value)
     if isinstance(value, nn.Cell):  # a schedule
         return f"<{type(value).__name__}>"
-    if isinstance(value, Tensor | Parameter) and value.size == 1 and on_host():
-        return value.asnumpy().reshape(-1)[0].item()
-    return None
+    values = host_values(value) if isinstance(value, Tensor) and value.size == 1 else None
+    return None if values is None else values.reshape(-1)[0].item()

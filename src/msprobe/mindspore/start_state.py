@@ -7,12 +7,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from numpy.typing import NDArray
+
 from mindspore import nn
 from msprobe.capture.array_statistics import summarise_array
 from msprobe.capture.session import Session
 from msprobe.capture.statistics import Projections
 from msprobe.dump.facts import Modes, Parameters
-from msprobe.mindspore.adapter import on_host, values_of
+from msprobe.mindspore.adapter import host_values, on_host
 from msprobe.mindspore.cell_hooks import prefixed
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.guard import quietly
@@ -34,15 +36,9 @@ BUFFER: Final = "buffer"
 _BUFFERS: Final = ("running_mean", "running_var")
 
 
-def print_of(tensor: Any) -> Print:
-    """Return checksum, norm and projections of a tensor; none of them on an accelerator.
-
-    Values on an accelerator are not asked for: the program would wait for them.
-    """
-    if not on_host():
-        return NO_PRINT
-    values = values_of(tensor)
-    if values is None:  # its initialiser has not run
+def print_of(values: NDArray[Any] | None) -> Print:
+    """Return checksum, norm and projections of the values of a tensor, where these are known."""
+    if values is None:
         return NO_PRINT
     summary = summarise_array(values)
     norm = None if summary.norm is None else float(summary.norm)
@@ -103,7 +99,7 @@ class StartState:
         facts = self._session.facts
         facts.put("modes", modes_of(models))
         known = self._prints
-        known |= {name: print_of(one) for name, one in named if name not in known}
+        known |= {name: print_of(host_values(one)) for name, one in named if name not in known}
         prints = [known[name] for name, _ in named]
         parameters = Parameters(
             name=[name for name, _ in named],
@@ -124,7 +120,7 @@ class StartState:
 
     def _put_buffers(self, buffers: Sequence[tuple[str, Any]]) -> None:
         """Put the buffers that the step has changed."""
-        after = [(name, one, print_of(one)) for name, one in buffers]
+        after = [(name, one, print_of(host_values(one))) for name, one in buffers]
         changed = [each for each in after if each[2] != self._prints[each[0]]]
         found = Parameters(
             name=[name for name, _, _ in changed],
