@@ -15,6 +15,7 @@ from msprobe.cli import main
 from msprobe.dump.signature_file import FOLDER, SignatureFile, SignatureWriter
 from msprobe.errors import DumpFormatError
 from msprobe.triage.bisect import Bisection, bisect_runs
+from msprobe.triage.bisect_lines import sentence
 from msprobe.triage.parting import Phase
 
 
@@ -110,6 +111,40 @@ def test_a_jump_after_a_drift(tmp_path: Path, noise: int | None) -> None:
     assert first.parting.drifts
     assert (first.parting.jump, first.parting.jump_phase) == (31, Phase.GRADIENT)
     assert first.changes[0].name == NAMES[6]
+
+
+@pytest.mark.parametrize("begin", [0, 9])
+def test_updates_of_rounding_that_nothing_feels_are_no_jump(tmp_path: Path, begin: int) -> None:
+    """The gradient of a bias of keys is zero, but Adam moves it as far as any other."""
+
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["gradients"] = state["gradients"] * (1 + 1e-7)
+        state["unfelt"] = 1e-3 * (step >= begin)
+
+    first = found(tmp_path, change).first
+    assert first is not None
+    assert (first.parting.drifts, first.parting.jump) == (True, None)
+    assert first.parting.idle == ((begin, Phase.UPDATE),)
+
+
+@pytest.mark.parametrize(
+    ("size", "loss", "rounding"), [(1e-3, 1.01, 1e-7), (1.0, 1.0, 1e-7), (1e-3, 1.0, 0.0)]
+)
+def test_updates_that_are_no_rounding_jump(
+    tmp_path: Path, size: float, loss: float, rounding: float
+) -> None:
+    """The next loss feels them, they are large, or gradients are equal to the bit."""
+
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["gradients"] = state["gradients"] * (1 + rounding)
+        state["unfelt"] = size * (step >= 9)
+        if step > 9:
+            state["loss"] *= loss
+
+    result = found(tmp_path, change)
+    assert result.first is not None
+    assert (result.first.step, result.first.phase) == (9, Phase.UPDATE)
+    assert ("with equal gradients" in sentence(result)) == (rounding == 0)
 
 
 def test_noise_tells_a_small_jump(tmp_path: Path) -> None:
