@@ -105,8 +105,10 @@ class DataHistory:
 
     @property
     def is_same(self) -> bool:
-        """Whether both sides recorded their batches in all steps, and all are equal."""
-        return self._is_recorded and not any(b.keys[0] != b.keys[1] for b in self._batches)
+        """Whether both sides recorded their batches in all steps, equal but for rounding."""
+        return self._is_recorded and all(
+            b.keys[0] == b.keys[1] or _is_rounding(b) for b in self._batches
+        )
 
     def differences(self) -> Iterator[FactDifference]:
         """Yield what differs in the batches: the first one, and what all of them say of it."""
