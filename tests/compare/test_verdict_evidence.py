@@ -408,7 +408,7 @@ def test_a_parameter_that_is_tied_on_one_side_is_told_as_such(tmp_path: Path, le
     assert "1.weight is tied to 0.weight in the target" in verdict["sentence"]
 
 
-def clipped(debugger: PrecisionDebugger, by_hand: bool) -> None:
+def clipped_by_hand(debugger: PrecisionDebugger, by_hand: bool) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(2):
@@ -428,6 +428,6 @@ def clipped(debugger: PrecisionDebugger, by_hand: bool) -> None:
 
 
 def test_gradients_that_a_program_clips_itself_are_used_by_the_optimizer(tmp_path: Path) -> None:
-    verdict = verdict_on(tmp_path, clipped, True, False, "L1")
+    verdict = verdict_on(tmp_path, clipped_by_hand, True, False, "L1")
 
     assert (verdict["class"], verdict["confidence"]) == ("equal", "proved")
