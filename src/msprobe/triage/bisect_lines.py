@@ -52,9 +52,10 @@ def sentence(found: Bisection) -> str:
             if found.knows_noise
             else "no step jumps, so this may be rounding that adds up"
         )
+        given = "" if parting.error is not None else f": {_WORDS[parting.phase]}"
         return (
-            f"the runs part in step {parting.step}{where}{_size(parting.error)}, and drift from "
-            f"there: {why}"
+            f"the runs part in step {parting.step}{where}{given}{_size(parting.error)}, and drift "
+            f"from there: {why}"
         )
     drift = f", after a drift from step {parting.step} on" if parting.drifts else ""
     words = _phase_words(first)

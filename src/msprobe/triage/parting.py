@@ -47,7 +47,7 @@ class Parting:
         step: the first step in which they do not hold the same bits.
         phase: the first phase of that step which differs.
         error: relative difference there; None where it has none (data, random, settings).
-        drifts: whether that may be rounding: it is small, and the sides were given the same.
+        drifts: whether that may be rounding: what was computed differs by little.
         jump: the first step in which the difference is more than such rounding grows to; equal to
             `step` if it does not drift, None if no step jumps.
         jump_phase: the first phase of that step which jumps.
@@ -90,7 +90,8 @@ def find_parting(
     if noise is None:
         unfelt = _unfelt_updates(first, errors, differs)
     heard = np.where(unfelt[:, None] & _OF_WEIGHTS, 0.0, errors)
-    drifts = phase not in _CAUSES and _may_be_rounding(first, heard, noise)
+    # The same samples in other micro batches are other data, and generators may not be drawn from.
+    drifts = phase is not Phase.SETTINGS and _may_be_rounding(first, heard, noise)
     jump, jump_phase = first, phase
     if drifts:
         jumps = _jumps(first, heard, noise)
@@ -135,19 +136,34 @@ def relative_errors(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np
                 sizes = np.maximum(one["norm"], other["norm"])
             relative = np.where(apart == 0, 0.0, apart / sizes)
             relative[np.isnan(relative)] = np.inf
-            errors[:, column] = np.where(_differing(phase, target, reference), relative, 0.0)
+            known = _differing(phase, target, reference)
+            if phase is Phase.UPDATE:
+                known &= ~lacks_projections(target["parameter"], reference["parameter"])
+            errors[:, column] = np.where(known, relative, 0.0)
     return errors
+
+
+def lacks_projections(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return where prints of parameters have no projections, so that updates have no norm.
+
+    Those whose elements do not lie in their order have none: convolutions in channels_last.
+    """
+    found = [
+        np.isnan(each["projections"]).any(axis=-1) & np.isfinite(each["norm"])
+        for each in (target, reference)
+    ]
+    return np.asarray(found[0] | found[1])
 
 
 def distances(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.float64]:
     """Return estimates of the norm of the difference of values, by their prints.
 
     The mean square of the differences of projections estimates its square; and norms do not differ
-    by more than the values do.
+    by more than the values do. Where there are no projections, norms alone tell.
     """
     differences = target["projections"].astype(float) - reference["projections"]
     estimates = np.sqrt(np.square(differences).mean(axis=-1))
-    found: NDArray[np.float64] = np.maximum(estimates, np.abs(target["norm"] - reference["norm"]))
+    found: NDArray[np.float64] = np.fmax(estimates, np.abs(target["norm"] - reference["norm"]))
     return found
 
 
@@ -219,7 +235,7 @@ def _unfelt_updates(
     weights = errors[:, _OF_WEIGHTS].max(axis=1)
     found = (weights >= _ROUNDING) & (weights < _SMALL_PART) & ~felt
     found &= differs[Phase.GRADIENT] & ~differs[Phase.SETTINGS]
-    found[first] &= not differs[Phase.PARAMETER][first]  # what it begins with is no rounding
+    found[first] &= errors[first, 0] < _ROUNDING  # what it begins with has no cause before
     return np.asarray(found)
 
 
