@@ -229,14 +229,16 @@ def _unfelt_updates(
     first: int, errors: NDArray[np.float64], differs: dict[Phase, NDArray[np.bool_]]
 ) -> NDArray[np.bool_]:
     """Return in which steps a small part of the updates differs that nothing else feels."""
+    weights = errors[:, _OF_WEIGHTS].max(axis=1)
+    found = (weights >= _ROUNDING) & (weights < _SMALL_PART)
+    found &= differs[Phase.GRADIENT] & ~differs[Phase.SETTINGS]
+    found[first] &= errors[first, 0] < _ROUNDING  # what it begins with has no cause before
+    if not found.any():
+        return np.asarray(found)
     felt = _jumps(first, errors[:, ~_OF_WEIGHTS], None).any(axis=1)
     felt[first] = (errors[first, ~_OF_WEIGHTS] >= _ROUNDING).any()
     felt[:-1] |= felt[1:].copy()
-    weights = errors[:, _OF_WEIGHTS].max(axis=1)
-    found = (weights >= _ROUNDING) & (weights < _SMALL_PART) & ~felt
-    found &= differs[Phase.GRADIENT] & ~differs[Phase.SETTINGS]
-    found[first] &= errors[first, 0] < _ROUNDING  # what it begins with has no cause before
-    return np.asarray(found)
+    return np.asarray(found & ~felt)
 
 
 def _leaps(unfelt: NDArray[np.bool_], errors: NDArray[np.float64]) -> NDArray[np.intp]:
