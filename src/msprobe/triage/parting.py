@@ -235,7 +235,7 @@ def _unfelt_updates(
     found[first] &= errors[first, 0] < _ROUNDING  # what it begins with has no cause before
     if not found.any():
         return np.asarray(found)
-    felt = _jumps(first, errors[:, ~_OF_WEIGHTS], None).any(axis=1)
+    felt = np.asarray(_jumps(first, errors[:, ~_OF_WEIGHTS], None).any(axis=1))
     felt[first] = (errors[first, ~_OF_WEIGHTS] >= _ROUNDING).any()
     felt[:-1] |= felt[1:].copy()
     return np.asarray(found & ~felt)
