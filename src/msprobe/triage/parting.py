@@ -90,8 +90,10 @@ def find_parting(
     if noise is None:
         unfelt = _unfelt_updates(first, errors, differs)
     heard = np.where(unfelt[:, None] & _OF_WEIGHTS, 0.0, errors)
-    # The same samples in other micro batches are other data, and generators may not be drawn from.
-    drifts = phase is not Phase.SETTINGS and _may_be_rounding(first, heard, noise)
+    # The same samples in other micro batches are other data all along, and generators may not be
+    # drawn from.
+    is_given = phase in _CAUSES and (first > 0 or phase is Phase.SETTINGS)
+    drifts = not is_given and _may_be_rounding(first, heard, noise)
     jump, jump_phase = first, phase
     if drifts:
         jumps = _jumps(first, heard, noise)
