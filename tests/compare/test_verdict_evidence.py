@@ -406,3 +406,28 @@ def test_a_parameter_that_is_tied_on_one_side_is_told_as_such(tmp_path: Path, le
 
     assert verdict["class"] == "parameters"
     assert "1.weight is tied to 0.weight in the target" in verdict["sentence"]
+
+
+def clipped_by_hand(debugger: PrecisionDebugger, by_hand: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        debugger.start(model)
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).square().sum().backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        if by_hand:
+            norm = torch.stack([g.norm() for g in gradients]).norm()
+            for gradient in gradients:
+                gradient.mul_((0.5 / (norm + 1e-6)).clamp(max=1.0))
+        else:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        debugger.stop()
+        debugger.step()
+
+
+def test_gradients_that_a_program_clips_itself_are_used_by_the_optimizer(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, clipped_by_hand, True, False, "L1")
+
+    assert (verdict["class"], verdict["confidence"]) == ("equal", "proved")

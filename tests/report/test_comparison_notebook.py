@@ -88,6 +88,16 @@ def test_the_worst_where_nothing_begins():
     assert "Functional.relu.19" not in reader.texts
 
 
+def test_what_has_no_consequence_does_not_come_first():
+    sample = Sample()
+    sample.call("Tensor.mul.0.forward", "", [tensor("output.0", 0.5, origin=None)])
+    sample.call("Tensor.add.0.forward", "", [tensor("output.0", 0.01)])
+    frame = sample.frame
+    text = notebook_html(summary_of(frame), frame)
+
+    assert text.rindex("Tensor.add.0") < text.rindex("Tensor.mul.0")
+
+
 def test_an_equal_run_has_no_table():
     frame = equal_run().frame
     reader = Reader(notebook_html(summary_of(frame), frame))

@@ -86,6 +86,16 @@ def test_whole_operations_the_most_telling_first(limit):
     assert orders == sorted(orders)
 
 
+def test_what_has_no_consequence_does_not_come_first():
+    sample = Sample()
+    for number in range(40):
+        sample.call(f"Tensor.add.{number}.forward", "", [tensor("output.0", 0.01)])
+    sample.call("Tensor.mul.0.forward", "", [tensor("output.0", 0.5, origin=None)])
+    data = page_data(summary_of(sample.frame), sample.frame, limit=100)
+
+    assert data["operations"]["interest"][-1] == 40
+
+
 def test_counts_and_plots_are_of_all_rows():
     frame = transformer(30).frame
     small, whole = (page_data(summary_of(frame), frame, limit=limit) for limit in (20, 10_000))

@@ -41,7 +41,8 @@ def write_run(
     Args:
         folder: the dump path.
         steps: how many.
-        change: changes the parts of a step: ``data``, ``random``, ``lr``, ``gradients``, ``loss``.
+        change: changes the parts of a step: ``data``, ``random``, ``lr``, ``gradients``, ``loss``,
+            ``unfelt`` (added to one recorded update alone), ``lacks_projections`` (one parameter).
         rank: its folder's name.
         first: number of the first step.
         noise: seeds rounding noise of the gradients.
@@ -58,6 +59,9 @@ def write_run(
             "loss": float(np.square(parameters).sum()),
             "gradients": 2 * parameters + generator.normal(size=parameters.shape),
             "parameters": parameters,
+            "foreach": None,
+            "unfelt": 0.0,
+            "lacks_projections": False,
         }
         if noise is not None:
             state["gradients"] *= 1 + 1e-7 * rounding.normal(size=parameters.shape)
@@ -68,10 +72,16 @@ def write_run(
         for number in range(8):
             entries[0, number] = entry(before[number])
             entries[1, number] = entry(state["gradients"][number])
-            entries[2, number] = entry(parameters[number] - before[number])
+            entries[2, number] = entry(
+                parameters[number] - before[number] + state["unfelt"] * (number == 5)
+            )
+        if state["lacks_projections"]:
+            entries[:, 5]["projections"] = np.nan
+            entries[2, 5]["norm"] = np.nan
         head = np.zeros((), HEAD)
         head["step"], head["data"], head["random"] = step, state["data"], state["random"]
         head["loss"] = state["loss"]
-        writer.append(head, NAMES, entries, {"SGD": [{"lr": state["lr"], "momentum": 0.0}]})
+        settings = {"lr": state["lr"], "momentum": 0.0, "foreach": state["foreach"]}
+        writer.append(head, NAMES, entries, {"SGD": [settings]})
     writer.close()
     return folder

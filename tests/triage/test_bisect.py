@@ -15,6 +15,7 @@ from msprobe.cli import main
 from msprobe.dump.signature_file import FOLDER, SignatureFile, SignatureWriter
 from msprobe.errors import DumpFormatError
 from msprobe.triage.bisect import Bisection, bisect_runs
+from msprobe.triage.bisect_lines import sentence
 from msprobe.triage.parting import Phase
 
 
@@ -88,6 +89,32 @@ def test_generators_that_differed_without_consequence_are_no_later_cause(tmp_pat
     assert found.first.parting.idle == ((0, Phase.RANDOM),)
 
 
+@pytest.mark.parametrize(("key", "phase"), [("data", Phase.DATA), ("random", Phase.RANDOM)])
+def test_what_changes_results_by_rounding_alone_is_no_jump(
+    tmp_path: Path, key: str, phase: Phase
+) -> None:
+    """The same samples in other micro batches; a generator that nothing draws from."""
+
+    def change(step: int, state: dict[str, Any]) -> None:
+        state[key] += 1000
+        state["gradients"] = state["gradients"] * (1 + 1e-7)
+
+    result = found(tmp_path, change)
+    assert result.first is not None
+    assert (result.first.parting.phase, result.first.parting.jump) == (phase, None)
+    assert "drift" in sentence(result)
+
+
+def test_settings_that_compute_the_same_are_no_cause(tmp_path: Path) -> None:
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["foreach"] = True
+        state["gradients"] = state["gradients"] * (1 + 1e-7)
+
+    first = found(tmp_path, change).first
+    assert first is not None
+    assert (first.parting.phase, first.parting.jump) == (Phase.GRADIENT, None)
+
+
 def test_rounding_drifts(tmp_path: Path) -> None:
     def disturb(step: int, state: dict[str, Any]) -> None:
         state["gradients"] = state["gradients"] * (1 + 1e-7 * (step == 2))
@@ -110,6 +137,61 @@ def test_a_jump_after_a_drift(tmp_path: Path, noise: int | None) -> None:
     assert first.parting.drifts
     assert (first.parting.jump, first.parting.jump_phase) == (31, Phase.GRADIENT)
     assert first.changes[0].name == NAMES[6]
+
+
+@pytest.mark.parametrize("begin", [0, 9])
+def test_updates_of_rounding_that_nothing_feels_are_no_jump(tmp_path: Path, begin: int) -> None:
+    """The gradient of a bias of keys is zero, but Adam moves it as far as any other."""
+
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["gradients"] = state["gradients"] * (1 + 1e-7)
+        state["unfelt"] = 1e-3 * (step >= begin)
+
+    first = found(tmp_path, change).first
+    assert first is not None
+    assert (first.parting.drifts, first.parting.jump) == (True, None)
+    assert first.parting.idle == ((begin, Phase.UPDATE),)
+
+
+@pytest.mark.parametrize("sides", [("target",), ("target", "reference")])
+@pytest.mark.parametrize("size", [1e-7, 1e-2])
+def test_values_without_projections_are_told_apart_by_their_norms(
+    tmp_path: Path, sides: tuple[str, ...], size: float
+) -> None:
+    """Weights in channels_last have none; an update's norm is made of them."""
+
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["lacks_projections"] = side in sides
+        if side == "target":
+            state["gradients"] = state["gradients"] * (1 + size)
+
+    for side in ("target", "reference"):
+        write_run(tmp_path / side, change=change)
+    first = bisect_runs(tmp_path / "target", tmp_path / "reference").first
+    assert first is not None
+    assert (first.parting.step, first.parting.phase) == (0, Phase.GRADIENT)
+    assert first.parting.error == pytest.approx(size, rel=0.1)
+    assert first.parting.jump == (None if size < 1e-4 else 0)
+
+
+@pytest.mark.parametrize(
+    ("size", "loss", "rounding"), [(1e-3, 1.01, 1e-7), (1.0, 1.0, 1e-7), (1e-3, 1.0, 0.0)]
+)
+def test_updates_that_are_no_rounding_jump(
+    tmp_path: Path, size: float, loss: float, rounding: float
+) -> None:
+    """The next loss feels them, they are large, or gradients are equal to the bit."""
+
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["gradients"] = state["gradients"] * (1 + rounding)
+        state["unfelt"] = size * (step >= 9)
+        if step > 9:
+            state["loss"] *= loss
+
+    result = found(tmp_path, change)
+    assert result.first is not None
+    assert (result.first.step, result.first.phase) == (9, Phase.UPDATE)
+    assert ("with equal gradients" in sentence(result)) == (rounding == 0)
 
 
 def test_noise_tells_a_small_jump(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -59,6 +59,9 @@ make it; the norm then takes the place of the projections."""
 
 QUANTITIES: Final = ("parameter", "gradient", "update")
 """What there is for each parameter: before the step, as the optimizer got it, added by the step."""
+
+WITHOUT_MEANING: Final = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
+"""Settings that do not change what an optimizer computes."""
 
 _BLOCK_HEAD: Final = struct.Struct("<4sIQ")
 _BLOCK_TAIL: Final = struct.Struct("<Q4s4s")
@@ -125,9 +128,8 @@ class SignatureWriter:
             self._names = (list(names), self._put(_NAMES, _json(list(names))))
             self._signs = _signs_of(names)
         if self._settings[0] != settings:
-            text = _json(settings)
-            self._settings = (settings, self._put(_SETTINGS, text))
-            self._settings_checksum = zlib.crc32(text)
+            self._settings = (settings, self._put(_SETTINGS, _json(settings)))
+            self._settings_checksum = zlib.crc32(_json(_with_meaning(settings)))
         head = head.copy()
         head["settings"] = self._settings_checksum
         for quantity, row in zip(QUANTITIES, entries, strict=True):
@@ -158,6 +160,17 @@ class SignatureWriter:
         begin = self._end
         self._end += length
         return begin
+
+
+def _with_meaning(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of optimizers that change what they compute."""
+    return {
+        optimizer: [
+            {key: value for key, value in group.items() if key not in WITHOUT_MEANING}
+            for group in groups
+        ]
+        for optimizer, groups in settings.items()
+    }
 
 
 class StepSignature(NamedTuple):

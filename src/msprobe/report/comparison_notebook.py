@@ -99,7 +99,7 @@ def _worst(frame: pl.DataFrame) -> Iterator[str]:
     import polars as pl
 
     worst = ranked(operations(frame).filter(pl.col("differ") > 0))
-    telling = worst.filter(pl.col("origin").is_null() | pl.col("origin").is_in(TELLING))
+    telling = worst.filter(pl.col("origin").is_in(TELLING) | (pl.col("status") != "differs"))
     shown = (telling if telling.height else worst).head(_MAX_OPERATIONS)
     yield html_table(_TITLES, [_operation(each) for each in shown.iter_rows(named=True)])
     yield from _more(worst.height - shown.height, "operations that differ")

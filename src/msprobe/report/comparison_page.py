@@ -219,7 +219,7 @@ def _by_interest(every: pl.DataFrame, summary: Mapping[str, Any]) -> pl.Series:
     import polars as pl
 
     differs, telling = pl.col("differ") > 0, pl.col("origin").is_in(TELLING)
-    alone = differs & (pl.col("origin").is_null() | (pl.col("status") != "differs"))
+    alone = differs & (pl.col("status") != "differs")
     tier = (
         pl.when(telling)
         .then(0)

@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.compare.training.optimizers import WITHOUT_MEANING
 from msprobe.dump.signature_file import (
     QUANTITIES,
     SAMPLED,
+    WITHOUT_MEANING,
     SignatureFile,
     signature_files,
 )
@@ -29,6 +29,7 @@ from msprobe.triage.parting import (
     Phase,
     distances,
     find_parting,
+    lacks_projections,
     noise_of,
     norms_only,
     unknown_phases,
@@ -263,8 +264,9 @@ def _look_at(
     row = QUANTITIES.index(quantity)
     places = {name: place for place, name in enumerate(reference.names)}
     shared = [name for name in target.names if name in places]
-    one = target.entries[row][[target.names.index(name) for name in shared]]
-    other = reference.entries[row][[places[name] for name in shared]]
+    in_target = [target.names.index(name) for name in shared]
+    in_reference = [places[name] for name in shared]
+    one, other = target.entries[row][in_target], reference.entries[row][in_reference]
     if _is_sampled(target.head) is not _is_sampled(reference.head):
         one, other = (
             norms_only(one),
@@ -274,6 +276,9 @@ def _look_at(
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         errors = distances(one, other) / np.maximum(one["norm"], other["norm"])
     errors[np.isnan(errors)] = np.inf
+    if quantity == "update":
+        started = [each.entries[0] for each in (target, reference)]
+        errors[lacks_projections(started[0][in_target], started[1][in_reference])] = 0.0
     worst = changed[np.argsort(-errors[changed], kind="stable")][:_MOST_LISTED]
     return RankParting(
         rank=rank,

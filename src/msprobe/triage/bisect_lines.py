@@ -27,6 +27,15 @@ _WORDS: Final = {
     Phase.SETTINGS: "the optimizer has other settings, and equal gradients",
     Phase.UPDATE: "the updates differ, with equal gradients and settings",
 }
+# After a drift nothing is equal to the bit any more.
+_JUMPS: Final = {
+    Phase.PARAMETER: "the parameters jump before it begins",
+    Phase.LOSS: "the loss jumps",
+    Phase.GRADIENT: "the gradients jump",
+    Phase.SETTINGS: "the optimizer has other settings",
+    Phase.UPDATE: "the updates jump, with equal settings",
+}
+_UNFELT: Final = "a small part of the updates jumps, and neither losses nor gradients do"
 
 
 def sentence(found: Bisection) -> str:
@@ -43,9 +52,10 @@ def sentence(found: Bisection) -> str:
             if found.knows_noise
             else "no step jumps, so this may be rounding that adds up"
         )
+        given = "" if parting.error is not None else f": {_WORDS[parting.phase]}"
         return (
-            f"the runs part in step {parting.step}{where}{_size(parting.error)}, and drift from "
-            f"there: {why}"
+            f"the runs part in step {parting.step}{where}{given}{_size(parting.error)}, and drift "
+            f"from there: {why}"
         )
     drift = f", after a drift from step {parting.step} on" if parting.drifts else ""
     words = _phase_words(first)
@@ -60,7 +70,8 @@ def _phase_words(first: RankParting) -> str:
             f"{_setting_words(name)} is {json.dumps(target)} in the target, "
             f"{json.dumps(reference)} in the reference"
         )
-    return _WORDS[first.phase] + _size(first.parting.jump_error)
+    words = _JUMPS if first.parting.drifts else _WORDS
+    return words.get(first.phase, _WORDS[first.phase]) + _size(first.parting.jump_error)
 
 
 def _setting_words(name: str) -> str:
@@ -101,7 +112,8 @@ def _details(found: Bisection, first: RankParting) -> Iterator[Text]:
     if more > 0:
         yield Text(f"  … {more} more of {count_text(first.parameters, 'parameter')}", "dim")
     for step, phase in parting.idle:
-        yield Text(f"  without consequence: in step {step} {_WORDS[phase]}", "dim")
+        words = _UNFELT if phase is Phase.UPDATE else _WORDS[phase]
+        yield Text(f"  without consequence: in step {step} {words}", "dim")
     if parting.jump is None and not found.knows_noise:
         yield Text("  to know what is noise, record the reference twice and give --noise", "dim")
     yield Text("  record this step of both runs in full, each in its own dump path:")

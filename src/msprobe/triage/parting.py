@@ -16,6 +16,10 @@ _ROUNDING: Final = 1e-4
 _JUMP: Final = 30.0
 # With them: so many times beyond the largest difference that they have shown up to that step.
 _ABOVE_NOISE: Final = 8.0
+# Adam divides a gradient by its size, so one that is zero but for rounding (a bias of keys, a bias
+# before BatchNorm) moves as far as any other. Where it is no more than this part of the update, and
+# neither losses nor gradients jump then or in the next step, its difference has no consequence.
+_SMALL_PART: Final = 0.05
 
 
 class Phase(StrEnum):
@@ -32,6 +36,7 @@ class Phase(StrEnum):
 
 _CAUSES: Final = (Phase.DATA, Phase.RANDOM, Phase.SETTINGS)
 _MEASURED: Final = (Phase.PARAMETER, Phase.LOSS, Phase.GRADIENT, Phase.UPDATE)
+_OF_WEIGHTS: Final = np.array([True, False, False, True])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +47,12 @@ class Parting:
         step: the first step in which they do not hold the same bits.
         phase: the first phase of that step which differs.
         error: relative difference there; None where it has none (data, random, settings).
-        drifts: whether that may be rounding: it is small, and the sides were given the same.
+        drifts: whether that may be rounding: what was computed differs by little.
         jump: the first step in which the difference is more than such rounding grows to; equal to
             `step` if it does not drift, None if no step jumps.
         jump_phase: the first phase of that step which jumps.
         jump_error: relative difference there.
-        idle: steps and phases before it that differ without any consequence.
+        idle: steps and phases that differ without any consequence.
     """
 
     step: int
@@ -81,10 +86,17 @@ def find_parting(
     is_idle = bool(differs[Phase.RANDOM][:first].any())
     differs[Phase.RANDOM][first] &= not is_idle
     phase = next(phase for phase in Phase if differs[phase][first])
-    drifts = phase not in _CAUSES and _may_be_rounding(first, errors, noise)
+    unfelt = np.zeros(len(target), dtype=bool)
+    if noise is None:
+        unfelt = _unfelt_updates(first, errors, differs)
+    heard = np.where(unfelt[:, None] & _OF_WEIGHTS, 0.0, errors)
+    # The same samples in other micro batches are other data all along, and generators may not be
+    # drawn from.
+    is_given = phase in _CAUSES and (first > 0 or phase is Phase.SETTINGS)
+    drifts = not is_given and _may_be_rounding(first, heard, noise)
     jump, jump_phase = first, phase
     if drifts:
-        jumps = _jumps(first, errors, noise)
+        jumps = _jumps(first, heard, noise)
         found = np.flatnonzero(jumps.any(axis=1))
         jump = int(found[0]) if len(found) else -1
         jump_phase = _MEASURED[int(np.argmax(jumps[jump]))]
@@ -103,7 +115,8 @@ def find_parting(
             (int(target["step"][place]), each)
             for each in _CAUSES
             if (place := int(np.argmax(differs[each]))) < first and differs[each][place]
-        ),
+        )
+        + tuple((int(target["step"][place]), Phase.UPDATE) for place in _leaps(unfelt, errors)),
     )
 
 
@@ -125,19 +138,34 @@ def relative_errors(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np
                 sizes = np.maximum(one["norm"], other["norm"])
             relative = np.where(apart == 0, 0.0, apart / sizes)
             relative[np.isnan(relative)] = np.inf
-            errors[:, column] = np.where(_differing(phase, target, reference), relative, 0.0)
+            known = _differing(phase, target, reference)
+            if phase is Phase.UPDATE:
+                known &= ~lacks_projections(target["parameter"], reference["parameter"])
+            errors[:, column] = np.where(known, relative, 0.0)
     return errors
+
+
+def lacks_projections(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return where prints of parameters have no projections, so that updates have no norm.
+
+    Those whose elements do not lie in their order have none: convolutions in channels_last.
+    """
+    found = [
+        np.isnan(each["projections"]).any(axis=-1) & np.isfinite(each["norm"])
+        for each in (target, reference)
+    ]
+    return np.asarray(found[0] | found[1])
 
 
 def distances(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.float64]:
     """Return estimates of the norm of the difference of values, by their prints.
 
     The mean square of the differences of projections estimates its square; and norms do not differ
-    by more than the values do.
+    by more than the values do. Where there are no projections, norms alone tell.
     """
     differences = target["projections"].astype(float) - reference["projections"]
     estimates = np.sqrt(np.square(differences).mean(axis=-1))
-    found: NDArray[np.float64] = np.maximum(estimates, np.abs(target["norm"] - reference["norm"]))
+    found: NDArray[np.float64] = np.fmax(estimates, np.abs(target["norm"] - reference["norm"]))
     return found
 
 
@@ -197,6 +225,28 @@ def _jumps(
     # A phase that still holds the same bits has shown no error to grow from.
     largest = before.max(axis=1, keepdims=True)
     return np.asarray((errors > _JUMP * largest) & (errors > _ROUNDING))
+
+
+def _unfelt_updates(
+    first: int, errors: NDArray[np.float64], differs: dict[Phase, NDArray[np.bool_]]
+) -> NDArray[np.bool_]:
+    """Return in which steps a small part of the updates differs that nothing else feels."""
+    weights = errors[:, _OF_WEIGHTS].max(axis=1)
+    found = (weights >= _ROUNDING) & (weights < _SMALL_PART)
+    found &= differs[Phase.GRADIENT] & ~differs[Phase.SETTINGS]
+    found[first] &= errors[first, 0] < _ROUNDING  # what it begins with has no cause before
+    if not found.any():
+        return np.asarray(found)
+    felt = np.asarray(_jumps(first, errors[:, ~_OF_WEIGHTS], None).any(axis=1))
+    felt[first] = (errors[first, ~_OF_WEIGHTS] >= _ROUNDING).any()
+    felt[:-1] |= felt[1:].copy()
+    return np.asarray(found & ~felt)
+
+
+def _leaps(unfelt: NDArray[np.bool_], errors: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the first of these steps in which they differ far more than losses and gradients."""
+    others = np.maximum.accumulate(errors[:, ~_OF_WEIGHTS].max(axis=1))
+    return np.flatnonzero(unfelt & (errors.max(axis=1) > _JUMP * others))[:1]
 
 
 def _error(errors: NDArray[np.float64], phase: Phase) -> float | None:

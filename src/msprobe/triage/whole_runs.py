@@ -96,8 +96,12 @@ class WholeRuns:
             return unknown(rung, "the signatures hold nothing about it", self.advice)
         if first is None:
             return agrees(rung, self.found.words)
-        if phase is Phase.PARAMETER and first.parting.drifts:
-            words = f"the parameters drift apart from step {first.parting.step} on"
+        if first.parting.drifts and phase in (Phase.PARAMETER, first.parting.phase):
+            words = (
+                f"the parameters drift apart from step {first.parting.step} on"
+                if phase is Phase.PARAMETER
+                else f"in step {first.parting.step}, with results that only drift"
+            )
             return RungResult(rung=rung, answer=Answer.DIFFERS, words=words)
         idle = [step for step, each in first.parting.idle if each is phase]
         if idle:

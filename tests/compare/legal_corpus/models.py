@@ -298,6 +298,39 @@ def gru() -> Task:
     return Task(model, tag_loss, data, torch.optim.RMSprop(model.parameters(), lr=1e-3))
 
 
+class Ranker(nn.Module):
+    """Ranks the entries of lists: a shift of all scores, and so some biases, have no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.enter = nn.Linear(10, WIDTH)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.score = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        return self.score(self.layers(self.enter(x), src_key_padding_mask=padding)).squeeze(-1)
+
+
+def ranker() -> Task:
+    model = Ranker()
+    padding = torch.arange(12)[None] >= torch.randint(4, 12, (6, 1))
+
+    def loss(model: nn.Module, data: dict[str, Tensor]) -> Tensor:
+        scores = model(data["x"], data["padding"]).masked_fill(data["padding"], -1e9)
+        wanted = data["wanted"].masked_fill(data["padding"], -1e9).softmax(-1)
+        return -(wanted * scores.log_softmax(-1)).sum(-1).mean()
+
+    return Task(
+        model=model,
+        loss=loss,
+        data={"x": torch.randn(6, 12, 10), "padding": padding, "wanted": torch.rand(6, 12)},
+        optimizer=torch.optim.NAdam(model.parameters(), lr=2e-3),
+    )
+
+
 LEGAL_FAMILIES: dict[str, Callable[[], Task]] = {
     **FAMILIES,
     **HELD_OUT_FAMILIES,
@@ -305,4 +338,5 @@ LEGAL_FAMILIES: dict[str, Callable[[], Task]] = {
     "gpt": gpt,
     "bert": bert,
     "gru": gru,
+    "ranker": ranker,
 }

@@ -382,4 +382,7 @@ LEGAL_PAIRS: tuple[LegalPair, ...] = (
         name="tensor against statistics", family="vit", tasks=("tensor", "statistics"), level="L0"
     ),
     LegalPair(name="md5 against statistics", family="gru", tasks=("md5", "statistics")),
+    LegalPair(name="float64", family="ranker", target=FLOAT64, level="L1", steps=3),
+    LegalPair(name="bfloat16", family="ranker", target=BFLOAT16, level="L1", steps=3),
+    LegalPair(name="two batches", family="ranker", target=in_two_batches, level="L1", steps=2),
 )

@@ -272,6 +272,25 @@ def test_an_argument_that_only_one_side_gives() -> None:
     assert only.effect is Effect.POSSIBLE
 
 
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("kwargs.labels", "kwargs.tokens"),
+        ("input.1", "kwargs.tokens"),
+        ("kwargs.labels", "input.0"),
+    ],
+)
+def test_the_same_arguments_by_name_and_by_place_are_no_other_data(
+    places: tuple[str, str],
+) -> None:
+    target = {"data": [batch(1), batch(2, where="input.1", dtype="torch.int64")]}
+    by_name = {"data": [batch(2, where=places[0], dtype="torch.int64"), batch(1, where=places[1])]}
+    other = {"data": [batch(3, where=places[0], dtype="torch.int64"), batch(1, where=places[1])]}
+
+    assert said(differences((target, by_name), (target, by_name))) == []
+    assert said(differences((target, other)))
+
+
 def test_one_of_two_inputs_that_differs_is_a_part_of_the_data() -> None:
     both = {"data": [batch(1), batch(2, 1)]}
 

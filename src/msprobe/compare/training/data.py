@@ -9,6 +9,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+import msgspec
+
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
 from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of
 from msprobe.compare.training.start import FactsPair
@@ -86,8 +88,8 @@ class DataHistory:
                 return
             sides = _without_further(*sides)
         batches = [
-            _Batch(pair.step, micro, sides[0][micro], sides[1][micro])
-            for micro in range(min(map(len, sides)))
+            _Batch(pair.step, micro, own, _named_as(own, other))
+            for micro, (own, other) in enumerate(zip(*sides, strict=False))
         ]
         given = [
             batch
@@ -105,8 +107,10 @@ class DataHistory:
 
     @property
     def is_same(self) -> bool:
-        """Whether both sides recorded their batches in all steps, and all are equal."""
-        return self._is_recorded and not any(b.keys[0] != b.keys[1] for b in self._batches)
+        """Whether both sides recorded their batches in all steps, equal but for rounding."""
+        return self._is_recorded and all(
+            b.keys[0] == b.keys[1] or _is_rounding(b) for b in self._batches
+        )
 
     def differences(self) -> Iterator[FactDifference]:
         """Yield what differs in the batches: the first one, and what all of them say of it."""
@@ -222,6 +226,24 @@ class DataHistory:
         if not changed:
             return f"{_place(batch)} holds other tensors{share}"
         return f"{_place(batch)} differs: {'; '.join(changed[:2])}{share}"
+
+
+def _named_as(target: Sequence[Data], reference: Sequence[Data]) -> Sequence[Data]:
+    """Return the reference's tensors under the target's names, and in their order.
+
+    A call passes the same arguments by place or by name, and names come in any order.
+    """
+    names = {each.where for each in target} & {each.where for each in reference}
+    left = [each for each in reference if each.where not in names]
+    found = {each.where: each for each in reference if each.where in names}
+    for each in target:
+        same = next((other for other in left if _key(other) == _key(each)), None)
+        if each.where not in names and same is not None:
+            left.remove(same)
+            found[each.where] = msgspec.structs.replace(same, where=each.where)
+    if not names and left:
+        return reference
+    return [found[each.where] for each in target if each.where in found] + left
 
 
 def _without(batch: _Batch, made_inside: Made) -> _Batch:
@@ -351,7 +373,7 @@ def _kind(data: Data) -> Kind:
 
 
 def _is_rounding(batch: _Batch) -> bool:
-    if len(batch.target) != len(batch.reference):
+    if not len(_tensors(batch)) == len(batch.target) == len(batch.reference):
         return False
     return all(
         target.shape == reference.shape

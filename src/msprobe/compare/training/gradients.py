@@ -41,6 +41,7 @@ _PARALLEL: Final = 1e-9  # two parts nearer to each other than this have no weig
 _CLIPPED_ALIKE: Final = 2e-2
 # Gradients so much smaller than the largest one may be the rounding of larger terms.
 _SMALL: Final = 1e-4
+_ROUNDING: Final = 2.0**-23  # of float32
 # Scales of losses, as powers of two: they keep gradients from becoming zero in a coarse type.
 _LEAST_SCALE: Final = 3
 
@@ -127,7 +128,15 @@ def gradient_distances(pair: StepPair) -> dict[str, float]:
 def _near(target: Gradients, reference: Gradients, tolerance: float = SAME_GRADIENT) -> set[str]:
     """Return the gradients that are the same sum on both sides, in another order."""
     found = _distances(target, reference)
-    return {name for name, distance in found.items() if distance <= tolerance}
+    zero = _zero_but_for_rounding(target) & _zero_but_for_rounding(reference)
+    return {name for name, distance in found.items() if distance <= tolerance or name in zero}
+
+
+def _zero_but_for_rounding(gradients: Gradients) -> set[str]:
+    """Return the gradients that are below the rounding of the largest one."""
+    norms = {name: each.norm for name, each in gradients.items() if each.norm is not None}
+    limit = _ROUNDING * max(norms.values(), default=0.0)
+    return {name for name, norm in norms.items() if norm <= limit}
 
 
 def _distances(target: Gradients, reference: Gradients) -> dict[str, float]:

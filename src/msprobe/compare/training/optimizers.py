@@ -26,10 +26,9 @@ from msprobe.compare.training.step_pairs import (
 )
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Fingerprints, OptimizedParameters, OptimizerStep
+from msprobe.dump.signature_file import WITHOUT_MEANING
 
 # They choose an implementation of the same rule, or are the scheduler's own memory.
-WITHOUT_MEANING: Final = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
-"""Settings that do not change what an optimizer computes."""
 _BETAS: Final = ("beta1", "beta2", "beta3")
 
 

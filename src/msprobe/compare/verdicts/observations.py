@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final, NamedTuple
@@ -18,6 +18,7 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.sides import Side
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
 from msprobe.compare.verdicts.cleared_gradients import cleared_gradients
@@ -274,13 +275,24 @@ def _unused_change(comparison: RankComparison) -> Clue | None:
         return None
     shapes = {tuple(shape) for shape in columns.shape if math.prod(shape) > 1}
     held = Counter(key for row in comparison.rows for key in {*map(fingerprint, row.values)})
+    given = {key for side in (comparison.target, comparison.reference) for key in _given_to(side)}
     for row in comparison.rows:
         parsed = comparison.side_of(row.pair).parsed(row.pair.name)
         is_change = parsed.kind is RecordKind.FORWARD and _IN_PLACE.search(parsed.path) is not None
         is_lone = row.pair.name in lone and not row.pair.is_matched and row.value.shape in shapes
-        if is_change and is_lone and _is_result(row) and held[fingerprint(row.value)] == 1:
+        is_used = held[fingerprint(row.value)] > 1 or (row.value.shape, row.value.norm) in given
+        if is_change and is_lone and _is_result(row) and not is_used:
             return Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
     return None
+
+
+def _given_to(side: Side) -> Iterator[Hashable]:
+    """Yield shapes and norms of the gradients that optimizers got: facts compare these."""
+    facts = side.view.facts
+    for step in () if facts is None else facts.optimizer_steps():
+        columns = step.parameters
+        for shape, norm in zip(columns.shape, columns.gradient.norm, strict=False):
+            yield tuple(shape), norm
 
 
 def _are_samples(comparison: RankComparison, row: Row) -> bool:

@@ -62,7 +62,7 @@ export const chinese = {
   ", element by element": "，逐元素", "parameter": "参数", "parameter grad": "参数梯度", "output": "输出", "role": "角色", "direction ": "方向", "kind": "类别", "match": "匹配",
   "copied": "已复制", "reload": "重新加载", "dismiss": "关闭提示", "{} operations": "{} 个算子", "{} differences": "{} 处差异", "{} lanes": "{} 条", "step {}, rank {}": "step {}，rank {}",
   "all steps and ranks": "全部 step 与 rank", "Relative error of {} along the execution; the list holds the same.": "{} 沿执行顺序的相对误差；列表内容相同。",
-  "shape or type": "形状或类型", "no partner": "无匹配", "NaN or Inf": "NaN 或 Inf", "could not be read": "无法读取", "backward pass": "反向过程",
+  "without consequence": "无影响", "no partner": "无匹配", "NaN or Inf": "NaN 或 Inf", "could not be read": "无法读取", "backward pass": "反向过程",
   "where gradients flow": "梯度流动处", "step or rank": "step 或 rank", "steps and ranks are one after the other": "各 step 与 rank 依次排列",
   "largest error": "最大误差", "of all operations, those that the page leaves out among them": "全部算子的最大误差，含本页未列出者", "the same": "相同", "differs": "有差异",
   "relative error along the execution": "沿执行顺序的相对误差", "no number": "无数值", "in {}  →  out {}": "输入 {}  →  输出 {}", "all modules": "全部模块",

@@ -65,7 +65,7 @@ function legend() {
   const present = new Set(operations.map((each) => each.group));
   /** @type {Record<string, string>} */
   const names = {
-    agrees: "agrees", other: "shape or type", unmatched: "no partner", nonfinite: "NaN or Inf", unread: "could not be read",
+    agrees: "agrees", other: "without consequence", unmatched: "no partner", nonfinite: "NaN or Inf", unread: "could not be read",
   };
   const entries = layers.filter((name) => present.has(name)).reverse().map((group) => (
     element("span", { title: say(words.origins[group] ?? "") }, mark(group), ` ${say(names[group] ?? group)}`)));
