@@ -98,8 +98,13 @@ class History:
         both = fingerprints(row)
         return both != (None, None) and both in self.results
 
-    def likely_error(self, key: Parameter) -> float:
-        """Return the relative error of a parameter that earlier steps make likely, at most."""
+    def likely_error(self, key: Parameter, *, is_frozen: bool) -> float:
+        """Return the relative error of a parameter that earlier steps make likely, at most.
+
+        No optimizer moves a frozen one; it may be an average of others.
+        """
+        if is_frozen:
+            return UPDATE_GROWTH * max(self.errors.values(), default=0.0)
         if key not in self.gradients:
             return math.inf
         return UPDATE_GROWTH * self.errors.get(key, 0.0)

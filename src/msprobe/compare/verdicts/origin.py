@@ -10,7 +10,7 @@ lacks are judged by the users of their results (`unmatched_calls`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -119,8 +119,38 @@ class _Search:
         self._blame_parts()
         if not any(row.origin in (Origin.INTRODUCED, Origin.INPUT) for row in rows):
             self._judge_losses()
+        state.comparison.kept = frozenset(self._makers_of_kept())
         self._unmatched.settle_rest()
         retract_inconsequential(state.calls, state.flow)
+
+    def _makers_of_kept(self) -> Iterator[int]:
+        """Yield the places of calls that change a buffer or a parameter; blames those of one side.
+
+        Neither the loss nor a gradient of the step need show it.
+        """
+        state = self._state
+        rows = state.rows
+        waiting = [
+            index
+            for index, row in enumerate(rows)
+            if row.status.is_difference
+            and row.value.role is Role.OUTPUT
+            and state.start.is_kept(row)
+        ]
+        for index in waiting:
+            if not rows[index].pair.is_matched:
+                self._unmatched.blame_for(index)
+        seen: set[int] = set()
+        while waiting:
+            call = state.calls.of(rows[waiting.pop()])
+            if call.start in seen:
+                continue
+            seen.add(call.start)
+            yield call.pair.position
+            for row in call.inputs:
+                makers = state.flow.makers(row)
+                made = {*makers.target[:1], *makers.reference[:1]}
+                waiting += [index for index in made if rows[index].status.is_difference]
 
     def _judge_losses(self) -> None:
         """Blame the calls of one side alone that its first loss is made by, if the losses differ.
