@@ -592,3 +592,88 @@ def test_a_rate_of_two_optimizers_is_told_of_the_parameters_of_both(tmp_path: Pa
 
     assert verdict["class"] == "schedule"
     assert "all 6 parameters" in verdict["sentence"]
+
+
+def quantised(debugger: PrecisionDebugger, is_straight: bool) -> None:
+    inner, outer = nn.Linear(4, 4), nn.Linear(4, 2)
+    codes = torch.linspace(-1, 1, 5)
+
+    class Quantised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = inner, outer
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.inner(x)
+            nearest = codes[(z[..., None] - codes).abs().argmin(-1)]
+            commitment = (nearest.detach() - z).square().mean()
+            found = self.outer(z + (nearest - z).detach() if is_straight else nearest)
+            return found.square().mean() + commitment  # type: ignore[no-any-return]
+
+    model, x = Quantised(), torch.rand(8, 4)
+    train(debugger, model, lambda _: model(x).backward())
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_the_call_by_which_one_side_alone_gets_a_gradient_is_named(
+    tmp_path: Path, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, quantised, False, True, level)
+
+    assert verdict["class"] == "call"
+    assert "only the reference calls Tensor.__add__" in verdict["sentence"]
+
+
+def sure(debugger: PrecisionDebugger, is_by_hand: bool) -> None:
+    """Its loss is the small difference of large numbers."""
+    model = nn.Linear(6, 5)
+    with torch.no_grad():
+        model.bias += torch.tensor([14.0, 0, 0, 0, 0])
+    x, labels = torch.rand(8, 6), torch.zeros(8, dtype=torch.long)
+
+    def step(_: int) -> None:
+        found = model(x)
+        loss = (
+            (torch.logsumexp(found, 1) - found[:, 0]).mean()
+            if is_by_hand
+            else functional.cross_entropy(found, labels)
+        )
+        loss.backward()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_terms_that_cancel_in_calls_of_one_side_are_rounding(tmp_path: Path, level: str) -> None:
+    summary = compared(tmp_path, sure, True, False, level)
+
+    assert not summary["introduced"]
+    assert summary["verdict"]["class"] in ("equal", "rounding")
+
+
+def attends(debugger: PrecisionDebugger, scale: float | None) -> None:
+    model = nn.Linear(16, 48)
+    x = torch.randn(4, 8, 16)
+    with torch.no_grad():
+        model.weight *= 0.3
+
+    def step(_: int) -> None:
+        with torch.autocast("cpu", torch.float16):
+            query, key, value = (
+                part.view(4, 8, 2, 8).transpose(1, 2) for part in model(x).chunk(3, -1)
+            )
+            found = functional.scaled_dot_product_attention(query, key, value, scale=scale)
+            loss = found.transpose(1, 2).reshape(4, 8, 16).float().square().mean()
+        loss.backward()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_view_shows_what_its_call_made(tmp_path: Path, level: str) -> None:
+    """Of an attention's strided result the order of elements is recorded in its view alone."""
+    verdict = verdict_on(tmp_path, attends, 0.4, None, level)
+
+    assert verdict["class"] == "argument"
+    assert "scaled_dot_product_attention.0.forward" in verdict["sentence"]
+    assert "0.4 instead of None" in verdict["sentence"]

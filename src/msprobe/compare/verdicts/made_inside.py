@@ -14,7 +14,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from msprobe.collectives.calls import is_communication
-from msprobe.compare.model import Origin, Row
+from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.data import Made, is_split
 from msprobe.compare.training.start import FactsPair
@@ -103,7 +103,8 @@ class MadeInside(Made):
                 name = _name(row, is_target=is_target)
                 draws, is_module = side.operator(name).draws_random, side.parsed(name).is_module
             # Numbers that both sides draw by the same call, with the same arguments, are data.
-            is_data = draws and row.pair.is_matched and own.is_tensor
+            # A batch may be put together from lengths and other numbers that follow from it.
+            is_data = draws and row.pair.is_matched if own.is_tensor else not draws
             is_own = row.origin is Origin.INTRODUCED and not is_data
             is_blamed = is_blamed or is_own
             if not own.is_tensor:
@@ -122,14 +123,14 @@ class MadeInside(Made):
             is_blamed = is_blamed or (is_drawn and not row.pair.is_matched)
             if is_own:
                 self._given |= keys
-            if is_blamed and other is not None:
+            # Another number of samples is no consequence of a call.
+            if is_blamed and other is not None and row.status is not Status.SHAPE:
                 self._given.add(_key(other))
             if not (is_result or is_blamed or is_drawn):
                 continue
             around = found.setdefault(_key(own), set())
-            around.add(name)
+            outer = None if around else name  # else it is only handed on
             around.update([_RESULT] * is_result + [_CULPRIT] * is_blamed)
-            outer = side.parent(name)
             while outer is not None:
                 around.add(outer)
                 outer = side.parent(outer)
