@@ -649,31 +649,3 @@ def test_terms_that_cancel_in_calls_of_one_side_are_rounding(tmp_path: Path, lev
 
     assert not summary["introduced"]
     assert summary["verdict"]["class"] in ("equal", "rounding")
-
-
-def attends(debugger: PrecisionDebugger, scale: float | None) -> None:
-    model = nn.Linear(16, 48)
-    x = torch.randn(4, 8, 16)
-    with torch.no_grad():
-        model.weight *= 0.3
-
-    def step(_: int) -> None:
-        with torch.autocast("cpu", torch.float16):
-            query, key, value = (
-                part.view(4, 8, 2, 8).transpose(1, 2) for part in model(x).chunk(3, -1)
-            )
-            found = functional.scaled_dot_product_attention(query, key, value, scale=scale)
-            loss = found.transpose(1, 2).reshape(4, 8, 16).float().square().mean()
-        loss.backward()
-
-    train(debugger, model, step)
-
-
-@pytest.mark.parametrize("level", ["L1", "mix"])
-def test_a_view_shows_what_its_call_made(tmp_path: Path, level: str) -> None:
-    """Of an attention's strided result the order of elements is recorded in its view alone."""
-    verdict = verdict_on(tmp_path, attends, 0.4, None, level)
-
-    assert verdict["class"] == "argument"
-    assert "scaled_dot_product_attention.0.forward" in verdict["sentence"]
-    assert "0.4 instead of None" in verdict["sentence"]
