@@ -45,20 +45,14 @@ def kept_values(
         for name, change in buffer_changes(pair).items()
         if unchanged.get(name, False) and not change.is_rounding
     ]
+    moved = {name: step for step in step_pairs(pair) for name in changed_before(step)}
     kept: tuple[set[Hashable], set[Hashable]] = (set(), set())
-    for found, facts in zip(kept, (pair.target, pair.reference), strict=True):
+    for side, facts in enumerate((pair.target, pair.reference)):
         shapes, after = _shapes(facts), _after(facts)
-        found.update((shapes[name], after[name].norm) for name in buffers)
-    for step in step_pairs(pair):
-        for name in changed_before(step):
-            for found, facts, own, place in zip(
-                kept,
-                (pair.target, pair.reference),
-                (step.target, step.reference),
-                step.places[name],
-                strict=True,
-            ):
-                found.add((_shapes(facts)[name], at(own.parameters.before.norm, place)))
+        kept[side].update((shapes[name], after[name].norm) for name in buffers)
+        for name, step in moved.items():
+            own, place = (step.target, step.reference)[side], step.places[name][side]
+            kept[side].add((shapes[name], at(own.parameters.before.norm, place)))
     return kept
 
 

@@ -29,35 +29,36 @@ def changed_before(pair: StepPair) -> dict[str, list[str]]:
     Returns:
         Parameter → the sides, by their names, that changed it.
     """
+    changes = {n: each for n, each in pair.changes("before").items() if not each.is_rounding}
     states = pair.pair.target.parameters, pair.pair.reference.parameters
-    if pair.target.call or states[0] is None or states[1] is None:
+    if not changes or pair.target.call or states[0] is None or states[1] is None:
         return {}
     starts = [
         {name: of_parameter(state, place) for place, name in enumerate(state.name)}
         for state in states
         if state
     ]
-    before = {
+    begun = {
         name: change_of(*(start[name] for start in starts))
         for name in pair.places
         if all(name in start for start in starts)
     }
-    limit = _FURTHER * max((change.relative or 0.0 for change in before.values()), default=0.0)
-    sides = pair.target, pair.reference
-    return {
-        name: [
-            side
-            for side, step, start, place in zip(
-                _SIDES, sides, starts, pair.places[name], strict=True
-            )
-            if at(step.parameters.before.checksum, place) != start[name].checksum
+    limit = _FURTHER * max((change.relative or 0.0 for change in begun.values()), default=0.0)
+    found = {}
+    for name, change in changes.items():
+        is_near = change.relative is not None and change.relative <= limit
+        if is_near or name not in begun or not begun[name].is_rounding:
+            continue
+        now = [
+            at(step.parameters.before.checksum, place)
+            for step, place in zip((pair.target, pair.reference), pair.places[name], strict=True)
         ]
-        for name, change in pair.changes("before").items()
-        if name in before
-        and not change.is_rounding
-        and before[name].is_rounding
-        and (change.relative is None or change.relative > limit)
-    }
+        found[name] = [
+            side
+            for side, checksum, start in zip(_SIDES, now, starts, strict=True)
+            if checksum != start[name].checksum
+        ]
+    return found
 
 
 def earlier_changes(pair: StepPair) -> Iterator[FactDifference]:
