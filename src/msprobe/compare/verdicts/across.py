@@ -153,8 +153,8 @@ def _revise(comparison: RankComparison, row: Row, history: History, updates: _Up
         key = parameter_of(comparison, row)
         if history.explains(key):
             is_frozen = all(value.requires_grad is False for value in row.values)
-            likely = history.likely_error(key, is_frozen=is_frozen)
-            is_likely = history.handed_on(row) or (row.error is not None and row.error <= likely)
+            limit = history.likely_error(key, is_frozen=is_frozen)
+            is_likely = history.handed_on(row) or (row.error is not None and row.error <= limit)
             mark(row, Origin.INHERITED, Cause.EARLIER_STEP if is_likely else Cause.STEP_GROWTH)
         else:
             row.cause = Cause.OTHER_UPDATE

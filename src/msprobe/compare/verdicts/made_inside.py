@@ -14,6 +14,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from msprobe.collectives.calls import is_communication
+from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.data import Made, is_split
@@ -105,6 +106,8 @@ class MadeInside(Made):
             # Numbers that both sides draw by the same call, with the same arguments, are data.
             # A batch may be put together from lengths and other numbers that follow from it.
             is_data = draws and row.pair.is_matched if own.is_tensor else not draws
+            # What code that was not recorded changed comes from outside.
+            is_data = is_data or row.cause is Cause.CHANGED_BETWEEN
             is_own = row.origin is Origin.INTRODUCED and not is_data
             is_blamed = is_blamed or is_own
             if not own.is_tensor:
