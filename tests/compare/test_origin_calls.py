@@ -12,6 +12,7 @@ from judging import compare
 from numpy.typing import NDArray
 
 from builders.dumps import DumpBuilder, value
+from msprobe.capture.projections import project
 
 Array = NDArray[Any]
 RNG = np.random.default_rng(9)
@@ -249,3 +250,25 @@ def test_one_call_in_lower_precision_is_a_culprit_a_whole_run_is_not(tmp_path: P
     assert alone.culprits == ["Functional.linear.0.forward"]
     assert "alone" in alone.reason("Functional.linear.0.forward.output.0")
     assert all_of_them.culprits == []
+
+
+def test_a_view_tells_what_the_statistics_of_its_call_hide(tmp_path: Path) -> None:
+    """A strided result has no projections, its transpose has them."""
+    x = RNG.standard_normal((8, 8)).astype(np.float32)
+
+    def write(name: str, order: list[int], scale: float) -> Path:
+        y = x[order]
+        dump = DumpBuilder(tmp_path / name, "statistics")
+        given, made, view = (
+            value(x, projections=list(project(x))),
+            value(y, 1),
+            value(y.T, 2, projections=list(project(y.T))),
+        )
+        dump.call("Functional.normalize.0.forward", [given, scale], [made])
+        dump.call("Tensor.transpose.0.forward", [value(y, 1), 0, 1], [view])
+        return dump.write()
+
+    found = compare(write("t", [1, 0, *range(2, 8)], 0.5), write("r", [*range(8)], 0.25))
+
+    assert found.culprits == ["Functional.normalize.0.forward"]
+    assert found.summary["verdict"]["class"] == "argument"

@@ -457,6 +457,38 @@ def in_a_style(debugger: PrecisionDebugger, option: dict[str, Any]) -> None:
         optimizer.zero_grad()
         smoothing = option.get("smoothing", 0.0)
         functional.cross_entropy(model(x), labels, label_smoothing=smoothing).backward()
+
+
+class Averaged(nn.Module):
+    """Keeps an average of what it is given, and uses that of the steps before."""
+
+    average: Tensor
+    other: Tensor
+
+    def __init__(self, option: str) -> None:
+        super().__init__()
+        self.inner, self.option = nn.Linear(4, 4), option
+        self.register_buffer("average", torch.rand(4))
+        self.register_buffer("other", torch.rand(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x * self.average)
+        if self.training and self.option != "none":
+            with torch.no_grad():
+                self.average.mul_(0.75 if self.option == "decay" else 0.5).add_(x.mean(0))
+                self.other[1] = 3.0 if self.option == "value" else 2.5
+        return y
+
+
+def averages(debugger: PrecisionDebugger, option: str) -> None:
+    model = Averaged(option)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(number: int) -> None:
+        if option == "eval" and number:
+            model.eval()
+        optimizer.zero_grad()
+        model(torch.rand(8, 4)).square().mean().backward()
         optimizer.step()
 
     train(debugger, model, step)
@@ -482,3 +514,197 @@ def test_modules_of_one_side_are_not_blamed_for_what_others_do(
     found = verdict_on(tmp_path, in_a_style, {"has_modules": True, **change}, {}, "L0")
     assert found["class"] == kind, found["sentence"]
     assert found["where"]["record"] == record, found["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize(
+    ("option", "kind", "words"),
+    [
+        ("decay", "argument", "0.75 instead of 0.5"),
+        ("value", "argument", "3.0 instead of 2.5"),
+        ("none", "call", "only the reference calls Tensor.mul_"),
+    ],
+)
+def test_a_call_that_changes_a_buffer_alone_is_named(
+    tmp_path: Path, option: str, kind: str, words: str, level: str
+) -> None:
+    """Neither loss nor gradients of the first step show it."""
+    verdict = verdict_on(tmp_path, averages, option, "", level)
+
+    assert verdict["class"] == kind
+    assert words in verdict["sentence"]
+    assert verdict["where"]["step"] == 0
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_eval_mode_that_leaves_a_buffer_alone_is_the_cause(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, averages, "eval", "", level)
+
+    assert verdict["class"] == "mode"
+    assert verdict["where"]["step"] == 1
+
+
+class Keys(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.key.load_state_dict(self.query.state_dict())
+        self.key.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            key = self.key(x)
+        found: Tensor = self.query(x) * key
+        return found
+
+
+def keys(debugger: PrecisionDebugger, is_moved: bool) -> None:
+    model = Keys()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(_: int) -> None:
+        if is_moved:
+            for own, other in zip(model.query.parameters(), model.key.parameters(), strict=True):
+                other.data = other.data * 0.9 + own.data * 0.1
+        optimizer.zero_grad()
+        model(torch.rand(8, 4)).square().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_calls_that_move_parameters_before_the_optimizer_are_named(
+    tmp_path: Path, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, keys, False, True, level)
+
+    assert verdict["class"] == "call"
+    assert "only the reference calls Tensor.__mul__" in verdict["sentence"]
+
+
+def test_at_level_l0_the_side_that_moves_parameters_is_named(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, keys, False, True, "L0")
+
+    assert verdict["class"] == "update"
+    assert "in the reference alone" in verdict["sentence"]
+
+
+def denoise(debugger: PrecisionDebugger, option: str) -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Dropout(0.3 * (option == "drop")))
+    head = nn.Linear(8, 4)
+    scales = torch.linspace(0.1, 1, 20)
+    data = torch.rand(4, 6, 4)
+
+    def step(number: int) -> None:
+        for micro in range(2):
+            x = data[2 * (number % 2) + micro]
+            noise = torch.randn(6, 4)
+            if option == "offset":
+                noise = noise + 0.1 * torch.randn(6, 1)
+            if option == "unit":
+                noise = noise / noise.norm(dim=1, keepdim=True)
+            place = torch.randint(0, 10 if option == "range" else 20, (6,))
+            noisy = x + scales[place][:, None] * noise
+            found = model(torch.cat([noisy, place[:, None] / 20], 1))
+            (head(found) - noise).square().mean().backward()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize(
+    ("option", "kind", "words"),
+    [
+        ("offset", "call", "only the target calls"),
+        ("unit", "call", "only the target calls Tensor.norm"),
+        ("range", "argument", "10 instead of 20"),
+        # It draws numbers, from the generator from which the noise after it comes.
+        ("drop", "argument", "0.3 instead of 0.0"),
+    ],
+)
+def test_what_a_blamed_call_makes_of_drawn_numbers_is_no_data(
+    tmp_path: Path, option: str, kind: str, words: str, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, denoise, option, "", level)
+
+    assert verdict["class"] == kind
+    assert words in verdict["sentence"]
+
+
+def two_schedules(debugger: PrecisionDebugger, factor: float) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    parts = [model[0], model[1:]]
+    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in parts]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, factor) for each in optimizers]
+
+    def step(_: int) -> None:
+        model(torch.rand(6, 4)).square().mean().backward()
+        for each in (*optimizers, *schedulers):
+            each.step()
+
+    train(debugger, model, step)
+
+
+def test_a_rate_of_two_optimizers_is_told_of_the_parameters_of_both(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, two_schedules, 0.5, 0.9, "L1")
+
+    assert verdict["class"] == "schedule"
+    assert "all 6 parameters" in verdict["sentence"]
+
+
+def quantised(debugger: PrecisionDebugger, is_straight: bool) -> None:
+    inner, outer = nn.Linear(4, 4), nn.Linear(4, 2)
+    codes = torch.linspace(-1, 1, 5)
+
+    class Quantised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = inner, outer
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.inner(x)
+            nearest = codes[(z[..., None] - codes).abs().argmin(-1)]
+            commitment = (nearest.detach() - z).square().mean()
+            found = self.outer(z + (nearest - z).detach() if is_straight else nearest)
+            return found.square().mean() + commitment  # type: ignore[no-any-return]
+
+    model, x = Quantised(), torch.rand(8, 4)
+    train(debugger, model, lambda _: model(x).backward())
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_the_call_by_which_one_side_alone_gets_a_gradient_is_named(
+    tmp_path: Path, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, quantised, False, True, level)
+
+    assert verdict["class"] == "call"
+    assert "only the reference calls Tensor.__add__" in verdict["sentence"]
+
+
+def sure(debugger: PrecisionDebugger, is_by_hand: bool) -> None:
+    """Its loss is the small difference of large numbers."""
+    model = nn.Linear(6, 5)
+    with torch.no_grad():
+        model.bias += torch.tensor([14.0, 0, 0, 0, 0])
+    x, labels = torch.rand(8, 6), torch.zeros(8, dtype=torch.long)
+
+    def step(_: int) -> None:
+        found = model(x)
+        loss = (
+            (torch.logsumexp(found, 1) - found[:, 0]).mean()
+            if is_by_hand
+            else functional.cross_entropy(found, labels)
+        )
+        loss.backward()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_terms_that_cancel_in_calls_of_one_side_are_rounding(tmp_path: Path, level: str) -> None:
+    summary = compared(tmp_path, sure, True, False, level)
+
+    assert not summary["introduced"]
+    assert summary["verdict"]["class"] in ("equal", "rounding")

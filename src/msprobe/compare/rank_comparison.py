@@ -46,6 +46,7 @@ class RankComparison:
         rows: all values, grouped by operation in the order of `pairs`.
         growths: error relative to that of the inputs, of rows where this is too much; by `id`.
         proof: whether the differences are rounding; None before the summary was made.
+        kept: positions of operations that change a buffer or a parameter in another way.
         lone_call: a call of an earlier step without a partner, whose result this one uses.
         noise: what was found by measured noise; None where it was not measured.
         table: file of the table of `rows`, where they were set aside.
@@ -60,6 +61,7 @@ class RankComparison:
     rows: list[Row]
     growths: dict[int, float] = field(default_factory=dict)
     proof: Proof | None = None
+    kept: frozenset[int] = frozenset()
     lone_call: Clue | None = None
     noise: NoiseJudgement | None = None
     table: Path | None = None

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Final
 
 from msprobe.compare.training.differences import FactDifference, Moment, some_of
-from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of, of_parameter
+from msprobe.compare.training.fingerprints import Change, Fingerprint, at, change_of, of_parameter
 from msprobe.compare.training.module_settings import owner_words
 from msprobe.compare.training.start import FactsPair
+from msprobe.compare.training.step_pairs import step_pairs
+from msprobe.compare.training.updates import changed_before
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts
 
@@ -25,6 +27,38 @@ def buffer_changes(pair: FactsPair) -> dict[str, Change]:
         for name, found in sides[0].items()
         if name in sides[1]
     }
+
+
+def kept_values(
+    pair: FactsPair, unchanged: Mapping[str, bool]
+) -> tuple[set[Hashable], set[Hashable]]:
+    """Return shape and norm, on each side, of what calls of a step changed in another way.
+
+    These are buffers when it ends, and parameters when an optimizer takes its step.
+
+    Args:
+        pair: the facts.
+        unchanged: buffer → whether both sides agreed when the step began.
+    """
+    buffers = [
+        name
+        for name, change in buffer_changes(pair).items()
+        if unchanged.get(name, False) and not change.is_rounding
+    ]
+    moved = {name: step for step in step_pairs(pair) for name in changed_before(step)}
+    kept: tuple[set[Hashable], set[Hashable]] = (set(), set())
+    for side, facts in enumerate((pair.target, pair.reference)):
+        shapes, after = _shapes(facts), _after(facts)
+        kept[side].update((shapes[name], after[name].norm) for name in buffers)
+        for name, step in moved.items():
+            own, place = (step.target, step.reference)[side], step.places[name][side]
+            kept[side].add((shapes[name], at(own.parameters.before.norm, place)))
+    return kept
+
+
+def _shapes(facts: Facts) -> dict[str, Hashable]:
+    start = facts.parameters
+    return {} if start is None else dict(zip(start.name, map(tuple, start.shape), strict=True))
 
 
 def buffer_differences(

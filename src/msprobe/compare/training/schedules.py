@@ -100,12 +100,15 @@ class ScheduleHistory:
     def differences(self) -> Iterator[FactDifference]:
         """Yield how learning rates differ; once for groups that differ alike."""
         alike: dict[tuple[Any, ...], _Rates] = {}
-        for rates in self._rates.values():
+        totals: dict[tuple[Any, ...], dict[int, int]] = {}
+        for (optimizer, _), rates in self._rates.items():
             key = (tuple(rates.steps), tuple(rates.target), tuple(rates.reference))
-            if key in alike:
-                alike[key].names += rates.names
-            else:
-                alike[key] = rates
+            before = alike.get(key)
+            names = [] if before is None else before.names
+            totals.setdefault(key, {})[optimizer] = rates.total
+            alike[key] = replace(
+                before or rates, names=[*names, *rates.names], total=sum(totals[key].values())
+            )
         for rates in alike.values():
             place = _first_difference(rates)
             if place is not None:

@@ -15,31 +15,64 @@ if TYPE_CHECKING:
     from msprobe.compare.training.replay import Misfit, Replay
     from msprobe.dump.facts import OptimizedParameters
 
+_SIDES: Final = ("target", "reference")
+# How much further apart than when the step began parameters are that something changed in it.
+_FURTHER: Final = 50.0
 _LOOK: Final = ("look at the code that updates this parameter",)
+
+
+def changed_before(pair: StepPair) -> dict[str, list[str]]:
+    """Return the parameters that differ at an optimizer's step, though they agreed at the start.
+
+    Those that agreed up to rounding count if they are much further apart than any was.
+
+    Returns:
+        Parameter → the sides, by their names, that changed it.
+    """
+    changes = {n: each for n, each in pair.changes("before").items() if not each.is_rounding}
+    states = pair.pair.target.parameters, pair.pair.reference.parameters
+    if not changes or pair.target.call or states[0] is None or states[1] is None:
+        return {}
+    starts = [
+        {name: of_parameter(state, place) for place, name in enumerate(state.name)}
+        for state in states
+        if state
+    ]
+    begun = {
+        name: change_of(*(start[name] for start in starts))
+        for name in pair.places
+        if all(name in start for start in starts)
+    }
+    limit = _FURTHER * max((change.relative or 0.0 for change in begun.values()), default=0.0)
+    found = {}
+    for name, change in changes.items():
+        is_near = change.relative is not None and change.relative <= limit
+        if is_near or name not in begun or not begun[name].is_rounding:
+            continue
+        now = [
+            at(step.parameters.before.checksum, place)
+            for step, place in zip((pair.target, pair.reference), pair.places[name], strict=True)
+        ]
+        found[name] = [
+            side
+            for side, checksum, start in zip(_SIDES, now, starts, strict=True)
+            if checksum != start[name].checksum
+        ]
+    return found
 
 
 def earlier_changes(pair: StepPair) -> Iterator[FactDifference]:
     """Yield parameters that something changed between the start and the optimizer's step."""
-    states = pair.pair.target.parameters, pair.pair.reference.parameters
-    if pair.target.call or states[0] is None or states[1] is None:
-        return
-    places = [{name: place for place, name in enumerate(state.name)} for state in states if state]
-    names = [
-        name
-        for name, change in pair.changes("before").items()
-        if not change.is_rounding
-        and name in places[0]
-        and name in places[1]
-        and change_of(
-            of_parameter(states[0], places[0][name]), of_parameter(states[1], places[1][name])
-        ).is_equal
-    ]
+    found = changed_before(pair)
+    names = [*found]
     if names:
+        sides = {side for each in found.values() for side in each}
+        alone = f", in the {sides.pop()} alone" if len(sides) == 1 else ""
         yield pair.difference(
             VerdictClass.UPDATE,
             Moment.CLIP,
             f"{some_of(names, pair.total)} {'was' if len(names) == 1 else 'were'} changed after "
-            f"step {pair.pair.step} began and before its optimizer step",
+            f"step {pair.pair.step} began and before its optimizer step{alone}",
             parameter=names[0],
             next=_LOOK,
         )

@@ -152,9 +152,9 @@ def _revise(comparison: RankComparison, row: Row, history: History, updates: _Up
     if role is Role.PARAMETER:
         key = parameter_of(comparison, row)
         if history.explains(key):
-            is_likely = history.handed_on(row) or (
-                row.error is not None and row.error <= history.likely_error(key)
-            )
+            is_frozen = all(value.requires_grad is False for value in row.values)
+            limit = history.likely_error(key, is_frozen=is_frozen)
+            is_likely = history.handed_on(row) or (row.error is not None and row.error <= limit)
             mark(row, Origin.INHERITED, Cause.EARLIER_STEP if is_likely else Cause.STEP_GROWTH)
         else:
             row.cause = Cause.OTHER_UPDATE

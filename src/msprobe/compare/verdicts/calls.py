@@ -94,6 +94,10 @@ class Calls:
         is_forward = call.parsed.kind is RecordKind.FORWARD
         return is_forward and call.pair.position > self._end_of_backward
 
+    def is_kept(self, call: Call) -> bool:
+        """Return whether a buffer or a parameter has another value because of a call."""
+        return call.pair.position in self._comparison.kept
+
     def is_in_backward(self, call: Call) -> bool:
         """Return whether a call is made by the backward code of another one."""
         side = self._comparison.side_of(call.pair)

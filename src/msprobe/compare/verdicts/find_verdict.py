@@ -176,8 +176,12 @@ class _Search:
             and side.parent(name) is None
         ]
         # A model's record follows those of its parts.
-        names = itertools.takewhile(lambda name: name != culprit.row.pair.name, side.names)
-        return bool(models) and len({*names}.intersection(models)) < fact.micro
+        names = [*itertools.takewhile(lambda name: name != culprit.row.pair.name, side.names)]
+        if models:
+            return len({*names}.intersection(models)) < fact.micro
+        kinds = (side.parsed(name).kind for name in names)
+        passes = [kind for kind, _ in itertools.groupby(kinds)].count(RecordKind.BACKWARD)
+        return passes < fact.micro
 
     def _is_communication_used(self, fact: FactDifference) -> bool:
         """Return whether a loss, a gradient or a module differs after another communication."""

@@ -73,6 +73,18 @@ class GradientFlow:
             return
         mark(row, Origin.INTRODUCED, Cause.CHANGED_GRADIENT if shares else Cause.OTHER_START)
 
+    def is_lone_rounding(self, call: Call, row: Row) -> bool:
+        """Return whether the rounding of shares of calls of one side explains a gradient.
+
+        They may be much larger than their sum: a softmax of a sum of exponentials, say.
+        """
+        result = operand_of(row)
+        if result is None or row.status is not Status.DIFFERS:
+            return False
+        lone = [s.value for s in self._shares(call, row) or () if not s.pair.is_matched]
+        sizes = [each.size for each in map(exact_operand, lone) if each is not None]
+        return result.error <= _SUM_GROWTH * result.epsilon * max(sizes, default=0.0)
+
     def _blame_lone(self, shares: Iterable[Row]) -> None:
         """Blame calls of one side alone for a sum of gradients, if only theirs differ in it."""
         if self._state.has_difference:

@@ -35,6 +35,7 @@ class History:
         parameters: whether each was exactly equal when last seen.
         gradients: parameter → whether its gradient was exactly equal, in all steps.
         errors: parameter → largest relative error of it and of its gradient.
+        worst_error: the largest of them.
         results: pairs of values that calls outside the model made: what an optimizer keeps.
         alone: (whether the target made it, a value) → the call without a partner that made it.
     """
@@ -44,6 +45,7 @@ class History:
     parameters: dict[Parameter, bool] = field(default_factory=dict)
     gradients: dict[Parameter, bool] = field(default_factory=dict)
     errors: dict[Parameter, float] = field(default_factory=dict)
+    worst_error: float = 0.0
     results: set[Hashable] = field(default_factory=set)
     alone: dict[tuple[bool, Hashable], Clue] = field(default_factory=dict)
 
@@ -72,6 +74,7 @@ class History:
                 continue
             if row.error:
                 self.errors[key] = max(self.errors.get(key, 0.0), row.error)
+                self.worst_error = max(self.worst_error, row.error)
 
     def _add_alone(self, comparison: RankComparison, row: Row) -> None:
         key = fingerprint(row.value)
@@ -98,8 +101,13 @@ class History:
         both = fingerprints(row)
         return both != (None, None) and both in self.results
 
-    def likely_error(self, key: Parameter) -> float:
-        """Return the relative error of a parameter that earlier steps make likely, at most."""
+    def likely_error(self, key: Parameter, *, is_frozen: bool) -> float:
+        """Return the relative error of a parameter that earlier steps make likely, at most.
+
+        No optimizer moves a frozen one; it may be an average of others.
+        """
+        if is_frozen:
+            return UPDATE_GROWTH * self.worst_error
         if key not in self.gradients:
             return math.inf
         return UPDATE_GROWTH * self.errors.get(key, 0.0)

@@ -11,7 +11,13 @@ from msprobe.compare.model import Match, Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import Makers, fingerprints
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
-from msprobe.compare.verdicts.origin_state import OriginState, mark, name_of, settle_like
+from msprobe.compare.verdicts.origin_state import (
+    OriginState,
+    mark,
+    name_of,
+    settle_as_close,
+    settle_like,
+)
 from msprobe.compare.verdicts.status import shape_words
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 from msprobe.dump.values import Role
@@ -142,6 +148,9 @@ class Incoming:
     def _judge_wiring(self, call: Call, row: Row, makers: Makers) -> None:
         """Judge a value that different calls made on the two sides."""
         state = self._state
+        if call.is_backward and self._gradients.is_lone_rounding(call, row):
+            settle_as_close(row, Cause.ROUNDING)
+            return
         blamed = explained = False
         for index in makers.first:
             maker = state.rows[index]

@@ -14,7 +14,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from msprobe.collectives.calls import is_communication
-from msprobe.compare.model import Origin, Row
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.data import Made, is_split
 from msprobe.compare.training.start import FactsPair
@@ -37,7 +38,8 @@ class MadeInside(Made):
 
     def __init__(self, comparison: RankComparison) -> None:
         self._comparison = comparison
-        self._given: set[Hashable] = set()  # to calls to blame
+        # To calls to blame, or by the other side's partners of what follows from them.
+        self._given: set[Hashable] = set()
 
     def __contains__(self, both: object) -> bool:
         """Return whether the inputs of both sides were made by calls that were recorded.
@@ -93,37 +95,45 @@ class MadeInside(Made):
         keys: set[Hashable] = set()
         depends = is_blamed = draws = is_module = False
         for row in comparison.rows:
-            value = row.target if is_target else row.reference
-            if value is None or not value.is_tensor:
+            own, other = (row.target, row.reference)[:: 1 if is_target else -1]
+            if own is None:
                 continue
             if row.pair.position != position:
                 position, taken_in, depends = row.pair.position, set(), False
                 keys, is_blamed = set(), False
                 name = _name(row, is_target=is_target)
                 draws, is_module = side.operator(name).draws_random, side.parsed(name).is_module
-            # Numbers that both sides draw by the same call are data.
-            is_own = row.origin is Origin.INTRODUCED and not (draws and row.pair.is_matched)
+            # Numbers that both sides draw by the same call, with the same arguments, are data.
+            # A batch may be put together from lengths and other numbers that follow from it.
+            is_data = draws and row.pair.is_matched if own.is_tensor else not draws
+            # What code that was not recorded changed comes from outside.
+            is_data = is_data or row.cause is Cause.CHANGED_BETWEEN
+            is_own = row.origin is Origin.INTRODUCED and not is_data
             is_blamed = is_blamed or is_own
-            if value.role is not Role.OUTPUT:
+            if not own.is_tensor:
+                continue
+            if own.role is not Role.OUTPUT:
                 if draws:
-                    taken_in.add(fingerprint(value))
-                keys.add(_key(value))
-                known = found.get(_key(value), ())
-                depends = depends or bool(value.requires_grad) or _RESULT in known
+                    taken_in.add(fingerprint(own))
+                keys.add(_key(own))
+                known = found.get(_key(own), ())
+                depends = depends or bool(own.requires_grad) or _RESULT in known
                 is_blamed = is_blamed or _CULPRIT in known
                 continue
-            is_result = depends or value.requires_grad or is_module
-            is_drawn = draws and fingerprint(value) not in taken_in
+            is_result = depends or own.requires_grad or is_module
+            is_drawn = draws and fingerprint(own) not in taken_in
             # Of two calls that draw in place of each other, one is blamed.
             is_blamed = is_blamed or (is_drawn and not row.pair.is_matched)
             if is_own:
                 self._given |= keys
+            # Another number of samples is no consequence of a call.
+            if is_blamed and other is not None and row.status is not Status.SHAPE:
+                self._given.add(_key(other))
             if not (is_result or is_blamed or is_drawn):
                 continue
-            around = found.setdefault(_key(value), set())
-            around.add(name)
+            around = found.setdefault(_key(own), set())
+            outer = None if around else name  # else it is only handed on
             around.update([_RESULT] * is_result + [_CULPRIT] * is_blamed)
-            outer = side.parent(name)
             while outer is not None:
                 around.add(outer)
                 outer = side.parent(outer)

@@ -10,7 +10,7 @@ lacks are judged by the users of their results (`unmatched_calls`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -109,6 +109,8 @@ class _Search:
         """Go through all operations."""
         state = self._state
         rows = state.rows
+        if self._sees_statistics_only:
+            self._see_through_moves()
         seen = 0
         for call in state.calls:
             self._note_close(rows[seen : call.start])
@@ -119,8 +121,58 @@ class _Search:
         self._blame_parts()
         if not any(row.origin in (Origin.INTRODUCED, Origin.INPUT) for row in rows):
             self._judge_losses()
+        state.comparison.kept = frozenset(self._makers_of_kept())
         self._unmatched.settle_rest()
         retract_inconsequential(state.calls, state.flow)
+
+    def _see_through_moves(self) -> None:
+        """Let a value without projections differ as the copy or view of it does that has some."""
+        for call in reversed([*self._state.calls]):
+            taken_in = [row for row in call.inputs if row.holds_tensor]
+            if call.operator.family is not Family.MOVING or (len(taken_in), len(call.outputs)) != (
+                1,
+                1,
+            ):
+                continue
+            given, made = taken_in[0], call.outputs[0]
+            if made.status is not Status.DIFFERS or given.status.is_difference:
+                continue
+            if any(value.pair is not None for value in given.values):
+                continue
+            if [_extent(value) for value in given.values] != [_extent(v) for v in made.values]:
+                continue
+            common = self._state.flow.makers(given).common
+            for row in (given, *([] if common is None else [self._state.rows[common]])):
+                row.status, row.error, row.finding = made.status, made.error, made.finding
+
+    def _makers_of_kept(self) -> Iterator[int]:
+        """Yield the places of calls that change a buffer or a parameter; blames those of one side.
+
+        Neither the loss nor a gradient of the step need show it.
+        """
+        state = self._state
+        rows = state.rows
+        waiting = [
+            index
+            for index, row in enumerate(rows)
+            if row.status.is_difference
+            and row.value.role is Role.OUTPUT
+            and state.start.is_kept(row)
+        ]
+        for index in waiting:
+            if not rows[index].pair.is_matched:
+                self._unmatched.blame_for(index)
+        seen: set[int] = set()
+        while waiting:
+            call = state.calls.of(rows[waiting.pop()])
+            if call.start in seen:
+                continue
+            seen.add(call.start)
+            yield call.pair.position
+            for row in call.inputs:
+                makers = state.flow.makers(row)
+                made = {*makers.target[:1], *makers.reference[:1]}
+                waiting += [index for index in made if rows[index].status.is_difference]
 
     def _judge_losses(self) -> None:
         """Blame the calls of one side alone that its first loss is made by, if the losses differ.
@@ -131,12 +183,17 @@ class _Search:
         if target is None or reference is None:
             return
         error = statistics_error(target.value, reference.value, EXACT).relative
-        if error is None or error <= _LOSS_ROUNDINGS * epsilon_of(reference.value.dtype):
+        epsilon = epsilon_of(reference.value.dtype)
+        if error is None or error <= _LOSS_ROUNDINGS * epsilon:
             return
         rows = {id(row): index for index, row in enumerate(self._state.rows)}
-        for loss in (target, reference):
-            if not loss.pair.is_matched:
-                self._unmatched.blame_for(rows[id(loss)])
+        lone = [rows[id(loss)] for loss in (target, reference) if not loss.pair.is_matched]
+        largest = max(map(self._unmatched.largest_input, lone), default=0.0)
+        # It may be the small difference of large numbers.
+        if error * (reference.value.norm or 0.0) <= _SAFETY * epsilon * largest:
+            return
+        for index in lone:
+            self._unmatched.blame_for(index)
 
     def _first_loss(self, *, is_target: bool) -> Row | None:
         """Return the result of the call that the first backward pass of a side begins with."""
@@ -556,6 +613,10 @@ class _Arrivals:
             self.is_broken |= row.status is not Status.DIFFERS
         if row.error is not None and math.isfinite(row.error):
             self.worst_error = max(self.worst_error, row.error)
+
+
+def _extent(value: Value) -> tuple[float | None, ...]:
+    return value.max, value.min, value.norm
 
 
 def _is_lacking(row: Row) -> bool:

@@ -10,6 +10,7 @@ from functools import cached_property
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.buffers import kept_values
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.training.start import FactsPair, equal_at_start
 from msprobe.compare.verdicts.calls import Calls
@@ -50,6 +51,17 @@ class StartState:
         if target is None or reference is None or target == reference:
             return None
         return f"the model's {target} instead of its {reference}"
+
+    def is_kept(self, row: Row) -> bool:
+        """Return whether a row holds what calls left in a buffer or parameter in another way."""
+        return any(
+            value is not None and (value.shape, value.norm) in places
+            for value, places in zip((row.target, row.reference), self._kept, strict=True)
+        )
+
+    @cached_property
+    def _kept(self) -> tuple[set[Hashable], set[Hashable]]:
+        return (set(), set()) if self._facts is None else kept_values(self._facts, self._buffers)
 
     @cached_property
     def _data(self) -> tuple[dict[Hashable, str], dict[Hashable, str]]:

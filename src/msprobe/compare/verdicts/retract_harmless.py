@@ -52,7 +52,7 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
     replaced: dict[str, str] = {}
     for call in calls:
         found = _found(call)
-        if not found:
+        if not found or calls.is_kept(call):
             continue
         if call.parsed.kind in PARAMETER_GRADIENTS:
             _retract_replaced(call, found, replaced)
@@ -75,6 +75,8 @@ def retract_without_effect(calls: Calls, updated: int) -> None:
     """
     is_same = not any(map(calls.makes_other_call, calls.pairs))
     for call in calls:
+        if calls.is_kept(call):
+            continue
         # Another API takes its arguments in another order; a log is reset at another time.
         taken_in = [row for row in call.inputs if row.origin is Origin.INPUT]
         _clear(call, taken_in, Cause.SAME_GRADIENTS, "", is_same=False)

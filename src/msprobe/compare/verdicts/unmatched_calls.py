@@ -19,8 +19,9 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Missing, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
+from msprobe.compare.verdicts.conditioning import exact_operand
 from msprobe.compare.verdicts.data_flow import fingerprint
-from msprobe.compare.verdicts.origin_state import OriginState, mark
+from msprobe.compare.verdicts.origin_state import OriginState, lost_gradient, mark
 from msprobe.compare.verdicts.precision_policy import is_in_other_precision
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
@@ -97,18 +98,51 @@ class UnmatchedCalls:
         )
         return len(coming) == len(made) == 1 and coming[0] > made[0] > 0
 
+    def largest_input(self, maker: int) -> float:
+        """Return the largest number that an unmatched call takes in, or those that feed it.
+
+        Args:
+            maker: index of a row of the call.
+        """
+        seen: set[int] = set()
+        waiting = [self._state.calls.of(self._state.rows[maker])]
+        largest = 0.0
+        while waiting:
+            call = waiting.pop()
+            if call.start not in seen:
+                seen.add(call.start)
+                waiting += self._unmatched_makers(call)
+                operands = (exact_operand(row.value) for row in call.inputs)
+                largest = max([largest, *(each.peak for each in operands if each is not None)])
+        return largest
+
     def blame_cut(self, makers: Iterable[int]) -> bool:
         """Blame the unmatched call among those that hold a value that took its gradient away.
+
+        Else the one by which the value gets its gradient on one side alone.
 
         Returns:
             Whether there is one.
         """
-        for index in makers:
-            call = self._state.calls.of(self._state.rows[index])
-            if not call.is_matched and not self._state.rows[index].value.requires_grad:
+        state = self._state
+        lone = [index for index in makers if not state.calls.of(state.rows[index]).is_matched]
+        for index in lone:
+            if not state.rows[index].value.requires_grad:
                 self._blame(index, Cause.CUTTING_CALL)
                 return True
+        for index in lone:
+            call = state.calls.of(state.rows[index])
+            is_fed = self._chain_of(call).is_fed_with_difference or self._had_lost_gradient(call)
+            if not is_fed:
+                self._blame(index, Cause.GRADIENT_CALL)
+                return True
         return False
+
+    def _had_lost_gradient(self, call: Call) -> bool:
+        """Return whether a call is given something that requires a gradient on one side alone."""
+        rows = self._state.rows
+        sources = (self._source(row) for row in call.inputs)
+        return any(lost_gradient(rows[source]) for source in sources if source is not None)
 
     def blame_for_nan(self, call: Call) -> None:
         """Blame a call of the target alone that makes NaN from tensors without."""

@@ -58,10 +58,12 @@ def without_cause(findings: Findings) -> Verdict:
         )
     if findings.inputs and not findings.has_same_data:
         return _of_inputs(findings)
-    differing = (each for each in findings.steps if each.forward_differs or each.backward_differs)
-    first = next(differing, None)
-    if first is not None and first.given is not None:
-        return _of_given(findings, first, first.given)
+    differing = [each for each in findings.steps if each.forward_differs or each.backward_differs]
+    first = differing[0] if differing else None
+    for each in differing:
+        # What comes in on one rank reaches the others within the step.
+        if each.step == differing[0].step and each.given is not None:
+            return _of_given(findings, each, each.given)
     unmatched = counts[Status.MISSING] + counts[Status.ADDED]
     inside = sum(counts[status] for status in Status if status.is_difference) - unmatched
     unread = counts[Status.UNREAD]

@@ -315,6 +315,7 @@ export const sentences = {
   "look at the code that updates this parameter": "查看更新该参数的代码", "element {} of {} changes by {}": "{2} 的元素 {1} 变化了 {3}",
   "{} instead of {}{}": "{}，而非 {}{}", "{}, beyond the {} that is its limit": "{}，超出其上限 {}", "{} times it": "为其 {} 倍",
   "{} {} changed after step {} began and before its optimizer step": "{1} 在 step {3} 开始之后、优化器更新之前被修改",
+  "{} {} changed after step {} began and before its optimizer step, in the {} alone": "{1} 在 step {3} 开始之后、优化器更新之前被修改，仅在{4}中",
   "{} {} after the step of {}, though parameter, gradient and state agree before it (step {})": "{1} 在 {3} 更新之后有差异，而之前参数、梯度与状态均一致（step {4}）",
   "{} {} not updated in the {}, though {} a gradient (step {})": "{1} 在{3}未被更新，尽管有梯度（step {5}）",
   "{} updates {} in the {} by something else than its rule: {} (step {})": "{1} 在{3}未按其规则更新 {2}：{4}（step {5}）", "it has": "其有",
