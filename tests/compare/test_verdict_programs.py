@@ -422,43 +422,6 @@ def test_two_inputs_of_the_model_are_exchanged(tmp_path: Path, level: str) -> No
     assert "fed with the model's input.1 instead of its input.0" in verdict["sentence"]
 
 
-class Styled(nn.Module):
-    """A network whose cheap steps are modules or calls; the bias before a batch norm is idle."""
-
-    def __init__(self, *, has_modules: bool, p: float, slope: float) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.rest = nn.Linear(8, 5)
-        self.slope = slope
-        if has_modules:
-            self.pool = nn.MaxPool2d(2)
-            self.act = nn.LeakyReLU(slope)
-            self.drop = nn.Dropout(p)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.conv(x))
-        if not hasattr(self, "pool"):
-            x = functional.leaky_relu(functional.max_pool2d(x, 2), self.slope)
-            return self.rest(x.mean((2, 3)))
-        return self.rest(self.drop(self.act(self.pool(x)).mean((2, 3))))
-
-
-def in_a_style(debugger: PrecisionDebugger, option: dict[str, Any]) -> None:
-    model = Styled(
-        has_modules=option.get("has_modules", False),
-        p=option.get("p", 0.0),
-        slope=option.get("slope", 0.1),
-    )
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    x, labels = torch.randn(4, 3, 8, 8), torch.arange(4)
-
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        smoothing = option.get("smoothing", 0.0)
-        functional.cross_entropy(model(x), labels, label_smoothing=smoothing).backward()
-
-
 class Averaged(nn.Module):
     """Keeps an average of what it is given, and uses that of the steps before."""
 
@@ -492,28 +455,6 @@ def averages(debugger: PrecisionDebugger, option: str) -> None:
         optimizer.step()
 
     train(debugger, model, step)
-
-
-@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
-def test_modules_in_place_of_calls_are_equal(tmp_path: Path, level: str) -> None:
-    found = verdict_on(tmp_path, in_a_style, {"has_modules": True}, {}, level)
-    assert found["class"] == "equal", found["sentence"]
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "record"),
-    [
-        ({"p": 0.3}, "call", "Module.drop.Dropout.forward.0"),
-        ({"smoothing": 0.2}, "gradient", "Module.rest.Linear.backward.0"),
-        ({"slope": 0.5}, "argument", "Module.Styled.forward.0"),
-    ],
-)
-def test_modules_of_one_side_are_not_blamed_for_what_others_do(
-    tmp_path: Path, change: dict[str, Any], kind: str, record: str
-) -> None:
-    found = verdict_on(tmp_path, in_a_style, {"has_modules": True, **change}, {}, "L0")
-    assert found["class"] == kind, found["sentence"]
-    assert found["where"]["record"] == record, found["sentence"]
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -708,3 +649,65 @@ def test_terms_that_cancel_in_calls_of_one_side_are_rounding(tmp_path: Path, lev
 
     assert not summary["introduced"]
     assert summary["verdict"]["class"] in ("equal", "rounding")
+
+
+class Styled(nn.Module):
+    """A network whose cheap steps are modules or calls; the bias before a batch norm is idle."""
+
+    def __init__(self, *, has_modules: bool, p: float, slope: float) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.rest = nn.Linear(8, 5)
+        self.slope = slope
+        if has_modules:
+            self.pool = nn.MaxPool2d(2)
+            self.act = nn.LeakyReLU(slope)
+            self.drop = nn.Dropout(p)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(x))
+        if not hasattr(self, "pool"):
+            x = functional.leaky_relu(functional.max_pool2d(x, 2), self.slope)
+            return self.rest(x.mean((2, 3)))
+        return self.rest(self.drop(self.act(self.pool(x)).mean((2, 3))))
+
+
+def in_a_style(debugger: PrecisionDebugger, option: dict[str, Any]) -> None:
+    model = Styled(
+        has_modules=option.get("has_modules", False),
+        p=option.get("p", 0.0),
+        slope=option.get("slope", 0.1),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    x, labels = torch.randn(4, 3, 8, 8), torch.arange(4)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        smoothing = option.get("smoothing", 0.0)
+        functional.cross_entropy(model(x), labels, label_smoothing=smoothing).backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_modules_in_place_of_calls_are_equal(tmp_path: Path, level: str) -> None:
+    found = verdict_on(tmp_path, in_a_style, {"has_modules": True}, {}, level)
+    assert found["class"] == "equal", found["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "record"),
+    [
+        ({"p": 0.3}, "call", "Module.drop.Dropout.forward.0"),
+        ({"smoothing": 0.2}, "gradient", "Module.rest.Linear.backward.0"),
+        ({"slope": 0.5}, "argument", "Module.Styled.forward.0"),
+    ],
+)
+def test_modules_of_one_side_are_not_blamed_for_what_others_do(
+    tmp_path: Path, change: dict[str, Any], kind: str, record: str
+) -> None:
+    found = verdict_on(tmp_path, in_a_style, {"has_modules": True, **change}, {}, "L0")
+    assert found["class"] == kind, found["sentence"]
+    assert found["where"]["record"] == record, found["sentence"]
