@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -711,3 +712,27 @@ def test_modules_of_one_side_are_not_blamed_for_what_others_do(
     found = verdict_on(tmp_path, in_a_style, {"has_modules": True, **change}, {}, "L0")
     assert found["class"] == kind, found["sentence"]
     assert found["where"]["record"] == record, found["sentence"]
+
+
+def broken_off(debugger: PrecisionDebugger, option: int) -> None:
+    model = nn.Linear(4, 2)
+
+    def step(number: int) -> None:
+        model(torch.ones(1, 4 + (number == option))).sum().backward()
+
+    with suppress(RuntimeError):
+        train(debugger, model, step)
+    debugger.stop()
+    debugger.step()
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_runs_that_break_off_alike_are_equal_up_to_there(tmp_path: Path, level: str) -> None:
+    found = verdict_on(tmp_path, broken_off, 1, 1, level)
+    assert found["class"] == "equal"
+    assert "; step 1 of both sides was interrupted by RuntimeError" in found["sentence"]
+    assert found["sentence"].endswith("no later value is known")
+
+
+def test_whole_runs_are_not_said_to_break_off(tmp_path: Path) -> None:
+    assert "both sides" not in verdict_on(tmp_path, broken_off, 9, 9, "mix")["sentence"]

@@ -55,6 +55,16 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     exception: str | None = None
     record: str | None = None
 
+    @property
+    def words(self) -> str:
+        """What happened to a step that is not whole, to be put behind its name."""
+        if self.how is Ending.INTERRUPTED:
+            where = f" in {self.record}" if self.record else ""
+            return f"was interrupted by {self.exception or 'an exception'}{where}"
+        if self.how is Ending.KILLED:
+            return "was cut off: the process was killed"
+        return "was never stopped (debugger.stop() was not called)"
+
 
 class Modes(msgspec.Struct, frozen=True, kw_only=True):
     """Flags of the model when the step starts.

@@ -375,8 +375,7 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
             moment=_moment_of(ended),
             step=pair.step,
             rank=pair.rank,
-            words=f"step {pair.step} of the {side} {_end_words(ended)}; that of the other side is "
-            "whole",
+            words=f"step {pair.step} of the {side} {ended.words}; that of the other side is whole",
             effect=Effect.POSSIBLE if ended.how is Ending.UNSTOPPED else Effect.CERTAIN,
             record=ended.record,
             next=(f"record the {side} again, and compare whole steps",),
@@ -407,12 +406,3 @@ def _moment_of(ended: Ended) -> Moment:
         return Moment.UPDATE if ended.how is Ending.UNSTOPPED else Moment.FORWARD
     kind = parse_record_name(ended.record).kind
     return Moment.BACKWARD if kind is RecordKind.BACKWARD else Moment.FORWARD
-
-
-def _end_words(ended: Ended) -> str:
-    if ended.how is Ending.INTERRUPTED:
-        where = f" in {ended.record}" if ended.record else ""
-        return f"was interrupted by {ended.exception or 'an exception'}{where}"
-    if ended.how is Ending.KILLED:
-        return "was cut off: the process was killed"
-    return "was never stopped (debugger.stop() was not called)"

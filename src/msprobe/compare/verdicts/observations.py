@@ -25,6 +25,7 @@ from msprobe.compare.verdicts.cleared_gradients import cleared_gradients
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.compare.verdicts.proof import Proof
+from msprobe.dump.facts import Ending
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, forward_name
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
@@ -92,6 +93,7 @@ class StepObservations:
         unused: a call of one side alone that changes a tensor which no recorded call uses.
         cleared: which side clears gradients between micro batches, in words; None if neither.
         has_modules_only: both sides were recorded at level L0.
+        broken_off: how the step ended early on both sides, in words; None if it did not.
     """
 
     step: int
@@ -118,6 +120,7 @@ class StepObservations:
     unused: Clue | None = None
     cleared: str | None = None
     has_modules_only: bool = False
+    broken_off: str | None = None
 
     @property
     def is_close(self) -> bool:
@@ -134,6 +137,7 @@ def observe(comparison: RankComparison) -> StepObservations:
             rank=comparison.rank,
             is_exact=True,
             is_shared_exact=True,
+            broken_off=_broken_off(comparison),
         )
     of_types = [
         (row, types) for row in inexact if isinstance(row, Matched) and (types := _precisions(row))
@@ -178,6 +182,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         small=_small_cause(comparison),
         unused=_unused_change(comparison),
         cleared=cleared_gradients(comparison),
+        broken_off=_broken_off(comparison),
         has_modules_only=all(
             side.view.head.level == "L0" for side in (comparison.target, comparison.reference)
         ),
@@ -186,6 +191,13 @@ def observe(comparison: RankComparison) -> StepObservations:
             for side in (comparison.target, comparison.reference)
         ),
     )
+
+
+def _broken_off(comparison: RankComparison) -> str | None:
+    sides = [side.view.facts for side in (comparison.target, comparison.reference)]
+    ends = [None if facts is None else facts.ended for facts in sides]
+    broken = [end.words for end in ends if end and end.how in (Ending.INTERRUPTED, Ending.KILLED)]
+    return broken[0] if len(broken) == len(ends) else None
 
 
 def is_only_retyped(row: Row) -> bool:

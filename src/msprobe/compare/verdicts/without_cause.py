@@ -264,6 +264,11 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
         words += f"; {inside - arguments} others differ on the way to results that agree"
     elif unmatched and not any(each.unused for each in findings.steps):
         words += "; the sides make different calls, without consequence for any value"
+    broken = next((each for each in findings.steps if each.broken_off is not None), None)
+    if broken is not None:
+        words += (
+            f"; step {broken.step} of both sides {broken.broken_off}, and no later value is known"
+        )
     late = next((each for each in findings.steps if each.late_call is not None), None)
     if late is not None and late.late_call is not None and not late.knows_updates:
         return findings.conclude(
