@@ -392,6 +392,8 @@ export const sentences = {
   "{} arguments differ without consequence": "{} 个参数值有差异但无影响",
   "{} others differ on the way to results that agree": "另有 {} 个中间值有差异，但结果一致",
   "the sides make different calls, without consequence for any value": "两侧调用不同，但对数值无影响",
+  "the same numbers, with dimensions in another order": "数值相同，但维度顺序不同", "in the {} alone": "仅在{}中",
+  "{} {} changed after step {} began and before its optimizer step{}": "{1} 在 step {3} 开始之后、优化器更新之前被修改{4}",
   "step {} of both sides {}, and no later value is known": "两侧的 step {} 都{}，其后的数值未知",
       "{} that was recorded": "{}（已记录的部分）",
   "its relative error is {}": "其相对误差为 {}",
