@@ -15,14 +15,15 @@ from msprobe.dump.tensor_archive_writer import write_archive
 Record = tuple[str, dict[str, object]]
 
 
-def rank_folder(side: Path, *, step: int = 0, rank: int = 0) -> Path:
-    return side / f"step{step}" / f"rank{rank}"
+def rank_folder(side: Path) -> Path:
+    return side / "step0" / "rank0"
 
 
 def write_dump(
-    folder: Path, records: Iterable[Record], *, task: str, parents: dict[str, str | None]
+    side: Path, records: Iterable[Record], *, task: str, parents: dict[str, str | None]
 ) -> None:
     """Write one rank's dump of one step, in the format of mindstudio-probe."""
+    folder = rank_folder(side)
     folder.mkdir(parents=True, exist_ok=True)
     head = {
         "task": task,
@@ -78,7 +79,7 @@ def make_tensors(
                 )
                 if side == "target" and not is_equal:
                     values *= np.float32(1 + 1e-4)
-                memory = values.view(np.uint8).data
+                memory = memoryview(values.view(np.uint8))
                 write_archive(str(data / file), "float32", shape, memory)
                 size += len(memory)
             noise = 0.0 if is_equal or side == "reference" else 1e-4
@@ -93,7 +94,7 @@ def make_tensors(
                 )
             )
         parents: dict[str, str | None] = dict.fromkeys(name for name, _ in records)
-        write_dump(rank_folder(folder / side), records, task="tensor", parents=parents)
+        write_dump(folder / side, records, task="tensor", parents=parents)
     return size
 
 
@@ -136,82 +137,4 @@ def make_statistics(
                     )
                 )
         parents: dict[str, str | None] = dict.fromkeys(name for name, _ in records)
-        write_dump(rank_folder(folder / side), records, task="statistics", parents=parents)
-
-
-_LAYER_PARTS = {
-    "input_norm.LayerNorm": 2,
-    "attention.q.Linear": 2,
-    "attention.k.Linear": 2,
-    "attention.v.Linear": 2,
-    "attention.out.Linear": 2,
-    "mlp.up.Linear": 2,
-    "mlp.act.GELU": 0,
-    "mlp.down.Linear": 2,
-}
-
-
-def make_runs(folder: Path, *, layers: int, apis: int, steps: int, ranks: int) -> None:
-    """Write two runs of a model of equal layers, recorded at level mix, that differ by rounding.
-
-    Args:
-        folder: gets ``target`` and ``reference``.
-        layers: each has the modules of a transformer's layer, forward and backward.
-        apis: API calls in a module, forward and backward.
-        steps: steps recorded.
-        ranks: processes that recorded.
-    """
-    for side in ("target", "reference"):
-        noise = 1e-6 if side == "target" else 0.0
-        for step in range(steps):
-            for rank in range(ranks):
-                records, parents = _model_step(layers, apis, noise, seed=7 * step + rank)
-                where = rank_folder(folder / side, step=step, rank=rank)
-                write_dump(where, records, task="statistics", parents=parents)
-
-
-def _model_step(
-    layers: int, apis: int, noise: float, *, seed: int
-) -> tuple[list[Record], dict[str, str | None]]:
-    """Return the records of a step, forward and backward, and the module each belongs to."""
-    forward: list[Record] = []
-    backward: list[Record] = []
-    parents: dict[str, str | None] = {}
-    calls = dict.fromkeys(APIS, 0)
-
-    def value(number: int) -> dict[str, object]:
-        return described((8, 16 * (1 + number % 9), 64), noise, seed + number)
-
-    for layer in range(layers):
-        block = f"Module.layers.{layer}.Layer"
-        for part, parameters in _LAYER_PARTS.items():
-            module = f"Module.layers.{layer}.{part}"
-            parents |= {f"{module}.{way}.0": f"{block}.{way}.0" for way in ("forward", "backward")}
-            for number in range(apis):
-                api = APIS[(layer + number) % len(APIS)]
-                name = f"Functional.{api}.{calls[api]}"
-                calls[api] += 1
-                parents |= {f"{name}.{way}": f"{module}.{way}.0" for way in ("forward", "backward")}
-                arguments = [value(number), value(number + 1)]
-                results = [value(number + 2)]
-                forward.append((f"{name}.forward", _call(arguments, results)))
-                backward.append((f"{name}.backward", _call(results, arguments)))
-            names = [f"weight{place}" for place in range(parameters)]
-            record = _call([value(1)], [value(2)])
-            record["parameters"] = {name: value(place) for place, name in enumerate(names)}
-            forward.append((f"{module}.forward.0", record))
-            backward.append((f"{module}.backward.0", _call([value(2)], [value(1)])))
-            if names:
-                gradients: dict[str, object] = {name: [value(3)] for name in names}
-                backward.append((f"{module}.parameters_grad", gradients))
-                parents[f"{module}.parameters_grad"] = f"{module}.backward.0"
-        parents |= {f"{block}.forward.0": None, f"{block}.backward.0": None}
-        forward.append((f"{block}.forward.0", _call([value(1)], [value(2)])))
-        backward.append((f"{block}.backward.0", _call([value(2)], [value(1)])))
-    return forward + backward[::-1], parents
-
-
-def _call(
-    arguments: list[dict[str, object]], results: list[dict[str, object]]
-) -> dict[str, object]:
-    return {"input_args": arguments, "input_kwargs": {}, "output": results}
+        write_dump(folder / side, records, task="statistics", parents=parents)

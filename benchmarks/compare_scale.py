@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from compare_data import make_runs, make_statistics, make_tensors
+from compare_data import make_statistics, make_tensors
 
 MIB = 1 << 20
 
@@ -82,20 +82,6 @@ CASES = {
         lambda folder: make_statistics(folder, rows=1_000_000),
         "2 GiB",
         lambda cost, _: cost.peak_mib <= 2048,
-        is_for_peer=False,
-    ),
-    "200 layers, 5 steps, 2 ranks": Case(
-        lambda folder: make_runs(folder, layers=200, apis=15, steps=5, ranks=2),
-        "90 CPU s, 1.5 GB",
-        lambda cost, _: cost.cpu_s <= 90 and cost.peak_mib <= 1430,
-        options=(),
-        is_for_peer=False,
-    ),
-    "300 ranks of a small model": Case(
-        lambda folder: make_runs(folder, layers=2, apis=1, steps=1, ranks=300),
-        "15 s",
-        lambda cost, _: cost.wall_s <= 15,
-        options=(),
         is_for_peer=False,
     ),
     "alignment 8,000 rows, 200 inserted": Case(
