@@ -736,3 +736,23 @@ def test_runs_that_break_off_alike_are_equal_up_to_there(tmp_path: Path, level: 
 
 def test_whole_runs_are_not_said_to_break_off(tmp_path: Path) -> None:
     assert "both sides" not in verdict_on(tmp_path, broken_off, 9, 9, "mix")["sentence"]
+
+
+def over_the_count(debugger: PrecisionDebugger, is_summed: bool) -> None:
+    model = nn.Linear(4, 3)
+    x, labels = torch.randn(6, 4), torch.arange(6) % 3
+
+    def step(number: int) -> None:
+        if is_summed:
+            loss = functional.cross_entropy(model(x), labels, reduction="sum") / len(labels)
+        else:
+            loss = functional.cross_entropy(model(x), labels)
+        loss.backward()
+
+    train(debugger, model, step)
+
+
+def test_a_loss_by_other_calls_is_the_same_without_facts(tmp_path: Path) -> None:
+    """Nothing but the calls tells so at L1: no module, no optimizer."""
+    found = verdict_on(tmp_path, over_the_count, True, False, "L1")
+    assert found["class"] == "equal", found["sentence"]

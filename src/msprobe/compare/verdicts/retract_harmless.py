@@ -257,13 +257,30 @@ class _Agreement:
 
     @cached_property
     def _loss(self) -> Call | None:
-        """The call that the first backward pass begins with, if all losses agree."""
+        """The call that the first backward pass begins with, if all losses agree.
+
+        Of two calls, a mean and the quotient of a sum, say, it is the target's.
+        """
+        losses = [self._first_loss(is_target=is_target) for is_target in (True, False)]
+        if None in losses or self._has_other_loss:
+            return None
+        target, reference = losses
+        assert target is not None
+        assert reference is not None
+        if target is reference:
+            return target if _agree(target.rows, ()) else None
+        made = [
+            [row.target for row in target.outputs if row.target is not None],
+            [row.reference for row in reference.outputs if row.reference is not None],
+        ]
+        return target if all(made) and _are_same(*made) else None
+
+    def _first_loss(self, *, is_target: bool) -> Call | None:
         for pair in self._calls.pairs:
-            if self._calls.parse(pair).kind is RecordKind.BACKWARD:
-                backward = self._calls.named(pair.name, is_target=pair.target is not None)
-                loss = None if backward is None else self._calls.forward_of(backward)
-                is_equal = loss is not None and loss.is_matched and _agree(loss.rows, ())
-                return loss if is_equal and not self._has_other_loss else None
+            name = pair.target if is_target else pair.reference
+            if name is not None and self._calls.parse(pair).kind is RecordKind.BACKWARD:
+                backward = self._calls.named(name, is_target=is_target)
+                return None if backward is None else self._calls.forward_of(backward)
         return None
 
     @cached_property
