@@ -28,6 +28,8 @@ Number = float | None
 Projections = tuple[float, float] | None
 # Settings of optimizers are open by nature: numbers, switches, texts, lists of these.
 Option = Any
+WITHOUT_MEANING: Final = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
+"""Settings that do not change what an optimizer computes."""
 
 
 class Ending(StrEnum):

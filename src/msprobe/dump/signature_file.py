@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.dump.facts import WITHOUT_MEANING
 from msprobe.errors import DumpFormatError
 from msprobe.plain_text import reason
 
@@ -59,9 +60,6 @@ make it; the norm then takes the place of the projections."""
 
 QUANTITIES: Final = ("parameter", "gradient", "update")
 """What there is for each parameter: before the step, as the optimizer got it, added by the step."""
-
-WITHOUT_MEANING: Final = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
-"""Settings that do not change what an optimizer computes."""
 
 _BLOCK_HEAD: Final = struct.Struct("<4sIQ")
 _BLOCK_TAIL: Final = struct.Struct("<Q4s4s")

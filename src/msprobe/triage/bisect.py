@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.dump.facts import WITHOUT_MEANING
 from msprobe.dump.signature_file import (
     QUANTITIES,
     SAMPLED,
-    WITHOUT_MEANING,
     SignatureFile,
     signature_files,
 )

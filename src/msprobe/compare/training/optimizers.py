@@ -25,8 +25,7 @@ from msprobe.compare.training.step_pairs import (
     same,
 )
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Fingerprints, OptimizedParameters, OptimizerStep
-from msprobe.dump.signature_file import WITHOUT_MEANING
+from msprobe.dump.facts import WITHOUT_MEANING, Fingerprints, OptimizedParameters, OptimizerStep
 
 # They choose an implementation of the same rule, or are the scheduler's own memory.
 _BETAS: Final = ("beta1", "beta2", "beta3")
