@@ -215,13 +215,15 @@ def package(folder: Path, name: str, version: str) -> Iterator[None]:
 
 @contextmanager
 def switched(get: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> Iterator[None]:
-    """Change a setting of torch meanwhile."""
+    """Change a setting of torch meanwhile, also where its own tests froze the backends."""
     before = get()
-    put(value)
+    with torch.backends.__allow_nonbracketed_mutation():
+        put(value)
     try:
         yield
     finally:
-        put(before)
+        with torch.backends.__allow_nonbracketed_mutation():
+            put(before)
 
 
 def git(folder: Path, *words: str) -> None:

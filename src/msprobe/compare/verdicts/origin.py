@@ -127,12 +127,10 @@ class _Search:
 
     def _see_through_moves(self) -> None:
         """Let a value without projections differ as the copy or view of it does that has some."""
-        for call in reversed([*self._state.calls]):
+        moving = [c for c in self._state.calls if c.operator.family is Family.MOVING]
+        for call in reversed(moving):
             taken_in = [row for row in call.inputs if row.holds_tensor]
-            if call.operator.family is not Family.MOVING or (len(taken_in), len(call.outputs)) != (
-                1,
-                1,
-            ):
+            if len(taken_in) != 1 or len(call.outputs) != 1:
                 continue
             given, made = taken_in[0], call.outputs[0]
             if made.status is not Status.DIFFERS or given.status.is_difference:
@@ -151,6 +149,8 @@ class _Search:
         Neither the loss nor a gradient of the step need show it.
         """
         state = self._state
+        if not state.start.has_kept:
+            return
         rows = state.rows
         waiting = [
             index
@@ -170,8 +170,7 @@ class _Search:
             seen.add(call.start)
             yield call.pair.position
             for row in call.inputs:
-                makers = state.flow.makers(row)
-                made = {*makers.target[:1], *makers.reference[:1]}
+                made = set(state.flow.makers(row).first)
                 waiting += [index for index in made if rows[index].status.is_difference]
 
     def _judge_losses(self) -> None:

@@ -52,6 +52,11 @@ class StartState:
             return None
         return f"the model's {target} instead of its {reference}"
 
+    @property
+    def has_kept(self) -> bool:
+        """Whether calls left a buffer or parameter in another way at all."""
+        return any(self._kept)
+
     def is_kept(self, row: Row) -> bool:
         """Return whether a row holds what calls left in a buffer or parameter in another way."""
         return any(
