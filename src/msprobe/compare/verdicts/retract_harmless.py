@@ -261,13 +261,10 @@ class _Agreement:
 
         Of two calls, a mean and the quotient of a sum, say, it is the target's.
         """
-        losses = [self._first_loss(is_target=is_target) for is_target in (True, False)]
-        if None in losses or self._has_other_loss:
+        target, reference = (self._first_loss(is_target=side) for side in (True, False))
+        if target is None or reference is None or self._has_other_loss:
             return None
-        target, reference = losses
-        assert target is not None
-        assert reference is not None
-        if target is reference:
+        if target.start == reference.start:
             return target if _agree(target.rows, ()) else None
         made = [
             [row.target for row in target.outputs if row.target is not None],
