@@ -29,7 +29,7 @@ Projections = tuple[float, float] | None
 # Settings of optimizers are open by nature: numbers, switches, texts, lists of these.
 Option = Any
 WITHOUT_MEANING: Final = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
-"""Settings that do not change what an optimizer computes."""
+"""Settings that choose an implementation of the same rule, or are the scheduler's own memory."""
 
 
 class Ending(StrEnum):

@@ -27,7 +27,6 @@ from msprobe.compare.training.step_pairs import (
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import WITHOUT_MEANING, Fingerprints, OptimizedParameters, OptimizerStep
 
-# They choose an implementation of the same rule, or are the scheduler's own memory.
 _BETAS: Final = ("beta1", "beta2", "beta3")
 
 

@@ -153,6 +153,23 @@ class Calls:
         backward = None if name is None else backward_name(self.parsed(name, is_target=is_target))
         return None if backward is None else self.named(backward, is_target=is_target)
 
+    def first_loss(self, *, is_target: bool) -> Call | None:
+        """Return the call that the first backward pass of a side begins with."""
+        for pair in self.pairs:
+            name = pair.target if is_target else pair.reference
+            if name is not None and self.parse(pair).kind is RecordKind.BACKWARD:
+                backward = self.named(name, is_target=is_target)
+                return None if backward is None else self.forward_of(backward)
+        return None
+
+    def modules_around(self, parent: str | None, *, is_target: bool) -> Iterator[Call]:
+        """Yield the modules that both sides recorded, from a record of one side outwards."""
+        while parent is not None:
+            found = self.named(parent, is_target=is_target)
+            if found is not None and found.is_matched and found.parsed.is_module:
+                yield found
+            parent = self.parent_of(parent, is_target=is_target)
+
     def named(self, name: str, *, is_target: bool) -> Call | None:
         """Return the operation that one side calls `name`."""
         pair = (self._by_target if is_target else self._by_reference).get(name)

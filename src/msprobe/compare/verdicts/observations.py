@@ -194,10 +194,15 @@ def observe(comparison: RankComparison) -> StepObservations:
 
 
 def _broken_off(comparison: RankComparison) -> str | None:
+    """Return what an exception or a signal did to the step, if it did the same on both sides.
+
+    Where both broke off at other places, the calls that one side alone reached tell so.
+    """
     sides = [side.view.facts for side in (comparison.target, comparison.reference)]
     ends = [None if facts is None else facts.ended for facts in sides]
-    broken = [end.words for end in ends if end and end.how in (Ending.INTERRUPTED, Ending.KILLED)]
-    return broken[0] if len(broken) == len(ends) else None
+    if ends[0] is None or ends[1] is None or ends[0].words != ends[1].words:
+        return None
+    return ends[0].words if ends[0].how in (Ending.INTERRUPTED, Ending.KILLED) else None
 
 
 def is_only_retyped(row: Row) -> bool:

@@ -178,9 +178,11 @@ class _Search:
 
         The backward pass is the user of their result.
         """
-        target, reference = (self._first_loss(is_target=side) for side in (True, False))
-        if target is None or reference is None:
+        losses = [self._state.calls.first_loss(is_target=side) for side in (True, False)]
+        outputs = [loss.outputs for loss in losses if loss is not None]
+        if [*map(len, outputs)] != [1, 1]:
             return
+        target, reference = (rows[0] for rows in outputs)
         error = statistics_error(target.value, reference.value, EXACT).relative
         epsilon = epsilon_of(reference.value.dtype)
         if error is None or error <= _LOSS_ROUNDINGS * epsilon:
@@ -193,18 +195,6 @@ class _Search:
             return
         for index in lone:
             self._unmatched.blame_for(index)
-
-    def _first_loss(self, *, is_target: bool) -> Row | None:
-        """Return the result of the call that the first backward pass of a side begins with."""
-        calls = self._state.calls
-        for pair in calls.pairs:
-            name = pair.target if is_target else pair.reference
-            if name is not None and calls.parse(pair).kind is RecordKind.BACKWARD:
-                backward = calls.named(name, is_target=is_target)
-                forward = None if backward is None else calls.forward_of(backward)
-                outputs = () if forward is None else forward.outputs
-                return outputs[0] if len(outputs) == 1 else None
-        return None
 
     def _clear_suspects(self) -> None:
         """Clear the arguments whose calls showed no effect of them."""

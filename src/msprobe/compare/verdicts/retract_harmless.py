@@ -261,7 +261,7 @@ class _Agreement:
 
         Of two calls, a mean and the quotient of a sum, say, it is the target's.
         """
-        target, reference = (self._first_loss(is_target=side) for side in (True, False))
+        target, reference = (self._calls.first_loss(is_target=side) for side in (True, False))
         if target is None or reference is None or self._has_other_loss:
             return None
         if target.start == reference.start:
@@ -271,14 +271,6 @@ class _Agreement:
             [row.reference for row in reference.outputs if row.reference is not None],
         ]
         return target if all(made) and _are_same(*made) else None
-
-    def _first_loss(self, *, is_target: bool) -> Call | None:
-        for pair in self._calls.pairs:
-            name = pair.target if is_target else pair.reference
-            if name is not None and self._calls.parse(pair).kind is RecordKind.BACKWARD:
-                backward = self._calls.named(name, is_target=is_target)
-                return None if backward is None else self._calls.forward_of(backward)
-        return None
 
     @cached_property
     def _has_other_loss(self) -> bool:
@@ -334,7 +326,8 @@ class _Agreement:
         found = self._around.get(parents)
         if found is None:
             found = self._around[parents] = []
-            for modules in zip(*(self._modules(*each) for each in parents), strict=False):
+            inside = (self._calls.modules_around(name, is_target=side) for name, side in parents)
+            for modules in zip(*inside, strict=False):
                 # A call of another module on either side is no inner matter of one of them.
                 if len({module.start for module in modules}) > 1:
                     break
@@ -349,15 +342,6 @@ class _Agreement:
         calls = self._calls
         name = forward_name(calls.parsed(name, is_target=is_target)) or name
         return calls.parent_of(name, is_target=is_target)
-
-    def _modules(self, parent: str | None, is_target: bool) -> Iterator[Call]:
-        """Yield the modules that both sides recorded, from a record outwards."""
-        calls = self._calls
-        while parent is not None:
-            found = calls.named(parent, is_target=is_target)
-            if found is not None and found.is_matched and found.parsed.is_module:
-                yield found
-            parent = calls.parent_of(parent, is_target=is_target)
 
     def _have_equal_results(self, module: Call) -> bool:
         found = self._results.get(module.start)

@@ -254,13 +254,10 @@ class UnmatchedCalls:
         calls = self._state.calls
         if call.is_backward:
             return self._first_gradient_apart < call.start
-        name = call.pair.target or call.pair.reference
         is_target = call.pair.target is not None
-        while name is not None and (name := calls.parent_of(name, is_target=is_target)) is not None:
-            module = calls.named(name, is_target=is_target)
-            if module is not None and module.is_matched:
-                return any(row.status.is_difference for row in module.inputs if row.holds_tensor)
-        return False
+        module = next(calls.modules_around(calls.parent(call.pair), is_target=is_target), None)
+        taken_in = () if module is None else module.inputs
+        return any(row.status.is_difference for row in taken_in if row.holds_tensor)
 
     @cached_property
     def _first_gradient_apart(self) -> float:
