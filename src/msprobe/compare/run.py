@@ -276,7 +276,7 @@ class _Comparer:
     def compare_step(self, pairs: Sequence[ViewPair]) -> list[RankComparison]:
         """Compare all ranks of one step."""
         # Replicas are compared by the texts of their records, once all ranks have been.
-        comparisons = [self._compare(pair, keep_texts=len(pairs) > 1) for pair in pairs]
+        comparisons = [self._compare(pair, is_read_again=len(pairs) > 1) for pair in pairs]
         self.summary.add(comparisons)
         if self._globs is not None:
             for comparison in comparisons:
@@ -285,13 +285,13 @@ class _Comparer:
             self._check_replicas(pairs)
         return comparisons
 
-    def _compare(self, pair: ViewPair, *, keep_texts: bool) -> RankComparison:
+    def _compare(self, pair: ViewPair, *, is_read_again: bool) -> RankComparison:
         from msprobe.compare.verdicts.origin import find_origins
         from msprobe.compare.verdicts.status import mark_unread
 
         target, reference = _sides_of(pair)
         self.notes += _notes_of(target, reference)
-        comparison = self.judged(pair, target, reference, self.notes, keep_texts=keep_texts)
+        comparison = self.judged(pair, target, reference, self.notes, is_read_again=is_read_again)
         if self._noise is not None:
             note = self._noise.judge(comparison)
             self.notes += [note] if note is not None else []
@@ -308,7 +308,7 @@ class _Comparer:
         reference: Side,
         notes: list[str],
         *,
-        keep_texts: bool = True,
+        is_read_again: bool = False,
     ) -> RankComparison:
         """Return two sides with their values paired, measured and judged."""
         from msprobe.compare.levels import recorded_by_both
@@ -317,15 +317,17 @@ class _Comparer:
         from msprobe.compare.verdicts.status import judge_rows
 
         for side in (target, reference):
-            self._names = side.view.records.share_names(self._names)
+            self._names = side.share_names(self._names)
         mode = common_mode(target, reference, notes)
         joined = join_decompositions(target, reference, self._options)
         notes += [note for note in joined if note not in notes]
         found = pair_operations(target, reference, self._options)
         pairs, note = recorded_by_both(found, target, reference)
         notes += [note] if note and note not in notes else []
-        if not keep_texts:  # as large as a fourth of the rows
-            for view in (pair.target, pair.reference):
+        for view in (pair.target, pair.reference):
+            if is_read_again:
+                view.records.keep_values()
+            else:  # as large as a fourth of the rows
                 view.release_text()
         comparison = RankComparison(
             step=pair.step,

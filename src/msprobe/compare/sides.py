@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from msprobe.compare.model import Mode
-from msprobe.dump.rank_view import RankView
+from msprobe.dump.rank_view import ParsedNames, RankView
 from msprobe.dump.record_names import RecordName, forward_name
 from msprobe.dump.stack_frames import user_frames, user_line
 from msprobe.dump.values import Role, Value
@@ -66,7 +66,11 @@ class Side:
         damages: notes on damaged files that are not essential.
         mapped_modules: path of each module → the path that both sides share by a mapping file;
             empty without one.
+        parsed: takes a record's name apart, in one step of C: it is asked two million times in a
+            comparison of 300,000 rows.
     """
+
+    parsed: Callable[[str], RecordName]
 
     def __init__(self, view: RankView, *, source: str) -> None:
         self.view = view
@@ -80,6 +84,7 @@ class Side:
         self.joined: Mapping[str, JoinedRecord] = {}
         self.mapped_modules: Mapping[str, str] = {}
         self._mode: Mode | None = None
+        self.share_names(None)
 
     def __repr__(self) -> str:
         """Return side and dump, for debugging."""
@@ -100,6 +105,7 @@ class Side:
     def unload(self) -> None:
         """Forget the names and everything else that was read."""
         self.names = ()
+        self.parsed = ParsedNames(self.level).__getitem__
         self.view.unload()
 
     @property
@@ -136,9 +142,11 @@ class Side:
         is_mindspore = self.framework == MINDSPORE
         return operator_of(parsed.prefix, parsed.path, is_mindspore=is_mindspore)
 
-    def parsed(self, name: str) -> RecordName:
-        """Return a record's name taken apart."""
-        return self.view.records.names[name]
+    def share_names(self, names: ParsedNames | None) -> ParsedNames:
+        """Take names apart once for several dumps, which mostly hold the same; return the names."""
+        found = self.view.records.share_names(names)
+        self.parsed = found.__getitem__
+        return found
 
     def parent(self, name: str) -> str | None:
         """Return the record that encloses another one, None at the top or if unknown."""

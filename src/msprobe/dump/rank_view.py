@@ -106,6 +106,7 @@ class Records(Mapping[str, Record]):
         self._level = level
         self._reader = ValueReader(index.path, level=level)
         self.names = ParsedNames(level)
+        self._kept: dict[str, list[Value]] | None = None
 
     def __getitem__(self, name: str) -> Record:
         """Return one record.
@@ -129,16 +130,26 @@ class Records(Mapping[str, Record]):
             raise RecordNotFoundError(self._index.path, f"holds no record {name!r}") from None
 
     def values_of(self, name: str) -> list[Value]:
-        """Return the values of one record; made anew by each call and not kept.
+        """Return the values of one record; made anew by each call unless they are kept.
 
         Raises:
             RecordNotFoundError: there is none of that name (also a `KeyError`).
             DumpFormatError: its text is damaged, or a value is of a wrong type.
         """
+        if self._kept is not None and name in self._kept:
+            return self._kept[name]
         parsed = self.parsed(name)
         text = self._text(name)
         found = None if text is None else self._reader.read_usual(text, parsed)
-        return self._reader.read(self.data(name), parsed) if found is None else found
+        if found is None:
+            found = self._reader.read(self.data(name), parsed)
+        if self._kept is not None:
+            self._kept[name] = found
+        return found
+
+    def keep_values(self) -> None:
+        """Keep the values that are asked for from now on: for who reads all of them twice."""
+        self._kept = {} if self._kept is None else self._kept
 
     def has_same(self, other: Records, name: str) -> bool:
         """Return whether another dump has the same record, to the byte; False if unsure."""

@@ -136,10 +136,12 @@ def _turned(name: RecordName, direction: RecordKind) -> str | None:
     """Return the name of the record of the same call in a direction."""
     if name.index is None:
         return None
-    # The oldest dumps write the number of a module's call before the direction, too.
-    is_number_first = not name.is_module or name.full.endswith(_DIRECTIONS)
-    end = (name.index, direction) if is_number_first else (direction, name.index)
-    return ".".join((name.base, *map(str, end)))
+    head, _, last = name.full.rpartition(".")
+    if last != name.kind and not last.isdigit():  # a recomputation, or a later backward pass
+        head, _, last = head.rpartition(".")
+    if last == name.kind:
+        return f"{head}.{direction}"
+    return f"{head.removesuffix(name.kind)}{direction}.{last}"
 
 
 def _number(text: str) -> int | None:
