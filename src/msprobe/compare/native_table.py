@@ -184,30 +184,25 @@ def _table_of(rows: Sequence[Row], comparison: RankComparison) -> pl.DataFrame:
     if any(row.metrics is not None for row in rows):
         columns |= _metric_columns(rows, columns)
     schema = _schema()
-    index = pl.Series(places, dtype=pl.UInt32)
-    of_pair = {
-        name: _column(name, values, schema.get(name, pl.String)).gather(index)
-        for name, values in of_pairs.items()
+    series = {
+        name: _column(name, values, schema.get(name, pl.String))
+        for name, values in (of_pairs | columns).items()
     }
-    of_row = {
-        name: _column(name, values, schema.get(name, pl.String)) for name, values in columns.items()
-    }
-    frame = pl.DataFrame({**of_pair, **of_row}).with_columns(
-        _name("name", "operation", "slot"),
+    frame = pl.DataFrame([series[name] for name in of_pairs])
+    frame = frame[pl.Series(places, dtype=pl.UInt32)].with_columns(
+        *(series[name] for name in columns),
         step=pl.lit(comparison.step),
         rank=pl.lit(str(comparison.rank)),
     )
-    for side in ("target", "reference"):
-        # Nearly always the same name: then the columns share their memory.
-        is_same = (
-            of_pairs[f"{side}_record"] == of_pairs["operation"]
-            and columns[f"{side}_slot"] == columns["slot"]
-        )
-        frame = frame.with_columns(
-            pl.col("name").alias(f"{side}_name")
-            if is_same
-            else _name(f"{side}_name", f"{side}_record", f"{side}_slot")
-        )
+    frame = frame.with_columns(_name("name", "operation", "slot"))
+    # Nearly always the same name: then the columns share their memory.
+    frame = frame.with_columns(
+        pl.col("name").alias(f"{side}_name")
+        if of_pairs[f"{side}_record"] == of_pairs["operation"]
+        and columns[f"{side}_slot"] == columns["slot"]
+        else _name(f"{side}_name", f"{side}_record", f"{side}_slot")
+        for side in ("target", "reference")
+    )
     # Those without any value are made when all batches are there.
     filled = [
         name for name in schema if name in frame.columns and frame[name].null_count() < frame.height
@@ -293,6 +288,12 @@ def _side_columns(side: str, values: Sequence[Value | None]) -> dict[str, Sequen
     # Rows without a partner are few; an empty value spares every column a test for None.
     found = [value or _NO_VALUE for value in values]
     fields = dict(zip(_FIELDS, zip(*map(_fields_of, found), strict=True), strict=True))
+    counts: dict[str, Sequence[Any]] = {}
+    if any(each is not _NO_VALUE.unusual for each in fields["unusual"]):
+        counts = {
+            f"{side}_nan": [value.nan_count for value in found],
+            f"{side}_inf": [value.inf_count for value in found],
+        }
     return {
         f"{side}_slot": [None if value is None else value.slot for value in values],
         f"{side}_dtype": [
@@ -308,11 +309,7 @@ def _side_columns(side: str, values: Sequence[Value | None]) -> dict[str, Sequen
         ],
         f"{side}_requires_grad": fields["requires_grad"],
         **{f"{side}_{name}": _numbers(fields[name]) for name in ("max", "min", "mean", "norm")},
-        f"{side}_nan": fields["nan_count"],
-        f"{side}_inf": [
-            None if above is None and below is None else (above or 0) + (below or 0)
-            for above, below in zip(fields["pos_inf_count"], fields["neg_inf_count"], strict=True)
-        ],
+        **counts,
         f"{side}_md5": fields["md5"],
         f"{side}_file": fields["data_name"],
     }
@@ -320,7 +317,7 @@ def _side_columns(side: str, values: Sequence[Value | None]) -> dict[str, Sequen
 
 _FIELDS: Final = (
     *("dtype", "type", "shape", "requires_grad", "max", "min", "mean", "norm"),
-    *("nan_count", "pos_inf_count", "neg_inf_count", "md5", "data_name"),
+    *("unusual", "md5", "data_name"),
 )
 _fields_of: Final = attrgetter(*_FIELDS)
 _NO_VALUE: Final = Value((), "", Role.INPUT, is_tensor=False, type="")
@@ -372,7 +369,7 @@ def _metric_columns(
     for name, count in _COUNT_COLUMNS.items():
         columns[name] = [
             known if found is None else count(found)
-            for known, found in zip(said[name], metrics, strict=True)
+            for known, found in zip(said.get(name) or [None] * len(rows), metrics, strict=True)
         ]
     shapes = [row.value.shape for row in rows]
     for name, pick in _INDEX_COLUMNS.items():
@@ -425,8 +422,8 @@ def _index_text(position: int | None, shape: tuple[int, ...] | None) -> str | No
 
 
 def _value_text(value: JsonTree) -> str:
-    if type(value) is int:
-        text = str(value)
+    if type(value) is int or (type(value) is float and math.isfinite(value)):
+        text = repr(value)
     else:
         text = value if isinstance(value, str) else _json_text(value)
     return text if len(text) <= _MAX_VALUE_TEXT else text[:_MAX_VALUE_TEXT] + "…"

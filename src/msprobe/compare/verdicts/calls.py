@@ -8,9 +8,10 @@ import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
+
+import msgspec
 
 from msprobe.compare.model import OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
@@ -30,8 +31,7 @@ _MOST_KEPT: Final = 1 << 16
 _CAST: Final = re.compile(r"Tensor\.(?:to|type|type_as|float|double|half|bfloat16)")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, gc=False):
     """One operation with its rows.
 
     Attributes:
