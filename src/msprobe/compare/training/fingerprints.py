@@ -39,15 +39,17 @@ class Change(NamedTuple):
     Attributes:
         is_equal: they are equal to the bit, or nothing is known of either.
         relative: estimate of the norm of their difference, relative to the reference's; None
-            where nothing but the checksums tells.
+            where nothing but the checksums tells, infinite where one of them alone is not finite.
         epsilon: that of the coarser of the two types.
         is_bound: the elements may be further apart than that, as norms alone do not tell.
+        not_finite: which of them alone holds NaN or an infinity, in words; empty if neither.
     """
 
     is_equal: bool
     relative: float | None
     epsilon: float
     is_bound: bool = False
+    not_finite: str = ""
 
     @property
     def is_rounding(self) -> bool:
@@ -61,7 +63,9 @@ class Change(NamedTuple):
     @property
     def words(self) -> str:
         """The size in words."""
-        return "" if self.relative is None else f"by {self.relative:.2g} of its norm"
+        if self.not_finite or self.relative is None:
+            return self.not_finite
+        return f"by {self.relative:.2g} of its norm"
 
 
 def change_of(target: Fingerprint, reference: Fingerprint) -> Change:
@@ -78,10 +82,21 @@ def change_of(target: Fingerprint, reference: Fingerprint) -> Change:
     if target.checksum == reference.checksum:
         return Change(True, 0.0, epsilon)
     is_bound = target.projections is None or reference.projections is None
-    return Change(False, relative, epsilon, is_bound)
+    return Change(False, relative, epsilon, is_bound, _not_finite(target, reference))
+
+
+def _not_finite(target: Fingerprint, reference: Fingerprint) -> str:
+    """Return which of two tensors alone holds NaN or an infinity, in words; empty if neither."""
+    lacks = [math.isfinite(one.norm or 0.0) for one in (target, reference)]
+    if lacks[0] == lacks[1]:
+        return ""
+    norm, side = (target.norm, "target") if lacks[1] else (reference.norm, "reference")
+    return f"{'NaN' if norm != norm else 'infinite'} in the {side}"
 
 
 def _relative(target: Fingerprint, reference: Fingerprint) -> float | None:
+    if _not_finite(target, reference):
+        return math.inf
     size = reference.norm or target.norm
     moved = [
         a - b

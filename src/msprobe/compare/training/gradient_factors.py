@@ -96,7 +96,7 @@ class Meanings:
 
 
 def _power_of_two(factor: float) -> str:
-    if factor <= 0:
+    if not 0 < factor < math.inf:
         return ""
     power = round(math.log2(factor))
     if abs(power) >= _LEAST_POWER and _is(factor, 2.0**power):

@@ -189,7 +189,7 @@ def _is_scale(target: float | None, reference: float | None, *, has_scaler: bool
     Without a gradient scaler a half may also be a mistake, which clipping by the program's own code
     hides from optimizers.
     """
-    if not target or not reference or target / reference <= 0:
+    if not target or not reference or not 0 < target / reference < math.inf:
         return False
     power = round(math.log2(target / reference))
     is_power = math.isclose(target / reference, 2.0**power, rel_tol=SAME_GRADIENT)
