@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import subprocess
 import sys
+import threading
 from array import array
 from fractions import Fraction
 
@@ -280,3 +282,82 @@ def test_products_refuse_other_types_and_sizes(given: tuple[str, int, int]) -> N
     kind, count, period = given
     with pytest.raises(ValueError, match="float32 or float64"):
         native.products(native.KINDS[kind], 8, count, 8, period, 8)
+
+
+# -- values that a compiled graph hands over -----------------------------------------------------
+
+
+@pytest.fixture
+def hand_over():
+    """Return a function that does as a graph: it calls C with a number, kinds and arrays."""
+    take = ctypes.CDLL(native.__file__).msprobe_take
+
+    def hand_over(number, *values):
+        key = array("q", [number, *(native.KINDS[name] for name, _ in values)])
+        memories = [array(CODES[name], numbers) for name, numbers in values]
+        out = array("f", [7.0])
+        addresses = [memory.buffer_info()[0] for memory in (key, *memories, out)]
+        counts = [len(memory) for memory in (key, *memories, out)]
+        sizes = [ctypes.c_int64(count) for count in counts]
+        total = len(addresses)
+        shapes = (ctypes.POINTER(ctypes.c_int64) * total)(*map(ctypes.pointer, sizes))
+        places = (ctypes.c_void_p * total)(*addresses)
+        ndims = (ctypes.c_int * total)(*[1] * total)
+        assert take(total, places, ndims, shapes, None, None, None) == 0
+        assert out[0] == 0.0
+
+    yield hand_over
+    native.deliver_to(None)
+
+
+def test_statistics_of_values_that_are_handed_over_are_kept_in_order(hand_over):
+    native.deliver_to(True)
+    hand_over(4, ("float32", [1, -2, 4.5]), ("int64", [3, 2**62]))
+    hand_over(9)
+    (first, spent_s, found), (second, _, nothing) = native.take_delivered()
+    assert (first, second, nothing) == (4, 9, [])
+    assert 0 < spent_s < 10
+    expected = [stats("float32", [1, -2, 4.5]), stats("int64", [3, 2**62])]
+    assert [repr(from_raw(raw)) for raw in found] == [repr(one) for one in expected]
+    assert native.take_delivered() == []
+
+
+def test_nothing_is_kept_unless_it_is_wanted(hand_over):
+    hand_over(1, ("float32", [1.0]))
+    native.deliver_to(True)
+    assert native.take_delivered() == []
+    hand_over(1, ("float32", [1.0]))
+    native.deliver_to(True)  # a new step
+    assert native.take_delivered() == []
+
+
+def test_values_are_kept_from_many_threads(hand_over):
+    native.deliver_to(True)
+
+    def run(thread):
+        for number in range(200):
+            hand_over(1000 * thread + number, ("float64", [thread, number]))
+
+    threads = [threading.Thread(target=run, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    delivered = native.take_delivered()
+    for thread in range(4):
+        mine = [number % 1000 for number, *_ in delivered if number // 1000 == thread]
+        assert mine == list(range(200))
+    assert all(raw[0] == max(divmod(number, 1000)) for number, _, (raw,) in delivered)
+
+
+def test_a_function_is_called_with_the_values(hand_over):
+    seen = []
+
+    def receive(number, addresses):
+        sizes = zip(addresses, (24, 2), strict=True)
+        seen.append((number, [bytes(native.memory(*one)) for one in sizes]))
+
+    native.deliver_to(receive)
+    hand_over(5, ("float64", [1, 2, 3]), ("uint8", [8, 9]))
+    assert seen == [(5, [array("d", [1, 2, 3]).tobytes(), bytes([8, 9])])]
+    assert native.take_delivered() == []

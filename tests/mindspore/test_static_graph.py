@@ -230,6 +230,75 @@ def test_bfloat16_is_recorded_exactly(tmp_path: Path) -> None:
     np.testing.assert_array_equal(view.tensor(to_x).array, expected)
 
 
+class Kinds(nn.Cell):
+    """Values of many types and shapes; some parameters change in the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc, self.pick, self.half = (
+            nn.BatchNorm1d(4),
+            nn.Dense(4, 4),
+            Picking(),
+            Widening(),
+        )
+
+    def construct(self, x: Tensor) -> Tensor:
+        y = self.fc(self.norm(x))
+        whole = ops.cast(y * 10, ms.int64)
+        z = self.pick(whole, y > 0, ops.transpose(y, (1, 0)), ops.sqrt(y), ops.cast(y, ms.float16))
+        return z + self.half(ops.cast(y, ms.bfloat16), ops.cast(y.max(), ms.bfloat16))
+
+
+class Picking(nn.Cell):
+    def construct(
+        self, whole: Tensor, mask: Tensor, across: Tensor, bad: Tensor, half: Tensor
+    ) -> Tensor:
+        return ops.cast(mask, ms.float32) * ops.transpose(across, (1, 0)) + ops.cast(
+            half, ms.float32
+        )
+
+
+@pytest.mark.parametrize("mode", ["C calls Python", "Python"])
+def test_statistics_that_c_keeps_are_those_of_the_values(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def records(folder: Path, summary: str) -> dict[str, Any]:
+        ms.set_seed(3)
+        net = Kinds()
+        weights = net.trainable_params()
+        one_step = nn.TrainOneStepCell(Loss(net), nn.SGD(weights, 0.01)).set_train()
+        config = {"dump_path": str(folder), "level": "L0", "task": "statistics"}
+        file = tmp_path / f"{folder.name}.json"
+        file.write_text(json.dumps({**config, "statistics": {"summary_mode": summary}}))
+        debugger = PrecisionDebugger(file)
+        for _ in range(2):
+            debugger.start(net)
+            one_step(Tensor(random(3, 4)))
+            debugger.stop()
+            debugger.step()
+        reset_session()
+        found: dict[str, Any] = json.loads((folder / "step1" / "rank" / "dump.json").read_text())
+        return found
+
+    def without_checksums(tree: Any) -> Any:
+        if isinstance(tree, list):
+            return [without_checksums(one) for one in tree]
+        if isinstance(tree, dict):
+            return {key: without_checksums(one) for key, one in tree.items() if key != "md5"}
+        return tree
+
+    kept = records(tmp_path / "kept", "statistics")["data"]
+    if mode == "Python":  # MindSpore refuses libraries outside of this folder
+        monkeypatch.setenv("MS_CUSTOM_AOT_WHITE_LIST", str(tmp_path))
+        other = records(tmp_path / "other", "statistics")["data"]
+    else:
+        other = without_checksums(records(tmp_path / "other", "md5")["data"])
+    assert len(kept) >= 12
+    text = json.dumps(kept)
+    assert text == json.dumps(other)  # a NaN is no other
+    assert all(name in text for name in ("Int64", "Bool", "Float16", "BFloat16", "nan_count"))
+
+
 def gradients_of(net: nn.Cell) -> Any:
     """Return what takes the loss and the gradients of a net, in a graph of its own."""
 

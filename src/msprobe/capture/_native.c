@@ -10,6 +10,9 @@
  *         None | (projection, projection))
  *   memory(address, size_bytes)  a read-only view of foreign memory
  *   stack_key(frame) a 64-bit key of the Python stack that ends in a frame
+ *   deliver_to(target)  what is done with values that a compiled graph hands over: None drops them,
+ *                    True keeps their statistics, a function is called with (number, addresses)
+ *   take_delivered() -> [(number, seconds, [statistics, ...]), ...], kept so far, in their order
  *   use_isa(name)    choose the instruction set (tests); returns the names of those that work here
  *   KINDS            element type name -> kind
  *
@@ -1561,6 +1564,10 @@ static PyObject *memory(PyObject *module, PyObject *const *args, Py_ssize_t narg
     return PyMemoryView_FromMemory(start, size, PyBUF_READ);
 }
 
+/* ---- values of compiled graphs --------------------------------------------------------------- */
+
+#include "_native_deliveries.h"
+
 /* ---- module --------------------------------------------------------------------------------- */
 
 static PyObject *use_isa(PyObject *module, PyObject *name)
@@ -1601,6 +1608,10 @@ static PyMethodDef METHODS[] = {
      "memory(address, size_bytes) -> read-only memoryview; the caller keeps the owner alive"},
     {"stack_key", stack_key, METH_O,
      "stack_key(frame) -> non-zero 64-bit key of the Python stack of which `frame` is the innermost"},
+    {"deliver_to", deliver_to, METH_O,
+     "deliver_to(None | True | function): what is done with values that graphs hand over"},
+    {"take_delivered", take_delivered, METH_NOARGS,
+     "take_delivered() -> [(number, seconds, [as stats(), ...]), ...]"},
     {"use_isa", use_isa, METH_O,
      "use_isa(name | None) -> names of the usable instruction sets; None takes the best"},
     {NULL, NULL, 0, NULL},

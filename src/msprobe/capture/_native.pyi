@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types of the C extension; what the functions do stands at the top of ``_native.c``."""
 
+from collections.abc import Callable
 from types import FrameType
-from typing import Final
+from typing import Final, Literal
 
 KINDS: Final[dict[str, int]]
 
@@ -32,5 +33,9 @@ def products(
     kind: int, address: int, count: int, factors: int, period: int, target: int, /
 ) -> None: ...
 def memory(address: int, size_bytes: int, /) -> memoryview: ...
+def deliver_to(
+    target: Callable[[int, tuple[int, ...]], object] | Literal[True] | None, /
+) -> None: ...
+def take_delivered() -> list[tuple[int, float, list[_Raw]]]: ...
 def stack_key(frame: FrameType, /) -> int: ...
 def use_isa(name: str | None, /) -> list[str]: ...

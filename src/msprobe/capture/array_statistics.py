@@ -15,16 +15,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.capture.projections import project
-from msprobe.capture.statistics import NATIVE, NonFinite, Summary, from_raw
+from msprobe.capture.statistics import (
+    NATIVE,
+    NonFinite,
+    RawStatistics,
+    Summary,
+    from_raw,
+    raw_of,
+)
 
 
 def summarise_array(array: NDArray[Any]) -> Summary:
     """Return the summary of an array of any layout; the array is only read."""
+    raw = _native_statistics(array)
+    return summarise_by_numpy(array) if raw is None else from_raw(raw)
+
+
+def raw_statistics(array: NDArray[Any]) -> RawStatistics:
+    """Same as `summarise_array`, in the form of the C kernels and without the note."""
+    return _native_statistics(array) or raw_of(summarise_by_numpy(array))[0]
+
+
+def _native_statistics(array: NDArray[Any]) -> RawStatistics | None:
+    """Return what the C kernels find, None where they are missing or do not know the type."""
     kind = _native_kind(array.dtype)
     if NATIVE is None or kind is None:
-        return summarise_by_numpy(array)
+        return None
     whole = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-    return from_raw(NATIVE.stats(kind, whole.ctypes.data, whole.size))
+    return NATIVE.stats(kind, whole.__array_interface__["data"][0], whole.size)
 
 
 @cache

@@ -93,7 +93,7 @@ class Draft(msgspec.Struct, eq=False):
             record.neg_inf_count = found.neg_inf_count
             record.finite_max = found.finite_max
             record.finite_min = found.finite_min
-        elif summary.norm == math.inf or any(map(_is_nonfinite, (summary.max, summary.min))):
+        elif summary.norm == math.inf or _is_nonfinite(summary.max) or _is_nonfinite(summary.min):
             self.nonfinite = True  # finite elements whose norm is beyond float64, or not counted
         if summary.note is not None:
             record.note = summary.note

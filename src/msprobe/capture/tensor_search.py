@@ -11,7 +11,10 @@ from msprobe.capture.values import Found
 
 
 def tensors_in(
-    kind: type, args: Sequence[Any], kwargs: Mapping[str, Any] | None, found: Found
+    kind: type | tuple[type, ...],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    found: Found,
 ) -> None:
     """Append every instance of `kind` in the arguments with its position to `found`.
 
@@ -39,7 +42,7 @@ class _Search(Walk):
 
     __slots__ = ("_found", "_kind")
 
-    def __init__(self, kind: type, found: Found) -> None:
+    def __init__(self, kind: type | tuple[type, ...], found: Found) -> None:
         super().__init__()
         self._kind = kind
         self._found = found

@@ -16,9 +16,9 @@ from msprobe.dump.value_types import describe_value
 
 def dtype_name(tensor: Any) -> str:
     """Return the type of a tensor's elements as MindSpore prints it: ``Float32``."""
-    if isinstance(tensor, np.ndarray):  # a sum of gradients, see the adapter
-        return _array_type_name(tensor.dtype)
-    return str(tensor.dtype)
+    dtype = tensor.dtype
+    # NumPy's: a sum of gradients, see the adapter, or what a graph has handed over
+    return _array_type_name(dtype) if isinstance(dtype, np.dtype) else str(dtype)
 
 
 @cache

@@ -21,8 +21,7 @@ from msprobe.mindspore.compiled import sink
 from msprobe.mindspore.compiled.cells import CompiledCells, is_static_graph
 from msprobe.mindspore.compiled.constructs import refuse_compiled
 from msprobe.mindspore.compiled.optimizers import handing_optimizer, is_optimizer
-from msprobe.mindspore.compiled.sink import GraphCall, Take
-from msprobe.mindspore.compiled.values import GraphValue
+from msprobe.mindspore.compiled.sink import GraphCall, Handed, Take
 from msprobe.mindspore.guard import quietly
 from msprobe.monitor.gradients.probe import Gradient
 from msprobe.monitor.gradients.recorder import GradientRecorder
@@ -107,6 +106,8 @@ class GradientProbe:
 class _Deliveries:
     """Receives what compiled optimizers hand over (`GraphEvents`), all gradients of a call."""
 
+    needs_values = True
+
     def __init__(self, session: Session, recorder: GradientRecorder) -> None:
         self._session = session
         self._recorder = recorder
@@ -127,11 +128,11 @@ class _Deliveries:
         sink.receive(self)
         return partial(sink.receive, None)
 
-    def hand_over(self, take: Take, values: list[GraphValue]) -> None:
+    def hand_over(self, take: Take, values: list[Handed], spent_s: float) -> None:
         """Write the gradients of one call."""
         quietly(self._session, "gradient probe", self._take, take, values)
 
-    def parameter_gradient(self, parameter: Any, gradient: GraphValue) -> None:
+    def parameter_gradient(self, parameter: Any, gradient: Handed) -> None:
         """Note a gradient, whose memory is the graph's."""
         found = Gradient(parameter.name, np.array(gradient, np.float32))
         self._found.append((self._optimizer_of[id(parameter)], found))
@@ -139,10 +140,10 @@ class _Deliveries:
     def forward(self, call: GraphCall) -> None:
         """Do nothing: no cell hands over its call."""
 
-    def gradient(self, cell: str, side: str, leaf: int, gradient: GraphValue) -> None:
+    def gradient(self, cell: str, side: str, leaf: int, gradient: Handed) -> None:
         """Do nothing: no cell hands over its gradients."""
 
-    def _take(self, take: Take, values: list[GraphValue]) -> None:
+    def _take(self, take: Take, values: list[Handed]) -> None:
         self._found.clear()
         take(self, values)
         if self._found:

@@ -303,12 +303,13 @@ def groups_of(optimizer: Any) -> Iterator[OptimizerGroup]:
     decayed = getattr(optimizer, "decay_flags", ())  # MindSpore leaves out gamma and beta
     rates = _of_parameters(optimizer, "lr", "learning_rate", len(places))
     decays = _of_parameters(optimizer, "weight_decay", "weight_decay", len(places))
-    together: dict[str, tuple[dict[str, Option], list[int]]] = {}
+    together: dict[str, tuple[Option, Option, list[int]]] = {}
     for place, (rate, decay) in enumerate(zip(rates, decays, strict=True)):
         is_left_out = len(decayed) > place and not decayed[place]
-        own: dict[str, Option] = {"lr": rate, "weight_decay": 0.0 if is_left_out else decay}
-        together.setdefault(repr(own), ({**common, **own}, []))[1].append(place)
-    for options, members in together.values():
+        own = (rate, 0.0 if is_left_out else decay)
+        together.setdefault(repr(own), (*own, []))[2].append(place)
+    for rate, decay, members in together.values():
+        options = {**common, "lr": rate, "weight_decay": decay}
         yield OptimizerGroup(options=options, parameters=members)
 
 

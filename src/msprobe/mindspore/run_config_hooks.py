@@ -143,7 +143,7 @@ class _MindSpore:
 
     def settings(self, parts: Sequence[nn.Cell], with_grad: bool) -> RunSettings:
         # The room of this module reads the nets of recordings.
-        from msprobe.mindspore.start_state import cell_settings, modes_of
+        from msprobe.mindspore.start_state import cell_settings, modes_of, named_parameters
 
         gc.collect()  # what a program has dropped is none of its settings
         objects = live_objects(kind_of_arguments, _kind_of_optimizer)
@@ -159,7 +159,7 @@ class _MindSpore:
                 {f"{_OPTIMIZER}.{number}.{key}": text for key, text in _settings_of(optimizer)}
             )
         if parts:
-            found["modes"] = flat_modes(modes_of(parts))
+            found["modes"] = flat_modes(modes_of(parts, named_parameters(parts)))
         return RunSettings(arguments=program_arguments(objects), parts=found)
 
     def with_grad(self) -> bool:

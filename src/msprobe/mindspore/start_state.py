@@ -10,7 +10,7 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from mindspore import nn
-from msprobe.capture.array_statistics import summarise_array
+from msprobe.capture.array_statistics import raw_statistics
 from msprobe.capture.session import Session
 from msprobe.capture.statistics import Projections
 from msprobe.dump.facts import Modes, Parameters
@@ -40,9 +40,8 @@ def print_of(values: NDArray[Any] | None) -> Print:
     """Return checksum, norm and projections of the values of a tensor, where these are known."""
     if values is None:
         return NO_PRINT
-    summary = summarise_array(values)
-    norm = None if summary.norm is None else float(summary.norm)
-    return crc32_hex(values), norm, summary.projections
+    _, _, _, norm, _, projections = raw_statistics(values)
+    return crc32_hex(values), None if norm is None else float(norm), projections
 
 
 class StartState:
@@ -97,7 +96,7 @@ class StartState:
     def _put_model(self, models: Sequence[nn.Cell]) -> None:
         named = named_parameters(models)
         facts = self._session.facts
-        facts.put("modes", modes_of(models))
+        facts.put("modes", modes_of(models, named))
         known = self._prints
         known |= {name: print_of(host_values(one)) for name, one in named if name not in known}
         prints = [known[name] for name, _ in named]
@@ -146,12 +145,12 @@ def named_parameters(models: Sequence[nn.Cell]) -> list[tuple[str, Any]]:
     ]
 
 
-def modes_of(models: Sequence[nn.Cell]) -> Modes:
-    """Return the flags of nets now."""
+def modes_of(models: Sequence[nn.Cell], named: Sequence[tuple[str, Any]]) -> Modes:
+    """Return the flags of nets now; `named` are their parameters."""
     training: dict[str, bool] = {}
     for prefix, model in prefixed(models):
         _add_flags(model, prefix, None, training, set())
-    frozen = [name for name, one in named_parameters(models) if not one.requires_grad]
+    frozen = [name for name, one in named if not one.requires_grad]
     return Modes(training=training, requires_grad_false=frozen)
 
 

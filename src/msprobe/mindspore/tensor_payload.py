@@ -24,4 +24,6 @@ def plain_values(values: NDArray[Any]) -> NDArray[Any]:
 def crc32_hex(values: NDArray[Any]) -> str:
     """Return the CRC-32 of the contiguous bytes, 8 hex digits."""
     whole = np.ascontiguousarray(values)
-    return f"{crc32(whole.view(np.uint8).reshape(-1).data if whole.size else b''):08x}"
+    if whole.dtype.kind not in "biufc":  # no others show their memory
+        whole = whole.view(np.uint8)
+    return f"{crc32(whole if whole.size else b''):08x}"

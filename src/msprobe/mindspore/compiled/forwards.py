@@ -17,7 +17,7 @@ from typing import Any, Final
 from mindspore import ops
 from msprobe.mindspore.compiled.delivery import delivery
 from msprobe.mindspore.compiled.gradients import ARGUMENTS, RESULT, reader
-from msprobe.mindspore.compiled.sink import GraphCall, GraphEvents
+from msprobe.mindspore.compiled.sink import GraphCall, GraphEvents, Handed
 from msprobe.mindspore.compiled.structure import (
     Branch,
     Leaf,
@@ -30,7 +30,7 @@ from msprobe.mindspore.compiled.structure import (
     rewritten,
     tensors,
 )
-from msprobe.mindspore.compiled.values import GraphValue, empty_value
+from msprobe.mindspore.compiled.values import empty_value
 
 
 @dataclass(slots=True)
@@ -49,13 +49,13 @@ class _Site:
     given: Structure
     leaves: list[Leaf]
     early: bool
-    begun: deque[list[GraphValue]] = field(default_factory=deque)
+    begun: deque[list[Handed]] = field(default_factory=deque)
 
-    def begin(self, _: GraphEvents, given: list[GraphValue]) -> None:
+    def begin(self, _: GraphEvents, given: list[Handed]) -> None:
         """Take the inputs of a call."""
         self.begun.append([value.copy() for value in given])
 
-    def end(self, result: Structure, events: GraphEvents, values: list[GraphValue]) -> None:
+    def end(self, result: Structure, events: GraphEvents, values: list[Handed]) -> None:
         """Take the rest, and hand the call over."""
         count = 0 if self.early else len(self.leaves)
         if self.early and not self.begun:  # recording has begun in between
@@ -75,8 +75,8 @@ def begin_anew() -> None:
         site.begun.clear()
 
 
-def _rebuilt(structure: Structure, values: Iterable[GraphValue]) -> Any:
-    return rebuilt(structure, iter(values), lambda leaf: empty_value(leaf.shape, str(leaf.dtype)))
+def _rebuilt(structure: Structure, values: Iterable[Handed]) -> Any:
+    return rebuilt(structure, iter(values), lambda leaf: empty_value(leaf.shape, leaf.dtype))
 
 
 class CellCode:

@@ -19,7 +19,7 @@ import mindspore
 from mindspore import ops
 from msprobe.capture.backward import SIDE_INPUT, SIDE_OUTPUT
 from msprobe.mindspore.compiled.delivery import delivery
-from msprobe.mindspore.compiled.sink import GraphEvents
+from msprobe.mindspore.compiled.sink import GraphEvents, Handed
 from msprobe.mindspore.compiled.structure import (
     Leaf,
     Look,
@@ -29,7 +29,6 @@ from msprobe.mindspore.compiled.structure import (
     rewritten,
     tensors,
 )
-from msprobe.mindspore.compiled.values import GraphValue
 
 ARGUMENTS: Final = SIDE_OUTPUT
 RESULT: Final = SIDE_INPUT
@@ -110,7 +109,7 @@ def _passing(cell: str, side: str, first: int, structure: Structure) -> Callable
 
 
 def _take(
-    cell: str, side: str, numbers: list[int], events: GraphEvents, gradients: list[GraphValue]
+    cell: str, side: str, numbers: list[int], events: GraphEvents, gradients: list[Handed]
 ) -> None:
     for number, gradient in zip(numbers, gradients, strict=True):
         events.gradient(cell, side, number, gradient)

@@ -10,7 +10,7 @@ from functools import partial
 
 from mindspore import nn
 from msprobe.capture.session import Session
-from msprobe.config import Task
+from msprobe.config import Config, StatisticsSection, SummaryMode, Task
 from msprobe.mindspore.adapter import on_host
 from msprobe.mindspore.cell_hooks import CellNames, own_parameters
 from msprobe.mindspore.compiled import sink
@@ -75,7 +75,13 @@ class GraphObserver:
         cells, around = wanted_cells(_of_the_user(names), selection)
         self._has_cells = bool(cells)
         self._records = GraphRecords(
-            session, names, cells, around=around, after_stop=not on_host(), begin=self._begin
+            session,
+            names,
+            cells,
+            around=around,
+            after_stop=not on_host(),
+            needs_values=self._begin is not None or not _wants_only_statistics(session.config),
+            begin=self._begin,
         )
         backward = selection.data_mode.backward
         backward = backward and session.config.task is not Task.STRUCTURE
@@ -192,6 +198,15 @@ class GraphObserver:
             self._has_stepped = True
             quietly(self._session, "graph step", self._records.close)
             self._records.next_step()
+
+
+def _wants_only_statistics(config: Config) -> bool:
+    section = config.section
+    return (
+        isinstance(section, StatisticsSection)
+        and section.summary_mode is not SummaryMode.MD5
+        and not (section.slice or section.tensor_list)
+    )
 
 
 def _of_the_user(names: CellNames) -> Iterator[tuple[nn.Cell, str]]:

@@ -20,9 +20,8 @@ from mindspore import nn
 from msprobe.mindspore.cell_hooks import CellNames
 from msprobe.mindspore.compiled.cells import living_cells, plain_construct
 from msprobe.mindspore.compiled.delivery import delivery
-from msprobe.mindspore.compiled.sink import GraphEvents
+from msprobe.mindspore.compiled.sink import GraphEvents, Handed
 from msprobe.mindspore.compiled.structure import Look, Structure, Written, compiled, tensors
-from msprobe.mindspore.compiled.values import GraphValue
 
 OPTIMIZERS: Final = (nn.Optimizer, optim.Optimizer)
 """The base classes of optimisers."""
@@ -92,7 +91,7 @@ def _take(
     optimizer: weakref.ref[Any],
     numbers: Sequence[int],
     events: GraphEvents,
-    gradients: Sequence[GraphValue],
+    gradients: Sequence[Handed],
 ) -> None:
     living = optimizer()
     for number, gradient in zip(numbers, gradients, strict=True):

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
 from mindspore import nn
 from msprobe.capture.backward import SIDE_INPUT, Gradients
 from msprobe.capture.backward_record import begin_parts, gradient_path, place
@@ -30,8 +28,8 @@ from msprobe.config import Task
 from msprobe.mindspore.cell_hooks import CellNames, own_parameters
 from msprobe.mindspore.compiled.call_sites import CallSites
 from msprobe.mindspore.compiled.forwards import begin_anew
-from msprobe.mindspore.compiled.sink import GraphCall, Take
-from msprobe.mindspore.compiled.values import GraphValue
+from msprobe.mindspore.compiled.sink import GraphCall, Handed, Take
+from msprobe.mindspore.compiled.values import GRAPH_VALUES, Kind
 from msprobe.mindspore.compiled.wanted_cells import path_of
 from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.parameter_gradients import trained_parameters
@@ -42,8 +40,6 @@ _NO_OPTIMIZER: Final = (
     "no gradients of parameters: compiled code shows them where an optimiser receives them, and "
     "none ran before step()"
 )
-
-_Kind = tuple[np.dtype[Any], tuple[int, ...]]
 
 
 @dataclass(slots=True)
@@ -57,7 +53,7 @@ class _Places:
     """
 
     by_leaf: dict[int, Position] = field(default_factory=dict)
-    kinds: dict[int, _Kind] = field(default_factory=dict)
+    kinds: dict[int, Kind] = field(default_factory=dict)
     slots: int = 0
 
 
@@ -74,7 +70,7 @@ class _Gradient:
     """
 
     place: tuple[str, int]
-    kind: _Kind
+    kind: Kind
     draft: Draft
     described: Any
     order: int
@@ -128,6 +124,7 @@ class GraphRecords:
         *,
         around: str = "",
         after_stop: bool = False,
+        needs_values: bool = True,
         begin: Callable[[], object] | None = None,
     ) -> None:
         """Create it.
@@ -138,10 +135,12 @@ class GraphRecords:
             cells: those that hand over values, with their names.
             around: path of the cell that all of these are in, as `scope` was taken to lie in it.
             after_stop: whether a step's calls are handed over when recording has stopped already.
+            needs_values: see `sink.GraphEvents`.
             begin: starts the session if this is wanted now; called when there is something to
                 record. None where the caller starts it.
         """
         self.callers: tuple[str, ...] = ()
+        self.needs_values = needs_values
         self._begin = begin
         self._session = session
         self._after_stop = after_stop
@@ -173,7 +172,7 @@ class GraphRecords:
         self._has_parameters = False
         begin_anew()
 
-    def hand_over(self, take: Take, values: list[GraphValue]) -> None:
+    def hand_over(self, take: Take, values: list[Handed], spent_s: float) -> None:
         """Take the tensors of one delivery; see `sink.GraphEvents`."""
         session = self._session
         if self._begin is not None and not session.capturing:
@@ -182,18 +181,18 @@ class GraphRecords:
             return
         started = _clock()
         quietly(session, "graph values", take, self, values)
-        session.account.spent_s += _clock() - started
+        session.account.spent_s += _clock() - started + spent_s
 
     def forward(self, call: GraphCall) -> None:
         """Make the forward record of a cell's call."""
         if self._session.observing or self._after_stop:
             self._forward(call)
 
-    def gradient(self, cell: str, side: str, leaf: int, gradient: GraphValue) -> None:
+    def gradient(self, cell: str, side: str, leaf: int, gradient: Handed) -> None:
         """Keep a gradient for its call's backward record; see `sink.GraphEvents`."""
         self._gradient(cell, side, leaf, gradient)
 
-    def parameter_gradient(self, parameter: Any, gradient: GraphValue) -> None:
+    def parameter_gradient(self, parameter: Any, gradient: Handed) -> None:
         """Take the gradient of a parameter; see `sink.GraphEvents`."""
         _, owner = self._owners.get(id(parameter), (None, None))
         if owner is not None:
@@ -236,7 +235,7 @@ class GraphRecords:
         if self._around and path_of(cell) == self._around and scope is not None and scope.inside:
             self._session.account.note(_BEYOND)
         tensors: Found = []
-        tensors_in(GraphValue, seen.args, seen.kwargs, tensors)
+        tensors_in(GRAPH_VALUES, seen.args, seen.kwargs, tensors)
         before = self._calls.setdefault(cell, [])
         turn = before[-1].turn if before else 0
         if any(one.gradients for one in before if one.turn == turn):
@@ -345,14 +344,14 @@ def _leaves(value: Any, path: tuple[int | str, ...]) -> Iterator[tuple[Any, Posi
         yield value, first if isinstance(first, int) else path
 
 
-def _kind_of(value: GraphValue) -> _Kind:
+def _kind_of(value: Handed) -> Kind:
     return value.dtype, value.shape
 
 
 def _argument_places(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Places:
     places = _Places()
     for leaf, (value, position) in enumerate([*_leaves(args, ()), *_leaves(kwargs, ())]):
-        if isinstance(value, GraphValue):
+        if isinstance(value, GRAPH_VALUES):
             places.by_leaf[leaf] = position
             places.kinds[leaf] = _kind_of(value)
     return places
@@ -365,7 +364,7 @@ def _result_places(result: Any) -> _Places:
     for element in result if isinstance(result, tuple | list) else (result,):
         begin = places.slots
         for value, _ in _leaves(element, ()):
-            if isinstance(value, GraphValue):
+            if isinstance(value, GRAPH_VALUES):
                 places.by_leaf[leaf] = places.slots
                 places.kinds[leaf] = _kind_of(value)
                 places.slots += 1
