@@ -28,7 +28,7 @@ from msprobe.compare.verdicts.origin_state import (
     settle_like,
 )
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
-from msprobe.dump.record_names import RecordKind
+from msprobe.dump.record_names import RecordKind, module_names
 from msprobe.dump.values import Role, Value
 
 # A sum over consumers and its rounding, relative to the errors that go into it.
@@ -164,7 +164,7 @@ class GradientFlow:
         """
         calls, is_target = self._state.calls, call.pair.target is not None
         for index in count():
-            forward = calls.named(f"{call.parsed.base}.forward.{index}", is_target=is_target)
+            forward = calls.named(module_names(call.parsed.base, index)[0], is_target=is_target)
             if forward is None or forward.pair.position > row.pair.position:
                 return False
             backward = calls.backward_of(forward, is_target=is_target)
@@ -204,7 +204,7 @@ class GradientFlow:
         Such are those of a bias before a norm, or of one that a softmax does not depend on.
         """
         result = operand_of(row)
-        name = f"{call.parsed.base}.backward.0"
+        _, name = module_names(call.parsed.base, 0)
         for is_target in (True, False):
             backward = self._state.calls.named(name, is_target=is_target)
             if result is None or backward is None:
