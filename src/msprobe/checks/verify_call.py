@@ -97,6 +97,11 @@ class CallReport:
     elapsed_s: float = 0.0
 
     @property
+    def is_fault(self) -> bool:
+        """Whether a result is suspicious or wrong."""
+        return self.verdict is not None and self.verdict.is_fault
+
+    @property
     def is_judged(self) -> bool:
         """Whether at least one result or gradient was judged."""
         return any(row.judgement is not None for row in self.rows)

@@ -49,7 +49,7 @@ class Halved(torch.autograd.Function):
 
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch):
-    monkeypatch.setattr(references, "_REGISTERED", {})
+    monkeypatch.setattr(references, "REGISTERED", {})
     torch.manual_seed(23)
 
 

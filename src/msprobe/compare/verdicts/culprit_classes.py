@@ -24,7 +24,7 @@ from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
 from msprobe.dump.stack_frames import Frame, parse_frame
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
-from msprobe.operators.lookup import operator_named, operator_of, suggests
+from msprobe.operators.lookup import operator_named, suggests
 from msprobe.operators.operator import Hint
 
 _CLIP_FILE: Final = re.compile(r"clip_grad")
@@ -248,14 +248,9 @@ def _other_call(culprit: Culprit) -> str:
         return ""
     if culprit.row.value.role is not Role.OUTPUT or pair.match is Match.MAPPED:
         return ""
-    names = parse_record_name(pair.target), parse_record_name(pair.reference)
-    operators = [
-        operator_named(name.class_name)
-        if name.class_name is not None
-        else operator_of(name.prefix, name.path)
-        for name in names
-    ]
-    return pair.reference if operators[0].name != operators[1].name else ""
+    target = culprit.comparison.target.operator(pair.target)
+    reference = culprit.comparison.reference.operator(pair.reference)
+    return pair.reference if target.name != reference.name else ""
 
 
 def _has_two_precisions(culprit: Culprit) -> bool:
