@@ -129,6 +129,16 @@ def api_names(base: str, number: int) -> tuple[str, str]:
     return f"{base}.{number}.forward", f"{base}.{number}.backward"
 
 
+def call_name(record: str) -> str:
+    """Return ``Functional.linear.0`` for the record ``Functional.linear.0.forward``."""
+    return record.removesuffix(".forward")
+
+
+def forward_record(call: str) -> str:
+    """Return the record whose `call_name` this is."""
+    return f"{call}.forward"
+
+
 def module_names(base: str, number: int) -> tuple[str, str]:
     """Return the forward and the backward name of a module call; `base` is ``Module.fc.Linear``."""
     return f"{base}.forward.{number}", f"{base}.backward.{number}"

@@ -128,8 +128,7 @@ def gradient_distances(pair: StepPair) -> dict[str, float]:
 def _near(target: Gradients, reference: Gradients, tolerance: float = SAME_GRADIENT) -> set[str]:
     """Return the gradients that are the same sum on both sides, in another order."""
     found = _distances(target, reference)
-    zero = _zero_but_for_rounding(target) & _zero_but_for_rounding(reference)
-    return {name for name, distance in found.items() if distance <= tolerance or name in zero}
+    return {name for name, distance in found.items() if distance <= tolerance}
 
 
 def _zero_but_for_rounding(gradients: Gradients) -> set[str]:
@@ -141,8 +140,9 @@ def _zero_but_for_rounding(gradients: Gradients) -> set[str]:
 
 def _distances(target: Gradients, reference: Gradients) -> dict[str, float]:
     largest = max((gradient.norm or 0.0 for gradient in reference.values()), default=0.0)
+    zero = _zero_but_for_rounding(target) & _zero_but_for_rounding(reference)
     return {
-        name: _distance(target[name], reference[name], largest)
+        name: 0.0 if name in zero else _distance(target[name], reference[name], largest)
         for name in target.keys() & reference.keys()
     }
 
