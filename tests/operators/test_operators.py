@@ -83,6 +83,9 @@ def test_facts_that_operators_of_several_families_have() -> None:
     assert (norm.unordered, norm.arguments.index("dim")) == (Unordered.REDUCED, 2)
     assert norm.is_singular
     assert operator_of("Distributed", "reduce").linear is None
+    foreign = operator_of("my_ops", "linear")
+    assert (foreign.family, foreign.linear, foreign.unordered) == (Family.BILINEAR, None, None)
+    assert not operator_of("my_ops", "double").casts
 
 
 def test_words_in_names_of_what_is_not_known() -> None:

@@ -84,7 +84,7 @@ def operator_of(prefix: str, api: str, *, is_mindspore: bool = False) -> Operato
     if prefix in _SHARED_PREFIXES or (prefix == _DISTRIBUTED and word is not None):
         return operator
     # A function of another package is probably the same, but not to be paired with PyTorch's.
-    return operator.named(own)
+    return operator.of_another_package(own)
 
 
 @cache

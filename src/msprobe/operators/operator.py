@@ -209,9 +209,12 @@ class Operator:
         """Whether its results are rounded, apart from a change of their type."""
         return not (self.selects or self.family in (Family.MOVING, Family.DISCRETE))
 
-    def named(self, name: str) -> Operator:
-        """Return the same facts under another name."""
-        return replace(self, name=name)
+    def of_another_package(self, name: str) -> Operator:
+        """Return what is probably known of a function with the same name, under a name of its own.
+
+        That it is linear, or in which order it may add up, is not taken from a name.
+        """
+        return replace(self, name=name, casts=False, linear=None, unordered=None, is_singular=False)
 
     def without_buffers(self) -> Operator:
         """Return the same communication where it returns its result and fills no buffer."""
