@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 # Arguments that are parameters or buffers of a model.
 _STATE: Final = frozenset(("weight", "bias", "running_mean", "running_var"))
@@ -214,7 +214,8 @@ class Operator:
 
         That it is linear, or in which order it may add up, is not taken from a name.
         """
-        return replace(self, name=name, casts=False, linear=None, unordered=None, is_singular=False)
+        unproved: dict[str, Any] = {"linear": None, "unordered": None, "free_outputs": ()}
+        return replace(self, name=name, casts=False, is_singular=False, **unproved)
 
     def without_buffers(self) -> Operator:
         """Return the same communication where it returns its result and fills no buffer."""
