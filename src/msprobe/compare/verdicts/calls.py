@@ -308,4 +308,5 @@ class Calls:
 
 def is_cast(record: RecordName) -> bool:
     """Return whether a record is of a call that gives numbers another type."""
-    return not record.is_module and operator_of(record.prefix, record.path).casts
+    is_method = record.prefix == "Tensor" and not record.path.startswith("_")  # not float(x)
+    return is_method and operator_of(record.prefix, record.path).casts
