@@ -128,7 +128,8 @@ def gradient_distances(pair: StepPair) -> dict[str, float]:
 def _near(target: Gradients, reference: Gradients, tolerance: float = SAME_GRADIENT) -> set[str]:
     """Return the gradients that are the same sum on both sides, in another order."""
     found = _distances(target, reference)
-    return {name for name, distance in found.items() if distance <= tolerance}
+    zero = _zero_but_for_rounding(target) & _zero_but_for_rounding(reference)
+    return {name for name, distance in found.items() if distance <= tolerance or name in zero}
 
 
 def _zero_but_for_rounding(gradients: Gradients) -> set[str]:
@@ -140,9 +141,8 @@ def _zero_but_for_rounding(gradients: Gradients) -> set[str]:
 
 def _distances(target: Gradients, reference: Gradients) -> dict[str, float]:
     largest = max((gradient.norm or 0.0 for gradient in reference.values()), default=0.0)
-    zero = _zero_but_for_rounding(target) & _zero_but_for_rounding(reference)
     return {
-        name: 0.0 if name in zero else _distance(target[name], reference[name], largest)
+        name: _distance(target[name], reference[name], largest)
         for name in target.keys() & reference.keys()
     }
 
