@@ -15,15 +15,20 @@ from msprobe.dump.tensor_archive_writer import write_archive
 Record = tuple[str, dict[str, object]]
 
 
-def rank_folder(side: Path) -> Path:
-    return side / "step0" / "rank0"
+def rank_folder(side: Path, rank: int = 0) -> Path:
+    return side / "step0" / f"rank{rank}"
 
 
 def write_dump(
-    side: Path, records: Iterable[Record], *, task: str, parents: dict[str, str | None]
+    side: Path,
+    records: Iterable[Record],
+    *,
+    task: str,
+    parents: dict[str, str | None],
+    rank: int = 0,
 ) -> None:
     """Write one rank's dump of one step, in the format of mindstudio-probe."""
-    folder = rank_folder(side)
+    folder = rank_folder(side, rank)
     folder.mkdir(parents=True, exist_ok=True)
     head = {
         "task": task,
@@ -102,15 +107,16 @@ APIS = ("linear", "layer_norm", "gelu", "dropout", "softmax", "embedding")
 
 
 def make_statistics(
-    folder: Path, *, rows: int, inserted: int = 0, with_modules: bool = False
+    folder: Path, *, rows: int, inserted: int = 0, with_modules: bool = False, ranks: int = 1
 ) -> None:
-    """Write two dumps of statistics with so many rows, two an operation.
+    """Write two dumps of statistics with so many rows a rank, two an operation.
 
     Args:
         folder: gets ``target`` and ``reference``.
         rows: rows of the reference.
         inserted: extra calls in the target, spread evenly.
         with_modules: several APIs with shapes that differ from layer to layer, as in a model.
+        ranks: that all record the same.
     """
     operations = rows // 2
     every = operations // inserted if inserted else 0
@@ -137,4 +143,5 @@ def make_statistics(
                     )
                 )
         parents: dict[str, str | None] = dict.fromkeys(name for name, _ in records)
-        write_dump(folder / side, records, task="statistics", parents=parents)
+        for rank in range(ranks):
+            write_dump(folder / side, records, task="statistics", parents=parents, rank=rank)

@@ -84,6 +84,13 @@ CASES = {
         lambda cost, _: cost.peak_mib <= 2048,
         is_for_peer=False,
     ),
+    "300 ranks of 242 rows, parquet": Case(
+        lambda folder: make_statistics(folder, rows=242, with_modules=True, ranks=300),
+        "15 s",
+        lambda cost, _: cost.wall_s <= 15,
+        options=("--format", "parquet"),
+        is_for_peer=False,
+    ),
     "alignment 8,000 rows, 200 inserted": Case(
         lambda folder: make_statistics(folder, rows=8_000, inserted=200),
         "1 s for the pairing",

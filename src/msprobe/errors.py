@@ -5,15 +5,16 @@
     ├── ConfigError           a key of config.json or an argument has a value that cannot be used
     │   └── ConfigFileError       the file as a whole cannot be read: missing, not JSON …
     ├── UsageError            the API was called in a way or order that cannot work
-    ├── DumpFormatError       a dump on disk is damaged, hostile or of an unknown layout
-    │   ├── MonitorFormatError    a run of the monitor is damaged, foreign or of an unknown layout
-    │   └── RecordNotFoundError   the dump is fine but holds no record, step or rank of that name
-    ├── CheckpointFormatError a checkpoint on disk is damaged, hostile or of an unknown layout
-    ├── RunConfigFormatError  a pack of config_check is damaged, hostile or of an unknown layout
-    ├── MonitorWriteError     a run of the monitor cannot be written, or another process does it
+    ├── FileError             a file or folder cannot be used
+    │   ├── DumpFormatError       a dump on disk is damaged, hostile or of an unknown layout
+    │   │   ├── MonitorFormatError    a run of the monitor is damaged, or of an unknown layout
+    │   │   └── RecordNotFoundError   the dump is fine but holds nothing of that name
+    │   ├── CheckpointFormatError a checkpoint on disk is damaged, hostile or of an unknown layout
+    │   ├── RunConfigFormatError  a pack of config_check is damaged, hostile or of an unknown layout
+    │   ├── MonitorWriteError     a run of the monitor cannot be written, or another process does it
+    │   ├── DumpWriteError        a dump cannot be written (full disk, no permission …)
+    │   └── ReportWriteError      a table or page cannot be written
     ├── MonitorStop           an alert of the monitor ends the training, as its settings ask
-    ├── DumpWriteError        a dump cannot be written (full disk, no permission, vanished folder)
-    ├── ReportWriteError      a table or page cannot be written
     └── UnsupportedError      the framework, its version or the device cannot do what was asked
 
 The message says what was found, where, and what to do. The pieces hang on the exception, so that
@@ -95,8 +96,8 @@ class UsageError(MsprobeError):
     """The API was called in a way or in an order that cannot work."""
 
 
-class DumpFormatError(MsprobeError):
-    """A dump on disk is damaged, hostile or of an unknown layout.
+class FileError(MsprobeError):
+    """A file or folder cannot be used.
 
     Attributes:
         path: the file or folder concerned.
@@ -109,6 +110,10 @@ class DumpFormatError(MsprobeError):
         super().__init__(f"{path}: {problem}")
 
 
+class DumpFormatError(FileError):
+    """A dump on disk is damaged, hostile or of an unknown layout."""
+
+
 class RecordNotFoundError(DumpFormatError, KeyError):
     """The dump is readable but holds nothing under the name that was asked for."""
 
@@ -117,72 +122,32 @@ class RecordNotFoundError(DumpFormatError, KeyError):
         return str(self.args[0])
 
 
-class CheckpointFormatError(MsprobeError):
-    """A checkpoint on disk is damaged, hostile or of an unknown layout.
-
-    Attributes:
-        path: the file or folder concerned.
-    """
-
-    def __init__(self, path: str | Path, problem: str) -> None:
-        self.path = Path(path)
-        super().__init__(f"{path}: {problem}")
+class CheckpointFormatError(FileError):
+    """A checkpoint on disk is damaged, hostile or of an unknown layout."""
 
 
 class MonitorFormatError(DumpFormatError):
     """A run of the monitor is damaged, foreign or of an unknown layout."""
 
 
-class MonitorWriteError(MsprobeError):
-    """A run of the monitor cannot be written.
-
-    Attributes:
-        path: the file or folder concerned.
-    """
-
-    def __init__(self, path: str | Path, problem: str) -> None:
-        self.path = Path(path)
-        super().__init__(f"{path}: {problem}")
+class MonitorWriteError(FileError):
+    """A run of the monitor cannot be written."""
 
 
 class MonitorStop(MsprobeError):  # noqa: N818 - it stops the training, as `StopIteration` a loop
     """An alert of the monitor ends the training, because its settings ask for that."""
 
 
-class RunConfigFormatError(MsprobeError):
-    """A pack of ``config_check`` is damaged, hostile or of an unknown layout.
-
-    Attributes:
-        path: the file concerned.
-    """
-
-    def __init__(self, path: str | Path, problem: str) -> None:
-        self.path = Path(path)
-        super().__init__(f"{path}: {problem}")
+class RunConfigFormatError(FileError):
+    """A pack of ``config_check`` is damaged, hostile or of an unknown layout."""
 
 
-class DumpWriteError(MsprobeError):
-    """A dump cannot be written. Training goes on; the dump is marked incomplete.
-
-    Attributes:
-        path: the file or folder that could not be written.
-    """
-
-    def __init__(self, path: str | Path, problem: str) -> None:
-        self.path = Path(path)
-        super().__init__(f"{path}: {problem}")
+class DumpWriteError(FileError):
+    """A dump cannot be written. Training goes on; the dump is marked incomplete."""
 
 
-class ReportWriteError(MsprobeError):
-    """A table or page cannot be written.
-
-    Attributes:
-        path: the file that could not be written.
-    """
-
-    def __init__(self, path: str | Path, problem: str) -> None:
-        self.path = Path(path)
-        super().__init__(f"{path}: {problem}")
+class ReportWriteError(FileError):
+    """A table or page cannot be written."""
 
 
 class UnsupportedError(MsprobeError):

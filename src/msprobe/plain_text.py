@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from enum import StrEnum
 from html import escape
-from typing import Final
+from typing import Final, Self
 
 # Line breaks and escape sequences of a hostile name must not reach the terminal.
 _CONTROLS: Final = dict.fromkeys(
@@ -31,6 +32,23 @@ _REASONS: Final = {
     errno.ELOOP: "its links lead round in a circle; name the file itself",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
 }
+
+
+class WordedEnum(StrEnum):
+    """Members that are made of a value and of words for people.
+
+    Attributes:
+        words: the text; empty where it is not given.
+    """
+
+    words: str
+
+    def __new__(cls, value: str, words: str = "") -> Self:
+        """Make a member out of its value and its words."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.words = words
+        return member
 
 
 def plain(text: str) -> str:

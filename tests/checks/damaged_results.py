@@ -15,7 +15,7 @@ from msprobe.dump.rank_view import RankView
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.numerics.number_types import Kind, kind_of
 from msprobe.replay.generated import narrow
-from msprobe.replay.recorded_calls import recorded_calls
+from msprobe.replay.recorded_calls import call_names, recorded_call
 from msprobe.replay.runner import runner_for
 from msprobe.replay.tensors import TensorSource
 
@@ -98,7 +98,8 @@ def detection(view: RankView) -> dict[str, Counter[str]]:
     """
     found: dict[str, Counter[str]] = defaultdict(Counter)
     runner, source = runner_for(view.head.framework), DamagedSource(view)
-    for call in recorded_calls(view):
+    for name in call_names(view):
+        call = recorded_call(view, name)
         source.file = ""
         sound = verify_call(call, runner, source, VerifyOptions())
         files = _files(call)

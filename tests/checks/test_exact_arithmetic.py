@@ -19,7 +19,7 @@ from msprobe.checks.verify_call import ResultRow, VerifyOptions, verify_call
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.replay.generated import narrow
-from msprobe.replay.recorded_calls import recorded_calls
+from msprobe.replay.recorded_calls import call_names, recorded_call
 from msprobe.replay.runner import runner_for
 from msprobe.replay.tensors import TensorSource
 
@@ -125,7 +125,7 @@ def test_exact_results_are_right_and_eight_budgets_more_are_wrong(
 
 
 def _check(case: str, view: RankView, dtype: str, numbers: Numbers, exact: Numbers) -> None:
-    call = list(recorded_calls(view))[-1]
+    call = recorded_call(view, call_names(view)[-1])
     source = _Changed(view)
     source.values = np.array([float(one) for one in exact])
 

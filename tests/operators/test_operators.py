@@ -7,9 +7,15 @@ from collections import Counter
 
 import pytest
 
-from msprobe.operators.lookup import is_in_place, operator_named, operator_of, operators
+from msprobe.operators.lookup import (
+    is_in_place,
+    operator_named,
+    operator_of,
+    operators,
+    suggests,
+)
 from msprobe.operators.mindspore_layers import DECOMPOSITIONS
-from msprobe.operators.operator import Family, Flow, InPlace
+from msprobe.operators.operator import Family, Flow, Hint, InPlace, Linear, Unordered
 
 
 def test_one_operator_has_many_names() -> None:
@@ -67,6 +73,25 @@ def test_memory_of_new_tensors() -> None:
     for name in ("zeros_like", "new_full", "randn_like"):
         assert operator_of("Torch", name).reads_shape_only
         assert not operator_of("Torch", name).allocates
+
+
+def test_facts_that_operators_of_several_families_have() -> None:
+    assert operator_of("Tensor", "half").casts
+    assert not operator_of("Tensor", "long").casts
+    assert operator_of("Tensor", "__imul__").linear is Linear.NUMBERS_TOO
+    norm = operator_of("Torch", "linalg_norm")
+    assert (norm.unordered, norm.arguments.index("dim")) == (Unordered.REDUCED, 2)
+    assert norm.is_singular
+    assert operator_of("Distributed", "reduce").linear is None
+    foreign = operator_of("my_ops", "linear")
+    assert (foreign.family, foreign.linear, foreign.unordered) == (Family.BILINEAR, None, None)
+    assert not operator_of("my_ops", "double").casts
+
+
+def test_words_in_names_of_what_is_not_known() -> None:
+    assert suggests("Module.net.drop_path.DropPath.forward.0", Hint.FOLLOWS_MODE)
+    assert suggests("InstanceNorm2d", Hint.FOLLOWS_MODE)
+    assert not suggests("Functional.linear.0.forward", Hint.DRAWS_RANDOM)
 
 
 def test_every_operator_has_one_entry() -> None:

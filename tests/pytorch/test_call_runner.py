@@ -45,10 +45,10 @@ class Twice:
         self.names.append(call.forward_name)
         random = RandomReplay(args, kwargs)
         result = function(*args, **kwargs)
-        quietly(running().session, "rerun", self._again, random, function, args, kwargs, result)
+        quietly(running().session, "rerun", self.again, random, function, args, kwargs, result)
         return result
 
-    def _again(
+    def again(
         self, random: RandomReplay, function: Any, args: Any, kwargs: Any, first: Any
     ) -> None:
         with random.again():
@@ -96,11 +96,11 @@ def test_a_training_whose_functions_run_again_is_bit_identical(family: str, tmp_
 class Watched(Twice):
     """Runs functions again that change none of their arguments."""
 
-    def _again(
+    def again(
         self, random: RandomReplay, function: Any, args: Any, kwargs: Any, first: Any
     ) -> None:
         if self.names[-1].split(".")[1] in ("linear", "dropout", "relu", "gelu", "softmax"):
-            super()._again(random, function, args, kwargs, first)
+            super().again(random, function, args, kwargs, first)
 
 
 def test_the_program_goes_on_with_the_output_of_the_runner(tmp_path: Path) -> None:

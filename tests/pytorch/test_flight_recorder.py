@@ -124,7 +124,7 @@ def test_the_switch_in_the_file_asks_for_the_last_steps(tmp_path: Path) -> None:
     with recording(tmp_path, "L1", section=section, dump_enable=False) as run:
         train(run, model, 3)
         assert run.steps() == []
-        source = run.debugger._running().session.config.source
+        source = tmp_path / "config.json"
         content = json.loads(source.read_text())
         source.write_text(json.dumps(content | {"dump_enable": True}))
         train(run, model, 1)

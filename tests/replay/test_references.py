@@ -16,7 +16,7 @@ from msprobe.replay import references
 
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch):
-    monkeypatch.setattr(references, "_REGISTERED", {})
+    monkeypatch.setattr(references, "REGISTERED", {})
 
 
 def found(*names: str) -> object:

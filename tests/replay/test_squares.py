@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: E402, N812
 from builders.recordings import recording  # noqa: E402
 from msprobe import open_dump  # noqa: E402
 from msprobe.pytorch.replay.runner import RUNNER  # noqa: E402
-from msprobe.replay.recorded_calls import recorded_calls  # noqa: E402
+from msprobe.replay.recorded_calls import call_names, recorded_call  # noqa: E402
 from msprobe.replay.runner import Noise, Replay, Setting  # noqa: E402
 from msprobe.replay.tensors import TensorSource  # noqa: E402
 
@@ -51,7 +51,7 @@ def replays(folder: Path, name: str) -> tuple[Replay | None, Replay, list[Replay
         run.debugger.stop()
         run.debugger.step()
     (view,) = open_dump(folder).rank_views()
-    (call,) = [one for one in recorded_calls(view) if one.api == name]
+    (call,) = [one for each in call_names(view) if (one := recorded_call(view, each)).api == name]
     prepared = RUNNER.prepare(call, TensorSource(view))
     probes = [prepared.run(Setting(noise=Noise(UNIT, seed))) for seed in range(PROBES)]
     return prepared.squares(), prepared.run(), probes
@@ -99,6 +99,6 @@ def test_functions_with_other_factors_are_left_to_probes(
         run.debugger.stop()
         run.debugger.step()
     (view,) = open_dump(tmp_path).rank_views()
-    last = list(recorded_calls(view))[-1]
+    last = recorded_call(view, call_names(view)[-1])
 
     assert RUNNER.prepare(last, TensorSource(view)).squares() is None

@@ -29,7 +29,7 @@ from page_texts import english_of
 
 import msprobe
 from msprobe.report.comparison_answer import TIMES
-from msprobe.report.comparison_page import page_data, write_comparison_page
+from msprobe.report.comparison_page import DEFAULT_LIMIT, page_data, write_comparison_page
 
 EVIL = (
     "</script><script>window.broken=1</script><img src=x onerror=window.broken=2>{{data}}\u2028'\""
@@ -43,9 +43,9 @@ def data_of(page: Path) -> dict:
 
 def write(folder: Path, frame: pl.DataFrame, **more) -> Path:
     path = folder / "report.html"
-    limit = {"limit": more.pop("limit")} if "limit" in more else {}
+    limit = more.pop("limit", DEFAULT_LIMIT)
     summary = more.pop("summary", None) or summary_of(frame, **more)
-    write_comparison_page(path, summary, frame, **limit)
+    write_comparison_page(path, page_data(summary, frame, limit=limit))
     return path
 
 
@@ -431,7 +431,9 @@ def test_pictures_of_a_tensor(open_file, tmp_path, width):
     weight = frame.filter(pl.col("slot") == "parameters.weight", pl.col("origin") == "introduced")
     picture = {**PICTURE, "id": f"0/0/{weight['order'][0]}"}
     path = tmp_path / "report.html"
-    write_comparison_page(path, summary_of(frame), frame, more={"pictures": [picture]})
+    write_comparison_page(
+        path, page_data(summary_of(frame), frame, limit=DEFAULT_LIMIT) | {"pictures": [picture]}
+    )
     page = open_file(path, width=width, fragment=f"at={picture['id']}")
     detail = page.locator("#detail")
     assert page.locator(".values-plot rect").count() == 4
@@ -461,7 +463,7 @@ def test_data_and_optimizer_are_lanes_of_the_timeline(open_file, tmp_path, width
     frame = joined(transformer(3), transformer(3, step=1))
     path = tmp_path / "report.html"
     parts = {"lanes": [lane(0, "AdamW step", same=True), lane(1, EVIL)]}
-    write_comparison_page(path, summary_of(frame), frame, more=parts)
+    write_comparison_page(path, page_data(summary_of(frame), frame, limit=DEFAULT_LIMIT) | parts)
     page = open_file(path, width=width)
     names = page.locator(".lane-name").all_inner_texts()
     assert names == ["data", "optimizer"]
@@ -781,7 +783,7 @@ def test_every_label_is_in_the_readers_language(open_file, tmp_path):
     picture = {**PICTURE, "id": f"0/0/{weight['order'][0]}"}
     path = tmp_path / "report.html"
     more = {"pictures": [picture], "lanes": [lane(0, "AdamW step")]}
-    write_comparison_page(path, summary_of(frame), frame, more=more)
+    write_comparison_page(path, page_data(summary_of(frame), frame, limit=DEFAULT_LIMIT) | more)
     page = open_file(path, fragment="lang=zh")
     page.wait_for_selector("#detail h3")
     left = english_of(page)

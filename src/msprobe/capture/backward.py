@@ -12,8 +12,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from msprobe.capture.call import Call, Draft
-from msprobe.capture.names import later_pass
 from msprobe.capture.values import Position
+from msprobe.dump.record_names import later_pass
 
 SIDE_INPUT: Final = "input"
 SIDE_OUTPUT: Final = "output"
@@ -123,9 +123,7 @@ class Gradients(msgspec.Struct, gc=False, eq=False):
             self._others[self._task] = self._pass
         name = self.call.backward_name
         self._task = graph_task
-        self._pass = BackwardPass(
-            self, later_pass(name, self._count) if self._count else name, order, self.expected
-        )
+        self._pass = BackwardPass(self, later_pass(name, self._count), order, self.expected)
         self._count += 1
         return self._pass
 

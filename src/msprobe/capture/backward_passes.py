@@ -10,8 +10,8 @@ from typing import Any
 from msprobe.capture.adapter import Adapter
 from msprobe.capture.backward import CLOSED, SIDE_INPUT, SIDE_OUTPUT, BackwardPass, Gradients
 from msprobe.capture.calls import Calls
-from msprobe.capture.names import BACKWARD, PARAMETERS_GRAD, parameters_grad_name
 from msprobe.capture.values import Position
+from msprobe.dump.record_names import RecordKind, parameters_grad_name
 
 
 class BackwardPasses:
@@ -225,7 +225,7 @@ class BackwardPasses:
         tensor: Any,
         *,
         of: int,
-        kind: str = PARAMETERS_GRAD,
+        kind: str = RecordKind.PARAMETERS_GRAD,
         is_of_one_call: bool = False,
     ) -> None:
         """Take the gradient of a parameter.
@@ -251,7 +251,7 @@ class BackwardPasses:
 
     def _only_pass_over(self, module: str) -> str | None:
         """Return the record of the pass over a module's call, if the calls reached are this one."""
-        start = f"{module}.{BACKWARD}."
+        start = f"{module}.{RecordKind.BACKWARD}."
         found = [one for one in self.reached if one.call.backward_name.startswith(start)]
         if len(found) != 1 or not found[0].is_in_first_pass:
             return None

@@ -13,16 +13,11 @@ from typing import Any
 from msprobe.capture.account import Step
 from msprobe.capture.call import Call
 from msprobe.capture.events import CallSink, several
-from msprobe.capture.names import (
-    BACKWARD,
-    PARAMETERS_GRAD,
-    CallCounters,
-    api_names,
-    module_names,
-)
+from msprobe.capture.names import CallCounters
 from msprobe.capture.selection import Selection
 from msprobe.capture.stacks import Stack
 from msprobe.capture.values import Found
+from msprobe.dump.record_names import RecordKind, api_names, base_of, module_names
 from msprobe.dump.records import JsonTree
 
 
@@ -327,7 +322,9 @@ class Calls:
         selection = self.selection
         if selection.everything:
             return True
-        listed = module in self._wanted_modules or selection.matches(f"{module}.{PARAMETERS_GRAD}")
+        listed = module in self._wanted_modules or selection.matches(
+            f"{module}.{RecordKind.PARAMETERS_GRAD}"
+        )
         scope = selection.scope
         return listed and (scope is None or scope.inside or module in self._modules_in_scope)
 
@@ -351,4 +348,4 @@ class Calls:
 
 def _base_of(call: Call) -> str:
     """Return ``Module.fc.Linear`` for a module call."""
-    return call.backward_name.rpartition(f".{BACKWARD}.")[0]
+    return base_of(call.backward_name)

@@ -1,26 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of records and the counters behind them.
-
-    API        Functional.linear.3.forward        Functional.linear.3.backward
-    module     Module.blk.0.Linear.forward.1      Module.blk.0.Linear.backward.1
-    gradients  Module.blk.0.Linear.parameters_grad (first arrival in a step), ….parameters_grad.1
-
-A number counts the calls of one API or one module within a step, from 0. A backward record has
-the number of its forward. A second backward pass over the same call (a retained graph, a double
-backward) is a record of its own, ``….backward.pass1``.
-"""
+"""Numbers in the names of records (`dump.record_names`), and what names of a model begin with."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from itertools import count
-from typing import Final
-
-FORWARD: Final = "forward"
-BACKWARD: Final = "backward"
-PARAMETERS_GRAD: Final = "parameters_grad"
-PARAMETERS_GRAD_REDUCED: Final = "parameters_grad_reduced"
-RECOMPUTE: Final = "recompute"
 
 
 class CallCounters:
@@ -54,26 +38,6 @@ class CallCounters:
     def reset(self) -> None:
         """Begin again at 0, as every step does."""
         self.next.clear()
-
-
-def api_names(base: str, number: int) -> tuple[str, str]:
-    """Return the forward and the backward name of an API call; `base` is ``Functional.relu``."""
-    return f"{base}.{number}.forward", f"{base}.{number}.backward"
-
-
-def module_names(base: str, number: int) -> tuple[str, str]:
-    """Return the forward and the backward name of a module call; `base` is ``Module.fc.Linear``."""
-    return f"{base}.forward.{number}", f"{base}.backward.{number}"
-
-
-def later_pass(backward_name: str, number: int) -> str:
-    """Return the record name of the `number`-th backward pass over one call (0 is the first)."""
-    return f"{backward_name}.pass{number}" if number else backward_name
-
-
-def parameters_grad_name(module_base: str, arrival: int, kind: str = PARAMETERS_GRAD) -> str:
-    """Return the name for the `arrival`-th gradient that a module's parameters got in a step."""
-    return f"{module_base}.{kind}.{arrival}" if arrival else f"{module_base}.{kind}"
 
 
 def found_prefixes(parts: Collection[str]) -> Iterator[str]:

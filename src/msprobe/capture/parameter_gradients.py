@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from msprobe.capture.names import PARAMETERS_GRAD
 from msprobe.capture.session import Session
+from msprobe.dump.record_names import RecordKind
 
 
 class Names(Protocol):
@@ -40,7 +40,7 @@ class ParameterOwner:
         self.others: list[ParameterOwner] = []
 
     def take(
-        self, gradient: Any, kind: str = PARAMETERS_GRAD, *, is_of_one_call: bool = False
+        self, gradient: Any, kind: str = RecordKind.PARAMETERS_GRAD, *, is_of_one_call: bool = False
     ) -> None:
         """Record a gradient of the parameter, if it is wanted and the step is recorded."""
         owner = self.wanted() if self.session.dump is not None else None

@@ -24,11 +24,11 @@ from msprobe.capture.backward_record import (
 )
 from msprobe.capture.call import Call, Draft, LateText
 from msprobe.capture.events import CallSink
-from msprobe.capture.names import RECOMPUTE
 from msprobe.capture.stacks import Stack
 from msprobe.capture.values import Describer, Found, Position
 from msprobe.config import DataMode
 from msprobe.dump.lines import OUTSIDE_CONSTRUCT
+from msprobe.dump.record_names import recompute_name
 from msprobe.dump.records import JsonTree, with_text
 from msprobe.dump.writer import RankDump
 
@@ -162,7 +162,7 @@ class Recording(CallSink):
             self.write_unfinished()
         name = call.forward_name
         if call.is_recompute:
-            name = f"{name}.{RECOMPUTE}"
+            name = recompute_name(name)
         if call.keeps_forward:
             call.draft = self.new_draft(name, call.call_order)
             if call.is_checkpointed:
@@ -182,7 +182,7 @@ class Recording(CallSink):
         known.times += 1
         known.draft.parts["recomputed"] = known.times
         if call.keeps_forward:
-            name = f"{original.forward_name}.{RECOMPUTE}"
+            name = recompute_name(original.forward_name)
             call.draft = self.new_draft(name, self._step.next_order())
 
     def _write_stack(self, dump: RankDump, stack: Stack) -> None:

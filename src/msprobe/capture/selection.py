@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from msprobe.capture.names import BACKWARD, FORWARD, PARAMETERS_GRAD
 from msprobe.config import DataMode
 from msprobe.config.choices import RiskLevel
+from msprobe.dump.record_names import RecordKind
 from msprobe.operators.operator import Importance
 
 RISKS: Final = {
@@ -137,7 +137,8 @@ class Selection:
 
     def may_match(self, module: str) -> bool:
         """Return whether `list` can keep a record of this module, whichever number it has."""
-        stems = [f"{module}.{kind}." for kind in (FORWARD, BACKWARD, PARAMETERS_GRAD)]
+        kinds = RecordKind.FORWARD, RecordKind.BACKWARD, RecordKind.PARAMETERS_GRAD
+        stems = [f"{module}.{kind}." for kind in kinds]
         return not self._filters or any(
             part in stem or _ends_in_number(part, stem) for part in self._filters for stem in stems
         )

@@ -14,11 +14,11 @@ from typing import Any, Final, Protocol
 
 from msprobe.capture.backward import BackwardPass
 from msprobe.capture.call import Call, Draft
-from msprobe.capture.names import RECOMPUTE
 from msprobe.capture.recording import Recording, RecordingContext
 from msprobe.capture.stacks import Stack
 from msprobe.capture.value_states import State, ValueWatch
 from msprobe.capture.values import Found, Position
+from msprobe.dump.record_names import recompute_name
 from msprobe.dump.records import JsonTree
 
 _COMMUNICATION: Final = "Distributed."  # it writes into its arguments
@@ -225,7 +225,7 @@ class WatchRecording(Recording):
         name = call.forward_name
         order = call.call_order
         if call.is_recompute:
-            name = f"{name}.{RECOMPUTE}"
+            name = recompute_name(name)
             order = self._step.next_order()
         draft = self.new_draft(name, order)
         draft.parent, draft.stack = call.parent, self._stack_of(call)
@@ -309,7 +309,7 @@ class WatchRecording(Recording):
         """Write the place of a call and those of the modules around it."""
         for one in (*self._modules, call):
             stack = self._stack_of(one)
-            name = f"{one.forward_name}.{RECOMPUTE}" if one.is_recompute else one.forward_name
+            name = recompute_name(one.forward_name) if one.is_recompute else one.forward_name
             if stack is not None:
                 self.write_place(one, name, stack)
 

@@ -22,6 +22,7 @@ from msprobe.checks.standards.metrics import NO_METRICS, Floats, Metrics, as_flo
 from msprobe.checks.standards.standard import Generation, Standards
 from msprobe.checks.verify_call import CallReport, VerifyOptions, verify_call
 from msprobe.checks.verify_call import ResultRow as VerifiedRow
+from msprobe.dump.record_names import call_name
 from msprobe.dump.tensor_archive_writer import write_archive
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
@@ -103,11 +104,6 @@ class CheckedCall:
         """The worst status of both directions."""
         found = [one for one in (self.result.forward, self.result.backward) if one is not None]
         return worst(found) or Status.SKIP
-
-
-def call_name(record: str) -> str:
-    """Return ``Functional.linear.0`` for the record ``Functional.linear.0.forward``."""
-    return record.removesuffix(".forward")
 
 
 def check_call(

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from msprobe.checks.accuracy_call import CheckedCall, CheckOptions, call_name, check_call
+from msprobe.checks.accuracy_call import CheckedCall, CheckOptions, check_call
 from msprobe.checks.accuracy_csv import CheckFiles, DetailRow, ResultRow, bare_api
 from msprobe.checks.standards.first_verdict import Status
 from msprobe.checks.standards.standard import Generation, Standards
@@ -20,6 +20,7 @@ from msprobe.config.reading import read_config_file
 from msprobe.dump.dump_steps import RankKey
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.reader import open_dump
+from msprobe.dump.record_names import call_name
 from msprobe.errors import ConfigError, DumpFormatError, UsageError
 from msprobe.plain_text import place_text
 from msprobe.replay.recorded_calls import call_names, recorded_call

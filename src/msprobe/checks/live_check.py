@@ -21,6 +21,7 @@ from msprobe.checks.accuracy_call import save_tensors
 from msprobe.checks.live_results import JudgedCall, LiveResults
 from msprobe.checks.verify_call import CallReport, ResultRow, Seen
 from msprobe.dump.layout import safe_file_name
+from msprobe.dump.record_names import call_name
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.errors import MsprobeError, ReportWriteError, UsageError
 from msprobe.log import warn_once
@@ -231,7 +232,7 @@ class LiveCheck:
         new = self.results.add(judged)
         if not new:
             return
-        name = safe_file_name(call.name.removesuffix(".forward"))
+        name = safe_file_name(call_name(call.name))
         saved = Path(f"rank{self._rank()}") / f"step{judged.step}" / name
         if self._saves and self._save(self.folder / saved, call, tensors, seen):
             for row in new:

@@ -98,12 +98,6 @@ class JudgedCall:
     step: int
     report: CallReport
 
-    @property
-    def is_fault(self) -> bool:
-        """Whether a result is suspicious or wrong."""
-        verdict = self.report.verdict
-        return verdict is not None and verdict.is_fault
-
 
 @dataclass(slots=True)
 class LiveResults:
@@ -132,7 +126,7 @@ class LiveResults:
             self.judged += 1
         elif report.reason is not None:
             self.left_out[report.reason] += 1
-        if call.is_fault:
+        if call.report.is_fault:
             self.faults += 1
             self.first = self.first or call
         rows = report.rows or (ResultRow(record="", slot="", dtype="", shape=()),)

@@ -15,6 +15,7 @@ from msprobe.checks.op_scripts import ScriptOptions, forward_name, script_name, 
 from msprobe.config.reading import read_config_file
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.reader import open_dump
+from msprobe.dump.record_names import backward_name, parse_record_name
 from msprobe.errors import ConfigError
 from msprobe.files import write_report
 from msprobe.json_text import strict_json
@@ -123,7 +124,5 @@ def generate_op_scripts(config: OpConfig, folder: Path) -> list[Path]:
 
 def _records(view: RankView, name: str) -> dict[str, Any]:
     """Return the records of a call as they are in ``dump.json``."""
-    base = name.removesuffix(".forward")
-    return {
-        one: view.records[one].data for one in (name, f"{base}.backward") if one in view.records
-    }
+    names = name, backward_name(parse_record_name(name)) or ""
+    return {one: view.records[one].data for one in names if one in view.records}

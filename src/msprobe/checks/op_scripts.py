@@ -15,6 +15,7 @@ import numpy as np
 from msprobe.checks.budgets import unit_of
 from msprobe.checks.verify_call import ResultRow
 from msprobe.dump.rank_view import RankView
+from msprobe.dump.record_names import call_name, forward_record
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.errors import MsprobeError, RecordNotFoundError, UnsupportedError
 from msprobe.near_misses import did_you_mean
@@ -182,18 +183,17 @@ def forward_name(view: RankView, call: str) -> str:
         RecordNotFoundError: there is none.
     """
     names = call_names(view)
-    for wanted in (call, f"{call}.forward", f"{call.removesuffix('.backward')}.forward"):
+    for wanted in (call, forward_record(call), forward_record(call.removesuffix(".backward"))):
         if wanted in names:
             return wanted
     raise RecordNotFoundError(
-        view.records_path, f"no call {call}{did_you_mean(f'{call}.forward', names)}"
+        view.records_path, f"no call {call}{did_you_mean(forward_record(call), names)}"
     )
 
 
 def script_name(call: str, *, backward: bool) -> str:
     """Return the file name of a call's script."""
-    base = call.removesuffix(".forward")
-    return f"{base}.{'backward' if backward else 'forward'}.py"
+    return f"{call_name(call)}.{'backward' if backward else 'forward'}.py"
 
 
 class FaultyCall(NamedTuple):

@@ -11,11 +11,11 @@ from typing import Final
 
 import numpy as np
 
-from msprobe.checks.accuracy_call import call_name
 from msprobe.checks.accuracy_check import CheckPlan
 from msprobe.checks.standards.metrics import as_floats, largest_value
 from msprobe.checks.verify_call import ResultRow, VerifyOptions, verify_call
 from msprobe.dump.formats.dtypes import COMPLEX_PARTS
+from msprobe.dump.record_names import call_name
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.errors import DumpFormatError
 from msprobe.numerics.number_types import Kind, kind_of

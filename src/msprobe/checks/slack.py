@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.checks.budgets import with_direction
-from msprobe.operators.operator import Family, Operator
+from msprobe.operators.lookup import suggests
+from msprobe.operators.operator import Family, Hint, Operator
 
 _ACCUMULATION: Final = 2.0**-24
 # Kernels have polynomials in place of erf and exp: the one of GELU on CPUs is off by nine units.
 _POLYNOMIAL: Final = 2.0
-_SAMPLERS: Final = ("interpolate", "upsample", "gridsampl", "affinegrid")
 
 Sizes = NDArray[np.float64]
 
@@ -48,7 +48,7 @@ def absolute_slack(
         One number for all elements, one for each (flat), or None for none.
     """
     operator, is_gradient = with_direction(operator, is_gradient=is_gradient)
-    if reads_between(operator):
+    if suggests(operator.name, Hint.INTERPOLATES):
         widest = max((size for one in operands for size in one.shape), default=1)
         return unit * widest * _product_of_peaks(operands[:1])
     if is_gradient and operator.name == "glu":
@@ -70,7 +70,9 @@ def absolute_slack(
 def leaves_slack(operator: Operator, *, is_gradient: bool) -> bool:
     """Return whether `absolute_slack` may be more than None."""
     operator, is_gradient = with_direction(operator, is_gradient=is_gradient)
-    if operator.family in (Family.LOGARITHMIC, Family.LIPSCHITZ) or reads_between(operator):
+    if operator.family in (Family.LOGARITHMIC, Family.LIPSCHITZ):
+        return True
+    if suggests(operator.name, Hint.INTERPOLATES):
         return True
     return is_gradient and (operator.name == "glu" or _is_attention(operator))
 
@@ -86,12 +88,6 @@ def _attention_terms(operands: Sequence[NDArray[Any]]) -> float:
     ]
     scale = 1.0 / math.sqrt(max(query.shape[-1], 1)) if query.ndim else 1.0
     return scale * lengths[0] * lengths[1] * max(_peak(query), _peak(key))
-
-
-def reads_between(operator: Operator) -> bool:
-    """Return whether an operator interpolates between elements at computed coordinates."""
-    name = operator.name.replace("_", "")
-    return any(word in name for word in _SAMPLERS)
 
 
 def _is_attention(operator: Operator) -> bool:

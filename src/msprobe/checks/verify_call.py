@@ -30,7 +30,8 @@ from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
 from msprobe.errors import MsprobeError
 from msprobe.numerics.number_types import Kind, kind_of
-from msprobe.operators.operator import Family
+from msprobe.operators.lookup import suggests
+from msprobe.operators.operator import Family, Hint
 from msprobe.replay.forms import argument_forms, gradient_forms, tensor_forms
 from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
 from msprobe.replay.runner import (
@@ -47,15 +48,6 @@ from msprobe.replay.tensors import CallTensors, TensorSource
 
 # Types that are finer resolve the place between two pixels.
 _FINE: Final = 2.0**-12
-# Words in the names of operators that read at places which are given as tensors.
-_PLACED: Final = ("grid", "fractional")
-# Outputs whose vectors may have another sign or phase in every library.
-_AMBIGUOUS: Final = {
-    "eigh": ((1,),),
-    "eig": ((1,),),
-    "svd": ((0,), (2,)),
-    "lobpcg": ((1,),),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +95,11 @@ class CallReport:
     by: str = "float64"
     generated: bool = False
     elapsed_s: float = 0.0
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether a result is suspicious or wrong."""
+        return self.verdict is not None and self.verdict.is_fault
 
     @property
     def is_judged(self) -> bool:
@@ -363,10 +360,10 @@ class _Verification:
     def _free_choice(self, part: _Part, place: PartPath) -> str:
         """Return why several results are right; empty where only one is."""
         operator = self._call.operator
-        vectors = _AMBIGUOUS.get(operator.name, ())
+        vectors = operator.free_outputs
         if place[1:2] in vectors or (vectors and part.one is not None):
             return "the sign or phase of a vector is free"
-        if part.unit > _FINE and any(word in operator.name for word in _PLACED):
+        if part.unit > _FINE and suggests(operator.name, Hint.PLACED):
             return "coordinates in a half type decide which elements it reads"
         return ""
 

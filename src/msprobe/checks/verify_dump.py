@@ -67,8 +67,7 @@ class VerifiedCall:
     @property
     def is_fault(self) -> bool:
         """Whether a result is suspicious or wrong."""
-        verdict = self.report.verdict
-        return verdict is not None and verdict.is_fault
+        return self.report.is_fault
 
     @property
     def worst(self) -> ResultRow | None:

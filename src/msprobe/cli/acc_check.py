@@ -457,9 +457,9 @@ def _files(
     *,
     is_online: bool = False,
 ) -> CheckFiles:
-    from msprobe.checks.accuracy_call import call_name
     from msprobe.checks.accuracy_check import recorded_shape
     from msprobe.checks.accuracy_csv import new_files, resumed_files
+    from msprobe.dump.record_names import call_name
     from msprobe.replay.recorded_calls import call_names
 
     view = recording.view()
@@ -495,6 +495,7 @@ def _print(
     found: VerifiedDump,
 ) -> int:
     from msprobe.checks.standards.first_verdict import Status
+    from msprobe.dump.record_names import forward_record
     from msprobe.dump.stack_frames import user_line
 
     counts, view, saved = tally.counts, plan.recording.view(), plan.error_data
@@ -505,7 +506,7 @@ def _print(
     order = (Status.ERROR, Status.WARNING)
     worst = sorted(tally.worst, key=lambda call: order.index(call.status))
     for call in worst[:_MOST_LISTED]:
-        source = user_line(tuple(view.frames(f"{call.result.name}.forward")))
+        source = user_line(tuple(view.frames(forward_record(call.result.name))))
         place = f" [{source}]" if source else ""
         print(f"  {call.status:7} {call.result.name}: {call.result.message}{place}")
     if len(worst) > _MOST_LISTED:
@@ -533,6 +534,7 @@ def _write_scripts(
     """Write scripts of the worst calls; print how each is run on the device that was checked."""
     from msprobe.checks.op_scripts import FaultyCall, write_worst_scripts
     from msprobe.checks.standards.first_verdict import Status
+    from msprobe.dump.record_names import forward_record
 
     faulty = [call.result for call in worst if call.status is Status.ERROR]
     if not faulty:
@@ -541,7 +543,7 @@ def _write_scripts(
     device = runner.device(checked_devices(options.device)[0])
     step = plan.recording.step
     calls = (
-        FaultyCall(view, f"{one.name}.forward", one.forward is not Status.ERROR, step)
+        FaultyCall(view, forward_record(one.name), one.forward is not Status.ERROR, step)
         for one in faulty
     )
     folder = options.output / "scripts"

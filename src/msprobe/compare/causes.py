@@ -6,25 +6,14 @@ The program decides by these members; their words are for people, and are put to
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Self
+from msprobe.plain_text import WordedEnum
 
 
-class Cause(StrEnum):
+class Cause(WordedEnum):
     """Reason for the origin of a difference, or for a row being close after all.
 
-    Attributes:
-        words: its text; ``{}`` is replaced by the record, value or rank that it names.
+    In its words ``{}`` is replaced by the record, value or rank that it names.
     """
-
-    words: str
-
-    def __new__(cls, value: str, words: str = "") -> Self:
-        """Make a member out of its value and its words."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.words = words
-        return member
 
     # Parameters and arguments
     PARAMETER = "parameter", "the parameter itself differs"

@@ -198,11 +198,11 @@ class CompareResult:
             self._elapsed_s += time.perf_counter() - began
             self.summary = {**self.summary, "elapsed_s": round(self._elapsed_s, 3)}
             if html:
-                from msprobe.report.comparison_page import write_sections
+                from msprobe.report.comparison_page import write_comparison_page
 
                 sections = self.page_sections()
                 path = folder / f"compare_report_{stamp}.html"
-                files.append(write_sections(path, {**sections, **page_parts(sections)}))
+                files.append(write_comparison_page(path, {**sections, **page_parts(sections)}))
         files.append(write_summary(self.summary, folder))
         return files
 

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse the name of a record: call, direction, repetition.
+"""Names of records: call, direction, repetition.
 
     Functional.linear.0.forward                  API call 0 of F.linear
     Module.blk.0.Linear.forward.2                third forward call of module ``blk.0``
     Cell.fc.Dense.parameters_grad                gradients of a module's own parameters
     loss.0.debug, loss_grad.0.debug              values handed to ``save()``
+
+A number counts the calls of one API or one module within a step, from 0. A backward record has the
+number of its forward. A second backward pass over the same call (a retained graph, a double
+backward) is a record of its own, ``….backward.pass1``; a gradient of parameters that arrives later
+in a step is ``….parameters_grad.1``.
 
 Module paths may hold dots, digits and the words ``forward`` or ``backward``, so names are read from
 the right. A name of no known form is kept as `RecordKind.OTHER`; nothing is ever refused.
@@ -116,7 +121,44 @@ def backward_name(name: RecordName, backward_pass: int = 0) -> str | None:
         backward_pass: which backward pass over the call, from 0.
     """
     found = _turned(name, RecordKind.BACKWARD) if name.kind is RecordKind.FORWARD else None
-    return f"{found}.pass{backward_pass}" if found and backward_pass else found
+    return found and later_pass(found, backward_pass)
+
+
+def api_names(base: str, number: int) -> tuple[str, str]:
+    """Return the forward and the backward name of an API call; `base` is ``Functional.relu``."""
+    return f"{base}.{number}.forward", f"{base}.{number}.backward"
+
+
+def call_name(record: str) -> str:
+    """Return ``Functional.linear.0`` for the record ``Functional.linear.0.forward``."""
+    return record.removesuffix(".forward")
+
+
+def forward_record(call: str) -> str:
+    """Return the record whose `call_name` this is."""
+    return f"{call}.forward"
+
+
+def module_names(base: str, number: int) -> tuple[str, str]:
+    """Return the forward and the backward name of a module call; `base` is ``Module.fc.Linear``."""
+    return f"{base}.forward.{number}", f"{base}.backward.{number}"
+
+
+def base_of(name: str) -> str:
+    """Return what `api_names` or `module_names` made a name of."""
+    return name.rsplit(".", 2)[0]
+
+
+def later_pass(backward_name: str, number: int) -> str:
+    """Return the record name of the `number`-th backward pass over one call (0 is the first)."""
+    return f"{backward_name}.pass{number}" if number else backward_name
+
+
+def parameters_grad_name(
+    module_base: str, arrival: int, kind: str = RecordKind.PARAMETERS_GRAD
+) -> str:
+    """Return the name for the `arrival`-th gradient that a module's parameters got in a step."""
+    return f"{module_base}.{kind}.{arrival}" if arrival else f"{module_base}.{kind}"
 
 
 def recompute_name(name: str) -> str:

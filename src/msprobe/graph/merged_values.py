@@ -19,12 +19,10 @@ from typing import Any, Final
 
 from msprobe.graph.merged_tensors import STORED, Filled, Joined, Summed, all_stored
 from msprobe.graph.model import HalfKind
+from msprobe.operators.lookup import operator_of
+from msprobe.operators.operator import Family, Flow
 
 _STATISTICS: Final = ("Max", "Min", "Mean", "Norm")
-_REDUCTIONS: Final = tuple(
-    f"Distributed.{name}"
-    for name in ("all_reduce", "functional_all_reduce", "reduce_scatter", "reduce_scatter_tensor")
-)
 _MERGED: Final = "note"
 _SUMS: Final = "partial sums"  # of a tensor, until `settle`
 _ROUNDING: Final = 1e-3
@@ -46,7 +44,7 @@ class Reductions:
             name: of the call, as ``Distributed.all_reduce``.
             tree: its record.
         """
-        if name not in _REDUCTIONS or not self._is_of_these(tree):
+        if not _is_sum_of_ranks(name) or not self._is_of_these(tree):
             return
         given = [*_tensors(tree.get("input_args"))]
         made = [*_tensors(tree.get("output"))]
@@ -66,6 +64,15 @@ class Reductions:
         if len({_print(total) for total in totals}) == 1:
             return {name: totals[0].get(name) for name in _STATISTICS}
         return _statistics(totals)  # each rank was given a part of the sum
+
+
+def _is_sum_of_ranks(name: str) -> bool:
+    prefix, _, api = name.partition(".")
+    if prefix != "Distributed":
+        return False
+    operator = operator_of(prefix, api)
+    sent = operator.communication
+    return sent is not None and sent.flow is Flow.BETWEEN_ALL and operator.family is Family.ADDITIVE
 
 
 def _adds_up(given: Mapping[str, Any], made: Mapping[str, Any], ranks: int) -> bool:

@@ -14,6 +14,8 @@ from msprobe.dump.record_names import RecordName
 from msprobe.errors import UsageError
 from msprobe.graph.hierarchy import Calls, build_nodes
 from msprobe.graph.model import HalfKind, Node, NodeKind
+from msprobe.operators.lookup import operator_of
+from msprobe.operators.operator import Flow
 
 Key = tuple[Hashable, ...]
 """Place of a call in the model, the same on all ranks that make the call; its name is the last."""
@@ -21,7 +23,6 @@ Key = tuple[Hashable, ...]
 _NUMBER: Final = re.compile(r"(?:(?<=\.)|^)(\d+)(?=\.|$)")
 _EXPERT: Final = re.compile(r"(?<![^.])((?:local_)?experts)\.(\d+)(?=\.|$)")
 _CHUNK: Final = re.compile(r"(\d+)(?:\.|$)")
-_MESSAGES: Final = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -185,7 +186,9 @@ class Piece:
             keys[node.id] = key
             if node.parent in backward or self._is_in_backward(node):
                 backward.add(node.id)
-            if name.prefix == "Distributed" and name.path in _MESSAGES:
+            is_sent = name.prefix == "Distributed"
+            sent = operator_of(name.prefix, name.path).communication if is_sent else None
+            if sent is not None and (sent.flow.is_message or sent.flow is Flow.MESSAGES):
                 continue
             found.append(
                 RankCall(

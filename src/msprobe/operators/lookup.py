@@ -8,12 +8,13 @@ MindSpore's ``gather`` is not PyTorch's.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from msprobe.operators.operator import Operator
-from msprobe.operators.table import MINDSPORE_ARGUMENTS, TABLE, Entry
+from msprobe.operators.operator import Hint, Operator
+from msprobe.operators.table import FURTHER, HINTS, MINDSPORE_ARGUMENTS, TABLE
 
 # Prefixes of functions that are the same operators under the same names.
 _SHARED_PREFIXES: Final = frozenset(
@@ -83,7 +84,7 @@ def operator_of(prefix: str, api: str, *, is_mindspore: bool = False) -> Operato
     if prefix in _SHARED_PREFIXES or (prefix == _DISTRIBUTED and word is not None):
         return operator
     # A function of another package is probably the same, but not to be paired with PyTorch's.
-    return operator.named(own)
+    return operator.of_another_package(own)
 
 
 @cache
@@ -104,6 +105,12 @@ def differentiated(operator: Operator) -> Operator | None:
     found = _BACKWARD.fullmatch(operator.name)
     word = None if found is None else _words().get(found["forward"])
     return None if word is None else word.operator()
+
+
+def suggests(name: str, hint: Hint) -> bool:
+    """Return whether a word in the name of a record, a class or an operator suggests something."""
+    plain = name.replace("_", "").lower()
+    return any(word in plain for word in HINTS[hint].split())
 
 
 def operators() -> Iterator[Operator]:
@@ -147,17 +154,17 @@ class _Word(NamedTuple):
 
     names: list[str]
     mindspore: list[str]
-    entry: Entry
+    facts: Mapping[str, Any]
 
     @property
     def space(self) -> str:
         """Communications have names in common with other operators: gather, scatter."""
-        return f"{_DISTRIBUTED}." if self.entry.facts.get("communication") else ""
+        return f"{_DISTRIBUTED}." if self.facts.get("communication") else ""
 
     def operator(self, arguments: tuple[str, ...] | None = None) -> Operator:
         """Return the operator; `arguments` are those of a function that has them elsewhere."""
         name, *aliases = self.names
-        facts = self.entry.facts
+        facts = self.facts
         return Operator(
             name=self.space + name,
             aliases=tuple(aliases),
@@ -205,9 +212,18 @@ def _places_in_mindspore() -> Mapping[str, tuple[str, ...]]:
 
 @cache
 def _parsed() -> tuple[_Word, ...]:
+    further: dict[str, dict[str, Any]] = defaultdict(dict)
+    for words, facts in FURTHER:
+        for name in words.split():
+            further[name].update(facts)
     found = []
     for entry in TABLE:
         for text in _JOINT.sub("", entry.words).split():
             names, *mindspore = text.split(":")
-            found.append(_Word(names.split("="), mindspore, entry))
+            first, *others = names.split("=")
+            facts = entry.facts
+            if first in further and not facts.get("communication"):
+                facts = {**facts, **further.pop(first)}
+            found.append(_Word([first, *others], mindspore, facts))
+    assert not further, f"not the first name of an operator: {', '.join(further)}"
     return tuple(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 # Arguments that are parameters or buffers of a model.
 _STATE: Final = frozenset(("weight", "bias", "running_mean", "running_var"))
@@ -80,6 +80,32 @@ class Flow(StrEnum):
         return self in (Flow.SEND, Flow.RECEIVE)
 
 
+class Linear(StrEnum):
+    """In which arguments an operator is linear, in each of them by itself."""
+
+    TENSORS = "in its tensors; numbers are sizes and dimensions"
+    NUMBERS_TOO = "in its tensors, and in numbers among its arguments"
+
+
+class Unordered(StrEnum):
+    """Elements whose order changes nothing but roundings."""
+
+    REDUCED = "those that it reduces, over `dim` or over everything"
+    ALONG = "those along `dim`: the results come in the same order"
+    CONTRACTED = "those of the dimension that two factors have in common"
+    FEATURES = "those of the last dimension of the input and of the weight"
+    NORMALISED = "those of the last dimension: the results come in the same order"
+
+
+class Hint(StrEnum):
+    """What a word in the name of a function, class or module suggests, where nothing is known."""
+
+    FOLLOWS_MODE = "its result depends on the training flag"
+    DRAWS_RANDOM = "it draws random numbers"
+    INTERPOLATES = "it reads between elements, at coordinates that it computes"
+    PLACED = "it reads at places that it is given as tensors"
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
     """One argument of a function: its position and its name."""
@@ -101,12 +127,14 @@ class Communication:
         peer: the argument with the rank of the other end, or of the root.
         fills: a buffer that is output only: before the call it holds nothing of interest.
         sends: a buffer that is input only: after the call it holds nothing new.
+        moves_tensors: False where it moves pickled objects, or nothing.
     """
 
     flow: Flow
     peer: Argument | None = None
     fills: Argument | None = None
     sends: Argument | None = None
+    moves_tensors: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +168,11 @@ class Operator:
         may_vary: on an accelerator it may give other last bits in every run.
         communication: how it moves values between ranks; None for everything else.
         selects: its results are numbers among its inputs and constants, perhaps with another sign.
+        casts: it gives floating-point numbers another precision, or leaves them as they are.
+        linear: in which of its arguments it is linear; None where it is not, or not known to be.
+        unordered: the elements whose order does not matter; None where it does, or may.
+        is_singular: its slope can be infinite at finite arguments.
+        free_outputs: places of outputs whose vectors have another sign or phase in every library.
     """
 
     name: str
@@ -160,6 +193,11 @@ class Operator:
     may_vary: bool = False
     communication: Communication | None = None
     selects: bool = False
+    casts: bool = False
+    linear: Linear | None = None
+    unordered: Unordered | None = None
+    is_singular: bool = False
+    free_outputs: tuple[tuple[int, ...], ...] = ()
 
     @property
     def hands_on(self) -> bool:
@@ -171,9 +209,13 @@ class Operator:
         """Whether its results are rounded, apart from a change of their type."""
         return not (self.selects or self.family in (Family.MOVING, Family.DISCRETE))
 
-    def named(self, name: str) -> Operator:
-        """Return the same facts under another name."""
-        return replace(self, name=name)
+    def of_another_package(self, name: str) -> Operator:
+        """Return what is probably known of a function with the same name, under a name of its own.
+
+        That it is linear, or in which order it may add up, is not taken from a name.
+        """
+        unproved: dict[str, Any] = {"linear": None, "unordered": None, "free_outputs": ()}
+        return replace(self, name=name, casts=False, is_singular=False, **unproved)
 
     def without_buffers(self) -> Operator:
         """Return the same communication where it returns its result and fills no buffer."""

@@ -9,9 +9,20 @@ class ``LayerNorm``, and ``zero`` is ``zero_``. The facts of an entry hold for a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from msprobe.operators.operator import Argument, Communication, Family, Flow, Importance, InPlace
+from msprobe.operators.operator import (
+    Argument,
+    Communication,
+    Family,
+    Flow,
+    Hint,
+    Importance,
+    InPlace,
+    Linear,
+    Unordered,
+)
 
 
 class Entry(NamedTuple):
@@ -40,7 +51,7 @@ def _sent(
     family: Family = Family.MOVING,
     kin: str = "",
     arguments: str = "",
-    **places: Argument,
+    **facts: Any,
 ) -> Entry:
     """Return communications."""
     return _ops(
@@ -49,7 +60,7 @@ def _sent(
         Importance.CORE,
         kin=f"Distributed.{kin}" if kin else "",
         arguments=arguments,
-        communication=Communication(flow=flow, **places),
+        communication=Communication(flow=flow, **facts),
     )
 
 
@@ -252,10 +263,10 @@ TABLE: Final = (
     ),
     _ops(
         """normalize:l2_normalize var std var_mean std_mean:reduce_std weight_norm spectral_norm
-        norm vector_norm matrix_norm renorm standardize cov corrcoef prod:reduce_prod cumprod
-        det=linalg_det:matrix_determinant logdet inverse=inv=linalg_inv:matrix_inverse solve
-        cholesky=linalg_cholesky qr=linalg_qr svd=linalg_svd eigh lstsq pinverse=pinv=linalg_pinv
-        dist cdist pairwise_distance""",
+        norm=linalg_norm vector_norm=linalg_vector_norm matrix_norm renorm standardize cov corrcoef
+        prod:reduce_prod cumprod det=linalg_det:matrix_determinant logdet
+        inverse=inv=linalg_inv:matrix_inverse solve cholesky=linalg_cholesky qr=linalg_qr
+        svd=linalg_svd eigh eig lstsq pinverse=pinv=linalg_pinv dist cdist pairwise_distance""",
         Family.NORMALISING,
     ),
     _ops("mse_loss:l2_loss", Family.NORMALISING, arguments="input target"),
@@ -455,17 +466,18 @@ TABLE: Final = (
         linalg_solve:matrix_solve i0:bessel_i0 i0e:bessel_i0e i1:bessel_i1 i1e:bessel_i1e
         modified_bessel_k0:bessel_k0 scaled_modified_bessel_k0:bessel_k0e
         modified_bessel_k1:bessel_k1 scaled_modified_bessel_k1:bessel_k1e
-        rotary_mul:rotary_position_embedding grid_sample:grid_sampler_2d:grid_sampler_3d
+        logit rotary_mul:rotary_position_embedding grid_sample:grid_sampler_2d:grid_sampler_3d
         nms:nms_with_mask adam:apply_adam_with_amsgrad""",
         Family.OTHER,
     ),
     # Communication
     _sent("send isend", Flow.SEND, peer=_DST, sends=_TENSOR),
-    _sent("send_object_list", Flow.SEND, peer=_DST),
+    _sent("send_object_list", Flow.SEND, peer=_DST, moves_tensors=False),
     _sent("recv:Primitive.Receive irecv", Flow.RECEIVE, peer=_SRC, fills=_TENSOR),
-    _sent("recv_object_list", Flow.RECEIVE, peer=_SRC),
+    _sent("recv_object_list", Flow.RECEIVE, peer=_SRC, moves_tensors=False),
     _sent("batch_isend_irecv", Flow.MESSAGES),
-    _sent("broadcast broadcast_object_list", Flow.FROM_ROOT, peer=_SRC),
+    _sent("broadcast", Flow.FROM_ROOT, peer=_SRC),
+    _sent("broadcast_object_list", Flow.FROM_ROOT, peer=_SRC, moves_tensors=False),
     _sent("scatter_tensor", Flow.FROM_ROOT, kin="scatter", peer=_SRC),
     _sent(
         "scatter:Primitive.CollectiveScatter",
@@ -474,7 +486,7 @@ TABLE: Final = (
         peer=Argument(2, "src"),
         fills=_TENSOR,
     ),
-    _sent("scatter_object_list", Flow.FROM_ROOT, peer=Argument(2, "src")),
+    _sent("scatter_object_list", Flow.FROM_ROOT, peer=Argument(2, "src"), moves_tensors=False),
     _sent("reduce", Flow.TO_ROOT, Family.ADDITIVE, peer=_DST),
     _sent("gather_into_tensor", Flow.TO_ROOT, kin="gather", peer=_DST),
     _sent(
@@ -484,11 +496,11 @@ TABLE: Final = (
         peer=Argument(2, "dst"),
         fills=Argument(1, "gather_list"),
     ),
-    _sent("gather_object", Flow.TO_ROOT, peer=Argument(2, "dst")),
+    _sent("gather_object", Flow.TO_ROOT, peer=Argument(2, "dst"), moves_tensors=False),
     _sent("all_reduce all_reduce_coalesced", Flow.BETWEEN_ALL, Family.ADDITIVE),
     _sent("all_gather", Flow.BETWEEN_ALL, kin="all_gather", fills=Argument(0, "tensor_list")),
     _sent(
-        """all_gather_into_tensor=all_gather_base
+        """all_gather_into_tensor=_all_gather_base
             :Primitive.AllGather:all_gather_into_tensor_uneven
         all_gather_single""",
         Flow.BETWEEN_ALL,
@@ -496,10 +508,11 @@ TABLE: Final = (
         arguments="output_tensor input_tensor",
         fills=Argument(0, "output_tensor"),
     ),
-    _sent("all_gather_object all_gather_into_tensor_coalesced barrier", Flow.BETWEEN_ALL),
+    _sent("all_gather_into_tensor_coalesced", Flow.BETWEEN_ALL),
+    _sent("all_gather_object barrier", Flow.BETWEEN_ALL, moves_tensors=False),
     _sent(
         """reduce_scatter reduce_scatter_single
-        reduce_scatter_tensor=reduce_scatter_base
+        reduce_scatter_tensor=_reduce_scatter_base
             :Primitive.ReduceScatter:reduce_scatter_tensor_uneven""",
         Flow.BETWEEN_ALL,
         Family.ADDITIVE,
@@ -522,6 +535,39 @@ TABLE: Final = (
         fills=_OUTPUT,
     ),
 )
+
+# Facts of operators of several entries, by the first name of each.
+FURTHER: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
+    ("to type type_as float half bfloat16 double", {"casts": True}),
+    (
+        """linear matmul bmm mm mv bilinear tensordot einsum outer inner dot sum cumsum
+        conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d""",
+        {"linear": Linear.TENSORS},
+    ),
+    ("add mul rmatmul addmm addmv addbmm baddbmm", {"linear": Linear.NUMBERS_TOO}),
+    ("sum nansum mean nanmean prod amax amin logsumexp", {"unordered": Unordered.REDUCED}),
+    ("norm vector_norm var std", {"unordered": Unordered.REDUCED}),
+    ("norm vector_norm", {"arguments": ("input", "ord", "dim")}),
+    ("softmax log_softmax softmin", {"unordered": Unordered.ALONG}),
+    ("matmul mm bmm dot mv vdot inner", {"unordered": Unordered.CONTRACTED}),
+    ("linear", {"unordered": Unordered.FEATURES}),
+    ("layer_norm rms_norm", {"unordered": Unordered.NORMALISED}),
+    (
+        """sqrt rsqrt pow rpow div rtruediv reciprocal log log2 log10 log1p logit acos acosh asin
+        atanh norm vector_norm normalize cosine_similarity dist cdist std var""",
+        {"is_singular": True},
+    ),
+    ("eigh eig lobpcg", {"free_outputs": ((1,),)}),
+    ("svd", {"free_outputs": ((0,), (2,))}),
+)
+
+# Words in names, in small letters and without underscores.
+HINTS: Final = {
+    Hint.FOLLOWS_MODE: "drop batchnorm instancenorm rrelu attention rnn lstm gru",
+    Hint.DRAWS_RANDOM: "drop rand noise bernoulli multinomial sample",
+    Hint.INTERPOLATES: "interpolate upsample gridsampl affinegrid",
+    Hint.PLACED: "grid fractional",
+}
 
 # Names of the arguments of MindSpore's functions whose positions differ from PyTorch's.
 MINDSPORE_ARGUMENTS: Final = {

@@ -12,20 +12,13 @@ from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, RecordName
 from msprobe.errors import DumpFormatError
 from msprobe.operators.lookup import operator_of
+from msprobe.operators.operator import Family
 from msprobe.overflow.findings import Finding, ScalerSkip, Source
 from msprobe.overflow.one_rank import RankExamination
 
 _GRADIENTS: Final = (RecordKind.BACKWARD, *PARAMETER_GRADIENTS)
 # A scale begins at 65,536 and is halved: after so many steps the scale is not the reason.
 _MANY: Final = 8
-_PRODUCTS: Final = frozenset(("mul", "rmul", "multiply", "imul"))
-# Their slope can be infinite at finite arguments, whatever the scale is.
-_SINGULAR: Final = frozenset(
-    {"sqrt", "rsqrt", "pow", "rpow", "div", "divide", "rtruediv", "reciprocal"}
-    | {"log", "log2", "log10", "log1p", "logit", "acos", "acosh", "asin", "atanh"}
-    | {"norm", "linalgnorm", "linalgvectornorm", "normalize", "cosine_similarity"}
-    | {"dist", "cdist", "std", "var"}
-)
 
 
 def scaler_skip(
@@ -87,7 +80,7 @@ def _is_of_scale(
     name = _name(ranks, finding)
     if finding.source is not Source.OPERATION or name.kind in _GRADIENTS:
         return finding.source is Source.OPERATION
-    if name.is_module or operator_of(name.prefix, name.path).name not in _PRODUCTS:
+    if name.is_module or operator_of(name.prefix, name.path).family is not Family.MULTIPLYING:
         return False
     values = ranks[finding.place.rank].view.records.values_of(name.full)
     return scale is not None and any(
@@ -96,7 +89,7 @@ def _is_of_scale(
 
 
 def _is_singular(name: RecordName) -> bool:
-    return not name.is_module and operator_of(name.prefix, name.path).name in _SINGULAR
+    return not name.is_module and operator_of(name.prefix, name.path).is_singular
 
 
 def _name(ranks: Mapping[RankKey, RankExamination], finding: Finding) -> RecordName:

@@ -157,16 +157,6 @@ class RecordedCall:
         return True
 
 
-def recorded_calls(view: RankView) -> Iterator[RecordedCall]:
-    """Yield the calls of a rank in order of execution, those of modules among them.
-
-    Raises:
-        DumpFormatError: a record is damaged.
-    """
-    for name in call_names(view):
-        yield recorded_call(view, name)
-
-
 def call_names(view: RankView) -> list[str]:
     """Return the names of all forward records, in order of execution."""
     parsed = (view.records.parsed(name) for name in view.records)

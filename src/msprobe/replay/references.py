@@ -69,8 +69,9 @@ class Golden:
 
 # Modules that the user named.
 _IMPORTED: Final[set[str]] = set()
-# Functions of users, and those that come with msprobe.
-_REGISTERED: Final[dict[str, Golden]] = {}
+REGISTERED: Final[dict[str, Golden]] = {}
+"""References of users, by the name of the operator."""
+# Those that come with msprobe.
 _BUILTIN: Final[dict[str, Golden]] = {}
 
 
@@ -85,13 +86,13 @@ def register(target: object, function: Callable[..., Any]) -> None:
         UsageError: `target` is no operator.
     """
     name = golden_name(target)
-    _REGISTERED[name] = Golden(name, function)
+    REGISTERED[name] = Golden(name, function)
 
 
 def find(names: Iterable[str]) -> Golden | None:
     """Return the reference of the first of these names that has one; a user's comes first."""
     wanted = [golden_name(name) for name in names]
-    for known in (_REGISTERED, _BUILTIN):
+    for known in (REGISTERED, _BUILTIN):
         for name in wanted:
             if name in known:
                 return known[name]
@@ -100,7 +101,7 @@ def find(names: Iterable[str]) -> Golden | None:
 
 def all_goldens() -> list[Golden]:
     """Return the references of all operators, by name."""
-    return sorted({**_BUILTIN, **_REGISTERED}.values(), key=lambda one: one.name)
+    return sorted({**_BUILTIN, **REGISTERED}.values(), key=lambda one: one.name)
 
 
 def golden(*targets: object) -> Callable[[Function], Function]:

@@ -82,30 +82,7 @@ _BINS_PER_DECADE: Final = 2
 _PROFILE_BINS: Final = 600
 
 
-def write_comparison_page(
-    path: Path,
-    summary: Mapping[str, Any],
-    frame: pl.DataFrame,
-    *,
-    limit: int = DEFAULT_LIMIT,
-    more: Mapping[str, Any] | None = None,
-) -> Path:
-    """Write the page of a comparison; return the file.
-
-    Args:
-        path: the file to write; it appears when it is complete.
-        summary: content of ``summary.json``.
-        frame: the table with one row per pair of values.
-        limit: rows to take in, the most interesting ones; the page says so if there are more.
-        more: further sections, as strict JSON: ``pictures`` of tensors, ``lanes`` of the timeline.
-
-    Raises:
-        ReportWriteError: the file cannot be written.
-    """
-    return write_sections(path, {**page_data(summary, frame, limit=limit), **(more or {})})
-
-
-def write_sections(path: Path, sections: Mapping[str, Any]) -> Path:
+def write_comparison_page(path: Path, sections: Mapping[str, Any]) -> Path:
     """Write the page of a comparison, with graphs of both sides where there is a section of them.
 
     Args:

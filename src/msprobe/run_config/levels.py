@@ -133,3 +133,16 @@ class ItemResult:
         if not self.compared:
             return highest((found, Level.WARNING))
         return Level.PASS if found is Level.INFO else found
+
+
+def listed(
+    item: Item, columns: tuple[str, ...], differences: list[Difference], *, compared: int
+) -> ItemResult:
+    """Return an item whose table has a row for each difference: name, values, level."""
+    rows: list[tuple[Cell, ...]] = [
+        (each.name, each.bench or "None", each.cmp or "None", each.level.value)
+        for each in differences
+    ]
+    return ItemResult(
+        item=item, columns=columns, rows=rows, differences=differences, compared=compared
+    )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Final
 
-from msprobe.run_config.levels import Difference, Item, ItemResult, Level
+from msprobe.run_config.levels import Difference, Item, ItemResult, Level, listed
 
 _COLUMNS: Final = ("package", "bench version", "cmp version", "level")
 # The folder that an installer makes.
@@ -69,17 +69,7 @@ def compare_packages(bench: Mapping[str, str], cmp: Mapping[str, str]) -> ItemRe
         for name in names
         if one.get(name) != other.get(name)
     ]
-    rows = [
-        (each.name, each.bench or "None", each.cmp or "None", each.level.value)
-        for each in differences
-    ]
-    return ItemResult(
-        item=Item.PACKAGES,
-        columns=_COLUMNS,
-        rows=list(rows),
-        differences=differences,
-        compared=len(names),
-    )
+    return listed(Item.PACKAGES, _COLUMNS, differences, compared=len(names))
 
 
 def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:

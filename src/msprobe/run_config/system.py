@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level
+from msprobe.run_config.levels import Aspect, Difference, Item, ItemResult, Level, listed
 from msprobe.run_config.user_code import collect_user_code, output_of
 
 _COLUMNS: Final = ("name", "bench_value", "cmp_value", "level")
@@ -74,17 +74,7 @@ def compare_systems(bench: Mapping[str, str], cmp: Mapping[str, str]) -> ItemRes
         if bench.get(name) != cmp.get(name)
     ]
     differences.sort(key=lambda each: -each.level.weight)
-    rows = [
-        (each.name, each.bench or "None", each.cmp or "None", each.level.value)
-        for each in differences
-    ]
-    return ItemResult(
-        item=Item.SYSTEM,
-        columns=_COLUMNS,
-        rows=list(rows),
-        differences=differences,
-        compared=len(names),
-    )
+    return listed(Item.SYSTEM, _COLUMNS, differences, compared=len(names))
 
 
 def _cpu_name() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -28,6 +27,7 @@ from msprobe.dump.facts import Facts
 from msprobe.dump.layout import RANDOM_LOGS
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
+from msprobe.plain_text import WordedEnum
 from msprobe.triage.recorded_runs import RecordedRuns
 from msprobe.triage.run_facts import RunFacts, Seen
 
@@ -36,21 +36,8 @@ _OFTEN_UNUSED: Final = ("python", "numpy")
 _FURTHER: Final = 20
 
 
-class Source(StrEnum):
-    """Reasons why a program gives other results when it runs again.
-
-    Attributes:
-        words: the source in a few words.
-    """
-
-    words: str
-
-    def __new__(cls, value: str, words: str) -> Source:
-        """Make a member out of its value and its words."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.words = words
-        return member
+class Source(WordedEnum):
+    """Reasons why a program gives other results when it runs again."""
 
     DATA = "data", "the data"
     SEED = "seed", "random numbers"

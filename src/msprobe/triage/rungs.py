@@ -10,23 +10,11 @@ from typing import Any, NamedTuple
 
 from msprobe.compare.verdicts.verdict import Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
+from msprobe.plain_text import WordedEnum
 
 
-class Rung(StrEnum):
-    """A question of the ladder, in the order in which they are asked.
-
-    Attributes:
-        words: the question in a few words.
-    """
-
-    words: str
-
-    def __new__(cls, value: str, words: str) -> Rung:
-        """Make a member out of its value and its words."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.words = words
-        return member
+class Rung(WordedEnum):
+    """A question of the ladder, in the order in which they are asked."""
 
     SETTINGS = "settings", "settings, versions"
     DATA = "data", "data"

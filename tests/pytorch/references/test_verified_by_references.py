@@ -15,7 +15,7 @@ from msprobe.checks.judging import Verdict  # noqa: E402
 from msprobe.checks.verify_call import VerifyOptions, verify_call  # noqa: E402
 from msprobe.dump.rank_view import RankView  # noqa: E402
 from msprobe.replay import references  # noqa: E402
-from msprobe.replay.recorded_calls import recorded_calls  # noqa: E402
+from msprobe.replay.recorded_calls import call_names, recorded_call  # noqa: E402
 from msprobe.replay.runner import runner_for  # noqa: E402
 from msprobe.replay.tensors import TensorSource  # noqa: E402
 
@@ -49,7 +49,7 @@ class Halved(torch.autograd.Function):
 
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch):
-    monkeypatch.setattr(references, "_REGISTERED", {})
+    monkeypatch.setattr(references, "REGISTERED", {})
     torch.manual_seed(23)
 
 
@@ -62,7 +62,8 @@ def record(program, folder):
 def verdicts(view):
     """Return the verdict of each record, and the reason where there is none."""
     runner, found = runner_for("pytorch"), {}
-    for call in recorded_calls(view):
+    for name in call_names(view):
+        call = recorded_call(view, name)
         report = verify_call(call, runner, TensorSource(view), VerifyOptions())
         found[call.name] = report.reason
         for row in report.rows:

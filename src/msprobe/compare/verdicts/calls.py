@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -23,12 +22,12 @@ from msprobe.dump.record_names import (
     forward_name,
 )
 from msprobe.dump.values import Role
+from msprobe.operators.lookup import operator_of
 from msprobe.operators.operator import Operator
 
 _TAKEN_IN: Final = (Role.INPUT, Role.PARAMETER)
 # Most calls are asked for again soon, by calls nearby.
 _MOST_KEPT: Final = 1 << 16
-_CAST: Final = re.compile(r"Tensor\.(?:to|type|type_as|float|double|half|bfloat16)")
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -309,4 +308,5 @@ class Calls:
 
 def is_cast(record: RecordName) -> bool:
     """Return whether a record is of a call that gives numbers another type."""
-    return _CAST.fullmatch(record.base) is not None
+    is_method = record.prefix == "Tensor" and not record.path.startswith("_")  # not float(x)
+    return is_method and operator_of(record.prefix, record.path).casts

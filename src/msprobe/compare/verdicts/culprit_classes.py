@@ -24,13 +24,9 @@ from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
 from msprobe.dump.stack_frames import Frame, parse_frame
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
-from msprobe.operators.lookup import operator_named, operator_of
+from msprobe.operators.lookup import operator_named, suggests
+from msprobe.operators.operator import Hint
 
-# Names of calls and modules whose results depend on the training flag.
-_RULED_BY_MODE: Final = re.compile(
-    r"drop|batch_?norm|instance_?norm|rrelu|attention|rnn|lstm|gru", re.IGNORECASE
-)
-_RANDOM: Final = re.compile(r"drop|rand|noise|bernoulli|multinomial|sample", re.IGNORECASE)
 _CLIP_FILE: Final = re.compile(r"clip_grad")
 _OPTIMIZER_FILE: Final = re.compile(r"[/\\]optim(?:izers?)?[/\\](?!lr_scheduler)|optimizer[^/\\]*$")
 _SCALER_FILE: Final = re.compile(r"grad_scaler")
@@ -165,7 +161,7 @@ def may_be_random(culprit: Culprit) -> bool:
     if class_of(culprit) is VerdictClass.RANDOM:
         return True
     return is_without_reason(culprit) and (
-        _parsed(culprit).is_module or _RANDOM.search(culprit.row.pair.name) is not None
+        _parsed(culprit).is_module or suggests(culprit.row.pair.name, Hint.DRAWS_RANDOM)
     )
 
 
@@ -185,7 +181,7 @@ def is_ruled_by_mode(culprit: Culprit, modules: Sequence[str]) -> bool:
     row = culprit.row
     if not row.pair.is_matched or any(isinstance(value.value, bool) for value in row.values):
         return True
-    is_named = _RULED_BY_MODE.search(row.pair.name) is not None
+    is_named = suggests(row.pair.name, Hint.FOLLOWS_MODE)
     if is_named or not _parsed(culprit).is_module:
         return is_named
     # Its own code may ask for the flag, unless what it was made with tells the difference.
@@ -252,14 +248,9 @@ def _other_call(culprit: Culprit) -> str:
         return ""
     if culprit.row.value.role is not Role.OUTPUT or pair.match is Match.MAPPED:
         return ""
-    names = parse_record_name(pair.target), parse_record_name(pair.reference)
-    operators = [
-        operator_named(name.class_name)
-        if name.class_name is not None
-        else operator_of(name.prefix, name.path)
-        for name in names
-    ]
-    return pair.reference if operators[0].name != operators[1].name else ""
+    target = culprit.comparison.target.operator(pair.target)
+    reference = culprit.comparison.reference.operator(pair.reference)
+    return pair.reference if target.name != reference.name else ""
 
 
 def _has_two_precisions(culprit: Culprit) -> bool:

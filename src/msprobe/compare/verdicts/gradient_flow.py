@@ -28,7 +28,7 @@ from msprobe.compare.verdicts.origin_state import (
     settle_like,
 )
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
-from msprobe.dump.record_names import RecordKind
+from msprobe.dump.record_names import RecordKind, module_names
 from msprobe.dump.values import Role, Value
 
 # A sum over consumers and its rounding, relative to the errors that go into it.
@@ -96,7 +96,7 @@ class GradientFlow:
 
     def judge_parameter_gradient(self, call: Call, row: Row) -> None:
         """Judge the gradient of a parameter, as it was accumulated."""
-        if not call.is_matched and self._module_record(call, "forward") is None:
+        if not call.is_matched and self._module_record(call, RecordKind.FORWARD) is None:
             return  # its module has no partner either, which is reported
         state = self._state
         if row.status is Status.DIFFERS and self._is_noise(call, row):
@@ -140,8 +140,8 @@ class GradientFlow:
             Whether that settled it.
         """
         result = operand_of(row)
-        backward = self._module_record(call, "backward")
-        forward = self._module_record(call, "forward")
+        backward = self._module_record(call, RecordKind.BACKWARD)
+        forward = self._module_record(call, RecordKind.FORWARD)
         if result is None or backward is None or forward is None:
             return False
         gradients = [each for each in map(operand_of, backward.inputs) if each is not None]
@@ -164,7 +164,7 @@ class GradientFlow:
         """
         calls, is_target = self._state.calls, call.pair.target is not None
         for index in count():
-            forward = calls.named(f"{call.parsed.base}.forward.{index}", is_target=is_target)
+            forward = calls.named(module_names(call.parsed.base, index)[0], is_target=is_target)
             if forward is None or forward.pair.position > row.pair.position:
                 return False
             backward = calls.backward_of(forward, is_target=is_target)
@@ -177,7 +177,7 @@ class GradientFlow:
 
         As the penalty of a loss does.
         """
-        module = self._module_record(call, "forward")
+        module = self._module_record(call, RecordKind.FORWARD)
         keys = {
             fingerprint(each.value)
             for each in (module.inputs if module is not None else ())
@@ -204,7 +204,7 @@ class GradientFlow:
         Such are those of a bias before a norm, or of one that a softmax does not depend on.
         """
         result = operand_of(row)
-        name = f"{call.parsed.base}.backward.0"
+        _, name = module_names(call.parsed.base, 0)
         for is_target in (True, False):
             backward = self._state.calls.named(name, is_target=is_target)
             if result is None or backward is None:
@@ -219,9 +219,10 @@ class GradientFlow:
             return result.error <= _SUM_GROWTH * rounding
         return False
 
-    def _module_record(self, call: Call, direction: str) -> Call | None:
+    def _module_record(self, call: Call, direction: RecordKind) -> Call | None:
         """Return the first record of a module in a direction, if both sides have it."""
-        name = f"{call.parsed.base}.{direction}.0"
+        forward, backward = module_names(call.parsed.base, 0)
+        name = forward if direction is RecordKind.FORWARD else backward
         found = self._state.calls.named(name, is_target=call.pair.target is not None)
         return found if found is not None and found.is_matched else None
 

@@ -18,13 +18,13 @@ from mindspore import nn
 from msprobe.capture.backward import SIDE_INPUT, Gradients
 from msprobe.capture.backward_record import begin_parts, gradient_path, place
 from msprobe.capture.call import Call, Draft
-from msprobe.capture.names import module_names
 from msprobe.capture.nested import key_texts
 from msprobe.capture.parameter_gradients import owners_of
 from msprobe.capture.session import Session
 from msprobe.capture.tensor_search import tensors_in
 from msprobe.capture.values import Found, Position
 from msprobe.config import Task
+from msprobe.dump.record_names import module_names
 from msprobe.mindspore.cell_hooks import CellNames, own_parameters
 from msprobe.mindspore.compiled.call_sites import CallSites
 from msprobe.mindspore.compiled.forwards import begin_anew

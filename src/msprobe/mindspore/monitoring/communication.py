@@ -21,6 +21,7 @@ from msprobe.capture.recomputation import Recomputations
 from msprobe.capture.session import Session
 from msprobe.capture.stacks import Stack
 from msprobe.capture.values import Found
+from msprobe.dump.record_names import base_of
 from msprobe.mindspore.adapter import values_of
 from msprobe.mindspore.api_calls import ApiObserver
 from msprobe.mindspore.api_table import DISTRIBUTED, ApiTable
@@ -34,7 +35,6 @@ from msprobe.monitor.settings import CommunicationKeys
 from msprobe.operators.lookup import operator_of
 from msprobe.operators.operator import Argument
 
-_FORWARD: Final = ".forward"
 _HANDLES: Final = (CommHandle, NativeHandle)
 _NOTHING: Final = frozenset({"barrier", "Barrier"})
 
@@ -94,7 +94,7 @@ class Communication(Transfers, CallSink):
 
     def begin(self, call: Call, stack: Stack) -> None:
         """Note that a call begins."""
-        base = call.forward_name.rpartition(_FORWARD)[0].rpartition(".")[0]
+        base = base_of(call.forward_name)
         group, _, api = base.partition(".")
         if not self.is_collecting or (group not in DISTRIBUTED and group != "Primitive"):
             return

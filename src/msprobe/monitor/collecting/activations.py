@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msprobe.capture.backward import SIDE_INPUT, BackwardPass
 from msprobe.capture.events import CallSink
 from msprobe.capture.values import Found, Position
+from msprobe.dump.record_names import base_of
 from msprobe.monitor.collecting.step_rows import Key, StepRows
 from msprobe.monitor.rows import Stream
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from msprobe.capture.call import Call
     from msprobe.capture.stacks import Stack
 
-_FORWARD: Final = ".forward."
 INPUT: Final = "input"
 OUTPUT: Final = "output"
 
@@ -112,7 +112,7 @@ class Activations(CallSink):
 
     def begin(self, call: Call, stack: Stack) -> None:
         """Note that a call begins; of a model, it is the next micro step."""
-        base = call.forward_name.rpartition(_FORWARD)[0]
+        base = base_of(call.forward_name)
         module = self._modules.get(base)
         if module is None or self._skipped is not None:
             return

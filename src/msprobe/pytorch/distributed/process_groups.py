@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from msprobe.operators.lookup import operator_of
+from msprobe.operators.lookup import operator_of, operators
 from msprobe.operators.operator import Communication, Flow
 from msprobe.pytorch.distributed.pending_work import PendingWorks
 from msprobe.pytorch.interception.code_swap import divert
@@ -51,12 +51,14 @@ class Collective:
         return operator_of(PREFIX, self.api).communication or Communication(flow=Flow.BETWEEN_ALL)
 
 
-_WATCHED: Final = """
-    send recv isend irecv batch_isend_irecv broadcast all_reduce reduce all_gather
-    all_gather_into_tensor all_gather_single _all_gather_base gather scatter reduce_scatter
-    reduce_scatter_tensor reduce_scatter_single _reduce_scatter_base all_to_all all_to_all_single"""
-COLLECTIVES: Final = tuple(map(Collective, _WATCHED.split()))
-"""Functions that are watched, where a version of torch has them."""
+COLLECTIVES: Final = tuple(
+    Collective(api)
+    for operator in operators()
+    if operator.communication is not None and operator.communication.moves_tensors
+    for api in (operator.name.removeprefix(f"{PREFIX}."), *operator.aliases)
+    if hasattr(torch.distributed, api)
+)
+"""Functions of this version of torch that are watched."""
 
 
 @dataclass(frozen=True, slots=True)

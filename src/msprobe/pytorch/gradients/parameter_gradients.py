@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from msprobe.capture.names import PARAMETERS_GRAD_REDUCED
 from msprobe.capture.parameter_gradients import Names, ParameterOwner, ParameterWatch
 from msprobe.capture.session import Session
+from msprobe.dump.record_names import RecordKind
 from msprobe.pytorch.gradients.graph_search import find_edges
 from msprobe.pytorch.interception.backward_entry import BackwardEntry
 from msprobe.pytorch.interception.guard import quietly
@@ -128,7 +128,7 @@ class ParameterGradients(ParameterWatch):
                 owner.parameter,
                 parameter.grad,
                 of=per_module[owner.module],
-                kind=PARAMETERS_GRAD_REDUCED,
+                kind=RecordKind.PARAMETERS_GRAD_REDUCED,
             )
 
 

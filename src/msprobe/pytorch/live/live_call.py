@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from msprobe.dump.record_names import api_names
 from msprobe.dump.records import JsonTree
 from msprobe.dump.tensor_files import StoredTensor
 from msprobe.dump.values import PartPath
@@ -123,7 +124,7 @@ class LiveCall:
         self._dtypes: dict[str | None, str | None] = {}
         self._known: dict[Setting, tuple[Mapping[PartPath, torch.Tensor], str]] = {}
         self.call = RecordedCall(
-            name=f"{facts.prefix}.{facts.api}.{number}.forward",
+            name=api_names(f"{facts.prefix}.{facts.api}", number)[0],
             prefix=facts.prefix,
             api=facts.api,
             class_name=None,

@@ -140,7 +140,7 @@ class PtdbgDispatch:
         message = _message(report)
         if self._debug:
             logger.info("%s: %s", name, message or report.verdict)
-        passes = str(not judged.is_fault).upper() if report.is_judged else "SKIP"
+        passes = str(not report.is_fault).upper() if report.is_judged else "SKIP"
         sides = ("", passes) if place.is_backward else (passes, "")
         self._files.result((name, *sides, message))
         for row in report.rows:
@@ -150,7 +150,7 @@ class PtdbgDispatch:
 
     def _wants_tensors(self, facts: OperatorFacts, call: JudgedCall) -> bool:
         if self._mode_of_dump is DumpMode.AUTO:
-            return call.is_fault
+            return call.report.is_fault
         if self._mode_of_dump is DumpMode.LIST:
             short = facts.overload.rpartition(".")[0]
             return any(name in self._names for name in (facts.api, short, facts.overload))

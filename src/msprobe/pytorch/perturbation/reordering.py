@@ -2,7 +2,7 @@
 """Calls whose result does not depend on the order of some elements, with these in reverse.
 
 Sums and products over elements, and functions that normalise them, differ in the order of their
-roundings only. For functions that are not listed nothing is known, and they are left alone.
+roundings only (`Operator.unordered`). All others are left alone.
 """
 
 from __future__ import annotations
@@ -13,32 +13,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from msprobe.operators.operator import Operator
+from msprobe.operators.operator import Operator, Unordered
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 Reordered = tuple[Arguments, Callable[[Any], Any]]
-
-# Over `dim`, or over everything.
-_REDUCTIONS: Final = frozenset(
-    (
-        "sum",
-        "nansum",
-        "mean",
-        "nanmean",
-        "prod",
-        "amax",
-        "amin",
-        "logsumexp",
-        "norm",
-        "vector_norm",
-        "var",
-        "std",
-    )
-)
-# Along `dim`, in the order of the input.
-_NORMALISING: Final = frozenset(("softmax", "log_softmax", "softmin"))
-_PRODUCTS: Final = frozenset(("matmul", "mm", "bmm", "dot", "mv", "vdot", "inner"))
-_POSITION: Final = {"norm": 2, "vector_norm": 2}
 
 
 def reordered(
@@ -48,22 +26,18 @@ def reordered(
 
     None where the order matters, or is not known not to.
     """
-    name = operator.name.replace("_", "")
     values = list(args)
-    if not values or not isinstance(values[0], Tensor):
+    if operator.unordered is None or not values or not isinstance(values[0], Tensor):
         return None
-    for names, change in _CHANGES:
-        if name in names:
-            return change(name, values, dict(kwargs))
-    return None
+    return _CHANGES[operator.unordered](operator, values, dict(kwargs))
 
 
 def _same(result: Any) -> Any:
     return result
 
 
-def _reduction(name: str, args: list[Any], kwargs: dict[str, Any]) -> Reordered | None:
-    place = _POSITION.get(name, 1)
+def _reduction(operator: Operator, args: list[Any], kwargs: dict[str, Any]) -> Reordered | None:
+    place = operator.arguments.index("dim") if operator.arguments else 1
     dim = kwargs.get("dim", kwargs.get("axis", args[place] if len(args) > place else None))
     own = args[0]
     if isinstance(dim, bool) or not isinstance(dim, int | list | tuple | None):
@@ -75,7 +49,7 @@ def _reduction(name: str, args: list[Any], kwargs: dict[str, Any]) -> Reordered 
     return (args, kwargs), _same
 
 
-def _normalising(_name: str, args: list[Any], kwargs: dict[str, Any]) -> Reordered | None:
+def _normalising(_: Operator, args: list[Any], kwargs: dict[str, Any]) -> Reordered | None:
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     if not isinstance(dim, int):
         return None
@@ -83,16 +57,16 @@ def _normalising(_name: str, args: list[Any], kwargs: dict[str, Any]) -> Reorder
     return (args, kwargs), lambda result: torch.flip(result, [dim])
 
 
-def _product(_name: str, args: list[Any], kwargs: dict[str, Any]) -> Reordered | None:
+def _product(operator: Operator, args: list[Any], kwargs: dict[str, Any]) -> Reordered | None:
     if len(args) < 2 or not isinstance(args[1], Tensor):
         return None
     second = args[1]
     args[0] = torch.flip(args[0], [-1])
-    args[1] = torch.flip(second, [-2 if second.dim() > 1 and _name != "inner" else -1])
+    args[1] = torch.flip(second, [-2 if second.dim() > 1 and operator.name != "inner" else -1])
     return (args, kwargs), _same
 
 
-def _linear(_name: str, args: list[Any], kwargs: dict[str, Any]) -> Reordered | None:
+def _linear(_: Operator, args: list[Any], kwargs: dict[str, Any]) -> Reordered | None:
     weight = args[1] if len(args) > 1 else kwargs.get("weight")
     if not isinstance(weight, Tensor):
         return None
@@ -105,7 +79,7 @@ def _linear(_name: str, args: list[Any], kwargs: dict[str, Any]) -> Reordered | 
     return (args, kwargs), _same
 
 
-def _layer_norm(_name: str, args: list[Any], kwargs: dict[str, Any]) -> Reordered:
+def _layer_norm(_: Operator, args: list[Any], kwargs: dict[str, Any]) -> Reordered:
     for place, value in enumerate(args):
         if isinstance(value, Tensor):
             args[place] = torch.flip(value, [-1])
@@ -116,11 +90,11 @@ def _layer_norm(_name: str, args: list[Any], kwargs: dict[str, Any]) -> Reordere
 
 
 _CHANGES: Final[
-    tuple[tuple[frozenset[str], Callable[[str, list[Any], dict[str, Any]], Reordered | None]], ...]
-] = (
-    (frozenset(name.replace("_", "") for name in _REDUCTIONS), _reduction),
-    (frozenset(name.replace("_", "") for name in _NORMALISING), _normalising),
-    (_PRODUCTS, _product),
-    (frozenset(("linear",)), _linear),
-    (frozenset(("layernorm", "rmsnorm")), _layer_norm),
-)
+    Mapping[Unordered, Callable[[Operator, list[Any], dict[str, Any]], Reordered | None]]
+] = {
+    Unordered.REDUCED: _reduction,
+    Unordered.ALONG: _normalising,
+    Unordered.CONTRACTED: _product,
+    Unordered.FEATURES: _linear,
+    Unordered.NORMALISED: _layer_norm,
+}

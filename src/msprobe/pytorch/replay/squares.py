@@ -17,23 +17,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from msprobe.operators.operator import Family
+from msprobe.operators.operator import Family, Linear
 from msprobe.pytorch.references.torch_attention import scaled_dot_product_attention
 from msprobe.replay.forms import tensor_forms
 from msprobe.replay.recorded_calls import RecordedCall
 
-# Linear in each tensor; numbers among their arguments are sizes and dimensions.
-_LINEAR: Final = frozenset(
-    (
-        *("linear", "matmul", "bmm", "mm", "mv", "bilinear", "tensordot", "einsum", "outer"),
-        *("inner", "dot", "sum", "cumsum", "conv1d", "conv2d", "conv3d"),
-        *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-    )
-)
-# Linear, too, unless there is a number among their arguments.
-_WITHOUT_NUMBERS: Final = frozenset(
-    ("add", "mul", "rmatmul", "addmm", "addmv", "addbmm", "baddbmm")
-)
 _FACTORS: Final = ("alpha", "beta", "max_norm", "scale_grad_by_freq")
 
 
@@ -72,8 +60,8 @@ def squares_of(call: RecordedCall, function: Callable[..., Any]) -> Squares | No
     if operator.name == "embedding" and any(one is True for one in flags):
         return None  # gradients are divided by numbers of occurrences
     numbers = [one for one in call.args if isinstance(one, dict) and "shape" not in one]
-    is_linear = operator.name in _LINEAR or operator.family is Family.MOVING
-    if is_linear or (operator.name in _WITHOUT_NUMBERS and not numbers):
+    is_linear = operator.linear is Linear.TENSORS or operator.family is Family.MOVING
+    if is_linear or (operator.linear is Linear.NUMBERS_TOO and not numbers):
         has_factors = operator.family.sums_products or operator.family is Family.MULTIPLYING
         return Squares(function, of_inputs=True, roundings=2 if has_factors else 1)
     return None
