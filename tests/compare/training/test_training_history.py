@@ -172,7 +172,7 @@ def test_a_parameter_that_was_changed_between_two_steps() -> None:
 
 @pytest.mark.parametrize("trained", [True, False], ids=["trained alike", "trained otherwise"])
 def test_a_frozen_parameter_that_only_the_program_changes(trained: bool) -> None:
-    """An average or a target network: no optimizer has it, and calls may not show who changed it."""
+    """An average or a target network: no optimizer has it, and no call may show the change."""
     average = {**arrays(7), "average": arrays()["a.bias"]}
     other = {**average, "average": average["average"] * 1.1}
     parts = {"modes": {"requires_grad_false": ["average"]}}
@@ -180,7 +180,8 @@ def test_a_frozen_parameter_that_only_the_program_changes(trained: bool) -> None
     if not trained:
         first[1]["events"][0]["parameters"]["after"]["checksum"] = ["x"] * 3
     for side in first:
-        side |= parts | {"parameters": start_state({**arrays(), "average": average["average"]})}
+        begun = {**arrays(), "average": average["average"]}
+        side.update(parts | {"parameters": start_state(begun)})
     second = [parts | {"parameters": start_state(each)} for each in (other, average)]
 
     found = [
