@@ -24,6 +24,7 @@ from msprobe.dump.signature_file import (
     signature_files,
 )
 from msprobe.errors import DumpFormatError
+from msprobe.numerics.number_types import epsilon_of
 from msprobe.triage.parting import (
     ROUNDING,
     Parting,
@@ -65,6 +66,8 @@ class RankParting:
         changed: how many differ.
         parameters: how many there are.
         settings: settings that differ there: name, value of the target, of the reference.
+        types: number of parameters whose types differ, that of the first one in the target, and in
+            the reference; None where types agree or are unknown.
         stepless: the side of which no optimizer makes a step there, or an empty text.
     """
 
@@ -75,6 +78,7 @@ class RankParting:
     changed: int
     parameters: int
     settings: tuple[tuple[str, Any, Any], ...]
+    types: tuple[int, str, str] | None
     stepless: str
 
     @property
@@ -86,6 +90,14 @@ class RankParting:
     def phase(self) -> Phase:
         """The phase of that step."""
         return self.parting.jump_phase or self.parting.phase
+
+    @property
+    def is_precision(self) -> bool:
+        """Whether parameters differ by no more than the rounding of a type that one side lacks."""
+        error = self.parting.error
+        if self.types is None or self.phase is not Phase.PARAMETER or error is None:
+            return False
+        return error <= max(map(epsilon_of, self.types[1:]))
 
     @property
     def has_other_rule(self) -> bool:
@@ -293,6 +305,11 @@ def _look_at(
         for side, row in (("target", one), ("reference", other))
         if phase is Phase.GRADIENT and not row["checksum"].any()
     ]
+    types = [
+        (target.types[here], reference.types[there])
+        for here, there in zip(in_target, in_reference, strict=True)
+        if target.types and reference.types and target.types[here] != reference.types[there]
+    ]
     worst = changed[np.argsort(-errors[changed], kind="stable")][:_MOST_LISTED]
     return RankParting(
         rank=rank,
@@ -304,6 +321,7 @@ def _look_at(
         changed=len(changed),
         parameters=len(shared),
         settings=_settings_apart(target.settings, reference.settings),
+        types=(len(types), *types[0]) if types else None,
         stepless=stepless[0] if len(stepless) == 1 else "",
     )
 
