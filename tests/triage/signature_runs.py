@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.capture.signature import no_prints
 from msprobe.dump.signature_file import ENTRY, FOLDER, HEAD, SUFFIX, SignatureWriter
 
 NAMES = [f"layers.{number}.weight" for number in range(8)]
@@ -42,7 +43,8 @@ def write_run(
         folder: the dump path.
         steps: how many.
         change: changes the parts of a step: ``data``, ``random``, ``lr``, ``gradients``, ``loss``,
-            ``unfelt`` (added to one recorded update alone), ``lacks_projections`` (one parameter).
+            ``unfelt`` (added to one recorded update alone), ``lacks_projections`` (one parameter),
+            ``skipped`` (no optimizer makes a step).
         rank: its folder's name.
         first: number of the first step.
         noise: seeds rounding noise of the gradients.
@@ -62,12 +64,13 @@ def write_run(
             "foreach": None,
             "unfelt": 0.0,
             "lacks_projections": False,
+            "skipped": False,
         }
         if noise is not None:
             state["gradients"] *= 1 + 1e-7 * rounding.normal(size=parameters.shape)
         change(step, state)
         before = state["parameters"]
-        parameters = before - state["lr"] * state["gradients"]
+        parameters = before - state["lr"] * state["gradients"] * (not state["skipped"])
         entries = np.zeros((3, 8), ENTRY)
         for number in range(8):
             entries[0, number] = entry(before[number])
@@ -75,6 +78,8 @@ def write_run(
             entries[2, number] = entry(
                 parameters[number] - before[number] + state["unfelt"] * (number == 5)
             )
+        if state["skipped"]:
+            entries[1] = no_prints(8)
         if state["lacks_projections"]:
             entries[:, 5]["projections"] = np.nan
             entries[2, 5]["norm"] = np.nan
@@ -82,6 +87,6 @@ def write_run(
         head["step"], head["data"], head["random"] = step, state["data"], state["random"]
         head["loss"] = state["loss"]
         settings = {"lr": state["lr"], "momentum": 0.0, "foreach": state["foreach"]}
-        writer.append(head, NAMES, entries, {"SGD": [settings]})
+        writer.append(head, NAMES, entries, {} if state["skipped"] else {"SGD": [settings]})
     writer.close()
     return folder

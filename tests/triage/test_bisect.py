@@ -139,6 +139,69 @@ def test_a_jump_after_a_drift(tmp_path: Path, noise: int | None) -> None:
     assert first.changes[0].name == NAMES[6]
 
 
+@pytest.mark.parametrize("begin", [0, 17])
+@pytest.mark.parametrize("rate", [0.01001, 0.02])
+def test_a_setting_that_changes_after_a_drift_is_named(
+    tmp_path: Path, begin: int, rate: float
+) -> None:
+    """However little it changes, and though generators differ all along."""
+
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["random"] += 1000
+        state["gradients"] = state["gradients"] * (1 + 1e-7)
+        state["lr"] = rate if step >= begin else 0.01
+
+    result = found(tmp_path, change)
+    assert result.first is not None
+    assert (result.first.step, result.first.phase) == (begin, Phase.SETTINGS)
+    assert f"lr is {rate} in the target, 0.01 in the reference" in sentence(result)
+
+
+def test_a_setting_that_follows_the_drift_is_no_cause(tmp_path: Path) -> None:
+    """Prodigy and schedules of the loss keep measured numbers in the settings."""
+
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["gradients"] = state["gradients"] * (1 + 1e-7)
+        state["lr"] = 0.01 * (1 + 1e-7 * (step > 3))
+
+    first = found(tmp_path, change).first
+    assert first is not None
+    assert (first.parting.drifts, first.parting.jump) == (True, None)
+
+
+def test_generators_of_which_nothing_is_drawn_are_no_cause(tmp_path: Path) -> None:
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["random"] += 1000
+        state["unfelt"] = 1e-2
+
+    first = found(tmp_path, change).first
+    assert first is not None
+    assert (first.step, first.phase) == (0, Phase.UPDATE)
+
+
+def test_noise_of_the_updates_hides_no_jump_of_the_gradients(tmp_path: Path) -> None:
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["gradients"] = state["gradients"] * (1 + 1e-7)
+        state["unfelt"] = 1e-3
+        if step == 20:
+            state["gradients"][3] *= 1.02
+
+    first = found(tmp_path, change).first
+    assert first is not None
+    assert (first.parting.jump, first.parting.jump_phase) == (20, Phase.GRADIENT)
+    assert first.changes[0].name == NAMES[3]
+
+
+def test_a_step_without_optimizer_is_said(tmp_path: Path) -> None:
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["skipped"] = step == 9
+
+    result = found(tmp_path, change)
+    assert result.first is not None
+    assert (result.first.step, result.first.phase) == (9, Phase.GRADIENT)
+    assert sentence(result) == "the runs part in step 9: no optimizer of the target makes a step"
+
+
 @pytest.mark.parametrize("begin", [0, 9])
 def test_updates_of_rounding_that_nothing_feels_are_no_jump(tmp_path: Path, begin: int) -> None:
     """The gradient of a bias of keys is zero, but Adam moves it as far as any other."""

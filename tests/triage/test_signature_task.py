@@ -17,11 +17,14 @@ from training_runs import PLANTED, STEPS, Change, Training, train
 
 from builders.warm_python import run_warm
 from msprobe.capture.session import reset_session
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.config import load_config
 from msprobe.dump.signature_file import FOLDER, SignatureFile
 from msprobe.errors import ConfigError
 from msprobe.pytorch import PrecisionDebugger
 from msprobe.triage.bisect import bisect_runs
+from msprobe.triage.bisect_lines import sentence
+from msprobe.triage.ladder import climb
 from msprobe.triage.parting import Phase
 
 
@@ -63,6 +66,22 @@ def test_numbers_of_a_step(tmp_path: Path) -> None:
     assert step.head["data"] != 0
     assert step.head["random"] != 0
     assert step.settings["0.AdamW"][0]["lr"] == 1e-2
+
+
+def test_the_types_of_parameters_are_told(tmp_path: Path) -> None:
+    def of_half_precision(run: Training) -> None:
+        run.model.to(torch.bfloat16)
+        run.batch = run.batch.to(torch.bfloat16)
+
+    steps = range(PLANTED, PLANTED + 1)
+    train(tmp_path / "reference", steps=steps)
+    train(tmp_path / "target", steps=steps, before=of_half_precision)
+
+    words = sentence(bisect_runs(tmp_path / "target", tmp_path / "reference"))
+    told = climb(tmp_path / "target", tmp_path / "reference")
+
+    assert "parameters are bfloat16 in the target, float32 in the reference" in words
+    assert told.verdict_class is VerdictClass.PRECISION
 
 
 def other_rate(run: Training) -> None:

@@ -46,6 +46,7 @@ class StepSignatures:
         self._head: NDArray[Any] = _empty_head()
         self._settings: dict[str, Any] = {}
         self._names: Sequence[str] = ()
+        self._types: Sequence[str] = ()
         self._rows: tuple[Prints, Prints, Prints] | None = None
 
     def begin(self, dump_path: Path, rank_name: str) -> StepSignatures:
@@ -68,7 +69,7 @@ class StepSignatures:
         self._writer = writer
         self._head = _empty_head()
         self._settings = {}
-        self._names, self._rows = (), None
+        self._names, self._types, self._rows = (), (), None
         return self
 
     def continue_at(self, step: int) -> None:
@@ -103,17 +104,24 @@ class StepSignatures:
         self._settings[optimizer] = groups
 
     def put_parameters(
-        self, names: Sequence[str], before: Prints, gradient: Prints, after: Prints
+        self,
+        names: Sequence[str],
+        types: Sequence[str],
+        before: Prints,
+        gradient: Prints,
+        after: Prints,
     ) -> None:
         """Take the parameters.
 
         Args:
             names: of the parameters.
+            types: of the parameters.
             before: the parameters when the step began.
             gradient: their gradients.
             after: the parameters when it ended.
         """
-        self._names, self._rows = names, (before, gradient, _update(before, after))
+        self._names, self._types = names, types
+        self._rows = (before, gradient, _update(before, after))
 
     def write(self) -> None:
         """Write the step that has begun; nothing if there is none.
@@ -128,7 +136,7 @@ class StepSignatures:
         for row, prints in zip(entries, self._rows or (), strict=False):
             for field in ENTRY.names or ():
                 row[field] = prints[field]
-        writer.append(self._head, self._names, entries, self._settings)
+        writer.append(self._head, self._names, entries, self._settings, self._types)
 
     def close(self) -> None:
         """Close the files."""

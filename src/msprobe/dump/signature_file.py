@@ -97,7 +97,7 @@ class SignatureWriter:
         self._file.truncate(end)  # a torn block would hide what follows
         self._file.seek(end)
         self._end = end
-        self._names: tuple[Sequence[str], int] = ((), _NOWHERE)
+        self._names: tuple[Sequence[str], Sequence[str], int] = ((), (), _NOWHERE)
         self._signs = _signs_of(())
         self._settings: tuple[dict[str, Any] | None, int] = (None, _NOWHERE)
         self._settings_checksum = 0
@@ -110,6 +110,7 @@ class SignatureWriter:
         names: Sequence[str],
         entries: NDArray[Any],
         settings: dict[str, Any],
+        types: Sequence[str] = (),
     ) -> None:
         """Write one step.
 
@@ -118,12 +119,14 @@ class SignatureWriter:
             names: of the parameters.
             entries: shape (3, number of names), type `ENTRY`; rows in the order of `QUANTITIES`.
             settings: of the optimizers; written only when they are other than before.
+            types: of the parameters; empty if unknown.
 
         Raises:
             OSError: the disk refuses.
         """
-        if self._names[0] != names:
-            self._names = (list(names), self._put(_NAMES, _json(list(names))))
+        if self._names[0] != names or self._names[1] != types:
+            payload = _json({"names": list(names), "types": list(types)})
+            self._names = (list(names), list(types), self._put(_NAMES, payload))
             self._signs = _signs_of(names)
         if self._settings[0] != settings:
             self._settings = (settings, self._put(_SETTINGS, _json(settings)))
@@ -132,7 +135,7 @@ class SignatureWriter:
         head["settings"] = self._settings_checksum
         for quantity, row in zip(QUANTITIES, entries, strict=True):
             head[quantity] = _sum(row, self._signs)
-        offsets = _OFFSETS.pack(self._names[1], self._settings[1])
+        offsets = _OFFSETS.pack(self._names[2], self._settings[1])
         self._offsets.append(self._put(_STEP, offsets + head.tobytes() + entries.tobytes()))
         self._heads.append(head.tobytes())
         if len(self._heads) == _STEPS_OF_INDEX:
@@ -179,12 +182,14 @@ class StepSignature(NamedTuple):
         names: of the parameters.
         entries: shape (3, number of names), type `ENTRY`; rows in the order of `QUANTITIES`.
         settings: of the optimizers.
+        types: of the parameters; empty in files of earlier versions.
     """
 
     head: NDArray[Any]
     names: list[str]
     entries: NDArray[Any]
     settings: dict[str, Any]
+    types: list[str]
 
 
 class SignatureFile:
@@ -247,7 +252,8 @@ class SignatureFile:
             raise KeyError(number)
         payload = self._payload(int(self._offsets[place]), _STEP)
         names_at, settings_at = _OFFSETS.unpack_from(payload)
-        names = json.loads(self._payload(names_at, _NAMES))
+        found = json.loads(self._payload(names_at, _NAMES))
+        names, types = (found, []) if isinstance(found, list) else (found["names"], found["types"])
         expected = _OFFSETS.size + HEAD.itemsize + len(QUANTITIES) * len(names) * ENTRY.itemsize
         if len(payload) != expected:
             raise DumpFormatError(self.path, f"step {number} does not fit its list of parameters")
@@ -257,6 +263,7 @@ class SignatureFile:
             names=names,
             entries=entries.reshape(len(QUANTITIES), len(names)),
             settings=json.loads(self._payload(settings_at, _SETTINGS)),
+            types=types,
         )
 
     # -- inside --------------------------------------------------------------------------------

@@ -24,7 +24,9 @@ from msprobe.dump.signature_file import (
     signature_files,
 )
 from msprobe.errors import DumpFormatError
+from msprobe.numerics.number_types import epsilon_of
 from msprobe.triage.parting import (
+    ROUNDING,
     Parting,
     Phase,
     distances,
@@ -64,6 +66,9 @@ class RankParting:
         changed: how many differ.
         parameters: how many there are.
         settings: settings that differ there: name, value of the target, of the reference.
+        types: number of parameters whose types differ, that of the first one in the target, and in
+            the reference; None where types agree or are unknown.
+        stepless: the side of which no optimizer makes a step there, or an empty text.
     """
 
     rank: str
@@ -73,6 +78,8 @@ class RankParting:
     changed: int
     parameters: int
     settings: tuple[tuple[str, Any, Any], ...]
+    types: tuple[int, str, str] | None
+    stepless: str
 
     @property
     def step(self) -> int:
@@ -83,6 +90,14 @@ class RankParting:
     def phase(self) -> Phase:
         """The phase of that step."""
         return self.parting.jump_phase or self.parting.phase
+
+    @property
+    def is_precision(self) -> bool:
+        """Whether parameters differ by no more than the rounding of a type that one side lacks."""
+        error = self.parting.error
+        if self.types is None or self.phase is not Phase.PARAMETER or error is None:
+            return False
+        return error <= max(map(epsilon_of, self.types[1:]))
 
     @property
     def has_other_rule(self) -> bool:
@@ -194,7 +209,13 @@ def _bisect_rank(rank: str, target: Path, reference: Path, noise: Path | None) -
         if noise is not None:
             with SignatureFile(noise) as repeated:
                 again = _noise_at(steps, reference_file.heads, repeated.heads)
-        parting = find_parting(target_heads, reference_heads, again)
+
+        def has_other_settings(place: int) -> bool:
+            sides = (file.step(int(steps[place])).settings for file in files)
+            return any(_is_other(*values) for _, *values in _settings_apart(*sides))
+
+        files = target_file, reference_file
+        parting = find_parting(target_heads, reference_heads, again, has_other_settings)
         found, step = None, int(steps[-1])
         if parting is not None:
             found = _look_at(rank, parting, target_file, reference_file)
@@ -279,6 +300,16 @@ def _look_at(
     if quantity == "update":
         started = [each.entries[0] for each in (target, reference)]
         errors[lacks_projections(started[0][in_target], started[1][in_reference])] = 0.0
+    stepless = [
+        side
+        for side, row in (("target", one), ("reference", other))
+        if phase is Phase.GRADIENT and not row["checksum"].any()
+    ]
+    types = [
+        (target.types[here], reference.types[there])
+        for here, there in zip(in_target, in_reference, strict=True)
+        if target.types and reference.types and target.types[here] != reference.types[there]
+    ]
     worst = changed[np.argsort(-errors[changed], kind="stable")][:_MOST_LISTED]
     return RankParting(
         rank=rank,
@@ -290,6 +321,8 @@ def _look_at(
         changed=len(changed),
         parameters=len(shared),
         settings=_settings_apart(target.settings, reference.settings),
+        types=(len(types), *types[0]) if types else None,
+        stepless=stepless[0] if len(stepless) == 1 else "",
     )
 
 
@@ -304,6 +337,16 @@ def _settings_apart(
         if target_values.get(name) != reference_values.get(name)
     ]
     return tuple(sorted(found, key=lambda setting: not _has_meaning(setting[0])))
+
+
+def _is_other(target: Any, reference: Any) -> bool:
+    """Return whether two values of a setting differ by more than rounding."""
+    numbers = np.array([target, reference], dtype=object)
+    try:
+        one, other = numbers.astype(float).reshape(2, -1)
+    except (TypeError, ValueError):
+        return True
+    return not np.allclose(one, other, rtol=ROUNDING, atol=0)
 
 
 def _has_meaning(name: str) -> bool:

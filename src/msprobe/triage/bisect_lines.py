@@ -70,6 +70,13 @@ def _phase_words(first: RankParting) -> str:
             f"{_setting_words(name)} is {json.dumps(target)} in the target, "
             f"{json.dumps(reference)} in the reference"
         )
+    if first.types is not None and first.phase is Phase.PARAMETER:
+        count, target, reference = first.types
+        some = "all" if count == first.parameters else f"{count} of"
+        are = f"{some} {first.parameters} parameters are {target} in the target"
+        return f"{are}, {reference} in the reference{_size(first.parting.jump_error)}"
+    if first.stepless:
+        return f"no optimizer of the {first.stepless} makes a step"
     words = _JUMPS if first.parting.drifts else _WORDS
     return words.get(first.phase, _WORDS[first.phase]) + _size(first.parting.jump_error)
 

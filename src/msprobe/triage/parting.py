@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -12,10 +13,15 @@ from numpy.typing import NDArray
 
 # Without recordings of the noise: a difference that was this small when the runs parted may be
 # rounding, and is a jump where it grows so many times beyond everything before.
-_ROUNDING: Final = 1e-4
+ROUNDING: Final = 1e-4
 _JUMP: Final = 30.0
 # With them: so many times beyond the largest difference that they have shown up to that step.
 _ABOVE_NOISE: Final = 8.0
+# What a next step seems to feel jumps if it is so many times beyond updates without effect.
+_ABOVE_UNFELT: Final = 3.0
+# A phase that has differed in so many steps is held against what it has shown itself: updates may
+# be full of noise that neither losses nor gradients have.
+_SHOWN: Final = 10
 # Adam divides a gradient by its size, so one that is zero but for rounding (a bias of keys, a bias
 # before BatchNorm) moves as far as any other. Where it is no more than this part of the update, and
 # neither losses nor gradients jump then or in the next step, its difference has no consequence.
@@ -66,7 +72,10 @@ class Parting:
 
 
 def find_parting(
-    target: NDArray[Any], reference: NDArray[Any], noise: NDArray[np.float64] | None = None
+    target: NDArray[Any],
+    reference: NDArray[Any],
+    noise: NDArray[np.float64] | None = None,
+    has_other_settings: Callable[[int], bool] = lambda _: True,
 ) -> Parting | None:
     """Return where two runs part; None if all of their common steps hold the same bits.
 
@@ -75,6 +84,8 @@ def find_parting(
         reference: the same steps of the other run.
         noise: the largest error that recordings of one program show up to each of these steps, of
             shape (steps, 4), see `noise_of`.
+        has_other_settings: whether settings that differ do so by more than rounding, given a place
+            in the arrays; Prodigy keeps what it measures among them.
     """
     differs = {phase: _differing(phase, target, reference) for phase in Phase}
     matters = np.logical_or.reduce([differs[phase] for phase in _MEASURED])
@@ -82,14 +93,22 @@ def find_parting(
         return None
     first = int(np.argmax(matters))
     errors = relative_errors(target, reference)
-    # Generators that differed all along without consequence are not drawn from.
-    is_idle = bool(differs[Phase.RANDOM][:first].any())
-    differs[Phase.RANDOM][first] &= not is_idle
+    begins = {each: int(np.argmax(differs[each])) for each in _CAUSES if differs[each].any()}
+    # Generators that differed all along without consequence are not drawn from, nor are those of a
+    # step whose results agree.
+    draws = differs[Phase.LOSS] | differs[Phase.GRADIENT]
+    differs[Phase.RANDOM][first] &= begins.get(Phase.RANDOM) == first and draws[first]
     phase = next(phase for phase in Phase if differs[phase][first])
+    changed = begins.get(Phase.SETTINGS, -1)
+    if changed < first or not has_other_settings(changed):
+        changed = -1
+    elif changed == first and _may_be_rounding(first, errors[:, :-1], noise):
+        phase = Phase.SETTINGS
     unfelt = np.zeros(len(target), dtype=bool)
     if noise is None:
         unfelt = _unfelt_updates(first, errors, differs)
-    heard = np.where(unfelt[:, None] & _OF_WEIGHTS, 0.0, errors)
+    is_unfelt = unfelt[:, None] & _OF_WEIGHTS
+    heard = np.where(is_unfelt, 0.0, errors)
     # The same samples in other micro batches are other data all along, and generators may not be
     # drawn from.
     is_given = phase in _CAUSES and (first > 0 or phase is Phase.SETTINGS)
@@ -97,12 +116,16 @@ def find_parting(
     jump, jump_phase = first, phase
     if drifts:
         jumps = _jumps(first, heard, noise)
+        idle = np.maximum.accumulate(np.where(is_unfelt, errors, 0.0))
+        jumps[1:] &= heard[1:] > _ABOVE_UNFELT * idle[:-1]
         found = np.flatnonzero(jumps.any(axis=1))
-        jump = int(found[0]) if len(found) else -1
-        jump_phase = _MEASURED[int(np.argmax(jumps[jump]))]
-        cause = next((each for each in _CAUSES if differs[each][jump]), None)
-        if cause is not None and not differs[cause][:jump].any():
-            jump_phase = cause
+        jump = min([*map(int, found[:1]), *[changed][: changed >= 0]], default=-1)
+        jump_phase = next(
+            each
+            for each in Phase
+            if (begins.get(each) == jump if each in _CAUSES else jumps[jump, _MEASURED.index(each)])
+            or jump < 0
+        )
     return Parting(
         step=int(target["step"][first]),
         phase=phase,
@@ -210,7 +233,7 @@ def _may_be_rounding(
 ) -> bool:
     if noise is not None:
         return bool((errors[first] <= _ABOVE_NOISE * noise[first]).all())
-    return bool((errors[first] < _ROUNDING).all())
+    return bool((errors[first] < ROUNDING).all())
 
 
 def _jumps(
@@ -219,12 +242,12 @@ def _jumps(
     """Return which phases of which steps differ more than rounding grows to."""
     if noise is not None:
         return np.asarray(errors > _ABOVE_NOISE * noise)
-    before = np.maximum.accumulate(errors, axis=0)
-    before = np.vstack([np.full(errors.shape[1], np.inf), before[:-1]])
-    before[: first + 1] = np.inf
+    before = np.vstack([np.zeros(errors.shape[1]), np.maximum.accumulate(errors, axis=0)[:-1]])
+    shown = np.vstack([np.zeros(errors.shape[1]), np.cumsum(errors > 0, axis=0)[:-1]])
     # A phase that still holds the same bits has shown no error to grow from.
-    largest = before.max(axis=1, keepdims=True)
-    return np.asarray((errors > _JUMP * largest) & (errors > _ROUNDING))
+    largest = np.where(shown < _SHOWN, before.max(axis=1, keepdims=True), before)
+    largest[: first + 1] = np.inf
+    return np.asarray((errors > _JUMP * largest) & (errors > ROUNDING))
 
 
 def _unfelt_updates(
@@ -232,13 +255,13 @@ def _unfelt_updates(
 ) -> NDArray[np.bool_]:
     """Return in which steps a small part of the updates differs that nothing else feels."""
     weights = errors[:, _OF_WEIGHTS].max(axis=1)
-    found = (weights >= _ROUNDING) & (weights < _SMALL_PART)
+    found = (weights >= ROUNDING) & (weights < _SMALL_PART)
     found &= differs[Phase.GRADIENT] & ~differs[Phase.SETTINGS]
-    found[first] &= errors[first, 0] < _ROUNDING  # what it begins with has no cause before
+    found[first] &= errors[first, 0] < ROUNDING  # what it begins with has no cause before
     if not found.any():
         return np.asarray(found)
     felt = np.asarray(_jumps(first, errors[:, ~_OF_WEIGHTS], None).any(axis=1))
-    felt[first] = (errors[first, ~_OF_WEIGHTS] >= _ROUNDING).any()
+    felt[first] = (errors[first, ~_OF_WEIGHTS] >= ROUNDING).any()
     felt[:-1] |= felt[1:].copy()
     return np.asarray(found & ~felt)
 

@@ -179,6 +179,8 @@ class WholeRuns:
                 return self._setting(first), Confidence.PROVED if is_sure else likely
             case Phase.RANDOM:  # a call may not draw from them
                 return VerdictClass.RANDOM, likely
+            case Phase.PARAMETER if first.is_precision:
+                return VerdictClass.PRECISION, Confidence.PROVED if is_sure else likely
             case Phase.PARAMETER if first.step == self._bisection.begin:
                 return VerdictClass.PARAMETERS, Confidence.PROVED if is_sure else likely
         return VerdictClass.UNEXPLAINED, Confidence.POSSIBLE

@@ -7,6 +7,7 @@ That score is in docs/performance.md. The analysis was changed because of some o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -128,6 +129,35 @@ def pointwise_product(task: Task) -> None:
         return y.view_as(x)
 
     replace(task.model.pool[1], "forward", forward)
+
+
+def mixed_by_fft(norm: str | None) -> Callable[[Task], None]:
+    """Filter what the first layer makes in the space of frequencies."""
+
+    def apply(task: Task) -> None:
+        def second(self: Any, x: Tensor) -> Tensor:
+            waves = torch.fft.rfft(x, norm=norm) * torch.linspace(1, 0.1, 13)
+            return x + torch.tanh(self.fc2(torch.fft.irfft(waves, n=24, norm=norm)))
+
+        replace(task.model, "second", second)
+
+    return apply
+
+
+def sharpness_aware(task: Task) -> None:
+    """Compute the gradients where the loss is worse nearby, and go back before the step."""
+
+    def go_there(model: nn.Module) -> None:
+        moved = [(p, 0.05 * p.grad) for p in model.parameters() if p.grad is not None]
+        with torch.no_grad():
+            for parameter, by in moved:
+                parameter.add_(by)
+        task.loss(model, task.data).backward()
+        with torch.no_grad():
+            for parameter, by in moved:
+                parameter.sub_(by)
+
+    task.before_step = go_there
 
 
 def mask_in_each_layer(task: Task) -> None:
@@ -332,4 +362,20 @@ LATEST_PAIRS: tuple[LegalPair, ...] = (
     ),
     LegalPair(name="looped clipping", family="transformer", target=looped_clipping, steps=2),
     LegalPair(name="float64", family="unet", target=FLOAT64, level="L1", steps=2),
+    LegalPair(
+        name="norm of the FFT",
+        family="mlp",
+        target=mixed_by_fft("ortho"),
+        reference=mixed_by_fft(None),
+        level="L1",
+        steps=2,
+    ),
+    LegalPair(
+        name="channels last, sharpness-aware",
+        family="cnn",
+        target=both(channels_last, sharpness_aware),
+        reference=sharpness_aware,
+        level="L1",
+        steps=2,
+    ),
 )

@@ -170,6 +170,28 @@ def test_a_parameter_that_was_changed_between_two_steps() -> None:
     )
 
 
+@pytest.mark.parametrize("trained", [True, False], ids=["trained alike", "trained otherwise"])
+def test_a_frozen_parameter_that_only_the_program_changes(trained: bool) -> None:
+    """An average or a target network: no optimizer has it, and no call may show the change."""
+    average = {**arrays(7), "average": arrays()["a.bias"]}
+    other = {**average, "average": average["average"] * 1.1}
+    parts = {"modes": {"requires_grad_false": ["average"]}}
+    first = step(), step(eps=1e-3)
+    if not trained:
+        first[1]["events"][0]["parameters"]["after"]["checksum"] = ["x"] * 3
+    for side in first:
+        begun = {**arrays(), "average": average["average"]}
+        side.update(parts | {"parameters": start_state(begun)})
+    second = [parts | {"parameters": start_state(each)} for each in (other, average)]
+
+    found = [
+        words for words in said(differences(first, (second[0], second[1]))) if "step 1" in words
+    ]
+
+    words = "parameters: average differs when step 1 starts by up to 0.1 of the norm"
+    assert found == ([f"{words}, though it agreed when the step before began"] if trained else [])
+
+
 def shuffled(*orders: Sequence[int]) -> list[str]:
     """Feed batches of these seeds, one a step, on both sides."""
     steps = [tuple({"data": [batch(seed)]} for seed in both) for both in zip(*orders, strict=True)]

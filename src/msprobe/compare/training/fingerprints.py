@@ -55,10 +55,13 @@ class Change(NamedTuple):
     def is_rounding(self) -> bool:
         """Whether a few roundings of the coarser type explain the difference."""
         return self.is_equal or (
-            self.relative is not None
-            and not self.is_bound
-            and self.relative <= _ROUNDINGS * self.epsilon
+            self.relative is not None and not self.is_bound and self.may_be_rounding
         )
+
+    @property
+    def may_be_rounding(self) -> bool:
+        """Whether nothing that is known of the difference is beyond a few roundings."""
+        return (self.relative or 0.0) <= _ROUNDINGS * self.epsilon
 
     @property
     def words(self) -> str:

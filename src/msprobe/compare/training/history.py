@@ -43,6 +43,7 @@ from msprobe.compare.training.schedules import ScheduleHistory
 from msprobe.compare.training.start import (
     FactsPair,
     equal_at_start,
+    frozen_in_both,
     mode_differences,
     parameter_differences,
     settings_differences,
@@ -298,7 +299,13 @@ class TrainingHistory:
             and all(after.values())
             and not any(each.effect is Effect.CERTAIN for each in found)
         )
-        history.after = {n: change.is_equal for n, change in buffer_changes(pair).items()} | after
+        # Nothing but the program's own code changes what is frozen: averages, targets, teachers.
+        frozen = frozen_in_both(pair) if after and all(after.values()) else ()
+        history.after = {
+            **{name: equal for name, equal in equal_at_start(pair).items() if name in frozen},
+            **{name: change.is_equal for name, change in buffer_changes(pair).items()},
+            **after,
+        }
 
 
 def _unchanged(pair: FactsPair, history: _RankHistory) -> dict[str, bool] | None:

@@ -231,8 +231,9 @@ def parameter_differences(
     Args:
         pair: the facts.
         trains_alike: both sides come to the same gradients: one holds several weights as one.
-        unchanged: parameter → whether both sides agreed after the step before; None for the first
-            step that was compared. Parameters that it lacks, or that differed, inherit.
+        unchanged: parameter → whether both sides agreed after the step before, a frozen one when it
+            began; None for the first step that was compared. Parameters that it lacks, or that
+            differed, inherit.
     """
     target, reference = pair.target.parameters, pair.reference.parameters
     if target is None or reference is None or not target.name or not reference.name:
@@ -275,6 +276,13 @@ def equal_at_start(pair: FactsPair, kind: str | None = None) -> dict[str, bool]:
     return {name: both[0] == both[1] for name, both in checksums.items() if None not in both}
 
 
+def frozen_in_both(pair: FactsPair) -> frozenset[str]:
+    """Return the parameters that require no gradient on either side."""
+    sides = (pair.target.modes, pair.reference.modes)
+    frozen = [frozenset(() if modes is None else modes.requires_grad_false) for modes in sides]
+    return frozen[0] & frozen[1]
+
+
 def _places(columns: Parameters) -> dict[str, int]:
     return {name: place for place, name in enumerate(columns.name)}
 
@@ -301,6 +309,8 @@ def _moved(
         )
         agreed = "it" if len(far) == 1 else "they"
         since = alone if is_first else f", though {agreed} agreed after the step before"
+        if not is_first and worst in frozen_in_both(pair):
+            since = f", though {agreed} agreed when the step before began"
         verdict = VerdictClass.PARAMETERS
         if kind == "buffer" and not is_first:  # recordings may have no fact of buffers after a step
             sides = (pair.target.settings, pair.reference.settings)

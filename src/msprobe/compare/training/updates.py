@@ -29,7 +29,11 @@ def changed_before(pair: StepPair) -> dict[str, list[str]]:
     Returns:
         Parameter → the sides, by their names, that changed it.
     """
-    changes = {n: each for n, each in pair.changes("before").items() if not each.is_rounding}
+    changes = {
+        name: each
+        for name, each in pair.changes("before").items()
+        if not (each.is_rounding or (each.is_bound and each.may_be_rounding))
+    }
     states = pair.pair.target.parameters, pair.pair.reference.parameters
     if not changes or pair.target.call or states[0] is None or states[1] is None:
         return {}

@@ -176,7 +176,9 @@ def _stays(call: Call, row: Row) -> bool:
     is_changed = row.cause is Cause.CHANGED_BETWEEN and row.status is not Status.SHAPE
     if is_parameter or is_changed or row.cause is Cause.REORDERING_CALL:
         return True
-    return _is_argument(row) and not any(each.status.is_difference for each in call.outputs)
+    # One that makes up for an input that differs (`norm` of an inverse FFT) has its effect there.
+    tensors = (*call.outputs, *(each for each in call.inputs if each.holds_tensor))
+    return _is_argument(row) and not any(each.status.is_difference for each in tensors)
 
 
 def _has_equal_inputs(call: Call) -> bool:

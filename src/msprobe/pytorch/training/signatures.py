@@ -94,7 +94,7 @@ class SignatureObserver:
         session.step_undo.callback(quietly, session, _WHERE, self._end_step)
 
     def _end_step(self) -> None:
-        names, before, after = self._parameters.end()
+        names, types, before, after = self._parameters.end()
         gradient = no_prints(len(names))
         for places, prints in self._gradients:
             found = prints.wait()
@@ -102,7 +102,7 @@ class SignatureObserver:
             gradient[places] = found
             # An optimizer may step several times.
             gradient["checksum"][places] = earlier * np.uint64(31) + found["checksum"]
-        self._sink.put_parameters(names, before, gradient, after)
+        self._sink.put_parameters(names, types, before, gradient, after)
 
     # -- data ----------------------------------------------------------------------------------
 
@@ -214,10 +214,11 @@ class _Parameters:
             self._before.append(TensorPrints([tensors[place] for place in new], self._known))
         return [known[id(one)] for one in tensors]
 
-    def end(self) -> tuple[list[str], Prints, Prints]:
-        """Return names, and the prints of the parameters before and now; forget the parameters."""
+    def end(self) -> tuple[list[str], list[str], Prints, Prints]:
+        """Return names, types, and the prints before and now; forget the parameters."""
         before = np.concatenate([reading.wait() for reading in self._before])
         # What is not trained is read again only if it seems to have changed.
         after = TensorPrints(self._tensors, self._known, Ask.FROZEN).wait()
+        types = [str(tensor.dtype).removeprefix("torch.") for tensor in self._tensors]
         self._tensors, self._before = [], []
-        return self._names, before, after
+        return self._names, types, before, after
