@@ -14,7 +14,7 @@ import pytest
 from builders.facts import Arrays, adamw, arrays, batch, facts, optimizer_step, start_state
 from msprobe.compare.training.differences import Effect, FactDifference
 from msprobe.compare.training.history import TrainingHistory
-from msprobe.compare.training.start import FactsPair
+from msprobe.compare.training.facts_pair import FactsPair
 
 Parts = dict[str, Any]
 

@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 from typing import Final
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment
-from msprobe.compare.training.start import FactsPair
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.verdicts.communication import members
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Communication
@@ -39,12 +39,10 @@ def collective_differences(pair: FactsPair) -> Iterator[FactDifference]:
     call, words = found[0]
     more = f", as {len(found) - 1} more such calls" if len(found) > 1 else ""
     source = (call.source or "").replace("\\", "/").rpartition("/")[2]
-    yield FactDifference(
-        verdict=VerdictClass.COMMUNICATION,
-        moment=Moment.COMMUNICATION if call.passes else Moment.FORWARD,
-        step=pair.step,
-        rank=pair.rank,
-        words=f"{words}{f' ({source})' if source else ''}, step {pair.step}{more}",
+    yield pair.difference(
+        VerdictClass.COMMUNICATION,
+        Moment.COMMUNICATION if call.passes else Moment.FORWARD,
+        f"{words}{f' ({source})' if source else ''}, step {pair.step}{more}",
         effect=Effect.POSSIBLE,
         next=((f"look at {source}",) if source else ()),
     )

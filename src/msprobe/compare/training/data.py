@@ -12,9 +12,10 @@ from typing import Final, Protocol
 import msgspec
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
+from msprobe.compare.training.facts_pair import (
+    FactsPair,
+)
 from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of
-from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import asks_otherwise, both_ran_through, has_lone_optimizer
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data
 from msprobe.dump.formats.dtypes import normal_dtype
@@ -74,12 +75,12 @@ class DataHistory:
             pair: the facts.
             made_inside: the inputs that calls of the step made; None where they are not known.
         """
-        sides = [_by_micro(facts.data) for facts in (pair.target, pair.reference)]
+        sides = [_by_micro(facts.data) for facts in pair.sides]
         if not all(sides):
             self._is_recorded = False
             return
         counts = len(sides[0]), len(sides[1])
-        if counts[0] != counts[1] and both_ran_through(pair):
+        if counts[0] != counts[1] and pair.ran_through:
             same = is_split(pair.target.data, pair.reference.data)
             if self._uneven is None:
                 self._uneven = self._of_counts(pair, counts, same=same)
@@ -159,12 +160,12 @@ class DataHistory:
                 + ("; they hold the same samples" if same else "")
             )
             # An optimizer that one side alone calls has forward passes of its own.
-            is_consequence = same or has_lone_optimizer(pair)
+            is_consequence = same or pair.has_lone_optimizer
             effect = Effect.NONE if is_consequence else Effect.CERTAIN
             return self._difference(pair.step, words, effect)
         # An optimizer that is another one calls the model, or a part of it is called by itself.
         of_parts = _are_of_parts(pair.target.data, pair.reference.data)
-        is_consequence = of_parts or asks_otherwise(pair)
+        is_consequence = of_parts or pair.asks_otherwise
         times = tuple(map(_times, counts))
         words = (
             f"step {pair.step} calls the model {times[0]} in the target, {times[1]} in the "

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
+
+_Known = TypeVar("_Known")
 
 _SHOWN_NAMES: Final = 3
 _NAMED: Final = 2  # all of so many are named
@@ -110,6 +112,17 @@ class FactDifference:
     micro: int = 0
     is_partial: bool = False
     is_drawn_by_host: bool = False
+
+
+def of_sides(target: _Known, reference: _Known) -> Iterator[tuple[str, str, _Known, _Known]]:
+    """Yield a side's name, the other's, and what each of them has: for the target, then again."""
+    yield "target", "reference", target, reference
+    yield "reference", "target", reference, target
+
+
+def are(names: Sized, one: str = "is", several: str = "are") -> str:
+    """Return the verb that goes with so many names."""
+    return one if len(names) == 1 else several
 
 
 def some_of(names: Sequence[str], total: int, what: str = "parameters") -> str:

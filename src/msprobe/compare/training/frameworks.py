@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from msprobe.compare.training.step_pairs import EARLY_EPS
+from msprobe.compare.training.facts_pair import EARLY_EPS
 from msprobe.dump.facts import (
     Event,
     Facts,

@@ -15,18 +15,17 @@ from msprobe.compare.training.clipping import (
     clip_differences,
     clips_other_parameters,
     scaler_differences,
-    scalers_of,
 )
 from msprobe.compare.training.collectives import collective_differences
 from msprobe.compare.training.data import DataHistory, Made
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
+from msprobe.compare.training.facts_pair import StepPair
 from msprobe.compare.training.gradient_factors import Factor, Meanings
 from msprobe.compare.training.gradients import (
     SAME_GRADIENT,
     GradientHistory,
     farthest_gradient,
     gradient_distances,
-    gradients_of,
     has_same_gradients,
     has_same_training,
     meanings_of,
@@ -47,10 +46,9 @@ from msprobe.compare.training.start import (
     parameter_differences,
     settings_differences,
 )
-from msprobe.compare.training.step_pairs import StepPair, asks_otherwise, step_pairs
 from msprobe.compare.training.updates import earlier_changes, update_differences
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Ended, Ending
+from msprobe.dump.facts import Ended, Ending, Scaler
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.numerics.number_types import epsilon_of
@@ -134,7 +132,7 @@ class TrainingHistory:
         later: list[FactDifference] = []
         for pair in pairs:
             history = self._rank(pair.rank)
-            steps = step_pairs(pair)
+            steps = pair.steps
             made.append(steps)
             if history.last_step is None:
                 self._has_same_gradients = bool(steps) and all(map(has_same_gradients, steps))
@@ -251,14 +249,14 @@ class TrainingHistory:
         yield from ended_differences(pair)
         yield from collective_differences(pair)
         clips = list(clip_differences(pair))
-        is_known = any(gradients_of(each.target) for each in steps)
+        is_known = any(each.gradients[0] for each in steps)
         if is_known and all(map(has_same_gradients, steps)):
             # The other side clips by its own code, or the limit is not reached.
             clips = [replace(each, effect=Effect.NONE) for each in clips]
         yield from total_norm_differences(pair, meanings)
         yield from clips
         gradients = list(history.gradients.differences(steps, meanings))
-        is_told = asks_otherwise(pair) or clips_other_parameters(pair)
+        is_told = pair.asks_otherwise or clips_other_parameters(pair)
         if all(each.effect is Effect.NONE for each in clips) and not is_told:
             yield from gradients
         yield from count_differences(pair)
@@ -280,10 +278,7 @@ class TrainingHistory:
         for step in steps:
             for name, distance in gradient_distances(step).items():
                 history.distances[name] = max(history.distances.get(name, 0.0), distance)
-        scales = [
-            [each.new_scale for each in scalers_of(facts)]
-            for facts in (pair.target, pair.reference)
-        ]
+        scales = [[each.new_scale for each in side] for side in pair.events(Scaler)]
         history.has_same_scales = bool(scales[0]) and scales[0] == scales[1]
         after: dict[str, bool] = {}
         for step in steps:
@@ -343,12 +338,10 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
             if not meaning and len(apart) == 1:
                 is_same = apart[0][0] == apart[0][1]
                 verdict = VerdictClass.ARGUMENT if is_same else VerdictClass.CALL
-        yield FactDifference(
-            verdict=verdict,
-            moment=Moment.LOSS,
-            step=pair.step,
-            rank=pair.rank,
-            words=f"the loss is {shown(value)} in the target, {shown(expected)} in the reference "
+        yield pair.difference(
+            verdict,
+            Moment.LOSS,
+            f"the loss is {shown(value)} in the target, {shown(expected)} in the reference "
             f"(step {pair.step}{of_micro})"
             + (f": the factor is {meaning}" if meaning else "")
             + made,
@@ -370,12 +363,10 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
     for ended, other, side in ((target, reference, "target"), (reference, target, "reference")):
         if ended.how is Ending.WHOLE or other.how is not Ending.WHOLE:
             continue
-        yield FactDifference(
-            verdict=VerdictClass.INCOMPLETE,
-            moment=_moment_of(ended),
-            step=pair.step,
-            rank=pair.rank,
-            words=f"step {pair.step} of the {side} {ended.words}; that of the other side is whole",
+        yield pair.difference(
+            VerdictClass.INCOMPLETE,
+            _moment_of(ended),
+            f"step {pair.step} of the {side} {ended.words}; that of the other side is whole",
             effect=Effect.POSSIBLE if ended.how is Ending.UNSTOPPED else Effect.CERTAIN,
             record=ended.record,
             next=(f"record the {side} again, and compare whole steps",),
@@ -384,17 +375,15 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
 
 def _left_out(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield a step that trains on one side only: the program may have caught an exception."""
-    sides = pair.target, pair.reference
+    sides = pair.sides
     trains = [bool(facts.loss and facts.optimizer_steps()) for facts in sides]
     begins = [bool(facts.loss or facts.events) for facts in sides]
     for side, own in (("target", 0), ("reference", 1)):
         if trains[1 - own] and not begins[own]:
-            yield FactDifference(
-                verdict=VerdictClass.INCOMPLETE,
-                moment=Moment.FORWARD,
-                step=pair.step,
-                rank=pair.rank,
-                words=f"step {pair.step} of the {side} has no backward pass and no optimizer step, "
+            yield pair.difference(
+                VerdictClass.INCOMPLETE,
+                Moment.FORWARD,
+                f"step {pair.step} of the {side} has no backward pass and no optimizer step, "
                 "as the other side has: it was left out, or left early",
                 effect=Effect.CERTAIN,
                 next=(f"look for an exception that the program of the {side} caught",),

@@ -10,20 +10,20 @@ from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
     Moment,
+    of_sides,
     shown,
     shown_names,
     some_of,
 )
-from msprobe.compare.training.fingerprints import at
-from msprobe.compare.training.gradients import has_same_gradients
-from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import (
+from msprobe.compare.training.facts_pair import (
     EARLY_EPS,
+    FactsPair,
     StepPair,
-    both_ran_through,
     options_of,
     same,
 )
+from msprobe.compare.training.fingerprints import at
+from msprobe.compare.training.gradients import has_same_gradients
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import WITHOUT_MEANING, Fingerprints, OptimizedParameters, OptimizerStep
 
@@ -32,21 +32,19 @@ _BETAS: Final = ("beta1", "beta2", "beta3")
 
 def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield optimizers that were called more often on one side."""
-    if not both_ran_through(pair):
+    if not pair.ran_through:
         return
-    counts = [_calls(facts.optimizer_steps()) for facts in (pair.target, pair.reference)]
+    counts = [_calls(facts.optimizer_steps()) for facts in pair.sides]
     for number in sorted(counts[0].keys() | counts[1].keys()):
         numbers = counts[0].get(number, 0), counts[1].get(number, 0)
         if numbers[0] == numbers[1]:
             continue
         which = "optimizer.step()" if number == 0 else f"step() of {_named(pair, number)}"
         updated = " (parameters are updated twice)" if numbers == (2, 1) else ""
-        yield FactDifference(
-            verdict=VerdictClass.UPDATE,
-            moment=Moment.UPDATE,
-            step=pair.step,
-            rank=pair.rank,
-            words=f"{which} is called {_times(numbers[0])} in the target, {_times(numbers[1])} in "
+        yield pair.difference(
+            VerdictClass.UPDATE,
+            Moment.UPDATE,
+            f"{which} is called {_times(numbers[0])} in the target, {_times(numbers[1])} in "
             f"the reference (step {pair.step}){updated}",
             effect=Effect.NONE if 0 in numbers and _leave_the_same(pair) else Effect.CERTAIN,
             next=("look at the loop around optimizer.step()",),
@@ -59,7 +57,7 @@ def _leave_the_same(pair: FactsPair) -> bool:
     An optimizer that calls others counts their steps, too.
     """
     sides: list[dict[str, str | None]] = [{}, {}]
-    for found, facts in zip(sides, (pair.target, pair.reference), strict=True):
+    for found, facts in zip(sides, pair.sides, strict=True):
         for step in facts.optimizer_steps():
             found.update(zip(step.parameters.name, step.parameters.after.checksum, strict=False))
     return bool(sides[0]) and None not in sides[0].values() and sides[0] == sides[1]
@@ -86,7 +84,7 @@ def _times(count: int) -> str:
 
 def setting_differences(pair: StepPair) -> Iterator[FactDifference]:
     """Yield settings that differ, the learning rate apart."""
-    target, reference = pair.target, pair.reference
+    target, reference = pair.sides
     if target.class_name != reference.class_name:
         yield pair.difference(
             VerdictClass.OPTIMIZER_SETTING,
@@ -141,8 +139,7 @@ def _membership(pair: StepPair) -> Iterator[FactDifference]:
     """Yield parameters that only one side's optimizer has, though both models do."""
     target, reference = set(options_of(pair.target)), set(options_of(pair.reference))
     models = pair.pair.reference.parameters, pair.pair.target.parameters
-    sides = ((target, reference, "target"), (reference, target, "reference"))
-    for (own, other, side), model in zip(sides, models, strict=True):
+    for (side, _, own, other), model in zip(of_sides(target, reference), models, strict=True):
         known = own if model is None else own.intersection(model.name)
         alone = sorted(known - other)
         if alone:

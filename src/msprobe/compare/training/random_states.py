@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown_names
-from msprobe.compare.training.start import FactsPair
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
 _OF_HOST: Final = frozenset({"python", "numpy"})
@@ -37,12 +37,10 @@ class RandomHistory:
         ]
         if names:
             self._names[pair.step] = names
-            yield FactDifference(
-                verdict=VerdictClass.RANDOM,
-                moment=Moment.RANDOM,
-                step=pair.step,
-                rank=pair.rank,
-                words=_words(pair.step, names),
+            yield pair.difference(
+                VerdictClass.RANDOM,
+                Moment.RANDOM,
+                _words(pair.step, names),
                 effect=Effect.POSSIBLE,
                 next=("seed both runs alike (seed_all) and compare again",),
             )

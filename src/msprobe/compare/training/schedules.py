@@ -14,9 +14,8 @@ from msprobe.compare.training.differences import (
     shown,
     some_of,
 )
+from msprobe.compare.training.facts_pair import FactsPair, StepPair, options_of, same
 from msprobe.compare.training.optimizers import changed_options
-from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import StepPair, options_of, same
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts, OptimizerStep, Schedule
 

@@ -15,8 +15,8 @@ from msgspec.structs import asdict, replace
 
 from msprobe.compare.matching.module_paths import shared_paths
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.frameworks import are_of_two_frameworks, in_shared_terms
-from msprobe.compare.training.start import FactsPair
 from msprobe.dump.facts import Event, Facts, OptimizerStep
 
 _Known = TypeVar("_Known")

@@ -4,21 +4,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
     Moment,
+    are,
+    of_sides,
     shown_names,
     some_of,
 )
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, at, change_of, of_parameter
 from msprobe.compare.training.module_settings import owner_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Facts, Modes, Parameters
+from msprobe.dump.facts import Modes, Parameters
 
 # Names of settings that choose other kernels, another precision or another order of sums.
 _NUMERIC: Final = re.compile(
@@ -30,22 +33,7 @@ _NUMERIC: Final = re.compile(
 _PLACE: Final = re.compile(r"env\.|git\.branch|os$")
 _MOST_SETTINGS: Final = 4
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactsPair:
-    """The facts of one rank and step, on both sides.
-
-    Attributes:
-        step: the target's step.
-        rank: the rank's number, or its folder's name.
-        target: the facts of the side under test.
-        reference: those of the trusted side.
-    """
-
-    step: int
-    rank: int | str
-    target: Facts
-    reference: Facts
+_Places = tuple[Mapping[str, int], Mapping[str, int]]
 
 
 def settings_differences(pair: FactsPair) -> list[FactDifference]:
@@ -67,12 +55,10 @@ def settings_differences(pair: FactsPair) -> list[FactDifference]:
     )
     more = f"; {len(changed) - _MOST_SETTINGS} more" if len(changed) > _MOST_SETTINGS else ""
     return [
-        FactDifference(
-            verdict=VerdictClass.SETTINGS,
-            moment=Moment.SETTINGS,
-            step=pair.step,
-            rank=pair.rank,
-            words="; ".join(changed[:_MOST_SETTINGS]) + more,
+        pair.difference(
+            VerdictClass.SETTINGS,
+            Moment.SETTINGS,
+            "; ".join(changed[:_MOST_SETTINGS]) + more,
             effect=Effect.POSSIBLE if numeric else Effect.NONE,
             next=("run both with the same settings, then compare again",),
         )
@@ -104,12 +90,10 @@ def mode_differences(pair: FactsPair) -> Iterator[FactDifference]:
             words = "disabled in the target, enabled in the reference"
         yield _mode(pair, f"gradients are {words}")
     if target.autocast != reference.autocast:
-        yield FactDifference(
-            verdict=VerdictClass.PRECISION,
-            moment=Moment.MODES,
-            step=pair.step,
-            rank=pair.rank,
-            words=f"autocast is {_autocast(target)} in the target, {_autocast(reference)} in the "
+        yield pair.difference(
+            VerdictClass.PRECISION,
+            Moment.MODES,
+            f"autocast is {_autocast(target)} in the target, {_autocast(reference)} in the "
             "reference",
             effect=Effect.POSSIBLE,
         )
@@ -153,11 +137,10 @@ def _flags_of_call(
         if not modules:
             continue
         named = "the model" if modules == [""] else shown_names(modules)
-        several = len(modules) > 1
         kinds = ("training", "eval") if flag else ("eval", "training")
         yield _mode(
             pair,
-            f"{named} {'are' if several else 'is'} in {kinds[0]} mode in the target, in "
+            f"{named} {are(modules)} in {kinds[0]} mode in the target, in "
             f"{kinds[1]} mode in the reference (step {pair.step}{since})",
             modules=() if "" in modules else tuple(modules),
         )
@@ -183,23 +166,17 @@ def _autocast(modes: Modes) -> str:
 
 
 def _frozen(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDifference]:
-    sets = set(target.requires_grad_false), set(reference.requires_grad_false)
     columns = pair.target.parameters or pair.reference.parameters
     total = sum(kind == "parameter" for kind in columns.kind) if columns else 0
-    for names, there, other in (
-        (sorted(sets[0] - sets[1]), "target", "reference"),
-        (sorted(sets[1] - sets[0]), "reference", "target"),
-    ):
-        known = [name for name in names if _has_both(pair, name)]
+    frozen = set(target.requires_grad_false), set(reference.requires_grad_false)
+    for side, apart, own, other in of_sides(*frozen):
+        known = [name for name in sorted(own - other) if _has_both(pair, name)]
         if known:
-            are = "is" if len(known) == 1 else "are"
-            yield FactDifference(
-                verdict=VerdictClass.MODE,
-                moment=Moment.FROZEN,
-                step=pair.step,
-                rank=pair.rank,
-                words=f"{some_of(known, total)} {are} frozen (requires_grad is False) in the "
-                f"{there}, trained in the {other}",
+            yield pair.difference(
+                VerdictClass.MODE,
+                Moment.FROZEN,
+                f"{some_of(known, total)} {are(known)} frozen (requires_grad is False) in the "
+                f"{side}, trained in the {apart}",
                 parameter=known[0],
                 next=("make the same parameters require gradients in both runs",),
             )
@@ -211,12 +188,10 @@ def _has_both(pair: FactsPair, name: str) -> bool:
 
 
 def _mode(pair: FactsPair, words: str, modules: tuple[str, ...] = ()) -> FactDifference:
-    return FactDifference(
-        verdict=VerdictClass.MODE,
-        moment=Moment.MODES,
-        step=pair.step,
-        rank=pair.rank,
-        words=words,
+    return pair.difference(
+        VerdictClass.MODE,
+        Moment.MODES,
+        words,
         effect=Effect.POSSIBLE,
         modules=modules,
         next=("set model.train() or model.eval() alike in both runs",),
@@ -248,7 +223,7 @@ def parameter_differences(
         and target.same_as[here : here + 1] in ([], [None])
         and (unchanged is None or unchanged.get(name, False))
     }
-    yield from _types(pair, places)
+    yield from _types(pair, target, reference, places)
     # A model of other parameters draws other numbers for those that follow.
     alone = "".join(f"; {each.words}" for each in present)
     yield from _moved(pair, target, changes, alone, is_first=unchanged is None)
@@ -295,7 +270,6 @@ def _moved(
         if not far:
             continue
         worst = max(far, key=lambda name: changes[name].relative or 0.0)
-        differ = "differs" if len(far) == 1 else "differ"
         size = (
             f" by up to {changes[worst].relative:.2g} of the norm" if _size(changes, worst) else ""
         )
@@ -307,13 +281,11 @@ def _moved(
             made, is_argument = owner_words(sides, worst)
             since = made or ", though every value recorded before it agrees"
             verdict = VerdictClass.ARGUMENT if is_argument else verdict
-        yield FactDifference(
-            verdict=verdict,
-            moment=Moment.PARAMETERS,
-            step=pair.step,
-            rank=pair.rank,
-            words=f"{some_of(far, len(of_kind), plural)} {differ} when step {pair.step} "
-            f"starts{size}{since}",
+        yield pair.difference(
+            verdict,
+            Moment.PARAMETERS,
+            f"{some_of(far, len(of_kind), plural)} {are(far, 'differs', 'differ')} when step "
+            f"{pair.step} starts{size}{since}",
             parameter=worst,
             next=(
                 "compare the checkpoints that the runs began with (msprobe compare-ckpt), and how "
@@ -328,71 +300,54 @@ def _size(changes: Mapping[str, Change], name: str) -> bool:
     return changes[name].relative is not None
 
 
-def _present(
-    pair: FactsPair, places: tuple[Mapping[str, int], Mapping[str, int]]
-) -> Iterator[FactDifference]:
+def _present(pair: FactsPair, places: _Places) -> Iterator[FactDifference]:
     """Yield parameters that only one side has.
 
     As many on both sides, and none of them with a common name, are a model with other names.
     """
     is_renamed = len(places[0]) == len(places[1]) and places[0].keys().isdisjoint(places[1])
-    for own, other, side in ((*places, "target"), (*reversed(places), "reference")):
+    for side, _, own, other in of_sides(*places):
         names = [name for name in own if name not in other]
         if names:
-            yield FactDifference(
-                verdict=VerdictClass.PARAMETERS,
-                moment=Moment.PARAMETERS,
-                step=pair.step,
-                rank=pair.rank,
-                words=f"only the {side} has {some_of(names, len(own))}",
+            yield pair.difference(
+                VerdictClass.PARAMETERS,
+                Moment.PARAMETERS,
+                f"only the {side} has {some_of(names, len(own))}",
                 effect=Effect.NONE if is_renamed else Effect.POSSIBLE,
                 parameter=names[0],
             )
 
 
 def _types(
-    pair: FactsPair, places: tuple[Mapping[str, int], Mapping[str, int]]
+    pair: FactsPair, target: Parameters, reference: Parameters, places: _Places
 ) -> Iterator[FactDifference]:
-    target, reference = pair.target.parameters, pair.reference.parameters
-    assert target is not None
-    assert reference is not None
     by_types: dict[tuple[str, str], list[str]] = {}
     for name, here in places[0].items():
-        there = places[1].get(name)
-        if there is None:
-            continue
-        types = at(target.dtype, here) or "", at(reference.dtype, there) or ""
-        if types[0] != types[1]:
+        if name in places[1]:
+            types = at(target.dtype, here) or "", at(reference.dtype, places[1][name]) or ""
             by_types.setdefault(types, []).append(name)
     for types, names in by_types.items():
-        yield FactDifference(
-            verdict=VerdictClass.PRECISION,
-            moment=Moment.PARAMETERS,
-            step=pair.step,
-            rank=pair.rank,
-            words=f"{some_of(names, len(places[0]))} "
-            f"{'is' if len(names) == 1 else 'are'} {types[0]} in the target, {types[1]} in the "
-            "reference",
-            effect=Effect.POSSIBLE,
-            parameter=names[0],
-        )
+        if types[0] != types[1]:
+            yield pair.difference(
+                VerdictClass.PRECISION,
+                Moment.PARAMETERS,
+                f"{some_of(names, len(places[0]))} {are(names)} {types[0]} in the target, "
+                f"{types[1]} in the reference",
+                effect=Effect.POSSIBLE,
+                parameter=names[0],
+            )
 
 
 def _tied(pair: FactsPair, target: Parameters, reference: Parameters) -> Iterator[FactDifference]:
-    ties = _ties(target), _ties(reference)
-    for own, other, side, apart, columns in (
-        (ties[0], ties[1], "target", "reference", reference),
-        (ties[1], ties[0], "reference", "target", target),
-    ):
-        names: Sequence[str] = [name for name in own if name not in other and name in columns.name]
+    for side, apart, own, other in of_sides(target, reference):
+        ties, others = _ties(own), _ties(other)
+        names = [name for name in ties if name not in others and name in other.name]
         if names:
-            tied = ", ".join(f"{name} is tied to {own[name]}" for name in names[:2])
-            yield FactDifference(
-                verdict=VerdictClass.PARAMETERS,
-                moment=Moment.PARAMETERS,
-                step=pair.step,
-                rank=pair.rank,
-                words=f"{tied} in the {side}, and a parameter of its own in the {apart}",
+            tied = ", ".join(f"{name} is tied to {ties[name]}" for name in names[:2])
+            yield pair.difference(
+                VerdictClass.PARAMETERS,
+                Moment.PARAMETERS,
+                f"{tied} in the {side}, and a parameter of its own in the {apart}",
                 effect=Effect.POSSIBLE,
                 parameter=names[0],
                 next=("tie the same parameters in both runs",),

@@ -25,7 +25,7 @@ from msprobe.compare.training.elements import (
     given,
     moved,
 )
-from msprobe.compare.training.step_pairs import EARLY_EPS
+from msprobe.compare.training.facts_pair import EARLY_EPS
 from msprobe.compare.training.whole_tensor_rules import adafactor, muon
 
 # PyTorch keeps numbers of a whole parameter in this type, whatever the parameter's.

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown, some_of
+from msprobe.compare.training.differences import Effect, FactDifference, Moment, are, shown, some_of
+from msprobe.compare.training.facts_pair import StepPair, is_idle
 from msprobe.compare.training.fingerprints import at, change_of, in_column, of_parameter
-from msprobe.compare.training.step_pairs import StepPair, is_idle
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def changed_before(pair: StepPair) -> dict[str, list[str]]:
             continue
         now = [
             at(step.parameters.before.checksum, place)
-            for step, place in zip((pair.target, pair.reference), pair.places[name], strict=True)
+            for step, place in zip(pair.sides, pair.places[name], strict=True)
         ]
         found[name] = [
             side
@@ -71,7 +71,7 @@ def earlier_changes(pair: StepPair) -> Iterator[FactDifference]:
         yield pair.difference(
             VerdictClass.UPDATE,
             Moment.CLIP,
-            f"{some_of(names, pair.total)} {'was' if len(names) == 1 else 'were'} changed after "
+            f"{some_of(names, pair.total)} {are(names, 'was', 'were')} changed after "
             f"step {pair.pair.step} began and before its optimizer step{alone}",
             parameter=names[0],
             next=_LOOK,
@@ -118,11 +118,10 @@ def _idle(
         ]
         settled.update(names)
         if names:
-            are = "is" if len(names) == 1 else "are"
             yield _update(
                 pair,
-                f"{some_of(names, pair.total)} {are} not updated in the {side}, though "
-                f"{'it has' if len(names) == 1 else 'they have'} a gradient "
+                f"{some_of(names, pair.total)} {are(names)} not updated in the {side}, though "
+                f"{are(names, 'it has', 'they have')} a gradient "
                 f"(step {pair.pair.step})",
                 names,
             )
@@ -183,7 +182,7 @@ def _unexplained(pair: StepPair, names: Sequence[str]) -> Iterator[FactDifferenc
     if far:
         yield _update(
             pair,
-            f"{some_of(far, pair.total)} {'differs' if len(far) == 1 else 'differ'} after the "
+            f"{some_of(far, pair.total)} {are(far, 'differs', 'differ')} after the "
             f"step of {pair.short_name}, though parameter, gradient and state agree before it "
             f"(step {pair.pair.step})",
             far,

@@ -18,10 +18,11 @@ from msprobe.collectives.matching import connect
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import OperationPair, Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.facts_pair import (
+    FactsPair,
+)
 from msprobe.compare.training.gradients import has_same_training
 from msprobe.compare.training.history import TrainingHistory
-from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import asks_otherwise, evaluates_loss, step_pairs
 from msprobe.compare.verdicts.calls import Calls
 from msprobe.compare.verdicts.history import UPDATE_GROWTH, History, parameter_of
 from msprobe.compare.verdicts.origin_state import mark
@@ -197,8 +198,8 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
         if not updates:
             continue
         following = {place: _next_forward(comparison, place) for place, _ in updates}
-        asked = end_of_forward(comparison) if evaluates_loss(pair) else math.inf
-        asks_again = asks_otherwise(pair)
+        asked = end_of_forward(comparison) if pair.evaluates_loss else math.inf
+        asks_again = pair.asks_otherwise
         for row in comparison.rows:
             if row.origin is not Origin.INTRODUCED:
                 continue
@@ -245,7 +246,7 @@ def _own_updates(
 ) -> Iterator[tuple[int, Collection[str]]]:
     """Yield optimizer steps that leave other parameters: their places, and names if known."""
     places = {each.target: each.position for each in comparison.pairs}
-    steps = step_pairs(pair)
+    steps = pair.steps
     for step in steps:
         changed = {name for name, one in step.changes("after").items() if not one.is_equal}
         if changed and (step.target.record is None or step.target.record in places):
@@ -268,7 +269,7 @@ def _clear_same_training(
     for pair in facts:
         if all(row.origin is None for row in comparison.rows):
             return
-        steps = step_pairs(pair)
+        steps = pair.steps
         if has_same_training(pair, steps, tolerance):
             places = {each.target: each.position for each in comparison.pairs}
             updates = (places.get(step.target.record, -1) for step in steps)

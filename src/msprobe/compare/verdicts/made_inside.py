@@ -18,7 +18,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.data import Made, is_split
-from msprobe.compare.training.start import FactsPair
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.dump.facts import Data, Facts
 from msprobe.dump.values import Role, Value

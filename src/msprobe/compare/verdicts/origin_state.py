@@ -11,8 +11,9 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.buffers import kept_values
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.shared_names import facts_of
-from msprobe.compare.training.start import FactsPair, equal_at_start
+from msprobe.compare.training.start import equal_at_start
 from msprobe.compare.verdicts.calls import Calls
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 

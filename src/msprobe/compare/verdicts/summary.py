@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from msprobe.compare.model import Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import NoiseJudgement, RankComparison
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.shared_names import facts_of
-from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.across import Across
 from msprobe.compare.verdicts.computed_again import needs_own_errors, with_own_errors
 from msprobe.compare.verdicts.find_verdict import find_verdict
