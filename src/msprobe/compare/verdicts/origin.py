@@ -36,11 +36,11 @@ from msprobe.compare.verdicts.mask_differences import hidden_difference
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
     StartState,
+    inherit,
     lost_gradient,
     mark,
     name_of,
     settle_as_close,
-    settle_like,
 )
 from msprobe.compare.verdicts.retract_harmless import retract_inconsequential
 from msprobe.compare.verdicts.statistics_error import statistics_error
@@ -436,12 +436,10 @@ class _Search:
 
     def _share_fate(self, row: Row, source: int) -> None:
         maker = self._state.rows[source]
-        if maker.status is Status.CLOSE and row.status is Status.DIFFERS:
-            settle_like(row, maker)
-        elif maker.status is Status.EQUAL:
+        if maker.status is Status.EQUAL:
             mark(row, Origin.INTRODUCED, Cause.OTHER_RESULT, name_of(self._state, source))
         else:
-            mark(row, Origin.INHERITED)
+            inherit(row, maker)
 
     def _judge_lost(self, call: Call, row: Row, incoming: _Arrivals) -> None:
         """Judge a result that one side does not have."""

@@ -9,7 +9,7 @@ nothing stay harmless, as do all calls inside a module that was compiled on one 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -78,8 +78,8 @@ class UnmatchedCalls:
         roots = chain.telling or chain.moving
         if roots and all(map(self._widens, roots)) and self._is_in_other_precision:
             return Blame.EARLIER
-        for position in roots:
-            self._blame(position)
+        for root in roots:
+            self._blame(self._state.calls.of(self._state.rows[root]))
         return Blame.CALL if roots else Blame.CONSTANT
 
     def _widens(self, position: int) -> bool:
@@ -104,17 +104,14 @@ class UnmatchedCalls:
         Args:
             maker: index of a row of the call.
         """
-        seen: set[int] = set()
-        waiting = [self._state.calls.of(self._state.rows[maker])]
-        largest = 0.0
-        while waiting:
-            call = waiting.pop()
-            if call.start not in seen:
-                seen.add(call.start)
-                waiting += self._unmatched_makers(call)
-                operands = (exact_operand(row.value) for row in call.inputs)
-                largest = max([largest, *(each.peak for each in operands if each is not None)])
-        return largest
+        call = self._state.calls.of(self._state.rows[maker])
+        feeding = self._state.upstream(call, self._unmatched_sources)
+        operands = (
+            exact_operand(row.value)
+            for each in (call, *(maker for _, maker in feeding))
+            for row in each.inputs
+        )
+        return max((each.peak for each in operands if each is not None), default=0.0)
 
     def blame_cut(self, makers: Iterable[int]) -> bool:
         """Blame the unmatched call among those that hold a value that took its gradient away.
@@ -125,16 +122,15 @@ class UnmatchedCalls:
             Whether there is one.
         """
         state = self._state
-        lone = [index for index in makers if not state.calls.of(state.rows[index]).is_matched]
-        for index in lone:
-            if not state.rows[index].value.requires_grad:
-                self._blame(index, Cause.CUTTING_CALL)
+        lone = [row for index in makers if not (row := state.rows[index]).pair.is_matched]
+        for row in lone:
+            if not row.value.requires_grad:
+                self._blame(state.calls.of(row), Cause.CUTTING_CALL)
                 return True
-        for index in lone:
-            call = state.calls.of(state.rows[index])
+        for call in map(state.calls.of, lone):
             is_fed = self._chain_of(call).is_fed_with_difference or self._had_lost_gradient(call)
             if not is_fed:
-                self._blame(index, Cause.GRADIENT_CALL)
+                self._blame(call, Cause.GRADIENT_CALL)
                 return True
         return False
 
@@ -169,37 +165,29 @@ class UnmatchedCalls:
         self._searches += 1
         if self._searches > _MOST_SEARCHES:
             return False
-        state = self._state
-        seen: set[int] = set()
-        waiting = [call]
-        while waiting and len(seen) < _FARTHEST:
-            for row in waiting.pop(0).inputs:
-                makers = state.flow.makers(row)
-                for index in set(makers.first):
-                    maker = state.calls.of(state.rows[index])
-                    if self._acts_hidden(maker, index):
-                        return True
-                    if maker.start not in seen:
-                        seen.add(maker.start)
-                        waiting.append(maker)
-        return False
+        found = self._state.upstream(call, self._first_makers, _FARTHEST)
+        return any(self._acts_hidden(maker, row) for row, maker in found)
 
-    def _acts_hidden(self, maker: Call, index: int) -> bool:
+    def _first_makers(self, call: Call) -> Iterator[tuple[Row, int]]:
+        for row in call.inputs:
+            for index in set(self._state.flow.makers(row).first):
+                yield self._state.rows[index], index
+
+    def _acts_hidden(self, maker: Call, made: Row) -> bool:
         """Blame a call, if statistics hide what it does and it is not the same on both sides."""
         reorders = maker.operator.reorders
-        if not reorders and self._state.rows[index].value.dtype != "bool":
+        if not reorders and made.value.dtype != "bool":
             return False
         if maker.is_matched:
             return self._state.convict(maker.start)
-        self._blame(index, Cause.REORDERING_CALL if reorders else Cause.USED_CALL)
+        self._blame(maker, Cause.REORDERING_CALL if reorders else Cause.USED_CALL)
         return True
 
     def only_hands_on(self, index: int) -> bool:
         """Return whether a row is of an unmatched call that hands on what no recorded call made."""
         call = self._state.calls.of(self._state.rows[index])
-        if call.is_matched or not _changes_nothing(call):
-            return False
-        return all(self._source(row) is None for row in call.inputs)
+        is_idle = not call.is_matched and _changes_nothing(call)
+        return is_idle and all(self._source(row) is None for row in call.inputs)
 
     def seen_through(self, index: int) -> int:
         """Return the row that a value comes from, behind extra casts, views and copies of it."""
@@ -224,9 +212,7 @@ class UnmatchedCalls:
                     if row.status.is_difference:
                         row.origin = Origin.INHERITED
 
-    def _blame(self, index: int, cause: Cause = Cause.USED_CALL) -> None:
-        state = self._state
-        blamed = state.calls.of(state.rows[index])
+    def _blame(self, blamed: Call, cause: Cause = Cause.USED_CALL) -> None:
         call = self._telling_call(blamed)
         if blamed.is_backward and cause is Cause.USED_CALL:
             cause = Cause.GRADIENT_CALL
@@ -305,16 +291,15 @@ class UnmatchedCalls:
                 self._chains[top.start] = self._join(top, before)
         return self._chains[call.start]
 
-    def _unmatched_makers(self, call: Call) -> list[Call]:
-        calls = self._state.calls
-        found = []
+    def _unmatched_sources(self, call: Call) -> Iterator[tuple[Row, int]]:
         for row in call.inputs:
             source = self._source(row)
-            if source is not None:
-                maker = calls.of(self._state.rows[source])
-                if not maker.is_matched:
-                    found.append(maker)
-        return found
+            if source is not None and not self._state.rows[source].pair.is_matched:
+                yield row, source
+
+    def _unmatched_makers(self, call: Call) -> list[Call]:
+        calls, rows = self._state.calls, self._state.rows
+        return [calls.of(rows[index]) for _, index in self._unmatched_sources(call)]
 
     def _join(self, call: Call, before: Iterable[Call]) -> _Chain:
         """Return the chain that ends in a call, from those that end in its makers."""
