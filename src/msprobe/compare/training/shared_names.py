@@ -53,7 +53,7 @@ def facts_of(comparison: RankComparison, *, of_replicas: bool = False) -> FactsP
         comparison: the comparison.
         of_replicas: leave out what each rank of a run has of its own, such as its data.
     """
-    target, reference = (side.view.facts for side in (comparison.target, comparison.reference))
+    target, reference = comparison.facts
     if target is None or reference is None:
         return None
     if of_replicas:

@@ -26,7 +26,7 @@ from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.verdicts.calls import Calls
 from msprobe.compare.verdicts.history import UPDATE_GROWTH, History, parameter_of
 from msprobe.compare.verdicts.origin_state import mark
-from msprobe.compare.verdicts.proof import end_of_forward, prove
+from msprobe.compare.verdicts.proof import prove
 from msprobe.compare.verdicts.retract_harmless import retract_without_effect
 from msprobe.dump.facts import Facts
 from msprobe.dump.record_names import RecordKind
@@ -184,7 +184,7 @@ def _inherit_updates(comparison: RankComparison, training: TrainingHistory) -> N
             is_explained = has_same_data
         else:
             _, argument = parameter_of(comparison, row)
-            path = comparison.side_of(row.pair).parsed(row.pair.name).path
+            path = comparison.parsed(row.pair).path
             # APIs do not tell which parameter they are given.
             is_explained = updated.get(f"{path}.{argument}" if path else argument, True)
         if is_explained:
@@ -198,7 +198,7 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
         if not updates:
             continue
         following = {place: _next_forward(comparison, place) for place, _ in updates}
-        asked = end_of_forward(comparison) if pair.evaluates_loss else math.inf
+        asked = comparison.end_of_forward if pair.evaluates_loss else math.inf
         asks_again = pair.asks_otherwise
         for row in comparison.rows:
             if row.origin is not Origin.INTRODUCED:
@@ -235,7 +235,7 @@ def _next_forward(comparison: RankComparison, place: int) -> float:
             for pair in comparison.pairs
             if pair.position > place
             and pair.target is not None
-            and comparison.side_of(pair).parsed(pair.name).kind is RecordKind.FORWARD
+            and comparison.parsed(pair).kind is RecordKind.FORWARD
         ),
         math.inf,
     )
@@ -341,7 +341,7 @@ def _communications_inside(comparison: RankComparison, linked: _Linked) -> dict[
 
 def _handed_out(comparison: RankComparison, row: Row, linked: _Linked) -> Hashable:
     """Return the collective or the parameter by which a row depends on other ranks, or None."""
-    parsed = comparison.side_of(row.pair).parsed(row.pair.name)
+    parsed = comparison.parsed(row.pair)
     if parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED:
         return parameter_of(comparison, row)
     return linked.key(comparison, row.pair) if is_communication(parsed) else None
@@ -357,7 +357,7 @@ def _put_in(
             # A communication that one side alone makes is a difference, and puts in none.
             if not row.status.is_difference or not row.pair.is_matched:
                 continue
-            parsed = comparison.side_of(row.pair).parsed(row.pair.name)
+            parsed = comparison.parsed(row.pair)
             if parsed.kind is RecordKind.PARAMETERS_GRAD:
                 found[parameter_of(comparison, row)].append(comparison.rank)
             elif row.value.role is Role.INPUT and row.holds_tensor and is_communication(parsed):

@@ -210,7 +210,7 @@ class Calls:
 
     def parse(self, pair: OperationPair) -> RecordName:
         """Return an operation's name taken apart."""
-        return self._comparison.side_of(pair).parsed(pair.name)
+        return self._comparison.parsed(pair)
 
     def module(self, pair: OperationPair) -> str:
         """Return the path of the innermost module around an operation."""

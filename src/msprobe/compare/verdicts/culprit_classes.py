@@ -23,7 +23,6 @@ from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
 from msprobe.dump.stack_frames import Frame, parse_frame
 from msprobe.dump.values import Role
-from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.lookup import operator_named, operator_of
 
 # Names of calls and modules whose results depend on the training flag.
@@ -80,7 +79,8 @@ def class_of(culprit: Culprit) -> VerdictClass:
         return VerdictClass.GRADIENT if culprit.kind == "backward" else VerdictClass.CALL
     if _other_call(culprit):
         return VerdictClass.CALL
-    if row.status is Status.DTYPE or _has_two_precisions(culprit):
+    is_introduced = row.origin is Origin.INTRODUCED and isinstance(row, Matched)
+    if row.status is Status.DTYPE or (is_introduced and row.precisions):
         return VerdictClass.PRECISION
     if culprit.kind in ("backward", "parameter_grad"):
         return VerdictClass.GRADIENT
@@ -260,14 +260,6 @@ def _other_call(culprit: Culprit) -> str:
         for name in names
     ]
     return pair.reference if operators[0].name != operators[1].name else ""
-
-
-def _has_two_precisions(culprit: Culprit) -> bool:
-    row = culprit.row
-    if not isinstance(row, Matched) or row.origin is not Origin.INTRODUCED:
-        return False
-    types = row.target.dtype, row.reference.dtype
-    return types[0] != types[1] and all(map(epsilon_of, types))
 
 
 def _parsed(culprit: Culprit) -> RecordName:

@@ -449,8 +449,7 @@ class _Search:
     def _has_same_seeds(self, culprit: Culprit) -> bool:
         """Return whether generators were recorded at the start of the step and agree."""
         comparison = culprit.comparison
-        sides = comparison.target.view.facts, comparison.reference.view.facts
-        if any(facts is None or not facts.random for facts in sides):
+        if any(facts is None or not facts.random for facts in comparison.facts):
             return False
         return not any(
             fact.verdict is VerdictClass.RANDOM and fact.step == comparison.step

@@ -136,6 +136,6 @@ def _is_explained(comparison: RankComparison, row: Row) -> bool:
 
 def parameter_of(comparison: RankComparison, row: Row) -> Parameter:
     """Return the parameter that a row holds, or whose gradient it holds."""
-    module = comparison.side_of(row.pair).parsed(row.pair.name).base
+    module = comparison.parsed(row.pair).base
     value = row.value
     return module, value.argument if value.role is Role.PARAMETER else value.slot

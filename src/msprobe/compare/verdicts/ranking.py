@@ -130,7 +130,7 @@ def _group_key(culprit: Culprit) -> Hashable:
 
 
 def _call_name(culprit: Culprit) -> str:
-    parsed = culprit.comparison.side_of(culprit.row.pair).parsed(culprit.row.pair.name)
+    parsed = culprit.comparison.parsed(culprit.row.pair)
     return parsed.class_name or f"{parsed.prefix}.{parsed.path}"
 
 
@@ -204,8 +204,8 @@ def kind_of_row(comparison: RankComparison, row: Row) -> str:
     role = row.value.role
     if role in (Role.PARAMETER, Role.PARAMETER_GRAD, Role.SAVED):
         return str(role)
-    parsed = comparison.side_of(row.pair).parsed(row.pair.name)
-    return "backward" if parsed.kind is RecordKind.BACKWARD else "forward"
+    is_backward = comparison.parsed(row.pair).kind is RecordKind.BACKWARD
+    return "backward" if is_backward else "forward"
 
 
 class _Begins:

@@ -113,9 +113,8 @@ class Summary:
             if pair is not None:
                 pairs.append(pair)
                 continue
-            sides = comparison.target.view.facts, comparison.reference.view.facts
-            if sides != (None, None):
-                side = "target" if sides[0] is None else "reference"
+            if comparison.facts != (None, None):
+                side = "target" if comparison.facts[0] is None else "reference"
                 self._notes.append(
                     f"the {side} holds no facts about its training: settings, data and "
                     "optimizers were not compared"
