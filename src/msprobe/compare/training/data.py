@@ -11,7 +11,14 @@ from typing import Final, Protocol
 
 import msgspec
 
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
+from msprobe.compare.training.differences import (
+    Effect,
+    FactDifference,
+    Moment,
+    of_sides,
+    shown,
+    steps_ahead,
+)
 from msprobe.compare.training.facts_pair import (
     FactsPair,
 )
@@ -23,7 +30,6 @@ from msprobe.numerics.number_types import Kind, kind_of
 
 # Sums of the same elements in another order agree this far.
 _SAME_SUM: Final = 1e-6
-_FARTHEST_SHIFT: Final = 64
 _WHOLE: Final = {Kind.BOOL, Kind.INTEGER}
 _NEXT: Final = ("feed both runs with the same batches in the same order, then compare again",)
 
@@ -201,7 +207,7 @@ class DataHistory:
         moved = Counter(b.keys[0] for b in apart) == Counter(b.keys[1] for b in apart)
         if moved and len(apart) > 1:
             return f"the same {len(apart)} batches come in another order (since step {first.step})"
-        shift = _shift(targets, references)
+        shift = steps_ahead(targets, references)
         if shift:
             count = f"{abs(shift)} batch{'es' * (abs(shift) > 1)}"
             return (
@@ -269,8 +275,8 @@ def _alone_words(batch: _Batch) -> list[str]:
         return []
     return [
         f"only the {side} is given {where}"
-        for side, alone in (("target", target - reference), ("reference", reference - target))
-        for where in sorted(alone)
+        for side, _, own, other in of_sides(target, reference)
+        for where in sorted(own - other)
     ]
 
 
@@ -438,13 +444,3 @@ def _is_permuted(target: Data, reference: Data) -> bool:
             a is not None and b is not None and abs(a - b) <= _SAME_SUM * abs(b) for a, b in pairs
         )
     )
-
-
-def _shift(target: Sequence[Hashable], reference: Sequence[Hashable]) -> int:
-    """Return by how many batches the target is ahead of the reference; 0 where it is not."""
-    for distance in range(1, min(len(target), _FARTHEST_SHIFT)):
-        for ahead in (distance, -distance):
-            early, late = (target, reference) if ahead > 0 else (reference, target)
-            if list(early[:-distance]) == list(late[distance:]) and early[:-distance]:
-                return ahead
-    return 0

@@ -13,13 +13,13 @@ from msprobe.compare.training.differences import (
     Moment,
     shown,
     some_of,
+    steps_ahead,
 )
 from msprobe.compare.training.facts_pair import FactsPair, StepPair, options_of, same
 from msprobe.compare.training.optimizers import changed_options
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts, OptimizerStep, Schedule
 
-_FARTHEST_SHIFT: Final = 100
 # Schedulers move these beside the learning rate; others are moved by the program itself.
 _CYCLED: Final = ("beta1", "momentum")
 # Schedulers keep these with a group; its optimizer does not read them.
@@ -167,7 +167,7 @@ class ScheduleHistory:
         """
         if any(_first_difference(each) is None for each in self._rates.values()):
             return 0
-        return _shift(rates.target, rates.reference) or self._epochs_apart()
+        return steps_ahead(rates.target, rates.reference, same) or self._epochs_apart()
 
     def _epochs_apart(self) -> int:
         """Return how far the counters of the schedulers are apart."""
@@ -199,14 +199,3 @@ def _has_one_ratio(rates: _Rates) -> bool:
     first = pairs[0] if pairs else (0.0, 0.0)
     is_known = len(pairs) == len(rates.steps) > 1
     return is_known and all(same(a * first[1], b * first[0]) for a, b in pairs)
-
-
-def _shift(target: Sequence[Any], reference: Sequence[Any]) -> int:
-    """Return k if the target has at each step the value that the reference has k steps later."""
-    for distance in range(1, min(len(target), _FARTHEST_SHIFT)):
-        for ahead in (distance, -distance):
-            early, late = (target, reference) if ahead > 0 else (reference, target)
-            pairs = list(zip(early[:-distance], late[distance:], strict=True))
-            if all(same(*numbers) for numbers in pairs):
-                return ahead
-    return 0
