@@ -70,10 +70,6 @@ def has_same_gradients(pair: StepPair, tolerance: float = SAME_GRADIENT) -> bool
     """Return whether all gradients that an optimizer gets are the same sums, in another order.
 
     One side may hold several weights as one: those of one side alone are the same together.
-
-    Args:
-        pair: the optimizer's step.
-        tolerance: how far they may be apart, relative to their norms.
     """
     both = pair.gradients
     shared = both[0].keys() & both[1].keys()
@@ -302,14 +298,7 @@ def _stale(
     *,
     is_clipped: bool,
 ) -> str:
-    """Return whether gradients are left over from the step before, in words; empty if not.
-
-    Args:
-        names: the gradients that differ.
-        both: gradients of both sides.
-        last: those of the step before.
-        is_clipped: both sides are clipped: sums are scaled as a whole.
-    """
+    """Return whether gradients are left over from the step before, in words; empty if not."""
     known = [name for name in names if name in last[0]]
     for (side, _, own, other), earlier in zip(of_sides(*both), last, strict=True):
         stale = [
@@ -387,11 +376,7 @@ def _is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weights: Sequence[
 
 
 def unreduced(pairs: Sequence[StepPair]) -> Iterator[FactDifference]:
-    """Yield a missing reduction of gradients over ranks.
-
-    Args:
-        pairs: the same optimizer step of all ranks.
-    """
+    """Yield a missing reduction of gradients over ranks."""
     if len(pairs) < 2:
         return
     sides = [[each.gradients[side] for each in pairs] for side in (0, 1)]

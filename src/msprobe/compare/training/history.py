@@ -18,9 +18,9 @@ from msprobe.compare.training.clipping import (
 )
 from msprobe.compare.training.collectives import collective_differences
 from msprobe.compare.training.data import DataHistory, Made
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
+from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
 from msprobe.compare.training.facts_pair import StepPair
-from msprobe.compare.training.gradient_factors import Factor, Meanings
+from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.training.gradients import (
     SAME_GRADIENT,
     GradientHistory,
@@ -166,33 +166,26 @@ class TrainingHistory:
 
         An optimizer's step enlarges the rounding that the steps before left.
         """
-        history = self._ranks.get(rank)
-        farthest = 0.0 if history is None else history.farthest
+        farthest = self._known(rank).farthest
         return max(SAME_GRADIENT, _GROWTH * farthest if farthest <= SAME_GRADIENT else 0.0)
 
+    def _known(self, rank: int | str) -> _RankHistory:
+        return self._ranks.get(rank) or _RankHistory(DataHistory(rank), ScheduleHistory(rank))
+
     def _rank(self, rank: int | str) -> _RankHistory:
-        found = self._ranks.get(rank)
-        if found is None:
-            found = self._ranks[rank] = _RankHistory(DataHistory(rank), ScheduleHistory(rank))
-        return found
+        return self._ranks.setdefault(rank, self._known(rank))
 
     def updated(self, rank: int | str) -> Mapping[str, bool]:
         """Return parameter → whether it differed after an optimizer step of the rank so far."""
-        history = self._ranks.get(rank)
-        return {} if history is None else history.updated
+        return self._known(rank).updated
 
     def distances(self, rank: int | str) -> Mapping[str, float]:
         """Return parameter → how far the gradients that its optimizer got were apart at most."""
-        history = self._ranks.get(rank)
-        return {} if history is None else history.distances
+        return self._known(rank).distances
 
     def has_same_data(self, rank: int | str | None = None) -> bool:
-        """Return whether the batches of all steps so far were recorded, and are equal.
-
-        Args:
-            rank: the rank; None for all.
-        """
-        ranks = self._ranks if rank is None else [each for each in self._ranks if each == rank]
+        """Return whether the batches of a rank, or of all, were recorded and are equal so far."""
+        ranks = [each for each in self._ranks if rank in (None, each)]
         return bool(ranks) and all(self._ranks[each].data.is_same for each in ranks)
 
     @property
@@ -226,9 +219,7 @@ class TrainingHistory:
 
     def _with_history(self, fact: FactDifference) -> FactDifference:
         """Return a difference of one step, judged again after all steps."""
-        history = self._ranks.get(fact.rank)
-        if history is None:
-            return fact
+        history = self._known(fact.rank)
         if fact.verdict is VerdictClass.RANDOM:
             return history.random.drawn(fact)
         return history.schedules.of_scheduler(fact)
@@ -316,30 +307,15 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
         if value is None or expected is None or target.micro != reference.micro:
             continue
         epsilon = max(epsilon_of(normal_dtype(each.dtype)) for each in (target, reference))
-        if value == expected or not math.isfinite(value) or not math.isfinite(expected):
+        if not math.isfinite(value) or not math.isfinite(expected):
             continue
         if abs(value - expected) <= _LOSS_ROUNDINGS * epsilon * abs(expected):
             continue
-        factor = Factor(value / expected, None) if expected else None
-        meaning = meanings_of(pair, 1).of(factor.value) if factor is not None else ""
+        meaning = meanings_of(pair, 1).of(value / expected) if expected else ""
         of_micro = f", micro batch {target.micro}" if target.micro else ""
-        verdict = VerdictClass.GRADIENT if meaning else VerdictClass.UNEXPLAINED
-        made = ""
-        if target.made_by and reference.made_by and target.made_by != reference.made_by:
-            both = list(zip_longest(target.made_by, reference.made_by, fillvalue=""))
-            last = next(n for n, (own, other) in enumerate(both) if own != other)
-            before = f"before its last {last} call{'s' * (last > 1)} " if last else ""
-            made = f"; {before}it is made by " + ", by ".join(
-                f"{', '.join(loss.made_by[last : last + _SHOWN_OPERATIONS]) or 'no more'} in the "
-                f"{side}"
-                for side, loss in (("target", target), ("reference", reference))
-            )
-            apart = [[text.partition("(")[0] for text in each] for each in both if len({*each}) > 1]
-            if not meaning and len(apart) == 1:
-                is_same = apart[0][0] == apart[0][1]
-                verdict = VerdictClass.ARGUMENT if is_same else VerdictClass.CALL
+        made, verdict = _made_words(target.made_by, reference.made_by)
         yield pair.difference(
-            verdict,
+            VerdictClass.GRADIENT if meaning else verdict,
             Moment.LOSS,
             f"the loss is {shown(value)} in the target, {shown(expected)} in the reference "
             f"(step {pair.step}{of_micro})"
@@ -352,6 +328,25 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
         return
 
 
+def _made_words(target: Sequence[str], reference: Sequence[str]) -> tuple[str, VerdictClass]:
+    """Return by which other calls losses are made, in words, and the class that this is of."""
+    if not target or not reference or target == reference:
+        return "", VerdictClass.UNEXPLAINED
+    both = list(zip_longest(target, reference, fillvalue=""))
+    apart = [at for at, (own, other) in enumerate(both) if own != other]
+    last = apart[0]
+    before = f"before its last {last} call{'s' * (last > 1)} " if last else ""
+    calls = (
+        f"{', '.join(made[last : last + _SHOWN_OPERATIONS]) or 'no more'} in the {side}"
+        for side, _, made, _ in of_sides(target, reference)
+    )
+    names = {text.partition("(")[0] for text in both[last]}
+    verdict = VerdictClass.ARGUMENT if len(names) == 1 else VerdictClass.CALL
+    is_one = len(apart) == 1
+    words = f"; {before}it is made by {', by '.join(calls)}"
+    return words, verdict if is_one else VerdictClass.UNEXPLAINED
+
+
 def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield a step that ended early on one side only."""
     target, reference = pair.target.ended, pair.reference.ended
@@ -360,32 +355,27 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
     if target.how is reference.how:
         yield from _left_out(pair)
         return
-    for ended, other, side in ((target, reference, "target"), (reference, target, "reference")):
-        if ended.how is Ending.WHOLE or other.how is not Ending.WHOLE:
-            continue
-        yield pair.difference(
-            VerdictClass.INCOMPLETE,
-            _moment_of(ended),
-            f"step {pair.step} of the {side} {ended.words}; that of the other side is whole",
-            effect=Effect.POSSIBLE if ended.how is Ending.UNSTOPPED else Effect.CERTAIN,
-            record=ended.record,
-            next=(f"record the {side} again, and compare whole steps",),
-        )
+    for side, _, ended, other in of_sides(target, reference):
+        if ended.how is not Ending.WHOLE and other.how is Ending.WHOLE:
+            yield pair.difference(
+                VerdictClass.INCOMPLETE,
+                _moment_of(ended),
+                f"step {pair.step} of the {side} {ended.words}; that of the other side is whole",
+                effect=Effect.POSSIBLE if ended.how is Ending.UNSTOPPED else Effect.CERTAIN,
+                record=ended.record,
+                next=(f"record the {side} again, and compare whole steps",),
+            )
 
 
 def _left_out(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield a step that trains on one side only: the program may have caught an exception."""
-    sides = pair.sides
-    trains = [bool(facts.loss and facts.optimizer_steps()) for facts in sides]
-    begins = [bool(facts.loss or facts.events) for facts in sides]
-    for side, own in (("target", 0), ("reference", 1)):
-        if trains[1 - own] and not begins[own]:
+    for side, _, own, other in of_sides(*pair.sides):
+        if other.loss and other.optimizer_steps() and not (own.loss or own.events):
             yield pair.difference(
                 VerdictClass.INCOMPLETE,
                 Moment.FORWARD,
                 f"step {pair.step} of the {side} has no backward pass and no optimizer step, "
                 "as the other side has: it was left out, or left early",
-                effect=Effect.CERTAIN,
                 next=(f"look for an exception that the program of the {side} caught",),
             )
 

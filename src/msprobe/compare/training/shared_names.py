@@ -28,10 +28,7 @@ def with_shared_names(
 ) -> tuple[Facts, Facts]:
     """Return the facts of both sides with the names by which both know a parameter.
 
-    Args:
-        target: the facts of the side under test.
-        reference: those of the trusted side.
-        mapped: module → the path that both sides share by a mapping file, of either side.
+    Of either side, `mapped` tells the paths that both share by a mapping file.
     """
     if are_of_two_frameworks(target, reference):
         target, reference = in_shared_terms(target, reference)

@@ -233,10 +233,6 @@ def equal_at_start(pair: FactsPair, kind: str | None = None) -> dict[str, bool]:
     """Return parameter or buffer → whether both sides agree to the bit when the step starts.
 
     Those that one side lacks, or whose bytes were not read, are left out.
-
-    Args:
-        pair: the facts.
-        kind: only ``parameter`` or ``buffer``; None for both.
     """
     target, reference = pair.target.parameters, pair.reference.parameters
     if target is None or reference is None:

@@ -296,11 +296,7 @@ def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:
 
 
 class _Linked:
-    """The calls of several ranks that are one communication.
-
-    Args:
-        comparisons: all ranks of a step.
-    """
+    """The calls of several ranks that are one communication."""
 
     def __init__(self, comparisons: Sequence[RankComparison]) -> None:
         self._comparisons = comparisons

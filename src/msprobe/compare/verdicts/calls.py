@@ -64,11 +64,7 @@ class Call:
 
 
 class Calls:
-    """All operations of a comparison.
-
-    Args:
-        comparison: its rows are grouped by operation.
-    """
+    """All operations of a comparison."""
 
     def __init__(self, comparison: RankComparison) -> None:
         self._comparison = comparison

@@ -42,13 +42,7 @@ def group_words(row: Row, place: str) -> str:
 
 
 def ranks_words(culprit: Culprit, culprits: Iterable[Culprit], ranks: Sequence[int | str]) -> str:
-    """Return on which ranks the same call is a culprit, in words; empty for a single rank.
-
-    Args:
-        culprit: the culprit.
-        culprits: all of them.
-        ranks: all ranks that were compared.
-    """
+    """Return on which ranks the same call is a culprit, in words; empty for a single rank."""
     names = {culprit.row.pair.target, culprit.row.pair.reference} - {None}
     concerned = {
         each.comparison.rank

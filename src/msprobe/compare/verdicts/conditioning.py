@@ -158,13 +158,7 @@ class Bound:
 
 
 def forward_bound(family: Family, operands: Sequence[Operand], result: Operand) -> Bound:
-    """Return the error that may be expected in an output.
-
-    Args:
-        family: the kind of function.
-        operands: inputs and parameters.
-        result: the output.
-    """
+    """Return the error that may be expected in an output."""
     out = result.epsilon * result.size
     relative = sum(operand.relative for operand in operands)
     if not operands:
@@ -221,12 +215,6 @@ def quotient_error(
     Where divisors are tiny, such as in Adam for gradients that are zero up to rounding, small
     errors of small elements become large ones, which no norm of the inputs shows.
 
-    Args:
-        numerator: a.
-        divisor: b.
-        factor: a number.
-        result: the output.
-
     Returns:
         None where divisors may be zero, so that nothing can be said.
     """
@@ -242,14 +230,7 @@ def backward_bound(
     saved: Sequence[Operand],
     result: Operand,
 ) -> Bound:
-    """Return the error that may be expected in a gradient that a call hands on.
-
-    Args:
-        family: the kind of function of the call.
-        gradients: gradients of its outputs.
-        saved: inputs, parameters and outputs of the forward call.
-        result: the gradient of one of its inputs.
-    """
+    """Return the error that may be expected in a gradient that a call hands on."""
     if not gradients:
         return Bound(_ROUNDINGS * result.epsilon * result.size, 0.0)
     out = result.epsilon * result.size

@@ -95,13 +95,7 @@ class Makers:
 
 
 class _SideFlow:
-    """Makers and users of each value on one side.
-
-    Args:
-        rows: all rows.
-        pick: returns the side's value of a row.
-        place: returns the place of a row's call in the side's own order.
-    """
+    """Makers and users of each value on one side."""
 
     def __init__(
         self,
@@ -174,12 +168,7 @@ class _SideFlow:
 
 
 class DataFlow:
-    """The flow of data on both sides of a comparison.
-
-    Args:
-        rows: all rows, in order of execution.
-        names: the reference's records in their own order.
-    """
+    """The flow of data on both sides; `names` are the reference's records in their own order."""
 
     def __init__(self, rows: Sequence[Row], names: Iterable[str] = ()) -> None:
         self.target = _SideFlow(rows, _target_value, _position)

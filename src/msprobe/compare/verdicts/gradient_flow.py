@@ -38,13 +38,7 @@ _DOUBTFUL: Final = 0.01
 
 
 class GradientFlow:
-    """Judges incoming gradients.
-
-    Args:
-        state: of the search.
-        unmatched: the calls that only one side made.
-        safety: how far beyond a bound an error must be to count.
-    """
+    """Judges incoming gradients."""
 
     def __init__(self, state: OriginState, unmatched: UnmatchedCalls, safety: float) -> None:
         self._state = state

@@ -27,13 +27,7 @@ _RANDOM_STATE: Final = "rng."
 
 
 class Incoming:
-    """Judges the inputs of calls.
-
-    Args:
-        state: of the search.
-        unmatched: the calls that only one side made.
-        gradients: judges gradients that no single call made.
-    """
+    """Judges the inputs of calls."""
 
     def __init__(
         self, state: OriginState, unmatched: UnmatchedCalls, gradients: GradientFlow

@@ -30,11 +30,7 @@ _CULPRIT: Final = "culprit"
 
 
 class MadeInside(Made):
-    """Values that modules, parameters or generators made within a step.
-
-    Args:
-        comparison: the step and rank.
-    """
+    """Values that modules, parameters or generators made within a step."""
 
     def __init__(self, comparison: RankComparison) -> None:
         self._comparison = comparison
@@ -141,12 +137,7 @@ class MadeInside(Made):
 
 
 def without_received(comparison: RankComparison, pair: FactsPair) -> FactsPair:
-    """Return facts without the inputs of models that came from another rank: they are no data.
-
-    Args:
-        comparison: the step and rank.
-        pair: its facts.
-    """
+    """Return facts without the inputs of models that came from another rank: they are no data."""
     found = []
     for side, facts in ((comparison.target, pair.target), (comparison.reference, pair.reference)):
         sizes = {

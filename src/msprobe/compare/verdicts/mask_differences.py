@@ -39,10 +39,6 @@ class Hidden(NamedTuple):
 def hidden_difference(state: OriginState, call: Call) -> Hidden | None:
     """Return how far apart the inputs are of calls that made masks or masked values.
 
-    Args:
-        state: of the search, in a comparison by statistics.
-        call: a call whose inputs seem to agree.
-
     Returns:
         None where nothing hidden differs.
     """

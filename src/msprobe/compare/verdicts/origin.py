@@ -67,9 +67,6 @@ def find_origins(comparison: RankComparison) -> None:
     """Fill in the origin of every row that differs; needs `judge_rows` before.
 
     A difference that turns out to be below the rounding of the call that made it becomes close.
-
-    Args:
-        comparison: its rows are changed.
     """
     calls = Calls(comparison)
     rows = comparison.rows

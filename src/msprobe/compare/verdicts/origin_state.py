@@ -25,22 +25,13 @@ _UNRECORDED_GROWTH: Final = 50.0
 
 
 class StartState:
-    """Parameters and buffers when the step starts, as far as facts tell.
-
-    Args:
-        comparison: the step and rank.
-    """
+    """Parameters and buffers when the step starts, as far as facts tell."""
 
     def __init__(self, comparison: RankComparison) -> None:
         self._comparison = comparison
 
     def agreed(self, path: str, argument: str) -> bool:
-        """Return whether facts show that a parameter or buffer agreed to the bit.
-
-        Args:
-            path: module around it; empty for the model itself, or where no module is known.
-            argument: its name in the module.
-        """
+        """Return whether facts show that a parameter or buffer agreed to the bit."""
         name = f"{path}.{argument}" if path else argument
         if path or name in self._equal:
             return self._equal.get(name, False)
@@ -183,9 +174,6 @@ class OriginState:
 
     def convict(self, start: int) -> bool:
         """Blame the arguments of a call that were under suspicion.
-
-        Args:
-            start: index of the first row of the call.
 
         Returns:
             Whether there were any.

@@ -104,11 +104,7 @@ class OwnErrors(NamedTuple):
         return len(self.at_fault) == 1 and any(error.is_certain for error in self)
 
     def verdict_words(self, place: str) -> str:
-        """Return which side errs, and by how much.
-
-        Args:
-            place: the call in words.
-        """
+        """Return which side errs, and by how much."""
         sides = self.at_fault
         if len(sides) > 1:
             return f"both sides compute {place} wrongly: {self.words}"

@@ -104,11 +104,7 @@ class CulpritGroup:
 
 
 def culprit_groups(culprits: Sequence[Culprit]) -> list[CulpritGroup]:
-    """Return culprits grouped by source line, kind, cause, call and argument.
-
-    Args:
-        culprits: ranked, the best one first; groups are in the order of their first culprits.
-    """
+    """Return culprits grouped by source line, kind, cause, call and argument."""
     found: dict[Hashable, list[Culprit]] = {}
     for culprit in culprits:
         found.setdefault(_group_key(culprit), []).append(culprit)

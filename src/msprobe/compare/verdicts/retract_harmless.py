@@ -67,12 +67,7 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
 
 
 def retract_without_effect(calls: Calls, updated: int) -> None:
-    """Clear the origins in a step that comes to the same loss and the same gradients.
-
-    Args:
-        calls: the calls of the step.
-        updated: place of the last call before the last optimizer step.
-    """
+    """Clear the origins in a step that comes to the same loss and the same gradients."""
     is_same = not any(map(calls.makes_other_call, calls.pairs))
     for call in calls:
         if calls.is_kept(call):

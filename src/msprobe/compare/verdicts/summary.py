@@ -66,11 +66,7 @@ class Summary:
         self._noise: list[NoiseJudgement] = []
 
     def add(self, ranks: Sequence[RankComparison]) -> None:
-        """Take in a step, and settle its origins: only here all ranks are together.
-
-        Args:
-            ranks: all of its ranks, judged, with origins. Steps come in their order.
-        """
+        """Take in a step, and settle its origins: only here all ranks are together."""
         pairs = self._facts_of(ranks)
         made_inside = {comparison.rank: MadeInside(comparison) for comparison in ranks}
         if len(ranks) > 1:

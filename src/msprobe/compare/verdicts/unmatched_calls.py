@@ -67,11 +67,7 @@ class UnmatchedCalls:
         self._searches = 0
 
     def blame_for(self, maker: int) -> Blame:
-        """Blame the unmatched call that made a value, or those that it got its own values from.
-
-        Args:
-            maker: index of the row of the unmatched call that holds the value.
-        """
+        """Blame the unmatched call that made a value, or those that it got its own values from."""
         chain = self._chain_of(self._state.calls.of(self._state.rows[maker]))
         if chain.is_fed_with_difference or self._state.calls.split_batches:
             return Blame.EARLIER
@@ -99,11 +95,7 @@ class UnmatchedCalls:
         return len(coming) == len(made) == 1 and coming[0] > made[0] > 0
 
     def largest_input(self, maker: int) -> float:
-        """Return the largest number that an unmatched call takes in, or those that feed it.
-
-        Args:
-            maker: index of a row of the call.
-        """
+        """Return the largest number that an unmatched call takes in, or those that feed it."""
         call = self._state.calls.of(self._state.rows[maker])
         feeding = self._state.upstream(call, self._unmatched_sources)
         operands = (
@@ -155,9 +147,6 @@ class UnmatchedCalls:
         That is a call that only one side makes, or one with another argument.
 
         Statistics do not see such a change; results computed from the value show it further on.
-
-        Args:
-            call: the first call whose result differs, though its inputs have equal statistics.
 
         Returns:
             Whether there is one.

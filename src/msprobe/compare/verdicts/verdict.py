@@ -198,12 +198,7 @@ class Findings:
         )
 
     def other_facts(self, chosen: FactDifference | None, words: str) -> Iterator[str]:
-        """Yield what else differs in the training, the consequences of the cause left out.
-
-        Args:
-            chosen: the difference that is the cause; None if none is.
-            words: the cause in words.
-        """
+        """Yield what else differs in the training, the consequences of the cause left out."""
         when = None if chosen is None else (chosen.step, chosen.moment)
         told = set()  # later steps repeat what the first one tells
         for wanted in (True, False):

@@ -137,12 +137,7 @@ def _small_cause(findings: Findings) -> Clue | None:
 
 
 def _are_outgrown(findings: Findings, step: int) -> bool:
-    """Return whether types explain the first forward pass; what follows may outgrow them.
-
-    Args:
-        findings: all findings.
-        step: number of the first step that differs.
-    """
+    """Return whether types explain the first forward pass; what follows may outgrow them."""
     proofs = [(each.step, each.proof) for each in findings.steps if each.proof is not None]
     jumps = [(number, jump) for number, proof in proofs for jump in proof.jumps]
     return any(proof.has_two_precisions for number, proof in proofs if number == step) and all(
