@@ -85,6 +85,11 @@ class RankComparison:
         """What each side recorded of its training."""
         return self.target.view.facts, self.reference.view.facts
 
+    @property
+    def places(self) -> dict[str | None, int]:
+        """Name of a record of the target → its place."""
+        return {pair.target: pair.position for pair in self.pairs}
+
     def parsed(self, pair: OperationPair) -> RecordName:
         """Return an operation's name taken apart."""
         return self.side_of(pair).parsed(pair.name)

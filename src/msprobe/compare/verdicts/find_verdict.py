@@ -165,23 +165,20 @@ class _Search:
         is_partial = fact.moment is Moment.DATA and fact.is_partial
         if not is_partial or culprit is None:
             return False
-        if (fact.step, fact.rank) != (culprit.comparison.step, culprit.comparison.rank):
+        comparison, pair = culprit.comparison, culprit.row.pair
+        if (fact.step, fact.rank) != (comparison.step, comparison.rank):
             return False
-        side = culprit.comparison.side_of(culprit.row.pair)
-        models = [
+        side = comparison.side_of(pair)
+        models = {
             name
-            for name in side.names
-            if side.parsed(name).is_module
-            and side.parsed(name).kind is RecordKind.FORWARD
-            and side.parent(name) is None
-        ]
+            for name, parsed in ((name, side.parsed(name)) for name in side.names)
+            if parsed.is_module and parsed.kind is RecordKind.FORWARD and not side.parent(name)
+        }
+        if not models:
+            return comparison.passes_before(pair.position) < fact.micro
         # A model's record follows those of its parts.
-        names = [*itertools.takewhile(lambda name: name != culprit.row.pair.name, side.names)]
-        if models:
-            return len({*names}.intersection(models)) < fact.micro
-        kinds = (side.parsed(name).kind for name in names)
-        passes = [kind for kind, _ in itertools.groupby(kinds)].count(RecordKind.BACKWARD)
-        return passes < fact.micro
+        before = itertools.takewhile(lambda name: name != pair.name, side.names)
+        return len(models.intersection(before)) < fact.micro
 
     def _is_communication_used(self, fact: FactDifference) -> bool:
         """Return whether a loss, a gradient or a module differs after another communication."""
@@ -321,8 +318,7 @@ class _Search:
 
     def _is_alone(self, fact: FactDifference) -> bool:
         """Return whether all values before a difference of the optimizer are equal."""
-        before = [each for each in self._findings.steps if each.step <= fact.step]
-        return fact.moment > Moment.BACKWARD and all(each.is_exact for each in before)
+        return fact.moment > Moment.BACKWARD and self._is_exact_before(fact.step + 1)
 
     def _is_proved(self, fact: FactDifference) -> bool:
         """Return whether rounding, in types that differ, explains every difference."""
@@ -334,8 +330,8 @@ class _Search:
 
     def _agreement(self, fact: FactDifference) -> Iterator[str]:
         """Yield the steps and parts of a step that agree before a difference."""
-        earlier = [each for each in self._findings.steps if each.step < fact.step]
-        if earlier and all(each.is_exact for each in earlier):
+        is_first = fact.step == min((each.step for each in self._findings.steps), default=fact.step)
+        if not is_first and self._is_exact_before(fact.step):
             yield f"every value of the steps before step {fact.step} is equal"
         own = self._observed.get((fact.step, fact.rank))
         if own is not None and own.is_exact and fact.moment > Moment.BACKWARD:
@@ -405,7 +401,7 @@ class _Search:
             verdict, confidence = VerdictClass.SETTINGS, Confidence.POSSIBLE
             words = f"{settings.words}; the first call that differs is {_call_words(culprit)}"
             next_steps = [*settings.next]
-        elif verdict is VerdictClass.ARGUMENT and self._is_exact_before(culprit):
+        elif verdict is VerdictClass.ARGUMENT and self._is_exact_before(culprit.comparison.step):
             confidence = Confidence.PROVED
         elif verdict in (VerdictClass.KERNEL, VerdictClass.UNEXPLAINED):
             confidence = Confidence.POSSIBLE
@@ -456,10 +452,8 @@ class _Search:
             for fact in self._findings.facts
         )
 
-    def _is_exact_before(self, culprit: Culprit) -> bool:
-        return all(
-            each.is_exact for each in self._findings.steps if each.step < culprit.comparison.step
-        )
+    def _is_exact_before(self, step: int) -> bool:
+        return all(each.is_exact for each in self._findings.steps if each.step < step)
 
 
 def _is_clipping_of(fact: FactDifference, step: StepObservations, found: GradientFactor) -> bool:
