@@ -75,6 +75,10 @@ class RankComparison:
         """Return the side that gave an operation its name: the target, if that has it."""
         return self.reference if pair.target is None else self.target
 
+    def side(self, *, is_target: bool) -> Side:
+        """Return one of the sides."""
+        return self.target if is_target else self.reference
+
     @property
     def sides(self) -> tuple[Side, Side]:
         """The target and the reference."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -143,21 +143,20 @@ class DataHistory:
         # Samples or edges may come in any order within a batch: the values tell if it matters.
         is_permuted = not order and all(map(_holds_the_same, apart))
         is_certain = order or (_changed(first) and not is_permuted)
-        yield replace(
-            self._difference(
-                first.step,
-                order or self._batch_words(apart),
-                Effect.CERTAIN if is_certain else Effect.POSSIBLE,
-                record=(first.target or first.reference)[0].record,
-            ),
+        tensor = (first.target or first.reference)[0]
+        yield self._difference(
+            first.step,
+            order or self._batch_words(apart),
+            Effect.CERTAIN if is_certain else Effect.POSSIBLE,
             verdict=VerdictClass.ARGUMENT if is_given else VerdictClass.DATA,
+            record=tensor.record,
             is_partial=agree,
-            micro=(first.target or first.reference)[0].micro,
+            micro=tensor.micro,
         )
 
     def _of_counts(self, pair: FactsPair, counts: tuple[int, int], *, same: bool) -> FactDifference:
         """Return that the sides call the model so many times, in micro batches or besides."""
-        passes = 0 if same else _backward_passes(pair)
+        passes = 0 if same or len({*pair.passes}) > 1 else pair.passes[0]
         holds_same = not same and _distinct(pair.target.data) == _distinct(pair.reference.data)
         if not passes and not holds_same:
             words = (
@@ -175,30 +174,24 @@ class DataHistory:
         times = tuple(map(_times, counts))
         words = (
             f"step {pair.step} calls the model {times[0]} in the target, {times[1]} in the "
-            f"reference, with {passes} backward pass{'es' * (passes > 1)} on either side"
+            "reference, "
+        ) + (
+            f"with {passes} backward pass{'es' * (passes > 1)} on either side"
             if passes
-            else f"step {pair.step} calls the model {times[0]} in the target, {times[1]} in the "
-            "reference, on the same data"
+            else "on the same data"
         )
-        return replace(
-            self._difference(pair.step, words, Effect.NONE if is_consequence else Effect.POSSIBLE),
+        return self._difference(
+            pair.step,
+            words,
+            Effect.NONE if is_consequence else Effect.POSSIBLE,
             verdict=VerdictClass.CALL,
             next=("look at where the model is called",),
         )
 
-    def _difference(
-        self, step: int, words: str, effect: Effect = Effect.CERTAIN, record: str | None = None
-    ) -> FactDifference:
-        return FactDifference(
-            verdict=VerdictClass.DATA,
-            moment=Moment.DATA,
-            step=step,
-            rank=self._rank,
-            words=words,
-            effect=effect,
-            record=record,
-            next=_NEXT,
-        )
+    def _difference(self, step: int, words: str, effect: Effect, **more: Any) -> FactDifference:
+        more = {"verdict": VerdictClass.DATA, "next": _NEXT, **more}
+        place = {"moment": Moment.DATA, "step": step, "rank": self._rank}
+        return FactDifference(words=words, effect=effect, **place, **more)
 
     def _order_words(self, apart: Sequence[_Batch]) -> str:
         """Return how the order of the batches differs; empty where the batches do."""
@@ -309,13 +302,6 @@ def _are_of_parts(*sides: Sequence[Data]) -> bool:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-def _backward_passes(pair: FactsPair) -> int:
-    """Return how many backward passes both sides made; 0 where they made other numbers of them."""
-    sides = pair.target.loss, pair.reference.loss
-    target, reference = (len({each.micro for each in losses}) for losses in sides)
-    return target if target == reference else 0
 
 
 def _by_micro(data: Sequence[Data]) -> list[list[Data]]:

@@ -19,7 +19,7 @@ from typing import Final
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
-from msprobe.compare.verdicts.calls import Call, Calls
+from msprobe.compare.verdicts.calls import Call, Calls, names_of
 from msprobe.compare.verdicts.data_flow import DataFlow
 from msprobe.compare.verdicts.statistics_error import statistics_error
 from msprobe.dump.record_names import (
@@ -138,9 +138,8 @@ def _retract_replaced(call: Call, found: Sequence[Row], replaced: Mapping[str, s
 
 def _bases(call: Call) -> Iterator[str]:
     """Yield a module's name in records, as each side calls it."""
-    for name in (call.pair.target, call.pair.reference):
-        if name is not None:
-            yield parse_record_name(name).base
+    for name, _ in names_of(call.pair):
+        yield parse_record_name(name).base
 
 
 def _has_gradients_of_its_own(call: Call, found: Sequence[Row]) -> bool:
@@ -221,10 +220,8 @@ class _Agreement:
         found: set[str | None] = set()
         calls = self._calls
         for pair in calls.pairs:
-            if not calls.makes_other_call(pair):
-                continue
-            for name, is_target in ((pair.target, True), (pair.reference, False)):
-                parent = None if name is None else calls.parent_of(name, is_target=is_target)
+            for name, is_target in names_of(pair) if calls.makes_other_call(pair) else ():
+                parent = calls.parent_of(name, is_target=is_target)
                 while parent not in found:
                     found.add(parent)
                     if parent is not None:
@@ -316,8 +313,7 @@ class _Agreement:
 
     def _enclosing(self, call: Call) -> list[Call]:
         """Return the modules around a call that both sides recorded, from the innermost."""
-        names = ((call.pair.target, True), (call.pair.reference, False))
-        parents = tuple((self._parent(name, side), side) for name, side in names if name)
+        parents = tuple((self._parent(name, side), side) for name, side in names_of(call.pair))
         found = self._around.get(parents)
         if found is None:
             found = self._around[parents] = []

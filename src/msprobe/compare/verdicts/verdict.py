@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from msprobe.compare.model import Mode
@@ -62,15 +62,7 @@ class Where:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as it is in ``summary.json``."""
-        return {
-            "step": self.step,
-            "rank": self.rank,
-            "record": self.record,
-            "module": self.module,
-            "source": self.source,
-            "parameter": self.parameter,
-            "phase": None if self.phase is None else str(self.phase),
-        }
+        return {**asdict(self), "phase": None if self.phase is None else str(self.phase)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
