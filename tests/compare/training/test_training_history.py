@@ -13,8 +13,8 @@ import pytest
 
 from builders.facts import Arrays, adamw, arrays, batch, facts, optimizer_step, start_state
 from msprobe.compare.training.differences import Effect, FactDifference
-from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.facts_pair import FactsPair
+from msprobe.compare.training.history import TrainingHistory
 
 Parts = dict[str, Any]
 
