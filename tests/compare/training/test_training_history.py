@@ -546,6 +546,19 @@ def test_a_loss_that_is_a_sum_over_the_samples() -> None:
     assert found.endswith("the factor is 4, the number of samples: a sum in place of a mean")
 
 
+def test_states_that_were_lost_are_told_in_the_order_of_their_names() -> None:
+    before, gradient = arrays(1), arrays(2)
+    kept = {name: arrays(3) for name in ("third", "first", "second", "fifth", "fourth")}
+    target, reference = (
+        {"events": [optimizer_step(before, gradient, before, steps=1, state=state)]}
+        for state in ({}, kept)
+    )
+
+    found = said(differences((target, reference)))
+
+    assert [words.split(" has no ")[1].split()[0] for words in found] == sorted(kept)
+
+
 def test_a_scale_that_was_lost() -> None:
     def scaler(scale: float) -> Parts:
         event = {"kind": "scaler", "scale": scale, "skipped": False, "new_scale": 2 * scale}

@@ -189,9 +189,13 @@ class DataHistory:
         )
 
     def _difference(self, step: int, words: str, effect: Effect, **more: Any) -> FactDifference:
-        more = {"verdict": VerdictClass.DATA, "next": _NEXT, **more}
-        place = {"moment": Moment.DATA, "step": step, "rank": self._rank}
-        return FactDifference(words=words, effect=effect, **place, **more)
+        told = {
+            "verdict": VerdictClass.DATA,
+            "next": _NEXT,
+            "words": words,
+            "effect": effect,
+        } | more
+        return FactDifference(moment=Moment.DATA, step=step, rank=self._rank, **told)
 
     def _order_words(self, apart: Sequence[_Batch]) -> str:
         """Return how the order of the batches differs; empty where the batches do."""

@@ -61,10 +61,11 @@ class FactsPair:
 
     def events(self, kind: type[_Event]) -> tuple[list[_Event], list[_Event]]:
         """Return the events of one kind, of both sides and in order."""
-        target, reference = (
-            [event for event in facts.events if isinstance(event, kind)] for facts in self.sides
+        target, reference = (facts.events for facts in self.sides)
+        return (
+            [event for event in target if isinstance(event, kind)],
+            [event for event in reference if isinstance(event, kind)],
         )
-        return target, reference
 
     @cached_property
     def steps(self) -> list[StepPair]:
@@ -152,6 +153,11 @@ class StepPair:
         """The target's step and the reference's."""
         return self.target, self.reference
 
+    @property
+    def columns(self) -> tuple[OptimizedParameters, OptimizedParameters]:
+        """The parameters of the target's step and of the reference's."""
+        return self.target.parameters, self.reference.parameters
+
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
         """Parameter → its place in the columns of both sides, for those that both have."""
@@ -165,25 +171,23 @@ class StepPair:
     @cached_property
     def _has_same_columns(self) -> bool:
         """Whether both sides have the same parameters in the same order."""
-        sides = self.target.parameters, self.reference.parameters
-        return sides[0].name == sides[1].name and sides[0].dtype == sides[1].dtype
+        target, reference = self.columns
+        return target.name == reference.name and target.dtype == reference.dtype
 
     def changes(self, column: str) -> dict[str, Change]:
         """Return parameter → how far its values are apart; see `OptimizedParameters`."""
-        sides = self.target.parameters, self.reference.parameters
-        return self._changes(getattr(sides[0], column), getattr(sides[1], column))
+        return self._changes(*(getattr(side, column) for side in self.columns))
 
     def state_changes(self, name: str) -> dict[str, Change]:
         """Return parameter → how far a state of the optimizer is apart."""
-        sides = self.target.parameters.state, self.reference.parameters.state
-        return self._changes(sides[0].get(name), sides[1].get(name))
+        return self._changes(*(side.state.get(name) for side in self.columns))
 
     def _changes(
         self, target: Fingerprints | None, reference: Fingerprints | None
     ) -> dict[str, Change]:
         if target == reference and self._has_same_columns:
             return dict.fromkeys(self.places, _EQUAL)
-        types = self.target.parameters.dtype, self.reference.parameters.dtype
+        types = [side.dtype for side in self.columns]
         return {
             name: change_of(
                 in_column(target, here, at(types[0], here) or ""),

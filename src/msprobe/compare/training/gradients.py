@@ -265,7 +265,7 @@ def _scaled_alone(factors: Mapping[str, Factor | None]) -> list[str]:
 
 
 def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[FactDifference]:
-    columns = pair.target.parameters.has_gradient, pair.reference.parameters.has_gradient
+    columns = [side.has_gradient for side in pair.columns]
     flags = {
         name: (bool(at(columns[0], here)), bool(at(columns[1], there)))
         for name, (here, there) in pair.places.items()

@@ -19,7 +19,7 @@ from msprobe.compare.training.clipping import (
 from msprobe.compare.training.collectives import collective_differences
 from msprobe.compare.training.data import DataHistory, Made
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
-from msprobe.compare.training.facts_pair import StepPair
+from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.training.gradients import (
     SAME_GRADIENT,
@@ -40,7 +40,6 @@ from msprobe.compare.training.optimizers import (
 from msprobe.compare.training.random_states import RandomHistory
 from msprobe.compare.training.schedules import ScheduleHistory
 from msprobe.compare.training.start import (
-    FactsPair,
     equal_at_start,
     mode_differences,
     parameter_differences,

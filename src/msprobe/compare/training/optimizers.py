@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from msprobe.compare.training.differences import (
@@ -25,7 +26,7 @@ from msprobe.compare.training.facts_pair import (
 from msprobe.compare.training.fingerprints import at
 from msprobe.compare.training.gradients import has_same_gradients
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import WITHOUT_MEANING, Fingerprints, OptimizedParameters, OptimizerStep
+from msprobe.dump.facts import WITHOUT_MEANING, Fingerprints, OptimizedParameters
 
 _BETAS: Final = ("beta1", "beta2", "beta3")
 
@@ -34,9 +35,9 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield optimizers that were called more often on one side."""
     if not pair.ran_through:
         return
-    counts = [_calls(facts.optimizer_steps()) for facts in pair.sides]
-    for number in sorted(counts[0].keys() | counts[1].keys()):
-        numbers = counts[0].get(number, 0), counts[1].get(number, 0)
+    counts = [Counter(step.number for step in facts.optimizer_steps()) for facts in pair.sides]
+    for number in sorted(counts[0] | counts[1]):
+        numbers = counts[0][number], counts[1][number]
         if numbers[0] == numbers[1]:
             continue
         which = "optimizer.step()" if number == 0 else f"step() of {_named(pair, number)}"
@@ -69,13 +70,6 @@ def _named(pair: FactsPair, number: int) -> str:
     step = next(step for step in steps if step.number == number)
     names = shown_names(step.parameters.name)
     return f"optimizer {number}, {step.class_name.rpartition('.')[2]} of {names},"
-
-
-def _calls(steps: Sequence[OptimizerStep]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for step in steps:
-        found[step.number] = found.get(step.number, 0) + 1
-    return found
 
 
 def _times(count: int) -> str:
@@ -200,8 +194,8 @@ def _count(parameters: OptimizedParameters, place: int) -> float | None:
 
 
 def _state_values(pair: StepPair, unchanged: bool) -> Iterator[FactDifference]:
-    states = pair.target.parameters.state, pair.reference.parameters.state
-    for state in states[0].keys() | states[1].keys():
+    states = [side.state for side in pair.columns]
+    for state in sorted(states[0].keys() | states[1].keys()):
         present = [_present(each.get(state)) for each in states]
         lacking = [
             name

@@ -18,7 +18,7 @@ from msprobe.compare.training.differences import (
 from msprobe.compare.training.facts_pair import FactsPair, StepPair, options_of, same
 from msprobe.compare.training.optimizers import changed_options
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Facts, OptimizerStep, Schedule
+from msprobe.dump.facts import OptimizerStep, Schedule
 
 # Schedulers move these beside the learning rate; others are moved by the program itself.
 _CYCLED: Final = ("beta1", "momentum")
@@ -54,7 +54,7 @@ class ScheduleHistory:
 
     def add(self, pair: FactsPair, steps: Sequence[StepPair]) -> None:
         """Take in the learning rates of a step."""
-        schedules = _schedules(pair.target), _schedules(pair.reference)
+        schedules = pair.events(Schedule)
         if any(schedules):
             self._schedules.append((pair.step, *schedules))
         for step in steps:
@@ -182,10 +182,6 @@ class ScheduleHistory:
 def _number(options: Mapping[str, Mapping[str, Any]], name: str, key: str) -> float | None:
     value = options.get(name, {}).get(key)
     return value if isinstance(value, (int, float)) else None
-
-
-def _schedules(facts: Facts) -> list[Schedule]:
-    return [event for event in facts.events if isinstance(event, Schedule)]
 
 
 def _first_difference(rates: _Rates) -> int | None:

@@ -36,33 +36,26 @@ _MOST_SETTINGS: Final = 4
 _Places = tuple[Mapping[str, int], Mapping[str, int]]
 
 
-def settings_differences(pair: FactsPair) -> list[FactDifference]:
-    """Return the settings that differ: one difference for those that choose how is computed."""
-    target, reference = pair.target.settings, pair.reference.settings
+def settings_differences(pair: FactsPair) -> Iterator[FactDifference]:
+    """Yield the settings that differ: one difference for those that choose how is computed."""
+    target, reference = (facts.settings for facts in pair.sides)
     if not target or not reference:
-        return []
-    changed = [
-        f"{name} is {_setting(target, name)} in the target, {_setting(reference, name)} in the "
-        "reference"
-        for name in sorted(target.keys() | reference.keys(), key=_importance)
-        if target.get(name) != reference.get(name)
-    ]
-    if not changed:
-        return []
-    numeric = any(
-        target.get(name) != reference.get(name) and is_numeric(name)
-        for name in target.keys() | reference.keys()
-    )
-    more = f"; {len(changed) - _MOST_SETTINGS} more" if len(changed) > _MOST_SETTINGS else ""
-    return [
-        pair.difference(
+        return
+    names = [name for name in target.keys() | reference if target.get(name) != reference.get(name)]
+    if names:
+        changed = [
+            f"{name} is {_setting(target, name)} in the target, {_setting(reference, name)} in the "
+            "reference"
+            for name in sorted(names, key=_importance)
+        ]
+        more = f"; {len(changed) - _MOST_SETTINGS} more" if len(changed) > _MOST_SETTINGS else ""
+        yield pair.difference(
             VerdictClass.SETTINGS,
             Moment.SETTINGS,
             "; ".join(changed[:_MOST_SETTINGS]) + more,
-            effect=Effect.POSSIBLE if numeric else Effect.NONE,
+            effect=Effect.POSSIBLE if any(map(is_numeric, names)) else Effect.NONE,
             next=("run both with the same settings, then compare again",),
         )
-    ]
 
 
 def is_numeric(name: str) -> bool:
@@ -266,9 +259,8 @@ def _moved(
         if not far:
             continue
         worst = max(far, key=lambda name: changes[name].relative or 0.0)
-        size = (
-            f" by up to {changes[worst].relative:.2g} of the norm" if _size(changes, worst) else ""
-        )
+        relative = changes[worst].relative
+        size = "" if relative is None else f" by up to {relative:.2g} of the norm"
         agreed = "it" if len(far) == 1 else "they"
         since = alone if is_first else f", though {agreed} agreed after the step before"
         verdict = VerdictClass.PARAMETERS
@@ -290,10 +282,6 @@ def _moved(
             if is_first
             else ("look for code that changes parameters between two optimizer steps",),
         )
-
-
-def _size(changes: Mapping[str, Change], name: str) -> bool:
-    return changes[name].relative is not None
 
 
 def _present(pair: FactsPair, places: _Places) -> Iterator[FactDifference]:

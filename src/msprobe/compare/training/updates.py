@@ -98,7 +98,7 @@ def _idle(
     pair: StepPair, moved: Sequence[str], replays: tuple[Replay, Replay], settled: set[str]
 ) -> Iterator[FactDifference]:
     """Yield parameters that only one side updated; their names become settled."""
-    sides = pair.target.parameters, pair.reference.parameters
+    sides = pair.columns
     for side, own in (("target", 0), ("reference", 1)):
         wrong = {misfit.parameter for misfit in replays[own].misfits}
         names = [

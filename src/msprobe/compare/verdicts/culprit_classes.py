@@ -79,8 +79,8 @@ def class_of(culprit: Culprit) -> VerdictClass:
         return VerdictClass.GRADIENT if culprit.kind == "backward" else VerdictClass.CALL
     if _other_call(culprit):
         return VerdictClass.CALL
-    is_introduced = row.origin is Origin.INTRODUCED and isinstance(row, Matched)
-    if row.status is Status.DTYPE or (is_introduced and row.precisions):
+    types = row.precisions if isinstance(row, Matched) else None
+    if row.status is Status.DTYPE or (types and row.origin is Origin.INTRODUCED):
         return VerdictClass.PRECISION
     if culprit.kind in ("backward", "parameter_grad"):
         return VerdictClass.GRADIENT

@@ -79,12 +79,9 @@ class GradientFlow:
 
     def _blame_lone(self, shares: Iterable[Row]) -> None:
         """Blame calls of one side alone for a sum of gradients, if only theirs differ in it."""
-        if self._state.has_difference:
-            return
-        rows = {id(row): index for index, row in enumerate(self._state.rows)}
-        for share in shares:
+        for share in () if self._state.has_difference else shares:
             if not share.pair.is_matched:
-                self._unmatched.blame_for(rows[id(share)])
+                self._unmatched.blame_for(share)
 
     def judge_parameter_gradient(self, call: Call, row: Row) -> None:
         """Judge the gradient of a parameter, as it was accumulated."""

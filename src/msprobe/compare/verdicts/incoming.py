@@ -138,7 +138,7 @@ class Incoming:
         for index in makers.first:
             maker = state.rows[index]
             if not maker.pair.is_matched:
-                found = self._unmatched.blame_for(index)
+                found = self._unmatched.blame_for(maker)
                 blamed = blamed or found is Blame.CALL
                 explained = explained or found is Blame.EARLIER
             elif state.explains(index) and maker.pair.position < row.pair.position:

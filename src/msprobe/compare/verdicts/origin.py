@@ -158,7 +158,7 @@ class _Search:
         ]
         for index in waiting:
             if not rows[index].pair.is_matched:
-                self._unmatched.blame_for(index)
+                self._unmatched.blame_for(rows[index])
         seen: set[int] = set()
         while waiting:
             call = state.calls.of(rows[waiting.pop()])
@@ -184,14 +184,13 @@ class _Search:
         epsilon = epsilon_of(reference.value.dtype)
         if error is None or error <= _LOSS_ROUNDINGS * epsilon:
             return
-        rows = {id(row): index for index, row in enumerate(self._state.rows)}
-        lone = [rows[id(loss)] for loss in (target, reference) if not loss.pair.is_matched]
+        lone = [loss for loss in (target, reference) if not loss.pair.is_matched]
         largest = max(map(self._unmatched.largest_input, lone), default=0.0)
         # It may be the small difference of large numbers.
         if error * (reference.value.norm or 0.0) <= _SAFETY * epsilon * largest:
             return
-        for index in lone:
-            self._unmatched.blame_for(index)
+        for loss in lone:
+            self._unmatched.blame_for(loss)
 
     def _clear_suspects(self) -> None:
         """Clear the arguments whose calls showed no effect of them."""
@@ -284,7 +283,7 @@ class _Search:
             return False
         forwards = self._state.calls.forwards_of(call)
         return any(
-            self._unmatched.blame_for(forward.start) is Blame.CALL
+            self._unmatched.blame_for(forward.rows[0]) is Blame.CALL
             for forward in forwards
             if not forward.is_matched
         )
@@ -384,11 +383,11 @@ class _Search:
 
     def _is_made_by_lone_call(self, row: Row) -> bool:
         """Return whether calls that only one side makes explain a module's result; blames them."""
-        makers = self._state.flow.makers(row)
+        makers = (self._state.rows[index] for index in self._state.flow.makers(row).first)
         return any(
-            self._unmatched.blame_for(index) is not Blame.CONSTANT
-            for index in makers.first
-            if not self._state.rows[index].pair.is_matched
+            self._unmatched.blame_for(maker) is not Blame.CONSTANT
+            for maker in makers
+            if not maker.pair.is_matched
         )
 
     def _shows_argument(self, call: Call, row: Row, incoming: _Arrivals) -> bool:

@@ -299,34 +299,33 @@ def _difference(comparison: RankComparison, row: Row) -> dict[str, Any]:
         "name": row.name,
         "status": str(row.status),
         "origin": None if row.origin is None else str(row.origin),
+        **_about(comparison, row, side.module(record), side.source_line(record)),
+        "kind": kind_of_row(comparison, row),
+    }
+
+
+def _about(comparison: RankComparison, row: Row, module: str, source: str | None) -> dict[str, Any]:
+    return {
         "step": comparison.step,
         "rank": comparison.rank,
         "order": row.pair.position,
-        "module": side.module(record),
-        "kind": kind_of_row(comparison, row),
+        "module": module,
         "error": _number(row.error),
         "cause": None if row.cause is None else str(row.cause),
         "reason": row.reason,
-        "source": side.source_line(record),
+        "source": source,
     }
 
 
 def _introduced(culprit: Culprit, own: OwnErrors | None = None) -> dict[str, Any]:
-    comparison, row = culprit.comparison, culprit.row
+    row = culprit.row
     return {
         "name": row.pair.name,
         "row": row.name,
         "kind": culprit.kind,
-        "module": culprit.module,
         "status": str(row.status),
-        "error": _number(row.error),
         "stack": culprit.stack,
-        "source": culprit.source,
-        "step": comparison.step,
-        "rank": comparison.rank,
-        "order": row.pair.position,
-        "cause": None if row.cause is None else str(row.cause),
-        "reason": row.reason,
+        **_about(culprit.comparison, row, culprit.module, culprit.source),
         "own_error": None if own is None else own.as_json(),
     }
 

@@ -66,9 +66,9 @@ class UnmatchedCalls:
         self._chains: dict[int, _Chain] = {}
         self._searches = 0
 
-    def blame_for(self, maker: int) -> Blame:
+    def blame_for(self, made: Row) -> Blame:
         """Blame the unmatched call that made a value, or those that it got its own values from."""
-        chain = self._chain_of(self._state.calls.of(self._state.rows[maker]))
+        chain = self._chain_of(self._state.calls.of(made))
         if chain.is_fed_with_difference or self._state.calls.split_batches:
             return Blame.EARLIER
         roots = chain.telling or chain.moving
@@ -94,9 +94,9 @@ class UnmatchedCalls:
         )
         return len(coming) == len(made) == 1 and coming[0] > made[0] > 0
 
-    def largest_input(self, maker: int) -> float:
+    def largest_input(self, made: Row) -> float:
         """Return the largest number that an unmatched call takes in, or those that feed it."""
-        call = self._state.calls.of(self._state.rows[maker])
+        call = self._state.calls.of(made)
         feeding = self._state.upstream(call, self._unmatched_sources)
         operands = (
             exact_operand(row.value)
