@@ -20,11 +20,11 @@ _GROWN: Final = 1e-2
 
 def buffer_changes(pair: FactsPair) -> dict[str, Change]:
     """Return buffer → how far both sides are apart when the step ends; empty where unknown."""
-    sides = _after(pair.target), _after(pair.reference)
+    target, reference = map(_after, pair.sides)
     return {
-        name: change_of(found, sides[1][name])
-        for name, found in sides[0].items()
-        if name in sides[1]
+        name: change_of(found, reference[name])
+        for name, found in target.items()
+        if name in reference
     }
 
 

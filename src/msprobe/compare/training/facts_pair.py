@@ -10,7 +10,14 @@ from functools import cached_property
 from typing import Any, Final, TypeVar
 
 from msprobe.compare.training.differences import FactDifference, Moment
-from msprobe.compare.training.fingerprints import Change, Fingerprint, at, change_of, in_column
+from msprobe.compare.training.fingerprints import (
+    Change,
+    Fingerprint,
+    at,
+    change_of,
+    in_column,
+    of_parameter,
+)
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import (
     Ending,
@@ -76,6 +83,26 @@ class FactsPair:
             for each in self.target.optimizer_steps()
             if (each.number, each.call) in others
         ]
+
+    @cached_property
+    def starts(self) -> tuple[dict[str, Fingerprint], dict[str, Fingerprint]]:
+        """Parameter or buffer → its fingerprint when the step starts, for both sides."""
+        target, reference = (
+            {}
+            if (columns := facts.parameters) is None
+            else {name: of_parameter(columns, place) for place, name in enumerate(columns.name)}
+            for facts in self.sides
+        )
+        return target, reference
+
+    def start_changes(self) -> dict[str, Change]:
+        """Return parameter or buffer → how far it is apart when the step starts."""
+        target, reference = self.starts
+        return {
+            name: change_of(found, reference[name])
+            for name, found in target.items()
+            if name in reference
+        }
 
     @property
     def passes(self) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from msprobe.compare.training.differences import (
     some_of,
 )
 from msprobe.compare.training.facts_pair import FactsPair
-from msprobe.compare.training.fingerprints import Change, at, change_of, of_parameter
+from msprobe.compare.training.fingerprints import Change
 from msprobe.compare.training.module_settings import owner_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Modes, Parameters
@@ -32,8 +32,6 @@ _NUMERIC: Final = re.compile(
 # These say where and by whom a run was started.
 _PLACE: Final = re.compile(r"env\.|git\.branch|os$")
 _MOST_SETTINGS: Final = 4
-
-_Places = tuple[Mapping[str, int], Mapping[str, int]]
 
 
 def settings_differences(pair: FactsPair) -> Iterator[FactDifference]:
@@ -205,18 +203,16 @@ def parameter_differences(
     target, reference = pair.target.parameters, pair.reference.parameters
     if target is None or reference is None or not target.name or not reference.name:
         return
-    places = _places(target), _places(reference)
     yield from _tied(pair, target, reference)
-    present = list(_present(pair, places)) if unchanged is None else []
+    present = list(_present(pair)) if unchanged is None else []
     yield from (replace(each, effect=Effect.NONE) if trains_alike else each for each in present)
+    ties = _ties(target)
     changes = {
-        name: change_of(of_parameter(target, here), of_parameter(reference, places[1][name]))
-        for name, here in places[0].items()
-        if name in places[1]
-        and target.same_as[here : here + 1] in ([], [None])
-        and (unchanged is None or unchanged.get(name, False))
+        name: change
+        for name, change in pair.start_changes().items()
+        if name not in ties and (unchanged is None or unchanged.get(name, False))
     }
-    yield from _types(pair, target, reference, places)
+    yield from _types(pair)
     # A model of other parameters draws other numbers for those that follow.
     alone = "".join(f"; {each.words}" for each in present)
     yield from _moved(pair, target, changes, alone, is_first=unchanged is None)
@@ -227,20 +223,19 @@ def equal_at_start(pair: FactsPair, kind: str | None = None) -> dict[str, bool]:
 
     Those that one side lacks, or whose bytes were not read, are left out.
     """
-    target, reference = pair.target.parameters, pair.reference.parameters
-    if target is None or reference is None:
-        return {}
-    places = _places(target), _places(reference)
-    checksums = {
-        name: (at(target.checksum, here), at(reference.checksum, places[1][name]))
-        for name, here in places[0].items()
-        if name in places[1] and kind in (None, at(target.kind, here))
+    target, reference = pair.starts
+    kinds = {} if kind is None or not target else _kinds(pair.target.parameters)
+    return {
+        name: found.checksum == reference[name].checksum
+        for name, found in target.items()
+        if name in reference
+        and None not in (found.checksum, reference[name].checksum)
+        and kind in (None, kinds.get(name))
     }
-    return {name: both[0] == both[1] for name, both in checksums.items() if None not in both}
 
 
-def _places(columns: Parameters) -> dict[str, int]:
-    return {name: place for place, name in enumerate(columns.name)}
+def _kinds(columns: Parameters | None) -> dict[str, str]:
+    return {} if columns is None else dict(zip(columns.name, columns.kind, strict=False))
 
 
 def _moved(
@@ -251,9 +246,9 @@ def _moved(
     *,
     is_first: bool,
 ) -> Iterator[FactDifference]:
-    places = _places(target)
+    kinds = _kinds(target)
     for kind, plural in (("parameter", "parameters"), ("buffer", "buffers")):
-        of_kind = [name for name in changes if at(target.kind, places[name]) == kind]
+        of_kind = [name for name in changes if kinds.get(name) == kind]
         moved = [name for name in of_kind if not changes[name].is_equal]
         far = [name for name in moved if not changes[name].is_rounding]
         if not far:
@@ -284,13 +279,14 @@ def _moved(
         )
 
 
-def _present(pair: FactsPair, places: _Places) -> Iterator[FactDifference]:
+def _present(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield parameters that only one side has.
 
     As many on both sides, and none of them with a common name, are a model with other names.
     """
-    is_renamed = len(places[0]) == len(places[1]) and places[0].keys().isdisjoint(places[1])
-    for side, _, own, other in of_sides(*places):
+    starts = pair.starts
+    is_renamed = len(starts[0]) == len(starts[1]) and starts[0].keys().isdisjoint(starts[1])
+    for side, _, own, other in of_sides(*starts):
         names = [name for name in own if name not in other]
         if names:
             yield pair.difference(
@@ -302,20 +298,17 @@ def _present(pair: FactsPair, places: _Places) -> Iterator[FactDifference]:
             )
 
 
-def _types(
-    pair: FactsPair, target: Parameters, reference: Parameters, places: _Places
-) -> Iterator[FactDifference]:
+def _types(pair: FactsPair) -> Iterator[FactDifference]:
+    target, reference = pair.starts
     by_types: dict[tuple[str, str], list[str]] = {}
-    for name, here in places[0].items():
-        if name in places[1]:
-            types = at(target.dtype, here) or "", at(reference.dtype, places[1][name]) or ""
-            by_types.setdefault(types, []).append(name)
+    for name in (name for name in target if name in reference):
+        by_types.setdefault((target[name].dtype, reference[name].dtype), []).append(name)
     for types, names in by_types.items():
         if types[0] != types[1]:
             yield pair.difference(
                 VerdictClass.PRECISION,
                 Moment.PARAMETERS,
-                f"{some_of(names, len(places[0]))} {are(names)} {types[0]} in the target, "
+                f"{some_of(names, len(target))} {are(names)} {types[0]} in the target, "
                 f"{types[1]} in the reference",
                 effect=Effect.POSSIBLE,
                 parameter=names[0],

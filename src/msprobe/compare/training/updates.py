@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, are, shown, some_of
 from msprobe.compare.training.facts_pair import StepPair, is_idle
-from msprobe.compare.training.fingerprints import at, change_of, in_column, of_parameter
+from msprobe.compare.training.fingerprints import at, change_of, in_column
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
 if TYPE_CHECKING:
@@ -30,19 +30,11 @@ def changed_before(pair: StepPair) -> dict[str, list[str]]:
         Parameter → the sides, by their names, that changed it.
     """
     changes = {n: each for n, each in pair.changes("before").items() if not each.is_rounding}
-    states = pair.pair.target.parameters, pair.pair.reference.parameters
-    if not changes or pair.target.call or states[0] is None or states[1] is None:
+    starts = pair.pair.starts
+    if not changes or pair.target.call or not all(starts):
         return {}
-    starts = [
-        {name: of_parameter(state, place) for place, name in enumerate(state.name)}
-        for state in states
-        if state
-    ]
-    begun = {
-        name: change_of(*(start[name] for start in starts))
-        for name in pair.places
-        if all(name in start for start in starts)
-    }
+    at_start = pair.pair.start_changes()
+    begun = {name: at_start[name] for name in pair.places if name in at_start}
     limit = _FURTHER * max((change.relative or 0.0 for change in begun.values()), default=0.0)
     found = {}
     for name, change in changes.items():

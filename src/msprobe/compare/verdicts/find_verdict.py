@@ -18,7 +18,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Status
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.training.gradient_factors import Meanings
-from msprobe.compare.verdicts.communication import collective_of, ranks_words
+from msprobe.compare.verdicts.communication import collective_of, on_ranks, ranks_words
 from msprobe.compare.verdicts.culprit_classes import (
     class_and_words,
     class_of,
@@ -311,10 +311,8 @@ class _Search:
             if (each.verdict, each.moment, each.step) == (fact.verdict, fact.moment, fact.step)
             and each.effect is not Effect.NONE
         }
-        if concerned == {each.rank for each in self._findings.steps}:
-            return ""
-        several = "s" * (len(concerned) > 1)
-        return f", on rank{several} {', '.join(map(str, sorted(concerned, key=str)))} alone"
+        is_all = concerned == {each.rank for each in self._findings.steps}
+        return "" if is_all else f"{on_ranks(concerned)} alone"
 
     def _is_alone(self, fact: FactDifference) -> bool:
         """Return whether all values before a difference of the optimizer are equal."""
