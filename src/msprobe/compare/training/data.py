@@ -171,7 +171,7 @@ class DataHistory:
         # An optimizer that is another one calls the model, or a part of it is called by itself.
         of_parts = _are_of_parts(pair.target.data, pair.reference.data)
         is_consequence = of_parts or pair.asks_otherwise
-        times = tuple(map(_times, counts))
+        times = ["once" if count == 1 else f"{count} times" for count in counts]
         words = (
             f"step {pair.step} calls the model {times[0]} in the target, {times[1]} in the "
             "reference, "
@@ -189,7 +189,7 @@ class DataHistory:
         )
 
     def _difference(self, step: int, words: str, effect: Effect, **more: Any) -> FactDifference:
-        told = {
+        told: dict[str, Any] = {
             "verdict": VerdictClass.DATA,
             "next": _NEXT,
             "words": words,
@@ -302,10 +302,6 @@ def _are_of_parts(*sides: Sequence[Data]) -> bool:
         for data in sides
     ]
     return forms[0] != forms[1]
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _by_micro(data: Sequence[Data]) -> list[list[Data]]:

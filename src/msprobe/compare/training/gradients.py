@@ -201,7 +201,7 @@ class GradientHistory:
         if not moved:
             return
         last = self._last.get(pair.target.number)
-        is_clipped = _is_clipped(pair)
+        is_clipped = all(pair.pair.events(Clip))
         words = "" if last is None else _stale(moved, both, last, is_clipped=is_clipped)
         if words:
             yield _difference(pair, f"{words} (step {pair.pair.step})", moved)
@@ -238,10 +238,6 @@ class GradientHistory:
                 [worst],
                 Effect.POSSIBLE,
             )
-
-
-def _is_clipped(pair: StepPair) -> bool:
-    return all(pair.pair.events(Clip))
 
 
 def _scaled_alone(factors: Mapping[str, Factor | None]) -> list[str]:
@@ -281,14 +277,9 @@ def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[Fact
                 names,
                 # A gradient of zeros may have been left out.
                 Effect.CERTAIN
-                if not any(both) or any(_is_there(side, names) for side in both)
+                if not any(both) or any(n in side and side[n].norm for side in both for n in names)
                 else Effect.POSSIBLE,
             )
-
-
-def _is_there(gradients: Gradients, names: Sequence[str]) -> bool:
-    """Return whether one of these gradients is there and not zero."""
-    return any(name in gradients and gradients[name].norm for name in names)
 
 
 def _stale(

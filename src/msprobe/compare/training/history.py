@@ -37,9 +37,9 @@ from msprobe.compare.training.optimizers import (
     setting_differences,
     state_differences,
 )
-from msprobe.compare.training.random_states import RandomHistory
 from msprobe.compare.training.schedules import ScheduleHistory
 from msprobe.compare.training.start import (
+    RandomHistory,
     equal_at_start,
     mode_differences,
     parameter_differences,

@@ -137,7 +137,8 @@ def _membership(pair: StepPair) -> Iterator[FactDifference]:
         known = own if model is None else own.intersection(model.name)
         alone = sorted(known - other)
         if alone:
-            strange = [name for name in other - own if _is_strange(name)]
+            # Parameters that are none of the model's.
+            strange = [name for name in other - own if name.startswith("optimizer.")]
             instead = f"; that of the other side updates {len(strange)} that its model lacks"
             yield pair.difference(
                 VerdictClass.UPDATE,
@@ -148,11 +149,6 @@ def _membership(pair: StepPair) -> Iterator[FactDifference]:
                 parameter=alone[0],
                 next=("give the optimizers of both runs the same parameters",),
             )
-
-
-def _is_strange(name: str) -> bool:
-    """Return whether a parameter is none of the model's."""
-    return name.startswith("optimizer.")
 
 
 def state_differences(pair: StepPair, unchanged: bool) -> Iterator[FactDifference]:

@@ -29,6 +29,7 @@ _NUMERIC: Final = re.compile(
     r"env\..*(?:THREADS|TF32|CUBLAS|CUDNN|NCCL|HCCL|DETERMINISTIC|MKL|ASCEND|ATTENTION|PRECISION)|"
     r"package\.(?:torch|mindspore|triton|flash|apex|xformers|transformer|deepspeed|megatron|bits)"
 )
+_OF_HOST: Final = frozenset({"python", "numpy"})
 # These say where and by whom a run was started.
 _PLACE: Final = re.compile(r"env\.|git\.branch|os$")
 _MOST_SETTINGS: Final = 4
@@ -337,3 +338,59 @@ def _ties(columns: Parameters) -> dict[str, str]:
         for name, same in zip(columns.name, columns.same_as, strict=False)
         if same is not None
     }
+
+
+class RandomHistory:
+    """The states of one rank's generators, step after step."""
+
+    def __init__(self) -> None:
+        self._last: tuple[dict[str, str | None], dict[str, str | None]] = ({}, {})
+        self._drawn: set[str] = set()
+        self._steps = 0
+        self._names: dict[int, list[str]] = {}
+
+    def differences(self, pair: FactsPair) -> Iterator[FactDifference]:
+        """Yield the generators whose state differs when a step starts, as one difference."""
+        sides = pair.target.random, pair.reference.random
+        self._steps += 1
+        for last, now in zip(self._last, sides, strict=True):
+            self._drawn.update(name for name in last if last[name] != now.get(name))
+        self._last = sides
+        names = [
+            name
+            for name, state in sides[0].items()
+            if state is not None and sides[1].get(name) not in (None, state)
+        ]
+        if names:
+            self._names[pair.step] = names
+            yield pair.difference(
+                VerdictClass.RANDOM,
+                Moment.RANDOM,
+                _generator_words(pair.step, names),
+                effect=Effect.POSSIBLE,
+                next=("seed both runs alike (seed_all) and compare again",),
+            )
+
+    def drawn(self, fact: FactDifference) -> FactDifference:
+        """Return a difference without the generators from which no step draws; after all steps.
+
+        A generator whose state is the same in all steps is not drawn from, on either side.
+        """
+        names = self._names.get(fact.step, [])
+        drawn = [name for name in names if name in self._drawn]
+        if self._steps == 1:
+            return fact
+        if not drawn:
+            return replace(fact, effect=Effect.NONE)
+        return replace(
+            fact,
+            words=_generator_words(fact.step, drawn),
+            is_drawn_by_host=not _OF_HOST.isdisjoint(drawn),
+        )
+
+
+def _generator_words(step: int, names: list[str]) -> str:
+    return (
+        f"the {are(names, 'state', 'states')} of the {are(names, 'generator', 'generators')} "
+        f"{shown_names(names)} {are(names, 'differs', 'differ')} when step {step} starts"
+    )

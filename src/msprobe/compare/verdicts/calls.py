@@ -273,9 +273,6 @@ class Calls:
             if begin < end:
                 yield begin, end
 
-    def _operator(self, pair: OperationPair) -> Operator:
-        return self._comparison.side_of(pair).operator(pair.name)
-
     def _call(self, begin: int, end: int) -> Call:
         found = self._made.get(begin)
         if found is None:
@@ -285,7 +282,8 @@ class Calls:
             inputs = tuple([row for row in rows if row.value.role in _TAKEN_IN])
             outputs = tuple([row for row in rows if row.value.role not in _TAKEN_IN])
             pair = rows[0].pair
-            found = Call(pair, self.parse(pair), self._operator(pair), begin, rows, inputs, outputs)
+            operator = self._comparison.side_of(pair).operator(pair.name)
+            found = Call(pair, self.parse(pair), operator, begin, rows, inputs, outputs)
             self._made[begin] = found
         return found
 

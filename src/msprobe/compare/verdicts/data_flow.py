@@ -200,14 +200,15 @@ class OutsideValues:
     def __init__(self, rows: Sequence[Row], is_model_input: Callable[[Row], bool]) -> None:
         self._rows = rows
         self._is_model_input = is_model_input
+        self._by_role: dict[Role, dict[Fingerprint, int]] = {}
 
     def parameter_of(self, row: Row) -> int | None:
         """Return the differing parameter that a row's two values are, as index of its row."""
-        return self._differing_parameters.get(fingerprints(row))
+        return self._differing(Role.PARAMETER).get(fingerprints(row))
 
     def gradient_of(self, row: Row) -> int | None:
         """Return the differing gradient of a parameter that a row's two values are."""
-        return self._differing_gradients.get(fingerprints(row))
+        return self._differing(Role.PARAMETER_GRAD).get(fingerprints(row))
 
     def model_input_of(self, row: Row) -> int | None:
         """Return the input of the model that a row's two values are, as index of its row."""
@@ -223,21 +224,14 @@ class OutsideValues:
             return None
         return target, reference
 
-    @cached_property
-    def _differing_parameters(self) -> dict[Fingerprint, int]:
-        return self._differing(Role.PARAMETER)
-
-    @cached_property
-    def _differing_gradients(self) -> dict[Fingerprint, int]:
-        return self._differing(Role.PARAMETER_GRAD)
-
     def _differing(self, role: Role) -> dict[Fingerprint, int]:
-        rows = self._rows
-        return _places(
-            (at, fingerprints(row))
-            for at, row in enumerate(rows)
-            if row.value.role is role and row.status.is_difference
-        )
+        if role not in self._by_role:
+            self._by_role[role] = _places(
+                (at, fingerprints(row))
+                for at, row in enumerate(self._rows)
+                if row.value.role is role and row.status.is_difference
+            )
+        return self._by_role[role]
 
     @cached_property
     def _model_inputs(self) -> dict[Fingerprint, int]:

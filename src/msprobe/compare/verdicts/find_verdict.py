@@ -73,7 +73,9 @@ class _Search:
         fact = min(facts, key=_order, default=None)
         if fact is not None and fact.moment is Moment.DATA:
             fact = self._other_start(facts, fact) or fact
-        if are_different_programs(self._findings) and not _is_end(fact):
+        if are_different_programs(self._findings) and not (
+            fact is not None and fact.verdict is VerdictClass.INCOMPLETE
+        ):
             return different_programs(self._findings)
         factor = self._factor()
         if factor is not None and fact is not None and _is_clipping_of(fact, *factor):
@@ -482,10 +484,6 @@ def _needs_values(fact: FactDifference) -> bool:
         fact.verdict in (*by_calls, VerdictClass.INCOMPLETE, VerdictClass.COMMUNICATION)
         or fact.moment in (Moment.LOSS, Moment.REDUCE)
     )
-
-
-def _is_end(fact: FactDifference | None) -> bool:
-    return fact is not None and fact.verdict is VerdictClass.INCOMPLETE
 
 
 def _is_one_sided(culprit: Culprit) -> bool:

@@ -63,7 +63,14 @@ class MadeInside(Made):
         if len(counts) == 1 or is_split(pair.target.data, pair.reference.data):
             return pair
         target, reference = (
-            replace(facts, data=[each for each in facts.data if not _is_result(each, made)])
+            replace(
+                facts,
+                data=[
+                    each
+                    for each in facts.data
+                    if _RESULT not in made.get(_key(each), ()) or _encloses(each, made)
+                ],
+            )
             for facts, made in zip(pair.sides, self._made, strict=True)
         )
         is_even = 0 < _micro_batches(target) == _micro_batches(reference)
@@ -162,10 +169,6 @@ def _receives(operator: Operator) -> bool:
 
 def _micro_batches(facts: Facts) -> int:
     return len({data.micro for data in facts.data})
-
-
-def _is_result(data: Data, made: dict[Hashable, set[str]]) -> bool:
-    return _RESULT in made.get(_key(data), ()) and not _encloses(data, made)
 
 
 def _encloses(data: Data, made: dict[Hashable, set[str]]) -> bool:

@@ -304,14 +304,11 @@ def _are_samples(comparison: RankComparison, row: Row) -> bool:
     return len(batch) == 1 and any(v.shape and {v.shape[0]} == batch for v in values)
 
 
-def _is_outside(row: Row) -> bool:
-    return row.origin is Origin.INPUT and row.cause is Cause.OUTSIDE and row.holds_tensor
-
-
 def _given(comparison: RankComparison, row: Row) -> Clue | None:
     knows_parameters = all(each is not None and each.parameters for each in comparison.facts)
     is_known = knows_parameters or not any(epsilon_of(value.dtype) for value in row.values)
-    if not is_known or not _is_outside(row):
+    is_outside = row.origin is Origin.INPUT and row.cause is Cause.OUTSIDE and row.holds_tensor
+    if not is_known or not is_outside:
         return None
     place = Place.of(comparison, row.pair)
     return Clue(f"{row.value.slot} of {place.words}: {row.finding}", place)

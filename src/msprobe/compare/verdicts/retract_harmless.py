@@ -105,7 +105,7 @@ def _clear(call: Call, found: Sequence[Row], cause: Cause, subject: str, *, is_s
         is_same: both sides make the same calls around it, so that nothing tells why it differs.
     """
     # What comes from another rank is explained there.
-    is_same = is_same and _has_equal_inputs(call) and not is_communication(call.parsed)
+    is_same = is_same and not is_communication(call.parsed) and _has_equal_inputs(call)
     for row in found:
         if is_same and _is_without_reason(row):
             row.cause, row.subject = Cause.ABSORBED, subject or "what is made of it"
