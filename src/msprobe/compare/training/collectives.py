@@ -25,8 +25,8 @@ def collective_differences(pair: FactsPair) -> Iterator[FactDifference]:
     target, reference = pair.target.communication, pair.reference.communication
     names, others = ([call.api for call in side] for side in (target, reference))
     found: list[tuple[Communication, str]] = []
-    for kind, *places in SequenceMatcher(None, names, others, autojunk=False).get_opcodes():
-        start, end, other_start, other_end = places
+    matcher = SequenceMatcher(None, names, others, autojunk=False)
+    for kind, start, end, other_start, other_end in matcher.get_opcodes():
         here, there = target[start:end], reference[other_start:other_end]
         if kind == "equal":
             both = zip(here, there, strict=True)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -98,17 +98,16 @@ class ScheduleHistory:
 
     def differences(self) -> Iterator[FactDifference]:
         """Yield how learning rates differ; once for groups that differ alike."""
-        alike: dict[tuple[Any, ...], _Rates] = {}
-        totals: dict[tuple[Any, ...], dict[int, int]] = {}
+        alike: dict[Hashable, list[tuple[int, _Rates]]] = {}
         for (optimizer, _), rates in self._rates.items():
             key = (tuple(rates.steps), tuple(rates.target), tuple(rates.reference))
-            before = alike.get(key)
-            names = [] if before is None else before.names
-            totals.setdefault(key, {})[optimizer] = rates.total
-            alike[key] = replace(
-                before or rates, names=[*names, *rates.names], total=sum(totals[key].values())
+            alike.setdefault(key, []).append((optimizer, rates))
+        for found in alike.values():
+            rates = replace(
+                found[0][1],
+                names=[name for _, each in found for name in each.names],
+                total=sum({optimizer: each.total for optimizer, each in found}.values()),
             )
-        for rates in alike.values():
             place = _first_difference(rates)
             if place is not None:
                 yield self._difference(rates, place)

@@ -250,14 +250,14 @@ class _Search:
     def _of_fact(self, fact: FactDifference) -> Verdict:
         culprit = self._culprit
         shows = culprit if culprit is not None and culprit.comparison.step == fact.step else None
-        explained = shows is not None and moment_of(shows) <= Moment.FORWARD
-        is_start = fact.moment.phase in (Phase.START, Phase.DATA)
         record = fact.record
-        if record is None and shows is not None and is_start and explained:
-            record = shows.row.pair.name
         evidence = list(self._agreement(fact))
-        if shows is not None and is_start:
+        first: Culprit | None = None  # shows what a step starts with
+        if shows is not None and fact.moment.phase in (Phase.START, Phase.DATA):
             evidence.insert(0, f"the first call that differs is {_call_words(shows)}")
+            if record is None and moment_of(shows) <= Moment.FORWARD:
+                record = shows.row.pair.name
+            first = shows if record else None
         elif shows is not None and moment_of(shows) >= fact.moment:
             evidence.append(culprit_words(shows))
         late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
@@ -282,8 +282,8 @@ class _Search:
                 step=fact.step,
                 rank=fact.rank,
                 record=record,
-                module=shows.module if shows is not None and record and is_start else None,
-                source=shows.source if shows is not None and record and is_start else None,
+                module=None if first is None else first.module,
+                source=None if first is None else first.source,
                 parameter=fact.parameter,
                 phase=fact.moment.phase,
             ),
@@ -295,11 +295,12 @@ class _Search:
 
     def _generators(self, fact: FactDifference) -> FactDifference | None:
         """Return the random states that differ before some of the data do: those were drawn."""
-        for each in self._findings.facts:
-            is_before = each.rank == fact.rank and each.step <= fact.step
-            if each.verdict is VerdictClass.RANDOM and is_before and each.effect is not Effect.NONE:
-                return each
-        return None
+        drawn = (
+            each
+            for each in self._findings.facts
+            if each.verdict is VerdictClass.RANDOM and each.effect is not Effect.NONE
+        )
+        return next((d for d in drawn if d.rank == fact.rank and d.step <= fact.step), None)
 
     def _late_call(self, step: int, rank: int | str) -> Clue | None:
         observed = self._observed.get((step, rank))

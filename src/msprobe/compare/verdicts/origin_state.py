@@ -69,13 +69,13 @@ class StartState:
     @cached_property
     def _data(self) -> tuple[dict[Hashable, str], dict[Hashable, str]]:
         """Shape and norm of what the model is given → its place; empty where that differs."""
-        if self._facts is None:
-            return {}, {}
-        sides: list[dict[Hashable, str]] = [
-            {(tuple(each.shape), each.norm): each.where for each in facts.data}
-            for facts in (self._facts.target, self._facts.reference)
-        ]
-        return (sides[0], sides[1]) if sides[0] == sides[1] else ({}, {})
+        target, reference = (
+            {}
+            if facts is None
+            else {(tuple(each.shape), each.norm): each.where for each in facts.data}
+            for facts in self._comparison.facts
+        )
+        return (target, reference) if target == reference else ({}, {})
 
     @cached_property
     def _facts(self) -> FactsPair | None:

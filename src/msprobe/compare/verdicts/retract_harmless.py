@@ -335,39 +335,35 @@ class _Agreement:
         return calls.parent_of(name, is_target=is_target)
 
     def _have_equal_results(self, module: Call) -> bool:
-        found = self._results.get(module.start)
-        if found is None:
+        if module.start not in self._results:
             outputs = [row for row in module.rows if row.value.role is Role.OUTPUT]
-            found = bool(outputs) and _agree(outputs, module.inputs)
-            self._results[module.start] = found
-        return found
+            self._results[module.start] = bool(outputs) and _agree(outputs, module.inputs)
+        return self._results[module.start]
 
     def _have_equal_gradients(self, module: Call) -> bool:
-        found = self._gradients.get(module.start)
-        if found is None:
-            found = self._gradients[module.start] = self._compare_gradients(module)
-        return found
+        if module.start not in self._gradients:
+            self._gradients[module.start] = self._compare_gradients(module)
+        return self._gradients[module.start]
 
     def _makes_other_gradients(self, module: Call) -> bool:
         """Return whether a module that is given the same gradients makes others of them.
 
         Its result may not show yet what a call inside does: an adapter begins with a factor of 0.
         """
-        sides = [
-            self._calls.backward_of(module, is_target=is_target) for is_target in (True, False)
-        ]
-        given = [row for side in sides if side is not None for row in side.inputs]
+        given = [row for backward in self._backward(module) for row in backward.inputs]
         is_same = bool(given) and not any(row.status.is_difference for row in given)
         return is_same and not self._have_equal_gradients(module)
 
+    def _backward(self, module: Call) -> Iterator[Call]:
+        sides = (self._calls.backward_of(module, is_target=side) for side in (True, False))
+        return (backward for backward in sides if backward is not None)
+
     def _compare_gradients(self, module: Call) -> bool:
         taken_in = list(module.inputs)
-        for is_target in (True, False):
-            backward = self._calls.backward_of(module, is_target=is_target)
-            if backward is not None:
-                taken_in += backward.inputs
-                if not _agree(backward.outputs, taken_in):
-                    return False
+        for backward in self._backward(module):
+            taken_in += backward.inputs
+            if not _agree(backward.outputs, taken_in):
+                return False
         return _agree(self._parameter_gradients.get(module.parsed.path, ()), taken_in)
 
 
