@@ -322,16 +322,12 @@ class UnmatchedCalls:
         )
 
     def _is_fed_with_difference(self, call: Call) -> bool:
-        for row in call.inputs:
-            source = self._source(row)
-            if source is None:
-                continue
-            maker = self._state.rows[source]
-            if maker.pair.is_matched and self._state.explains(source):
-                return True
-            if not maker.pair.is_matched and maker.origin is not None:
-                return True
-        return False
+        sources = (self._source(row) for row in call.inputs)
+        makers = (self._state.rows[source] for source in sources if source is not None)
+        return any(
+            maker.status.is_difference if maker.pair.is_matched else maker.origin is not None
+            for maker in makers
+        )
 
     def _source(self, row: Row) -> int | None:
         flow = self._state.flow
