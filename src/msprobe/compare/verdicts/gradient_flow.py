@@ -117,12 +117,9 @@ class GradientFlow:
             mark(row, Origin.INTRODUCED, Cause.ACCUMULATED)
 
     def _judge_by_module(self, call: Call, row: Row) -> bool:
-        """Judge a parameter's gradient by the inputs of its module in both directions.
+        """Judge a parameter's gradient by the inputs of its module in both directions, if they tell.
 
         For dumps of modules alone, where no call tells its share.
-
-        Returns:
-            Whether that settled it.
         """
         result = operand_of(row)
         backward = self._module_record(call, "backward")

@@ -58,12 +58,9 @@ class Incoming:
             self._state.suspects[call.start] = suspects
 
     def judge_forms(self, call: Call) -> bool:
-        """Judge the inputs that differ in dimensions of size 1 alone, as a result shows that.
+        """Judge the inputs that differ in dimensions of size 1 alone, if there are any.
 
-        Such a dimension means nothing, unless the call broadcasts along it.
-
-        Returns:
-            Whether there are any.
+        Such a dimension means nothing, unless the call broadcasts along it, as its result shows.
         """
         found = [
             row

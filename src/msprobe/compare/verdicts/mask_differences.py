@@ -37,11 +37,7 @@ class Hidden(NamedTuple):
 
 
 def hidden_difference(state: OriginState, call: Call) -> Hidden | None:
-    """Return how far apart the inputs are of calls that made masks or masked values.
-
-    Returns:
-        None where nothing hidden differs.
-    """
+    """Return how far apart the inputs are of calls that made masked values; None if not at all."""
     for row, maker in state.upstream(call, lambda each: _hidden_sources(state, each), _FARTHEST):
         is_hidden = _hides(row)
         # Of an argument that differs statistics of the mask show nothing.

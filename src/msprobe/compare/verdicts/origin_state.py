@@ -173,11 +173,7 @@ class OriginState:
                     waiting.append(maker)
 
     def convict(self, start: int) -> bool:
-        """Blame the arguments of a call that were under suspicion.
-
-        Returns:
-            Whether there were any.
-        """
+        """Blame the arguments of a call that were under suspicion, if there were any."""
         suspects = self.suspects.pop(start, ())
         for row in suspects:
             mark(row, Origin.INTRODUCED, Cause.ARGUMENT)

@@ -106,12 +106,9 @@ class UnmatchedCalls:
         return max((each.peak for each in operands if each is not None), default=0.0)
 
     def blame_cut(self, makers: Iterable[int]) -> bool:
-        """Blame the unmatched call among those that hold a value that took its gradient away.
+        """Blame the unmatched call, if any holds a value, that took its gradient away.
 
         Else the one by which the value gets its gradient on one side alone.
-
-        Returns:
-            Whether there is one.
         """
         state = self._state
         lone = [row for index in makers if not (row := state.rows[index]).pair.is_matched]
@@ -141,15 +138,10 @@ class UnmatchedCalls:
                 mark(row, Origin.INTRODUCED, Cause.NAN_CALL)
 
     def blame_hidden(self, call: Call) -> bool:
-        """Blame a call upstream whose effect statistics do not show: on the order of elements, or
-        on a mask.
+        """Blame a call upstream, if any, that acts on the order of elements or on a mask alone.
 
-        That is a call that only one side makes, or one with another argument.
-
-        Statistics do not see such a change; results computed from the value show it further on.
-
-        Returns:
-            Whether there is one.
+        That is a call that only one side makes, or one with another argument. Statistics do not
+        see such a change; results computed from the value show it further on.
         """
         self._searches += 1
         if self._searches > _MOST_SEARCHES:
