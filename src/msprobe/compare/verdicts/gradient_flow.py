@@ -117,7 +117,7 @@ class GradientFlow:
             mark(row, Origin.INTRODUCED, Cause.ACCUMULATED)
 
     def _judge_by_module(self, call: Call, row: Row) -> bool:
-        """Judge a parameter's gradient by the inputs of its module in both directions, if they tell.
+        """Judge a parameter's gradient by what its module got in both directions, if that tells.
 
         For dumps of modules alone, where no call tells its share.
         """

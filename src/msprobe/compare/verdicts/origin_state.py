@@ -69,13 +69,11 @@ class StartState:
     @cached_property
     def _data(self) -> tuple[dict[Hashable, str], dict[Hashable, str]]:
         """Shape and norm of what the model is given → its place; empty where that differs."""
-        target, reference = (
-            {}
-            if facts is None
-            else {(tuple(each.shape), each.norm): each.where for each in facts.data}
+        sides: list[dict[Hashable, str]] = [
+            {(tuple(each.shape), each.norm): each.where for each in facts.data} if facts else {}
             for facts in self._comparison.facts
-        )
-        return (target, reference) if target == reference else ({}, {})
+        ]
+        return (sides[0], sides[1]) if sides[0] == sides[1] else ({}, {})
 
     @cached_property
     def _facts(self) -> FactsPair | None:

@@ -259,8 +259,9 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
         _precisions(findings),
         f"{arguments} arguments differ without consequence" if arguments else "",
         others,
-        broken
-        and f"step {broken.step} of both sides {broken.broken_off}, and no later value is known",
+        ""
+        if broken is None
+        else f"step {broken.step} of both sides {broken.broken_off}, and no later value is known",
     )
     words = "; ".join(filter(None, parts))
     late = next((each for each in findings.steps if each.late_call is not None), None)
