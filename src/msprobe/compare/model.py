@@ -18,6 +18,7 @@ import msgspec
 from msprobe.compare.causes import Cause
 from msprobe.dump.values import Value
 from msprobe.numerics.element_metrics import ElementMetrics
+from msprobe.numerics.number_types import epsilon_of
 
 
 class Mode(StrEnum):
@@ -210,6 +211,14 @@ class Matched(Row, kw_only=True, gc=False):
     def holds_tensor(self) -> bool:
         """Whether either value is a tensor."""
         return self.target.is_tensor or self.reference.is_tensor
+
+    @property
+    def precisions(self) -> tuple[str, str] | None:
+        """Floating types of the target and the reference; None where they are the same or none."""
+        target, reference = self.target.dtype, self.reference.dtype
+        if target == reference or not (epsilon_of(target) and epsilon_of(reference)):
+            return None
+        return target, reference
 
 
 class Added(Row, kw_only=True, gc=False):

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msprobe.compare.model import Mode, OperationPair, Row
+from msprobe.dump.record_names import RecordKind
 
 if TYPE_CHECKING:
     from msprobe.compare.sides import Side
     from msprobe.compare.verdicts.places import Clue
     from msprobe.compare.verdicts.proof import Proof
+    from msprobe.dump.facts import Facts
+    from msprobe.dump.record_names import RecordName
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,54 @@ class RankComparison:
     def side_of(self, pair: OperationPair) -> Side:
         """Return the side that gave an operation its name: the target, if that has it."""
         return self.reference if pair.target is None else self.target
+
+    def side(self, *, is_target: bool) -> Side:
+        """Return one of the sides."""
+        return self.target if is_target else self.reference
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """The target and the reference."""
+        return self.target, self.reference
+
+    @property
+    def facts(self) -> tuple[Facts | None, Facts | None]:
+        """What each side recorded of its training."""
+        return self.target.view.facts, self.reference.view.facts
+
+    @property
+    def places(self) -> dict[str | None, int]:
+        """Name of a record of the target → its place."""
+        return {pair.target: pair.position for pair in self.pairs}
+
+    def parsed(self, pair: OperationPair) -> RecordName:
+        """Return an operation's name taken apart."""
+        return self.side_of(pair).parsed(pair.name)
+
+    def is_of_backward(self, pair: OperationPair) -> bool:
+        """Return whether a backward pass makes an operation."""
+        return self.parsed(pair).kind in (RecordKind.BACKWARD, RecordKind.PARAMETERS_GRAD)
+
+    @property
+    def end_of_forward(self) -> float:
+        """Place of the first backward record."""
+        backward = (p for p in self.pairs if self.parsed(p).kind is RecordKind.BACKWARD)
+        return next((pair.position for pair in backward), math.inf)
+
+    @property
+    def end_of_backward(self) -> float:
+        """Place of the last record that a backward pass makes."""
+        return max((p.position for p in self.pairs if self.is_of_backward(p)), default=math.inf)
+
+    def passes_before(self, position: float) -> int:
+        """Return how many backward passes begin before a place."""
+        before = [pair for pair in self.pairs if pair.position < position]
+        return sum(
+            self.parsed(pair).kind is RecordKind.BACKWARD
+            and (last is None or not self.is_of_backward(last))
+            for last, pair in pairwise((None, *before))
+            if pair is not None
+        )
 
     def set_aside(self, table: Path) -> None:
         """Release the rows, whose table is in a file, and all data read from the dumps."""

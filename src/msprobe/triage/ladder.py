@@ -21,7 +21,7 @@ from msprobe.compare.training.differences import (
     Moment,
     Phase,
 )
-from msprobe.compare.training.start import FactsPair
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.verdicts.verdict import Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.dump.facts import Clip

@@ -15,11 +15,10 @@ from typing import Final
 
 from msprobe.compare.ranks import ViewPair
 from msprobe.compare.training.differences import Effect, FactDifference, Moment
+from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.fingerprints import Change, Fingerprint, at, change_of, of_parameter
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.shared_names import with_shared_names
-from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import StepPair, step_pairs
 from msprobe.compare.verdicts.find_verdict import first_effective_fact
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence
@@ -291,7 +290,7 @@ def _look_at(step: _Step, following: _Step | None) -> StepSeen:
 
 
 def _look_at_rank(pair: FactsPair, following: FactsPair | None) -> StepSeen:
-    optimizers = step_pairs(pair)
+    optimizers = pair.steps
     uneven = _uneven(pair, optimizers)
     made = [
         _Values("losses", list(_losses(pair))),

@@ -11,8 +11,8 @@ import pytest
 from builders.facts import Arrays, arrays, columns, facts, optimizer_step
 from msprobe.compare.model import Status
 from msprobe.compare.training.differences import Effect, FactDifference, Moment
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.history import TrainingHistory
-from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.find_verdict import find_verdict
 from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.verdict import Findings, Verdict

@@ -8,8 +8,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from msprobe.compare.training.facts_pair import EARLY_EPS
 from msprobe.compare.training.shared_names import with_shared_names
-from msprobe.compare.training.step_pairs import EARLY_EPS
 from msprobe.compare.training.update_rules import rule_of
 from msprobe.dump.facts import (
     Data,

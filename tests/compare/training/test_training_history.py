@@ -13,8 +13,8 @@ import pytest
 
 from builders.facts import Arrays, adamw, arrays, batch, facts, optimizer_step, start_state
 from msprobe.compare.training.differences import Effect, FactDifference
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.history import TrainingHistory
-from msprobe.compare.training.start import FactsPair
 
 Parts = dict[str, Any]
 
@@ -566,6 +566,19 @@ def test_a_loss_that_is_a_sum_over_the_samples() -> None:
     (found,) = said(differences((target, reference)))
 
     assert found.endswith("the factor is 4, the number of samples: a sum in place of a mean")
+
+
+def test_states_that_were_lost_are_told_in_the_order_of_their_names() -> None:
+    before, gradient = arrays(1), arrays(2)
+    kept = {name: arrays(3) for name in ("third", "first", "second", "fifth", "fourth")}
+    target, reference = (
+        {"events": [optimizer_step(before, gradient, before, steps=1, state=state)]}
+        for state in ({}, kept)
+    )
+
+    found = said(differences((target, reference)))
+
+    assert [words.split(" has no ")[1].split()[0] for words in found] == sorted(kept)
 
 
 def test_a_scale_that_was_lost() -> None:

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Final
 
-from msprobe.compare.training.differences import FactDifference, Moment, some_of
+from msprobe.compare.training.differences import FactDifference, Moment, are, some_of
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, Fingerprint, at, change_of, of_parameter
 from msprobe.compare.training.module_settings import owner_words
-from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import step_pairs
 from msprobe.compare.training.updates import changed_before
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts
@@ -21,11 +20,11 @@ _GROWN: Final = 1e-2
 
 def buffer_changes(pair: FactsPair) -> dict[str, Change]:
     """Return buffer → how far both sides are apart when the step ends; empty where unknown."""
-    sides = _after(pair.target), _after(pair.reference)
+    target, reference = map(_after, pair.sides)
     return {
-        name: change_of(found, sides[1][name])
-        for name, found in sides[0].items()
-        if name in sides[1]
+        name: change_of(found, reference[name])
+        for name, found in target.items()
+        if name in reference
     }
 
 
@@ -45,9 +44,9 @@ def kept_values(
         for name, change in buffer_changes(pair).items()
         if unchanged.get(name, False) and not change.is_rounding
     ]
-    moved = {name: step for step in step_pairs(pair) for name in changed_before(step)}
+    moved = {name: step for step in pair.steps for name in changed_before(step)}
     kept: tuple[set[Hashable], set[Hashable]] = (set(), set())
-    for side, facts in enumerate((pair.target, pair.reference)):
+    for side, facts in enumerate(pair.sides):
         shapes, after = _shapes(facts), _after(facts)
         kept[side].update((shapes[name], after[name].norm) for name in buffers)
         for name, step in moved.items():
@@ -85,12 +84,10 @@ def buffer_differences(
     relative = changes[worst].relative
     size = "" if relative is None else f" by up to {relative:.2g} of the norm"
     made, is_argument = owner_words((pair.target.settings, pair.reference.settings), worst)
-    yield FactDifference(
-        verdict=VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE,
-        moment=Moment.UPDATE,
-        step=pair.step,
-        rank=pair.rank,
-        words=f"{some_of(far, len(changes), 'buffers')} {'differs' if len(far) == 1 else 'differ'} "
+    yield pair.difference(
+        VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE,
+        Moment.UPDATE,
+        f"{some_of(far, len(changes), 'buffers')} {are(far, 'differs', 'differ')} "
         f"after step {pair.step}{size}, though every value recorded before agrees{made}",
         parameter=worst,
         next=(

@@ -7,9 +7,8 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
-from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import both_ran_through, same
+from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
+from msprobe.compare.training.facts_pair import FactsPair, same
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Clip, Facts, OptimizerStep, Scaler
 
@@ -18,35 +17,35 @@ _SAME_COEFFICIENT: Final = 1e-6
 
 def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield differences in the clipping of gradients, with their effect on what follows."""
-    target, reference = clips_of(pair.target), clips_of(pair.reference)
-    if not both_ran_through(pair):
+    if not pair.ran_through:
         return
-    for own, other in zip(target, reference, strict=False):
+    clips = pair.events(Clip)
+    for own, other in zip(*clips, strict=False):
         words = _clip_words(own, other)
         if words:
-            words = f"{own.function} {words} (step {pair.step})"
             is_told = _clips_all_trained(pair, own, other)
-            yield _clipping(pair, words, Effect.NONE if is_told else _clip_effect(own, other))
-    yield from _late_clips(pair)
-    common = min(len(target), len(reference))
-    for extra, there, lacking in (
-        (target[common:], "target", "reference"),
-        (reference[common:], "reference", "target"),
-    ):
-        if extra:
-            event = max(extra, key=_strength)
-            norm = f", whose total norm is {shown(event.total_norm)}" if event.total_norm else ""
-            yield _clipping(
-                pair,
-                f"the {lacking} does not clip; the {there} calls {event.function} with "
-                f"{shown(event.max)}{norm} (step {pair.step})",
-                Effect.CERTAIN if _strength(event) else Effect.NONE,
+            effect = Effect.NONE if is_told else _clip_effect(own, other)
+            yield _clipping(pair, f"{own.function} {words}", effect)
+    for side, lacking, own_clips, others in of_sides(*clips):
+        late, early = (_first_after_step(getattr(pair, name)) for name in (side, lacking))
+        if late is not None and others and early is None:
+            words = (
+                f"the {side} calls {late.function} after optimizer.step(), the {lacking} before it"
             )
+            yield _clipping(pair, words, _effect_of(late))
+        if len(own_clips) > len(others):
+            event = max(own_clips[len(others) :], key=_strength)
+            norm = f", whose total norm is {shown(event.total_norm)}" if event.total_norm else ""
+            words = (
+                f"the {lacking} does not clip; the {side} calls {event.function} with "
+                f"{shown(event.max)}{norm}"
+            )
+            yield _clipping(pair, words, _effect_of(event))
 
 
 def clips_other_parameters(pair: FactsPair) -> bool:
     """Return whether the total norms differ because the optimizers have other parameters."""
-    clips = zip(clips_of(pair.target), clips_of(pair.reference), strict=False)
+    clips = zip(*pair.events(Clip), strict=False)
     return any(_clips_all_trained(pair, own, other) for own, other in clips)
 
 
@@ -54,9 +53,9 @@ def _clips_all_trained(pair: FactsPair, target: Clip, reference: Clip) -> bool:
     """Return whether both sides limit alike all parameters that they train, of the same model."""
     trained = [
         {name for step in facts.optimizer_steps() for name in step.parameters.name}
-        for facts in (pair.target, pair.reference)
+        for facts in pair.sides
     ]
-    models = [facts.parameters for facts in (pair.target, pair.reference)]
+    models = [facts.parameters for facts in pair.sides]
     return (
         target.max == reference.max
         and trained[0] != trained[1]
@@ -65,32 +64,18 @@ def _clips_all_trained(pair: FactsPair, target: Clip, reference: Clip) -> bool:
     )
 
 
-def _late_clips(pair: FactsPair) -> Iterator[FactDifference]:
-    """Yield clipping that comes after the optimizer's step on one side alone."""
-    sides = (pair.target, "target"), (pair.reference, "reference")
-    for (late, side), (early, other) in (sides, sides[::-1]):
-        clip = _first_after_step(late)
-        if clip is not None and clips_of(early) and _first_after_step(early) is None:
-            yield _clipping(
-                pair,
-                f"the {side} calls {clip.function} after optimizer.step(), the {other} before it "
-                f"(step {pair.step})",
-                Effect.CERTAIN if _strength(clip) else Effect.NONE,
-            )
-
-
 def _first_after_step(facts: Facts) -> Clip | None:
     """Return the first call that limits gradients, if all optimizers step before it."""
-    kinds = [type(event) for event in facts.events if isinstance(event, Clip | OptimizerStep)]
-    if OptimizerStep not in kinds or Clip not in kinds:
-        return None
-    is_late = OptimizerStep not in kinds[kinds.index(Clip) :]
-    return clips_of(facts)[0] if is_late else None
-
-
-def clips_of(facts: Facts) -> list[Clip]:
-    """Return the calls that limit gradients, in order."""
-    return [event for event in facts.events if isinstance(event, Clip)]
+    first: Clip | None = None
+    has_step = False
+    for event in facts.events:
+        if isinstance(event, OptimizerStep):
+            if first is not None:
+                return None
+            has_step = True
+        elif isinstance(event, Clip):
+            first = first or event
+    return first if has_step else None
 
 
 def _clip_effect(target: Clip, reference: Clip) -> Effect:
@@ -102,12 +87,10 @@ def _clip_effect(target: Clip, reference: Clip) -> Effect:
 
 
 def _clipping(pair: FactsPair, words: str, effect: Effect) -> FactDifference:
-    return FactDifference(
-        verdict=VerdictClass.CLIPPING,
-        moment=Moment.CLIP,
-        step=pair.step,
-        rank=pair.rank,
-        words=words,
+    return pair.difference(
+        VerdictClass.CLIPPING,
+        Moment.CLIP,
+        f"{words} (step {pair.step})",
         effect=effect,
         next=("clip gradients alike in both runs",),
     )
@@ -147,9 +130,8 @@ def _strength(clip: Clip) -> float:
     return math.inf if factor is None else 1 - factor
 
 
-def scalers_of(facts: Facts) -> list[Scaler]:
-    """Return the updates of gradient scalers, in order."""
-    return [event for event in facts.events if isinstance(event, Scaler)]
+def _effect_of(clip: Clip) -> Effect:
+    return Effect.CERTAIN if _strength(clip) else Effect.NONE
 
 
 def scaler_differences(pair: FactsPair, *, had_same_scales: bool) -> Iterator[FactDifference]:
@@ -159,27 +141,22 @@ def scaler_differences(pair: FactsPair, *, had_same_scales: bool) -> Iterator[Fa
         pair: the facts.
         had_same_scales: the step before left both sides with the same scales.
     """
-    sides = scalers_of(pair.target), scalers_of(pair.reference)
-    for target, reference in zip(*sides, strict=False):
+    for target, reference in zip(*pair.events(Scaler), strict=False):
         if bool(target.skipped) is not bool(reference.skipped):
             side, other = ("target", "reference") if target.skipped else ("reference", "target")
-            yield FactDifference(
-                verdict=VerdictClass.UPDATE,
-                moment=Moment.UPDATE,
-                step=pair.step,
-                rank=pair.rank,
-                words=f"the gradient scaler skipped the optimizer's step {pair.step} in the "
+            yield pair.difference(
+                VerdictClass.UPDATE,
+                Moment.UPDATE,
+                f"the gradient scaler skipped the optimizer's step {pair.step} in the "
                 f"{side}, not in the {other} (scales {shown(target.scale)}, "
                 f"{shown(reference.scale)}): a gradient was infinite or NaN",
             )
         elif not same(target.scale, reference.scale):
             lost = "; both had the same scale after the step before: the scaler's state was lost"
-            yield FactDifference(
-                verdict=VerdictClass.OPTIMIZER_STATE if had_same_scales else VerdictClass.GRADIENT,
-                moment=Moment.LOSS,
-                step=pair.step,
-                rank=pair.rank,
-                words=f"the gradient scaler scales by {shown(target.scale)} in the target, "
+            yield pair.difference(
+                VerdictClass.OPTIMIZER_STATE if had_same_scales else VerdictClass.GRADIENT,
+                Moment.LOSS,
+                f"the gradient scaler scales by {shown(target.scale)} in the target, "
                 f"{shown(reference.scale)} in the reference (step {pair.step})"
                 + (lost if had_same_scales else ""),
                 # Unscaling takes it back, or the gradients differ by a factor.

@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 from typing import Final
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment
-from msprobe.compare.training.start import FactsPair
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.verdicts.communication import members
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Communication
@@ -25,8 +25,8 @@ def collective_differences(pair: FactsPair) -> Iterator[FactDifference]:
     target, reference = pair.target.communication, pair.reference.communication
     names, others = ([call.api for call in side] for side in (target, reference))
     found: list[tuple[Communication, str]] = []
-    for kind, *places in SequenceMatcher(None, names, others, autojunk=False).get_opcodes():
-        start, end, other_start, other_end = places
+    matcher = SequenceMatcher(None, names, others, autojunk=False)
+    for kind, start, end, other_start, other_end in matcher.get_opcodes():
         here, there = target[start:end], reference[other_start:other_end]
         if kind == "equal":
             both = zip(here, there, strict=True)
@@ -39,12 +39,10 @@ def collective_differences(pair: FactsPair) -> Iterator[FactDifference]:
     call, words = found[0]
     more = f", as {len(found) - 1} more such calls" if len(found) > 1 else ""
     source = (call.source or "").replace("\\", "/").rpartition("/")[2]
-    yield FactDifference(
-        verdict=VerdictClass.COMMUNICATION,
-        moment=Moment.COMMUNICATION if call.passes else Moment.FORWARD,
-        step=pair.step,
-        rank=pair.rank,
-        words=f"{words}{f' ({source})' if source else ''}, step {pair.step}{more}",
+    yield pair.difference(
+        VerdictClass.COMMUNICATION,
+        Moment.COMMUNICATION if call.passes else Moment.FORWARD,
+        f"{words}{f' ({source})' if source else ''}, step {pair.step}{more}",
         effect=Effect.POSSIBLE,
         next=((f"look at {source}",) if source else ()),
     )

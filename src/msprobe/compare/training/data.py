@@ -6,15 +6,23 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
+from msprobe.compare.training.differences import (
+    Effect,
+    FactDifference,
+    Moment,
+    of_sides,
+    shown,
+    steps_ahead,
+)
+from msprobe.compare.training.facts_pair import (
+    FactsPair,
+)
 from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of
-from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import asks_otherwise, both_ran_through, has_lone_optimizer
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data
 from msprobe.dump.formats.dtypes import normal_dtype
@@ -22,7 +30,6 @@ from msprobe.numerics.number_types import Kind, kind_of
 
 # Sums of the same elements in another order agree this far.
 _SAME_SUM: Final = 1e-6
-_FARTHEST_SHIFT: Final = 64
 _WHOLE: Final = {Kind.BOOL, Kind.INTEGER}
 _NEXT: Final = ("feed both runs with the same batches in the same order, then compare again",)
 
@@ -74,12 +81,12 @@ class DataHistory:
             pair: the facts.
             made_inside: the inputs that calls of the step made; None where they are not known.
         """
-        sides = [_by_micro(facts.data) for facts in (pair.target, pair.reference)]
+        sides = [_by_micro(facts.data) for facts in pair.sides]
         if not all(sides):
             self._is_recorded = False
             return
         counts = len(sides[0]), len(sides[1])
-        if counts[0] != counts[1] and both_ran_through(pair):
+        if counts[0] != counts[1] and pair.ran_through:
             same = is_split(pair.target.data, pair.reference.data)
             if self._uneven is None:
                 self._uneven = self._of_counts(pair, counts, same=same)
@@ -136,21 +143,20 @@ class DataHistory:
         # Samples or edges may come in any order within a batch: the values tell if it matters.
         is_permuted = not order and all(map(_holds_the_same, apart))
         is_certain = order or (_changed(first) and not is_permuted)
-        yield replace(
-            self._difference(
-                first.step,
-                order or self._batch_words(apart),
-                Effect.CERTAIN if is_certain else Effect.POSSIBLE,
-                record=(first.target or first.reference)[0].record,
-            ),
+        tensor = (first.target or first.reference)[0]
+        yield self._difference(
+            first.step,
+            order or self._batch_words(apart),
+            Effect.CERTAIN if is_certain else Effect.POSSIBLE,
             verdict=VerdictClass.ARGUMENT if is_given else VerdictClass.DATA,
+            record=tensor.record,
             is_partial=agree,
-            micro=(first.target or first.reference)[0].micro,
+            micro=tensor.micro,
         )
 
     def _of_counts(self, pair: FactsPair, counts: tuple[int, int], *, same: bool) -> FactDifference:
         """Return that the sides call the model so many times, in micro batches or besides."""
-        passes = 0 if same else _backward_passes(pair)
+        passes = 0 if same or len({*pair.passes}) > 1 else pair.passes[0]
         holds_same = not same and _distinct(pair.target.data) == _distinct(pair.reference.data)
         if not passes and not holds_same:
             words = (
@@ -159,39 +165,37 @@ class DataHistory:
                 + ("; they hold the same samples" if same else "")
             )
             # An optimizer that one side alone calls has forward passes of its own.
-            is_consequence = same or has_lone_optimizer(pair)
+            is_consequence = same or pair.has_lone_optimizer
             effect = Effect.NONE if is_consequence else Effect.CERTAIN
             return self._difference(pair.step, words, effect)
         # An optimizer that is another one calls the model, or a part of it is called by itself.
         of_parts = _are_of_parts(pair.target.data, pair.reference.data)
-        is_consequence = of_parts or asks_otherwise(pair)
-        times = tuple(map(_times, counts))
+        is_consequence = of_parts or pair.asks_otherwise
+        times = ["once" if count == 1 else f"{count} times" for count in counts]
         words = (
             f"step {pair.step} calls the model {times[0]} in the target, {times[1]} in the "
-            f"reference, with {passes} backward pass{'es' * (passes > 1)} on either side"
+            "reference, "
+        ) + (
+            f"with {passes} backward pass{'es' * (passes > 1)} on either side"
             if passes
-            else f"step {pair.step} calls the model {times[0]} in the target, {times[1]} in the "
-            "reference, on the same data"
+            else "on the same data"
         )
-        return replace(
-            self._difference(pair.step, words, Effect.NONE if is_consequence else Effect.POSSIBLE),
+        return self._difference(
+            pair.step,
+            words,
+            Effect.NONE if is_consequence else Effect.POSSIBLE,
             verdict=VerdictClass.CALL,
             next=("look at where the model is called",),
         )
 
-    def _difference(
-        self, step: int, words: str, effect: Effect = Effect.CERTAIN, record: str | None = None
-    ) -> FactDifference:
-        return FactDifference(
-            verdict=VerdictClass.DATA,
-            moment=Moment.DATA,
-            step=step,
-            rank=self._rank,
-            words=words,
-            effect=effect,
-            record=record,
-            next=_NEXT,
-        )
+    def _difference(self, step: int, words: str, effect: Effect, **more: Any) -> FactDifference:
+        told: dict[str, Any] = {
+            "verdict": VerdictClass.DATA,
+            "next": _NEXT,
+            "words": words,
+            "effect": effect,
+        } | more
+        return FactDifference(moment=Moment.DATA, step=step, rank=self._rank, **told)
 
     def _order_words(self, apart: Sequence[_Batch]) -> str:
         """Return how the order of the batches differs; empty where the batches do."""
@@ -200,7 +204,7 @@ class DataHistory:
         moved = Counter(b.keys[0] for b in apart) == Counter(b.keys[1] for b in apart)
         if moved and len(apart) > 1:
             return f"the same {len(apart)} batches come in another order (since step {first.step})"
-        shift = _shift(targets, references)
+        shift = steps_ahead(targets, references)
         if shift:
             count = f"{abs(shift)} batch{'es' * (abs(shift) > 1)}"
             return (
@@ -268,8 +272,8 @@ def _alone_words(batch: _Batch) -> list[str]:
         return []
     return [
         f"only the {side} is given {where}"
-        for side, alone in (("target", target - reference), ("reference", reference - target))
-        for where in sorted(alone)
+        for side, _, own, other in of_sides(target, reference)
+        for where in sorted(own - other)
     ]
 
 
@@ -298,17 +302,6 @@ def _are_of_parts(*sides: Sequence[Data]) -> bool:
         for data in sides
     ]
     return forms[0] != forms[1]
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
-def _backward_passes(pair: FactsPair) -> int:
-    """Return how many backward passes both sides made; 0 where they made other numbers of them."""
-    sides = pair.target.loss, pair.reference.loss
-    target, reference = (len({each.micro for each in losses}) for losses in sides)
-    return target if target == reference else 0
 
 
 def _by_micro(data: Sequence[Data]) -> list[list[Data]]:
@@ -437,13 +430,3 @@ def _is_permuted(target: Data, reference: Data) -> bool:
             a is not None and b is not None and abs(a - b) <= _SAME_SUM * abs(b) for a, b in pairs
         )
     )
-
-
-def _shift(target: Sequence[Hashable], reference: Sequence[Hashable]) -> int:
-    """Return by how many batches the target is ahead of the reference; 0 where it is not."""
-    for distance in range(1, min(len(target), _FARTHEST_SHIFT)):
-        for ahead in (distance, -distance):
-            early, late = (target, reference) if ahead > 0 else (reference, target)
-            if list(early[:-distance]) == list(late[distance:]) and early[:-distance]:
-                return ahead
-    return 0

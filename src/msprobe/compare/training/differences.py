@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
+_Known = TypeVar("_Known")
+
+_FARTHEST_SHIFT: Final = 100
 _SHOWN_NAMES: Final = 3
 _NAMED: Final = 2  # all of so many are named
 
@@ -110,6 +114,31 @@ class FactDifference:
     micro: int = 0
     is_partial: bool = False
     is_drawn_by_host: bool = False
+
+
+def of_sides(target: _Known, reference: _Known) -> Iterator[tuple[str, str, _Known, _Known]]:
+    """Yield a side's name, the other's, and what each of them has: for the target, then again."""
+    yield "target", "reference", target, reference
+    yield "reference", "target", reference, target
+
+
+def are(names: Sized, one: str = "is", several: str = "are") -> str:
+    """Return the verb that goes with so many names."""
+    return one if len(names) == 1 else several
+
+
+def steps_ahead(
+    target: Sequence[Any],
+    reference: Sequence[Any],
+    same: Callable[[Any, Any], bool] = operator.eq,
+) -> int:
+    """Return k if the target has at each step what the reference has k steps later; else 0."""
+    for distance in range(1, min(len(target), _FARTHEST_SHIFT)):
+        for ahead in (distance, -distance):
+            early, late = (target, reference) if ahead > 0 else (reference, target)
+            if all(map(same, early[:-distance], late[distance:])):
+                return ahead
+    return 0
 
 
 def some_of(names: Sequence[str], total: int, what: str = "parameters") -> str:

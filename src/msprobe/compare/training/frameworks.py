@@ -7,9 +7,9 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from msprobe.compare.training.step_pairs import EARLY_EPS
+from msprobe.compare.training.facts_pair import EARLY_EPS
 from msprobe.dump.facts import (
     Event,
     Facts,
@@ -51,14 +51,15 @@ def in_shared_terms(target: Facts, reference: Facts) -> tuple[Facts, Facts]:
     """
     is_target = _MINDSPORE in target.settings
     own, other = (target, reference) if is_target else (reference, target)
-    kinds = {} if other.parameters is None else _kinds(other.parameters)
+    columns = other.parameters
+    kinds = {} if columns is None else dict(zip(columns.name, columns.kind, strict=True))
     steps = {(step.number, step.call): step for step in other.optimizer_steps()}
     own = replace(
         own,
         settings=_comparable(own.settings),
-        modes=None if own.modes is None else _modes(own.modes, kinds),
-        parameters=None if own.parameters is None else _parameters(own.parameters, kinds),
-        buffers_after=None if own.buffers_after is None else _parameters(own.buffers_after, kinds),
+        modes=own.modes and _modes(own.modes, kinds),
+        parameters=own.parameters and _parameters(own.parameters, kinds),
+        buffers_after=own.buffers_after and _parameters(own.buffers_after, kinds),
         data=[replace(each, dtype=_dtype(each.dtype)) for each in own.data],
         loss=[replace(each, dtype=_dtype(each.dtype)) for each in own.loss],
         events=[_translated(event, kinds, steps) for event in own.events],
@@ -67,14 +68,10 @@ def in_shared_terms(target: Facts, reference: Facts) -> tuple[Facts, Facts]:
     other = replace(
         other,
         settings=_comparable(other.settings),
-        parameters=None if other.parameters is None else _without_counts(other.parameters),
+        parameters=columns and _without_counts(columns),
         events=[_as_far_as(event, translated) for event in other.events],
     )
     return (own, other) if is_target else (other, own)
-
-
-def _kinds(parameters: Parameters) -> dict[str, str]:
-    return dict(zip(parameters.name, parameters.kind, strict=True))
 
 
 def _modes(modes: Modes, kinds: Mapping[str, str]) -> Modes:
@@ -97,10 +94,8 @@ def _parameters(parameters: Parameters, kinds: Mapping[str, str]) -> Parameters:
 
 def _without_counts(parameters: Parameters) -> Parameters:
     kept = [at for at, name in enumerate(parameters.name) if not name.endswith(_COUNT)]
-    columns = {name: getattr(parameters, name) for name in Parameters.__struct_fields__}
-    return Parameters(
-        **{name: [each[at] for at in kept] if each else [] for name, each in columns.items()}
-    )
+    columns = asdict(parameters).items()
+    return Parameters(**{name: [each[at] for at in kept] if each else [] for name, each in columns})
 
 
 def _comparable(settings: Mapping[str, str]) -> dict[str, str]:
@@ -115,16 +110,9 @@ def _numbers(settings: Mapping[str, str], module: str) -> dict[str, str]:
     """Return the numbers of a module that both frameworks have, and that it is one."""
     found: dict[str, str] = {}
     for name, shown in _NUMBERS.items():
-        text = next(
-            (
-                settings[f"{module}.{each}"]
-                for each in _ATTRIBUTES[name]
-                if f"{module}.{each}" in settings
-            ),
-            None,
-        )
+        known = (settings.get(f"{module}.{each}") for each in _ATTRIBUTES[name])
         match = shown.search(settings[module])
-        text = match[1] if text is None and match else text
+        text = next((each for each in known if each is not None), match and match[1])
         if text is not None and _is_number(text):
             found |= {module: "a module", f"{module}.{name}": repr(float(text))}
     return found

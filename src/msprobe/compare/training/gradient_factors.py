@@ -160,26 +160,19 @@ def _factor_of_statistics(row: Matched) -> Factor | None:
     value = float(target.norm) / float(reference.norm)
     if not math.isfinite(value) or value == 0:
         return None
+    known = [[value.max, value.min, value.mean] for value in row.values]
+    own, other = ([float(each) for each in side if each is not None] for side in known)
+    if [len(own), len(other)] != [3, 3]:
+        return Factor(value, None)
     size = float(target.norm) / math.sqrt(max(math.prod(target.shape or ()), 1))
-    peaks = [abs(float(end)) for end in (target.max, target.min) if end is not None]
-    for sign in (1.0, -1.0):
-        expected = _multiplied(row, sign * value)
-        actual = (target.max, target.min, target.mean)
-        if None in expected or None in actual or not peaks:
-            return Factor(value, None)
-        moved = [abs(float(a) - b) for a, b in zip(actual, expected, strict=True)]  # type: ignore[arg-type, operator]
-        left = max(moved[0] / max(peaks), moved[1] / max(peaks), moved[2] / size)
+    peak = max(abs(own[0]), abs(own[1]))
+    for factor in (value, -value):
+        low, high = sorted((factor * other[0], factor * other[1]))
+        ends = max(abs(own[0] - high), abs(own[1] - low)) / peak
+        left = max(ends, abs(own[2] - factor * other[2]) / size)
         if left <= _SAME_DIRECTION:
-            return Factor(sign * value, left)
+            return Factor(factor, left)
     return Factor(value, 1.0)  # another direction
-
-
-def _multiplied(row: Matched, factor: float) -> tuple[float | None, float | None, float | None]:
-    reference = row.reference
-    if reference.max is None or reference.min is None or reference.mean is None:
-        return None, None, None
-    ends = float(reference.max) * factor, float(reference.min) * factor
-    return max(ends), min(ends), float(reference.mean) * factor
 
 
 def common_factor(factors: Iterable[Factor | None]) -> Factor | None:

@@ -14,20 +14,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Final
 
-from msprobe.compare.training.clipping import clips_of, scalers_of
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown, some_of
-from msprobe.compare.training.fingerprints import Fingerprint, at, in_column
+from msprobe.compare.training.differences import (
+    Effect,
+    FactDifference,
+    Moment,
+    are,
+    of_sides,
+    shown,
+    some_of,
+)
+from msprobe.compare.training.facts_pair import FactsPair, StepPair
+from msprobe.compare.training.fingerprints import Fingerprint, at
 from msprobe.compare.training.gradient_factors import (
     Factor,
     Meanings,
     common_factor,
     factor_between,
 )
-from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import StepPair
 from msprobe.compare.verdicts.next_steps import AFTER_BACKWARD
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Facts, OptimizerStep
+from msprobe.dump.facts import Clip, Facts, Scaler
 
 # A sum of projections is that of another tensor, up to the rounding of the gradients.
 _SAME_SUM: Final = 1e-3
@@ -48,64 +54,24 @@ _LEAST_SCALE: Final = 3
 Gradients = Mapping[str, Fingerprint]
 
 
-def gradients_of(step: OptimizerStep) -> dict[str, Fingerprint]:
-    """Return parameter → its gradient as the optimizer got it.
-
-    Where there are no projections, some elements take their place: both are linear.
-    """
-    parameters = step.parameters
-    samples = parameters.samples.get("gradient", [])
-    found = {}
-    for place, name in enumerate(parameters.name):
-        if at(parameters.gradient.norm, place) is not None:
-            gradient = in_column(parameters.gradient, place, at(parameters.dtype, place) or "")
-            if gradient.projections is None:
-                gradient = gradient._replace(projections=at(samples, place))
-            found[name] = gradient
-    return found
-
-
-def _gradients(pair: StepPair) -> tuple[dict[str, Fingerprint], dict[str, Fingerprint]]:
-    """Return the gradients of both sides; where they are opposed, the target's are negated."""
-    target, reference = gradients_of(pair.target), gradients_of(pair.reference)
-    if pair.is_opposed:
-        target = {
-            name: gradient._replace(
-                checksum=None,
-                projections=[each and -each for each in gradient.projections or ()] or None,
-            )
-            for name, gradient in target.items()
-        }
-    return target, reference
-
-
 def meanings_of(pair: FactsPair, world_size: int) -> Meanings:
     """Return the numbers that factors of a step's gradients may come from."""
-    sides = pair.target, pair.reference
     return Meanings(
         world_size=world_size,
-        micro_batches=max(len({loss.micro for loss in facts.loss}) for facts in sides),
-        scales=[scale for facts in sides for scale in _scales(facts)],
+        micro_batches=max(pair.passes),
+        scales=[each.scale for side in pair.events(Scaler) for each in side if each.scale],
         samples=sorted(
             {math.prod(each.shape[:rank]) for each in pair.target.data for rank in (1, 2)}
         ),
     )
 
 
-def _scales(facts: Facts) -> Iterator[float]:
-    yield from (event.scale for event in scalers_of(facts) if event.scale)
-
-
 def has_same_gradients(pair: StepPair, tolerance: float = SAME_GRADIENT) -> bool:
     """Return whether all gradients that an optimizer gets are the same sums, in another order.
 
     One side may hold several weights as one: those of one side alone are the same together.
-
-    Args:
-        pair: the optimizer's step.
-        tolerance: how far they may be apart, relative to their norms.
     """
-    both = _gradients(pair)
+    both = pair.gradients
     shared = both[0].keys() & both[1].keys()
     alone = [[each.norm or 0.0 for n, each in side.items() if n not in shared] for side in both]
     return (
@@ -122,7 +88,7 @@ def farthest_gradient(pair: StepPair) -> float:
 
 def gradient_distances(pair: StepPair) -> dict[str, float]:
     """Return parameter → how far its gradients are apart, relative to their norms."""
-    return _distances(*_gradients(pair))
+    return _distances(*pair.gradients)
 
 
 def _near(target: Gradients, reference: Gradients, tolerance: float = SAME_GRADIENT) -> set[str]:
@@ -156,9 +122,8 @@ def has_same_training(
     backward pass, if the gradients are not any more. So must be what clipping hides from an
     optimizer: norms of gradients.
     """
-    sides = pair.target, pair.reference
-    totals = [_total_loss(facts) for facts in sides]
-    norms = [[clip.total_norm or 0.0 for clip in clips_of(facts)] for facts in sides]
+    totals = [_total_loss(facts) for facts in pair.sides]
+    norms = [[clip.total_norm or 0.0 for clip in side] for side in pair.events(Clip)]
     if None in totals or len(norms[0]) != len(norms[1]):
         return False
     if not steps or not all(has_same_gradients(step, tolerance) for step in steps):
@@ -166,7 +131,7 @@ def has_same_training(
     if all(step.is_opposed for step in steps):
         totals[0] = -(totals[0] or 0.0)
     is_scaled = not _are_near(*totals)
-    has_scaler = any(map(scalers_of, sides))
+    has_scaler = any(pair.events(Scaler))
     if is_scaled and not (_is_scale(*totals, has_scaler=has_scaler) and all(norms[0])):
         return False
     return all(map(_are_near, *norms))
@@ -218,7 +183,7 @@ class GradientHistory:
     ) -> Iterator[FactDifference]:
         """Yield how the gradients of a step differ; steps come in their order."""
         for pair in pairs:
-            both = _gradients(pair)
+            both = pair.gradients
             yield from self._of(pair, both, meanings)
             self._last[pair.target.number] = both
 
@@ -236,7 +201,7 @@ class GradientHistory:
         if not moved:
             return
         last = self._last.get(pair.target.number)
-        is_clipped = _is_clipped(pair)
+        is_clipped = all(pair.pair.events(Clip))
         words = "" if last is None else _stale(moved, both, last, is_clipped=is_clipped)
         if words:
             yield _difference(pair, f"{words} (step {pair.pair.step})", moved)
@@ -253,9 +218,9 @@ class GradientHistory:
             meaning = meanings.of(factor.value / median(others) if alone else factor.value)
             yield _difference(
                 pair,
-                f"{some_of(moved, len(changes), 'gradients')} "
-                f"{'is' if len(moved) == 1 else 'are'} {shown(factor.value)} times the "
-                f"reference's when the optimizer gets {'it' if len(moved) == 1 else 'them'} "
+                f"{some_of(moved, len(changes), 'gradients')} {are(moved)} "
+                f"{shown(factor.value)} times the reference's when the optimizer gets "
+                f"{are(moved, 'it', 'them')} "
                 f"(step {pair.pair.step})" + (f": the factor is {meaning}" if meaning else ""),
                 moved,
                 Effect.CERTAIN if is_of_all else Effect.POSSIBLE,
@@ -267,16 +232,12 @@ class GradientHistory:
             yield _difference(
                 pair,
                 f"{some_of(far, len(changes), 'gradients')} "
-                f"{'differs' if len(far) == 1 else 'differ'} when the optimizer gets "
-                f"{'it' if len(far) == 1 else 'them'} (step {pair.pair.step}), "
+                f"{are(far, 'differs', 'differ')} when the optimizer gets "
+                f"{are(far, 'it', 'them')} (step {pair.pair.step}), "
                 f"{'' if len(far) == 1 else f'{worst} '}{changes[worst].words}",
                 [worst],
                 Effect.POSSIBLE,
             )
-
-
-def _is_clipped(pair: StepPair) -> bool:
-    return bool(clips_of(pair.pair.target) and clips_of(pair.pair.reference))
 
 
 def _scaled_alone(factors: Mapping[str, Factor | None]) -> list[str]:
@@ -300,7 +261,7 @@ def _scaled_alone(factors: Mapping[str, Factor | None]) -> list[str]:
 
 
 def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[FactDifference]:
-    columns = pair.target.parameters.has_gradient, pair.reference.parameters.has_gradient
+    columns = [side.has_gradient for side in pair.columns]
     flags = {
         name: (bool(at(columns[0], here)), bool(at(columns[1], there)))
         for name, (here, there) in pair.places.items()
@@ -308,22 +269,17 @@ def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[Fact
     for side, wanted in (("target", (False, True)), ("reference", (True, False))):
         names = [name for name, found in flags.items() if found == wanted]
         if names:
-            get = "gets" if len(names) == 1 else "get"
             yield _difference(
                 pair,
-                f"{some_of(names, pair.total)} {get} no gradient in the {side} (step "
+                f"{some_of(names, pair.total)} {are(names, 'gets', 'get')} no gradient in the "
+                f"{side} (step "
                 f"{pair.pair.step})",
                 names,
                 # A gradient of zeros may have been left out.
                 Effect.CERTAIN
-                if not any(both) or any(_is_there(side, names) for side in both)
+                if not any(both) or any(n in side and side[n].norm for side in both for n in names)
                 else Effect.POSSIBLE,
             )
-
-
-def _is_there(gradients: Gradients, names: Sequence[str]) -> bool:
-    """Return whether one of these gradients is there and not zero."""
-    return any(name in gradients and gradients[name].norm for name in names)
 
 
 def _stale(
@@ -333,19 +289,9 @@ def _stale(
     *,
     is_clipped: bool,
 ) -> str:
-    """Return whether gradients are left over from the step before, in words; empty if not.
-
-    Args:
-        names: the gradients that differ.
-        both: gradients of both sides.
-        last: those of the step before.
-        is_clipped: both sides are clipped: sums are scaled as a whole.
-    """
+    """Return whether gradients are left over from the step before, in words; empty if not."""
     known = [name for name in names if name in last[0]]
-    for own, other, earlier, side in (
-        (both[0], both[1], last[0], "target"),
-        (both[1], both[0], last[1], "reference"),
-    ):
+    for (side, _, own, other), earlier in zip(of_sides(*both), last, strict=True):
         stale = [
             n
             for n in known
@@ -421,18 +367,11 @@ def _is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weights: Sequence[
 
 
 def unreduced(pairs: Sequence[StepPair]) -> Iterator[FactDifference]:
-    """Yield a missing reduction of gradients over ranks.
-
-    Args:
-        pairs: the same optimizer step of all ranks.
-    """
+    """Yield a missing reduction of gradients over ranks."""
     if len(pairs) < 2:
         return
-    sides = [
-        [gradients_of(step) for step in steps]
-        for steps in ([p.target for p in pairs], [p.reference for p in pairs])
-    ]
-    for own, other, side in ((sides[0], sides[1], "target"), (sides[1], sides[0], "reference")):
+    sides = [[each.gradients[side] for each in pairs] for side in (0, 1)]
+    for side, _, own, other in of_sides(*sides):
         names = [
             name
             for name in own[0]
@@ -485,7 +424,7 @@ def _are_alike(gradients: Sequence[Fingerprint]) -> bool:
 
 def total_norm_differences(pair: FactsPair, meanings: Meanings) -> Iterator[FactDifference]:
     """Yield a factor between the total norms that the gradients had before they were clipped."""
-    for target, reference in zip(clips_of(pair.target), clips_of(pair.reference), strict=False):
+    for target, reference in zip(*pair.events(Clip), strict=False):
         if not target.total_norm or not reference.total_norm:
             continue
         if target.norm_type != reference.norm_type or target.parameters != reference.parameters:
@@ -493,12 +432,10 @@ def total_norm_differences(pair: FactsPair, meanings: Meanings) -> Iterator[Fact
         factor = Factor(target.total_norm / reference.total_norm, None)
         meaning = meanings.of(factor.value)
         if factor.is_multiple and meaning:
-            yield FactDifference(
-                verdict=VerdictClass.GRADIENT,
-                moment=Moment.REDUCE,
-                step=pair.step,
-                rank=pair.rank,
-                words=f"the total norm of the gradients is {shown(target.total_norm)} in the "
+            yield pair.difference(
+                VerdictClass.GRADIENT,
+                Moment.REDUCE,
+                f"the total norm of the gradients is {shown(target.total_norm)} in the "
                 f"target, {shown(reference.total_norm)} in the reference (step {pair.step}): the "
                 f"factor is {meaning}",
             )

@@ -15,18 +15,17 @@ from msprobe.compare.training.clipping import (
     clip_differences,
     clips_other_parameters,
     scaler_differences,
-    scalers_of,
 )
 from msprobe.compare.training.collectives import collective_differences
 from msprobe.compare.training.data import DataHistory, Made
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown
-from msprobe.compare.training.gradient_factors import Factor, Meanings
+from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
+from msprobe.compare.training.facts_pair import FactsPair, StepPair
+from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.training.gradients import (
     SAME_GRADIENT,
     GradientHistory,
     farthest_gradient,
     gradient_distances,
-    gradients_of,
     has_same_gradients,
     has_same_training,
     meanings_of,
@@ -38,20 +37,18 @@ from msprobe.compare.training.optimizers import (
     setting_differences,
     state_differences,
 )
-from msprobe.compare.training.random_states import RandomHistory
 from msprobe.compare.training.schedules import ScheduleHistory
 from msprobe.compare.training.start import (
-    FactsPair,
+    RandomHistory,
     equal_at_start,
     frozen_in_both,
     mode_differences,
     parameter_differences,
     settings_differences,
 )
-from msprobe.compare.training.step_pairs import StepPair, asks_otherwise, step_pairs
 from msprobe.compare.training.updates import earlier_changes, update_differences
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Ended, Ending
+from msprobe.dump.facts import Ended, Ending, Scaler
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.numerics.number_types import epsilon_of
@@ -135,7 +132,7 @@ class TrainingHistory:
         later: list[FactDifference] = []
         for pair in pairs:
             history = self._rank(pair.rank)
-            steps = step_pairs(pair)
+            steps = pair.steps
             made.append(steps)
             if history.last_step is None:
                 self._has_same_gradients = bool(steps) and all(map(has_same_gradients, steps))
@@ -169,33 +166,26 @@ class TrainingHistory:
 
         An optimizer's step enlarges the rounding that the steps before left.
         """
-        history = self._ranks.get(rank)
-        farthest = 0.0 if history is None else history.farthest
+        farthest = self._known(rank).farthest
         return max(SAME_GRADIENT, _GROWTH * farthest if farthest <= SAME_GRADIENT else 0.0)
 
+    def _known(self, rank: int | str) -> _RankHistory:
+        return self._ranks.get(rank) or _RankHistory(DataHistory(rank), ScheduleHistory(rank))
+
     def _rank(self, rank: int | str) -> _RankHistory:
-        found = self._ranks.get(rank)
-        if found is None:
-            found = self._ranks[rank] = _RankHistory(DataHistory(rank), ScheduleHistory(rank))
-        return found
+        return self._ranks.setdefault(rank, self._known(rank))
 
     def updated(self, rank: int | str) -> Mapping[str, bool]:
         """Return parameter → whether it differed after an optimizer step of the rank so far."""
-        history = self._ranks.get(rank)
-        return {} if history is None else history.updated
+        return self._known(rank).updated
 
     def distances(self, rank: int | str) -> Mapping[str, float]:
         """Return parameter → how far the gradients that its optimizer got were apart at most."""
-        history = self._ranks.get(rank)
-        return {} if history is None else history.distances
+        return self._known(rank).distances
 
     def has_same_data(self, rank: int | str | None = None) -> bool:
-        """Return whether the batches of all steps so far were recorded, and are equal.
-
-        Args:
-            rank: the rank; None for all.
-        """
-        ranks = self._ranks if rank is None else [each for each in self._ranks if each == rank]
+        """Return whether the batches of a rank, or of all, were recorded and are equal so far."""
+        ranks = [each for each in self._ranks if rank in (None, each)]
         return bool(ranks) and all(self._ranks[each].data.is_same for each in ranks)
 
     @property
@@ -229,9 +219,7 @@ class TrainingHistory:
 
     def _with_history(self, fact: FactDifference) -> FactDifference:
         """Return a difference of one step, judged again after all steps."""
-        history = self._ranks.get(fact.rank)
-        if history is None:
-            return fact
+        history = self._known(fact.rank)
         if fact.verdict is VerdictClass.RANDOM:
             return history.random.drawn(fact)
         return history.schedules.of_scheduler(fact)
@@ -252,14 +240,14 @@ class TrainingHistory:
         yield from ended_differences(pair)
         yield from collective_differences(pair)
         clips = list(clip_differences(pair))
-        is_known = any(gradients_of(each.target) for each in steps)
+        is_known = any(each.gradients[0] for each in steps)
         if is_known and all(map(has_same_gradients, steps)):
             # The other side clips by its own code, or the limit is not reached.
             clips = [replace(each, effect=Effect.NONE) for each in clips]
         yield from total_norm_differences(pair, meanings)
         yield from clips
         gradients = list(history.gradients.differences(steps, meanings))
-        is_told = asks_otherwise(pair) or clips_other_parameters(pair)
+        is_told = pair.asks_otherwise or clips_other_parameters(pair)
         if all(each.effect is Effect.NONE for each in clips) and not is_told:
             yield from gradients
         yield from count_differences(pair)
@@ -281,10 +269,7 @@ class TrainingHistory:
         for step in steps:
             for name, distance in gradient_distances(step).items():
                 history.distances[name] = max(history.distances.get(name, 0.0), distance)
-        scales = [
-            [each.new_scale for each in scalers_of(facts)]
-            for facts in (pair.target, pair.reference)
-        ]
+        scales = [[each.new_scale for each in side] for side in pair.events(Scaler)]
         history.has_same_scales = bool(scales[0]) and scales[0] == scales[1]
         after: dict[str, bool] = {}
         for step in steps:
@@ -328,34 +313,17 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
         if value is None or expected is None or target.micro != reference.micro:
             continue
         epsilon = max(epsilon_of(normal_dtype(each.dtype)) for each in (target, reference))
-        if value == expected or not math.isfinite(value) or not math.isfinite(expected):
+        if not math.isfinite(value) or not math.isfinite(expected):
             continue
         if abs(value - expected) <= _LOSS_ROUNDINGS * epsilon * abs(expected):
             continue
-        factor = Factor(value / expected, None) if expected else None
-        meaning = meanings_of(pair, 1).of(factor.value) if factor is not None else ""
+        meaning = meanings_of(pair, 1).of(value / expected) if expected else ""
         of_micro = f", micro batch {target.micro}" if target.micro else ""
-        verdict = VerdictClass.GRADIENT if meaning else VerdictClass.UNEXPLAINED
-        made = ""
-        if target.made_by and reference.made_by and target.made_by != reference.made_by:
-            both = list(zip_longest(target.made_by, reference.made_by, fillvalue=""))
-            last = next(n for n, (own, other) in enumerate(both) if own != other)
-            before = f"before its last {last} call{'s' * (last > 1)} " if last else ""
-            made = f"; {before}it is made by " + ", by ".join(
-                f"{', '.join(loss.made_by[last : last + _SHOWN_OPERATIONS]) or 'no more'} in the "
-                f"{side}"
-                for side, loss in (("target", target), ("reference", reference))
-            )
-            apart = [[text.partition("(")[0] for text in each] for each in both if len({*each}) > 1]
-            if not meaning and len(apart) == 1:
-                is_same = apart[0][0] == apart[0][1]
-                verdict = VerdictClass.ARGUMENT if is_same else VerdictClass.CALL
-        yield FactDifference(
-            verdict=verdict,
-            moment=Moment.LOSS,
-            step=pair.step,
-            rank=pair.rank,
-            words=f"the loss is {shown(value)} in the target, {shown(expected)} in the reference "
+        made, verdict = _made_words(target.made_by, reference.made_by)
+        yield pair.difference(
+            VerdictClass.GRADIENT if meaning else verdict,
+            Moment.LOSS,
+            f"the loss is {shown(value)} in the target, {shown(expected)} in the reference "
             f"(step {pair.step}{of_micro})"
             + (f": the factor is {meaning}" if meaning else "")
             + made,
@@ -366,6 +334,25 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
         return
 
 
+def _made_words(target: Sequence[str], reference: Sequence[str]) -> tuple[str, VerdictClass]:
+    """Return by which other calls losses are made, in words, and the class that this is of."""
+    if not target or not reference or target == reference:
+        return "", VerdictClass.UNEXPLAINED
+    both = list(zip_longest(target, reference, fillvalue=""))
+    apart = [at for at, (own, other) in enumerate(both) if own != other]
+    last = apart[0]
+    before = f"before its last {last} call{'s' * (last > 1)} " if last else ""
+    calls = (
+        f"{', '.join(made[last : last + _SHOWN_OPERATIONS]) or 'no more'} in the {side}"
+        for side, _, made, _ in of_sides(target, reference)
+    )
+    names = {text.partition("(")[0] for text in both[last]}
+    verdict = VerdictClass.ARGUMENT if len(names) == 1 else VerdictClass.CALL
+    is_one = len(apart) == 1
+    words = f"; {before}it is made by {', by '.join(calls)}"
+    return words, verdict if is_one else VerdictClass.UNEXPLAINED
+
+
 def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield a step that ended early on one side only."""
     target, reference = pair.target.ended, pair.reference.ended
@@ -374,36 +361,27 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
     if target.how is reference.how:
         yield from _left_out(pair)
         return
-    for ended, other, side in ((target, reference, "target"), (reference, target, "reference")):
-        if ended.how is Ending.WHOLE or other.how is not Ending.WHOLE:
-            continue
-        yield FactDifference(
-            verdict=VerdictClass.INCOMPLETE,
-            moment=_moment_of(ended),
-            step=pair.step,
-            rank=pair.rank,
-            words=f"step {pair.step} of the {side} {ended.words}; that of the other side is whole",
-            effect=Effect.POSSIBLE if ended.how is Ending.UNSTOPPED else Effect.CERTAIN,
-            record=ended.record,
-            next=(f"record the {side} again, and compare whole steps",),
-        )
+    for side, _, ended, other in of_sides(target, reference):
+        if ended.how is not Ending.WHOLE and other.how is Ending.WHOLE:
+            yield pair.difference(
+                VerdictClass.INCOMPLETE,
+                _moment_of(ended),
+                f"step {pair.step} of the {side} {ended.words}; that of the other side is whole",
+                effect=Effect.POSSIBLE if ended.how is Ending.UNSTOPPED else Effect.CERTAIN,
+                record=ended.record,
+                next=(f"record the {side} again, and compare whole steps",),
+            )
 
 
 def _left_out(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield a step that trains on one side only: the program may have caught an exception."""
-    sides = pair.target, pair.reference
-    trains = [bool(facts.loss and facts.optimizer_steps()) for facts in sides]
-    begins = [bool(facts.loss or facts.events) for facts in sides]
-    for side, own in (("target", 0), ("reference", 1)):
-        if trains[1 - own] and not begins[own]:
-            yield FactDifference(
-                verdict=VerdictClass.INCOMPLETE,
-                moment=Moment.FORWARD,
-                step=pair.step,
-                rank=pair.rank,
-                words=f"step {pair.step} of the {side} has no backward pass and no optimizer step, "
+    for side, _, own, other in of_sides(*pair.sides):
+        if other.loss and other.optimizer_steps() and not (own.loss or own.events):
+            yield pair.difference(
+                VerdictClass.INCOMPLETE,
+                Moment.FORWARD,
+                f"step {pair.step} of the {side} has no backward pass and no optimizer step, "
                 "as the other side has: it was left out, or left early",
-                effect=Effect.CERTAIN,
                 next=(f"look for an exception that the program of the {side} caught",),
             )
 

@@ -39,12 +39,7 @@ class ModuleOptions:
 
 
 def changed_options(sides: Sequence[Settings], paths: Sequence[str]) -> ModuleOptions | None:
-    """Return what a module was made with; None if that is the same or was not recorded.
-
-    Args:
-        sides: the settings of both runs.
-        paths: of the module, in both.
-    """
+    """Return what a module was made with; None if that is the same or was not recorded."""
     own = [_options(*each) for each in zip(sides, map(_name, paths), strict=True)]
     if not all(own):
         return None
@@ -56,10 +51,6 @@ def changed_options(sides: Sequence[Settings], paths: Sequence[str]) -> ModuleOp
 
 def owner_words(sides: Sequence[Settings], name: str) -> tuple[str, bool]:
     """Return which options of the module of a buffer differ, in words; empty if none does.
-
-    Args:
-        sides: the settings of both runs.
-        name: of the buffer.
 
     Returns:
         The words, and whether the differences are numbers or flags.
@@ -73,12 +64,7 @@ def owner_words(sides: Sequence[Settings], name: str) -> tuple[str, bool]:
 
 
 def changed_settings(sides: Sequence[Settings], paths: Sequence[str]) -> ModuleOptions | None:
-    """Return the settings that differ in objects which a module, or one around it, holds.
-
-    Args:
-        sides: the settings of both runs.
-        paths: of the module, in both.
-    """
+    """Return the settings that differ in objects which a module, or one around it, holds."""
     while True:
         held = [dict(_held(*each)) for each in zip(sides, map(_name, paths), strict=True)]
         found = _made(_changed(*held))

@@ -3,50 +3,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
     Moment,
+    of_sides,
     shown,
     shown_names,
     some_of,
 )
-from msprobe.compare.training.fingerprints import at
-from msprobe.compare.training.gradients import has_same_gradients
-from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import (
+from msprobe.compare.training.facts_pair import (
     EARLY_EPS,
+    FactsPair,
     StepPair,
-    both_ran_through,
     options_of,
     same,
 )
+from msprobe.compare.training.fingerprints import at
+from msprobe.compare.training.gradients import has_same_gradients
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import WITHOUT_MEANING, Fingerprints, OptimizedParameters, OptimizerStep
+from msprobe.dump.facts import WITHOUT_MEANING, Fingerprints, OptimizedParameters
 
 _BETAS: Final = ("beta1", "beta2", "beta3")
 
 
 def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield optimizers that were called more often on one side."""
-    if not both_ran_through(pair):
+    if not pair.ran_through:
         return
-    counts = [_calls(facts.optimizer_steps()) for facts in (pair.target, pair.reference)]
-    for number in sorted(counts[0].keys() | counts[1].keys()):
-        numbers = counts[0].get(number, 0), counts[1].get(number, 0)
+    counts = [Counter(step.number for step in facts.optimizer_steps()) for facts in pair.sides]
+    for number in sorted(counts[0] | counts[1]):
+        numbers = counts[0][number], counts[1][number]
         if numbers[0] == numbers[1]:
             continue
         which = "optimizer.step()" if number == 0 else f"step() of {_named(pair, number)}"
         updated = " (parameters are updated twice)" if numbers == (2, 1) else ""
-        yield FactDifference(
-            verdict=VerdictClass.UPDATE,
-            moment=Moment.UPDATE,
-            step=pair.step,
-            rank=pair.rank,
-            words=f"{which} is called {_times(numbers[0])} in the target, {_times(numbers[1])} in "
+        yield pair.difference(
+            VerdictClass.UPDATE,
+            Moment.UPDATE,
+            f"{which} is called {_times(numbers[0])} in the target, {_times(numbers[1])} in "
             f"the reference (step {pair.step}){updated}",
             effect=Effect.NONE if 0 in numbers and _leave_the_same(pair) else Effect.CERTAIN,
             next=("look at the loop around optimizer.step()",),
@@ -59,7 +58,7 @@ def _leave_the_same(pair: FactsPair) -> bool:
     An optimizer that calls others counts their steps, too.
     """
     sides: list[dict[str, str | None]] = [{}, {}]
-    for found, facts in zip(sides, (pair.target, pair.reference), strict=True):
+    for found, facts in zip(sides, pair.sides, strict=True):
         for step in facts.optimizer_steps():
             found.update(zip(step.parameters.name, step.parameters.after.checksum, strict=False))
     return bool(sides[0]) and None not in sides[0].values() and sides[0] == sides[1]
@@ -73,20 +72,13 @@ def _named(pair: FactsPair, number: int) -> str:
     return f"optimizer {number}, {step.class_name.rpartition('.')[2]} of {names},"
 
 
-def _calls(steps: Sequence[OptimizerStep]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for step in steps:
-        found[step.number] = found.get(step.number, 0) + 1
-    return found
-
-
 def _times(count: int) -> str:
     return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def setting_differences(pair: StepPair) -> Iterator[FactDifference]:
     """Yield settings that differ, the learning rate apart."""
-    target, reference = pair.target, pair.reference
+    target, reference = pair.sides
     if target.class_name != reference.class_name:
         yield pair.difference(
             VerdictClass.OPTIMIZER_SETTING,
@@ -141,12 +133,12 @@ def _membership(pair: StepPair) -> Iterator[FactDifference]:
     """Yield parameters that only one side's optimizer has, though both models do."""
     target, reference = set(options_of(pair.target)), set(options_of(pair.reference))
     models = pair.pair.reference.parameters, pair.pair.target.parameters
-    sides = ((target, reference, "target"), (reference, target, "reference"))
-    for (own, other, side), model in zip(sides, models, strict=True):
+    for (side, _, own, other), model in zip(of_sides(target, reference), models, strict=True):
         known = own if model is None else own.intersection(model.name)
         alone = sorted(known - other)
         if alone:
-            strange = [name for name in other - own if _is_strange(name)]
+            # Parameters that are none of the model's.
+            strange = [name for name in other - own if name.startswith("optimizer.")]
             instead = f"; that of the other side updates {len(strange)} that its model lacks"
             yield pair.difference(
                 VerdictClass.UPDATE,
@@ -157,11 +149,6 @@ def _membership(pair: StepPair) -> Iterator[FactDifference]:
                 parameter=alone[0],
                 next=("give the optimizers of both runs the same parameters",),
             )
-
-
-def _is_strange(name: str) -> bool:
-    """Return whether a parameter is none of the model's."""
-    return name.startswith("optimizer.")
 
 
 def state_differences(pair: StepPair, unchanged: bool) -> Iterator[FactDifference]:
@@ -203,8 +190,8 @@ def _count(parameters: OptimizedParameters, place: int) -> float | None:
 
 
 def _state_values(pair: StepPair, unchanged: bool) -> Iterator[FactDifference]:
-    states = pair.target.parameters.state, pair.reference.parameters.state
-    for state in states[0].keys() | states[1].keys():
+    states = [side.state for side in pair.columns]
+    for state in sorted(states[0].keys() | states[1].keys()):
         present = [_present(each.get(state)) for each in states]
         lacking = [
             name

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,11 +165,8 @@ def _norms(columns: Fingerprints, places: Sequence[int]) -> Array:
 
 
 def _has_state(parameters: OptimizedParameters, place: int) -> bool:
-    return any(at(column, place) for name, column in _states(parameters))
-
-
-def _states(parameters: OptimizedParameters) -> Iterator[tuple[str, Sequence[Any]]]:
-    return ((name, each) for name, each in parameters.samples.items() if name not in _COLUMNS)
+    samples = parameters.samples.items()
+    return any(at(column, place) for name, column in samples if name not in _COLUMNS)
 
 
 def _joined(

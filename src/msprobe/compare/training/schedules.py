@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -13,14 +13,13 @@ from msprobe.compare.training.differences import (
     Moment,
     shown,
     some_of,
+    steps_ahead,
 )
+from msprobe.compare.training.facts_pair import FactsPair, StepPair, options_of, same
 from msprobe.compare.training.optimizers import changed_options
-from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import StepPair, options_of, same
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Facts, OptimizerStep, Schedule
+from msprobe.dump.facts import OptimizerStep, Schedule
 
-_FARTHEST_SHIFT: Final = 100
 # Schedulers move these beside the learning rate; others are moved by the program itself.
 _CYCLED: Final = ("beta1", "momentum")
 # Schedulers keep these with a group; its optimizer does not read them.
@@ -55,7 +54,7 @@ class ScheduleHistory:
 
     def add(self, pair: FactsPair, steps: Sequence[StepPair]) -> None:
         """Take in the learning rates of a step."""
-        schedules = _schedules(pair.target), _schedules(pair.reference)
+        schedules = pair.events(Schedule)
         if any(schedules):
             self._schedules.append((pair.step, *schedules))
         for step in steps:
@@ -99,17 +98,16 @@ class ScheduleHistory:
 
     def differences(self) -> Iterator[FactDifference]:
         """Yield how learning rates differ; once for groups that differ alike."""
-        alike: dict[tuple[Any, ...], _Rates] = {}
-        totals: dict[tuple[Any, ...], dict[int, int]] = {}
+        alike: dict[Hashable, list[tuple[int, _Rates]]] = {}
         for (optimizer, _), rates in self._rates.items():
             key = (tuple(rates.steps), tuple(rates.target), tuple(rates.reference))
-            before = alike.get(key)
-            names = [] if before is None else before.names
-            totals.setdefault(key, {})[optimizer] = rates.total
-            alike[key] = replace(
-                before or rates, names=[*names, *rates.names], total=sum(totals[key].values())
+            alike.setdefault(key, []).append((optimizer, rates))
+        for found in alike.values():
+            rates = replace(
+                found[0][1],
+                names=[name for _, each in found for name in each.names],
+                total=sum({optimizer: each.total for optimizer, each in found}.values()),
             )
-        for rates in alike.values():
             place = _first_difference(rates)
             if place is not None:
                 yield self._difference(rates, place)
@@ -168,7 +166,7 @@ class ScheduleHistory:
         """
         if any(_first_difference(each) is None for each in self._rates.values()):
             return 0
-        return _shift(rates.target, rates.reference) or self._epochs_apart()
+        return steps_ahead(rates.target, rates.reference, same) or self._epochs_apart()
 
     def _epochs_apart(self) -> int:
         """Return how far the counters of the schedulers are apart."""
@@ -185,10 +183,6 @@ def _number(options: Mapping[str, Mapping[str, Any]], name: str, key: str) -> fl
     return value if isinstance(value, (int, float)) else None
 
 
-def _schedules(facts: Facts) -> list[Schedule]:
-    return [event for event in facts.events if isinstance(event, Schedule)]
-
-
 def _first_difference(rates: _Rates) -> int | None:
     pairs = enumerate(zip(rates.target, rates.reference, strict=True))
     return next((place for place, numbers in pairs if not same(*numbers)), None)
@@ -200,14 +194,3 @@ def _has_one_ratio(rates: _Rates) -> bool:
     first = pairs[0] if pairs else (0.0, 0.0)
     is_known = len(pairs) == len(rates.steps) > 1
     return is_known and all(same(a * first[1], b * first[0]) for a, b in pairs)
-
-
-def _shift(target: Sequence[Any], reference: Sequence[Any]) -> int:
-    """Return k if the target has at each step the value that the reference has k steps later."""
-    for distance in range(1, min(len(target), _FARTHEST_SHIFT)):
-        for ahead in (distance, -distance):
-            early, late = (target, reference) if ahead > 0 else (reference, target)
-            pairs = list(zip(early[:-distance], late[distance:], strict=True))
-            if all(same(*numbers) for numbers in pairs):
-                return ahead
-    return 0

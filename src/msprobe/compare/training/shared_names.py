@@ -15,8 +15,8 @@ from msgspec.structs import asdict, replace
 
 from msprobe.compare.matching.module_paths import shared_paths
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.frameworks import are_of_two_frameworks, in_shared_terms
-from msprobe.compare.training.start import FactsPair
 from msprobe.dump.facts import Event, Facts, OptimizerStep
 
 _Known = TypeVar("_Known")
@@ -28,10 +28,7 @@ def with_shared_names(
 ) -> tuple[Facts, Facts]:
     """Return the facts of both sides with the names by which both know a parameter.
 
-    Args:
-        target: the facts of the side under test.
-        reference: those of the trusted side.
-        mapped: module → the path that both sides share by a mapping file, of either side.
+    Of either side, `mapped` tells the paths that both share by a mapping file.
     """
     if are_of_two_frameworks(target, reference):
         target, reference = in_shared_terms(target, reference)
@@ -53,7 +50,7 @@ def facts_of(comparison: RankComparison, *, of_replicas: bool = False) -> FactsP
         comparison: the comparison.
         of_replicas: leave out what each rank of a run has of its own, such as its data.
     """
-    target, reference = (side.view.facts for side in (comparison.target, comparison.reference))
+    target, reference = comparison.facts
     if target is None or reference is None:
         return None
     if of_replicas:

@@ -4,21 +4,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
     Moment,
+    are,
+    of_sides,
     shown_names,
     some_of,
 )
-from msprobe.compare.training.fingerprints import Change, at, change_of, of_parameter
+from msprobe.compare.training.facts_pair import FactsPair
+from msprobe.compare.training.fingerprints import Change
 from msprobe.compare.training.module_settings import owner_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Facts, Modes, Parameters
+from msprobe.dump.facts import Modes, Parameters
 
 # Names of settings that choose other kernels, another precision or another order of sums.
 _NUMERIC: Final = re.compile(
@@ -26,57 +29,32 @@ _NUMERIC: Final = re.compile(
     r"env\..*(?:THREADS|TF32|CUBLAS|CUDNN|NCCL|HCCL|DETERMINISTIC|MKL|ASCEND|ATTENTION|PRECISION)|"
     r"package\.(?:torch|mindspore|triton|flash|apex|xformers|transformer|deepspeed|megatron|bits)"
 )
+_OF_HOST: Final = frozenset({"python", "numpy"})
 # These say where and by whom a run was started.
 _PLACE: Final = re.compile(r"env\.|git\.branch|os$")
 _MOST_SETTINGS: Final = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactsPair:
-    """The facts of one rank and step, on both sides.
-
-    Attributes:
-        step: the target's step.
-        rank: the rank's number, or its folder's name.
-        target: the facts of the side under test.
-        reference: those of the trusted side.
-    """
-
-    step: int
-    rank: int | str
-    target: Facts
-    reference: Facts
-
-
-def settings_differences(pair: FactsPair) -> list[FactDifference]:
-    """Return the settings that differ: one difference for those that choose how is computed."""
-    target, reference = pair.target.settings, pair.reference.settings
+def settings_differences(pair: FactsPair) -> Iterator[FactDifference]:
+    """Yield the settings that differ: one difference for those that choose how is computed."""
+    target, reference = (facts.settings for facts in pair.sides)
     if not target or not reference:
-        return []
-    changed = [
-        f"{name} is {_setting(target, name)} in the target, {_setting(reference, name)} in the "
-        "reference"
-        for name in sorted(target.keys() | reference.keys(), key=_importance)
-        if target.get(name) != reference.get(name)
-    ]
-    if not changed:
-        return []
-    numeric = any(
-        target.get(name) != reference.get(name) and is_numeric(name)
-        for name in target.keys() | reference.keys()
-    )
-    more = f"; {len(changed) - _MOST_SETTINGS} more" if len(changed) > _MOST_SETTINGS else ""
-    return [
-        FactDifference(
-            verdict=VerdictClass.SETTINGS,
-            moment=Moment.SETTINGS,
-            step=pair.step,
-            rank=pair.rank,
-            words="; ".join(changed[:_MOST_SETTINGS]) + more,
-            effect=Effect.POSSIBLE if numeric else Effect.NONE,
+        return
+    names = [name for name in target.keys() | reference if target.get(name) != reference.get(name)]
+    if names:
+        changed = [
+            f"{name} is {_setting(target, name)} in the target, {_setting(reference, name)} in the "
+            "reference"
+            for name in sorted(names, key=_importance)
+        ]
+        more = f"; {len(changed) - _MOST_SETTINGS} more" if len(changed) > _MOST_SETTINGS else ""
+        yield pair.difference(
+            VerdictClass.SETTINGS,
+            Moment.SETTINGS,
+            "; ".join(changed[:_MOST_SETTINGS]) + more,
+            effect=Effect.POSSIBLE if any(map(is_numeric, names)) else Effect.NONE,
             next=("run both with the same settings, then compare again",),
         )
-    ]
 
 
 def is_numeric(name: str) -> bool:
@@ -104,12 +82,10 @@ def mode_differences(pair: FactsPair) -> Iterator[FactDifference]:
             words = "disabled in the target, enabled in the reference"
         yield _mode(pair, f"gradients are {words}")
     if target.autocast != reference.autocast:
-        yield FactDifference(
-            verdict=VerdictClass.PRECISION,
-            moment=Moment.MODES,
-            step=pair.step,
-            rank=pair.rank,
-            words=f"autocast is {_autocast(target)} in the target, {_autocast(reference)} in the "
+        yield pair.difference(
+            VerdictClass.PRECISION,
+            Moment.MODES,
+            f"autocast is {_autocast(target)} in the target, {_autocast(reference)} in the "
             "reference",
             effect=Effect.POSSIBLE,
         )
@@ -153,11 +129,10 @@ def _flags_of_call(
         if not modules:
             continue
         named = "the model" if modules == [""] else shown_names(modules)
-        several = len(modules) > 1
         kinds = ("training", "eval") if flag else ("eval", "training")
         yield _mode(
             pair,
-            f"{named} {'are' if several else 'is'} in {kinds[0]} mode in the target, in "
+            f"{named} {are(modules)} in {kinds[0]} mode in the target, in "
             f"{kinds[1]} mode in the reference (step {pair.step}{since})",
             modules=() if "" in modules else tuple(modules),
         )
@@ -183,23 +158,17 @@ def _autocast(modes: Modes) -> str:
 
 
 def _frozen(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDifference]:
-    sets = set(target.requires_grad_false), set(reference.requires_grad_false)
     columns = pair.target.parameters or pair.reference.parameters
     total = sum(kind == "parameter" for kind in columns.kind) if columns else 0
-    for names, there, other in (
-        (sorted(sets[0] - sets[1]), "target", "reference"),
-        (sorted(sets[1] - sets[0]), "reference", "target"),
-    ):
-        known = [name for name in names if _has_both(pair, name)]
+    frozen = set(target.requires_grad_false), set(reference.requires_grad_false)
+    for side, apart, own, other in of_sides(*frozen):
+        known = [name for name in sorted(own - other) if _has_both(pair, name)]
         if known:
-            are = "is" if len(known) == 1 else "are"
-            yield FactDifference(
-                verdict=VerdictClass.MODE,
-                moment=Moment.FROZEN,
-                step=pair.step,
-                rank=pair.rank,
-                words=f"{some_of(known, total)} {are} frozen (requires_grad is False) in the "
-                f"{there}, trained in the {other}",
+            yield pair.difference(
+                VerdictClass.MODE,
+                Moment.FROZEN,
+                f"{some_of(known, total)} {are(known)} frozen (requires_grad is False) in the "
+                f"{side}, trained in the {apart}",
                 parameter=known[0],
                 next=("make the same parameters require gradients in both runs",),
             )
@@ -211,12 +180,10 @@ def _has_both(pair: FactsPair, name: str) -> bool:
 
 
 def _mode(pair: FactsPair, words: str, modules: tuple[str, ...] = ()) -> FactDifference:
-    return FactDifference(
-        verdict=VerdictClass.MODE,
-        moment=Moment.MODES,
-        step=pair.step,
-        rank=pair.rank,
-        words=words,
+    return pair.difference(
+        VerdictClass.MODE,
+        Moment.MODES,
+        words,
         effect=Effect.POSSIBLE,
         modules=modules,
         next=("set model.train() or model.eval() alike in both runs",),
@@ -238,18 +205,16 @@ def parameter_differences(
     target, reference = pair.target.parameters, pair.reference.parameters
     if target is None or reference is None or not target.name or not reference.name:
         return
-    places = _places(target), _places(reference)
     yield from _tied(pair, target, reference)
-    present = list(_present(pair, places)) if unchanged is None else []
+    present = list(_present(pair)) if unchanged is None else []
     yield from (replace(each, effect=Effect.NONE) if trains_alike else each for each in present)
+    ties = _ties(target)
     changes = {
-        name: change_of(of_parameter(target, here), of_parameter(reference, places[1][name]))
-        for name, here in places[0].items()
-        if name in places[1]
-        and target.same_as[here : here + 1] in ([], [None])
-        and (unchanged is None or unchanged.get(name, False))
+        name: change
+        for name, change in pair.start_changes().items()
+        if name not in ties and (unchanged is None or unchanged.get(name, False))
     }
-    yield from _types(pair, places)
+    yield from _types(pair)
     # A model of other parameters draws other numbers for those that follow.
     alone = "".join(f"; {each.words}" for each in present)
     yield from _moved(pair, target, changes, alone, is_first=unchanged is None)
@@ -259,21 +224,16 @@ def equal_at_start(pair: FactsPair, kind: str | None = None) -> dict[str, bool]:
     """Return parameter or buffer → whether both sides agree to the bit when the step starts.
 
     Those that one side lacks, or whose bytes were not read, are left out.
-
-    Args:
-        pair: the facts.
-        kind: only ``parameter`` or ``buffer``; None for both.
     """
-    target, reference = pair.target.parameters, pair.reference.parameters
-    if target is None or reference is None:
-        return {}
-    places = _places(target), _places(reference)
-    checksums = {
-        name: (at(target.checksum, here), at(reference.checksum, places[1][name]))
-        for name, here in places[0].items()
-        if name in places[1] and kind in (None, at(target.kind, here))
+    target, reference = pair.starts
+    kinds = {} if kind is None or not target else _kinds(pair.target.parameters)
+    return {
+        name: found.checksum == reference[name].checksum
+        for name, found in target.items()
+        if name in reference
+        and None not in (found.checksum, reference[name].checksum)
+        and kind in (None, kinds.get(name))
     }
-    return {name: both[0] == both[1] for name, both in checksums.items() if None not in both}
 
 
 def frozen_in_both(pair: FactsPair) -> frozenset[str]:
@@ -283,8 +243,8 @@ def frozen_in_both(pair: FactsPair) -> frozenset[str]:
     return frozen[0] & frozen[1]
 
 
-def _places(columns: Parameters) -> dict[str, int]:
-    return {name: place for place, name in enumerate(columns.name)}
+def _kinds(columns: Parameters | None) -> dict[str, str]:
+    return {} if columns is None else dict(zip(columns.name, columns.kind, strict=False))
 
 
 def _moved(
@@ -295,18 +255,16 @@ def _moved(
     *,
     is_first: bool,
 ) -> Iterator[FactDifference]:
-    places = _places(target)
+    kinds = _kinds(target)
     for kind, plural in (("parameter", "parameters"), ("buffer", "buffers")):
-        of_kind = [name for name in changes if at(target.kind, places[name]) == kind]
+        of_kind = [name for name in changes if kinds.get(name) == kind]
         moved = [name for name in of_kind if not changes[name].is_equal]
         far = [name for name in moved if not changes[name].is_rounding]
         if not far:
             continue
         worst = max(far, key=lambda name: changes[name].relative or 0.0)
-        differ = "differs" if len(far) == 1 else "differ"
-        size = (
-            f" by up to {changes[worst].relative:.2g} of the norm" if _size(changes, worst) else ""
-        )
+        relative = changes[worst].relative
+        size = "" if relative is None else f" by up to {relative:.2g} of the norm"
         agreed = "it" if len(far) == 1 else "they"
         since = alone if is_first else f", though {agreed} agreed after the step before"
         if not is_first and worst in frozen_in_both(pair):
@@ -317,13 +275,11 @@ def _moved(
             made, is_argument = owner_words(sides, worst)
             since = made or ", though every value recorded before it agrees"
             verdict = VerdictClass.ARGUMENT if is_argument else verdict
-        yield FactDifference(
-            verdict=verdict,
-            moment=Moment.PARAMETERS,
-            step=pair.step,
-            rank=pair.rank,
-            words=f"{some_of(far, len(of_kind), plural)} {differ} when step {pair.step} "
-            f"starts{size}{since}",
+        yield pair.difference(
+            verdict,
+            Moment.PARAMETERS,
+            f"{some_of(far, len(of_kind), plural)} {are(far, 'differs', 'differ')} when step "
+            f"{pair.step} starts{size}{since}",
             parameter=worst,
             next=(
                 "compare the checkpoints that the runs began with (msprobe compare-ckpt), and how "
@@ -334,75 +290,52 @@ def _moved(
         )
 
 
-def _size(changes: Mapping[str, Change], name: str) -> bool:
-    return changes[name].relative is not None
-
-
-def _present(
-    pair: FactsPair, places: tuple[Mapping[str, int], Mapping[str, int]]
-) -> Iterator[FactDifference]:
+def _present(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield parameters that only one side has.
 
     As many on both sides, and none of them with a common name, are a model with other names.
     """
-    is_renamed = len(places[0]) == len(places[1]) and places[0].keys().isdisjoint(places[1])
-    for own, other, side in ((*places, "target"), (*reversed(places), "reference")):
+    starts = pair.starts
+    is_renamed = len(starts[0]) == len(starts[1]) and starts[0].keys().isdisjoint(starts[1])
+    for side, _, own, other in of_sides(*starts):
         names = [name for name in own if name not in other]
         if names:
-            yield FactDifference(
-                verdict=VerdictClass.PARAMETERS,
-                moment=Moment.PARAMETERS,
-                step=pair.step,
-                rank=pair.rank,
-                words=f"only the {side} has {some_of(names, len(own))}",
+            yield pair.difference(
+                VerdictClass.PARAMETERS,
+                Moment.PARAMETERS,
+                f"only the {side} has {some_of(names, len(own))}",
                 effect=Effect.NONE if is_renamed else Effect.POSSIBLE,
                 parameter=names[0],
             )
 
 
-def _types(
-    pair: FactsPair, places: tuple[Mapping[str, int], Mapping[str, int]]
-) -> Iterator[FactDifference]:
-    target, reference = pair.target.parameters, pair.reference.parameters
-    assert target is not None
-    assert reference is not None
+def _types(pair: FactsPair) -> Iterator[FactDifference]:
+    target, reference = pair.starts
     by_types: dict[tuple[str, str], list[str]] = {}
-    for name, here in places[0].items():
-        there = places[1].get(name)
-        if there is None:
-            continue
-        types = at(target.dtype, here) or "", at(reference.dtype, there) or ""
-        if types[0] != types[1]:
-            by_types.setdefault(types, []).append(name)
+    for name in (name for name in target if name in reference):
+        by_types.setdefault((target[name].dtype, reference[name].dtype), []).append(name)
     for types, names in by_types.items():
-        yield FactDifference(
-            verdict=VerdictClass.PRECISION,
-            moment=Moment.PARAMETERS,
-            step=pair.step,
-            rank=pair.rank,
-            words=f"{some_of(names, len(places[0]))} "
-            f"{'is' if len(names) == 1 else 'are'} {types[0]} in the target, {types[1]} in the "
-            "reference",
-            effect=Effect.POSSIBLE,
-            parameter=names[0],
-        )
+        if types[0] != types[1]:
+            yield pair.difference(
+                VerdictClass.PRECISION,
+                Moment.PARAMETERS,
+                f"{some_of(names, len(target))} {are(names)} {types[0]} in the target, "
+                f"{types[1]} in the reference",
+                effect=Effect.POSSIBLE,
+                parameter=names[0],
+            )
 
 
 def _tied(pair: FactsPair, target: Parameters, reference: Parameters) -> Iterator[FactDifference]:
-    ties = _ties(target), _ties(reference)
-    for own, other, side, apart, columns in (
-        (ties[0], ties[1], "target", "reference", reference),
-        (ties[1], ties[0], "reference", "target", target),
-    ):
-        names: Sequence[str] = [name for name in own if name not in other and name in columns.name]
+    for side, apart, own, other in of_sides(target, reference):
+        ties, others = _ties(own), _ties(other)
+        names = [name for name in ties if name not in others and name in other.name]
         if names:
-            tied = ", ".join(f"{name} is tied to {own[name]}" for name in names[:2])
-            yield FactDifference(
-                verdict=VerdictClass.PARAMETERS,
-                moment=Moment.PARAMETERS,
-                step=pair.step,
-                rank=pair.rank,
-                words=f"{tied} in the {side}, and a parameter of its own in the {apart}",
+            tied = ", ".join(f"{name} is tied to {ties[name]}" for name in names[:2])
+            yield pair.difference(
+                VerdictClass.PARAMETERS,
+                Moment.PARAMETERS,
+                f"{tied} in the {side}, and a parameter of its own in the {apart}",
                 effect=Effect.POSSIBLE,
                 parameter=names[0],
                 next=("tie the same parameters in both runs",),
@@ -415,3 +348,59 @@ def _ties(columns: Parameters) -> dict[str, str]:
         for name, same in zip(columns.name, columns.same_as, strict=False)
         if same is not None
     }
+
+
+class RandomHistory:
+    """The states of one rank's generators, step after step."""
+
+    def __init__(self) -> None:
+        self._last: tuple[dict[str, str | None], dict[str, str | None]] = ({}, {})
+        self._drawn: set[str] = set()
+        self._steps = 0
+        self._names: dict[int, list[str]] = {}
+
+    def differences(self, pair: FactsPair) -> Iterator[FactDifference]:
+        """Yield the generators whose state differs when a step starts, as one difference."""
+        sides = pair.target.random, pair.reference.random
+        self._steps += 1
+        for last, now in zip(self._last, sides, strict=True):
+            self._drawn.update(name for name in last if last[name] != now.get(name))
+        self._last = sides
+        names = [
+            name
+            for name, state in sides[0].items()
+            if state is not None and sides[1].get(name) not in (None, state)
+        ]
+        if names:
+            self._names[pair.step] = names
+            yield pair.difference(
+                VerdictClass.RANDOM,
+                Moment.RANDOM,
+                _generator_words(pair.step, names),
+                effect=Effect.POSSIBLE,
+                next=("seed both runs alike (seed_all) and compare again",),
+            )
+
+    def drawn(self, fact: FactDifference) -> FactDifference:
+        """Return a difference without the generators from which no step draws; after all steps.
+
+        A generator whose state is the same in all steps is not drawn from, on either side.
+        """
+        names = self._names.get(fact.step, [])
+        drawn = [name for name in names if name in self._drawn]
+        if self._steps == 1:
+            return fact
+        if not drawn:
+            return replace(fact, effect=Effect.NONE)
+        return replace(
+            fact,
+            words=_generator_words(fact.step, drawn),
+            is_drawn_by_host=not _OF_HOST.isdisjoint(drawn),
+        )
+
+
+def _generator_words(step: int, names: list[str]) -> str:
+    return (
+        f"the {are(names, 'state', 'states')} of the {are(names, 'generator', 'generators')} "
+        f"{shown_names(names)} {are(names, 'differs', 'differ')} when step {step} starts"
+    )

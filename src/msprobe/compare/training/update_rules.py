@@ -25,13 +25,14 @@ from msprobe.compare.training.elements import (
     given,
     moved,
 )
-from msprobe.compare.training.step_pairs import EARLY_EPS
+from msprobe.compare.training.facts_pair import EARLY_EPS
 from msprobe.compare.training.whole_tensor_rules import adafactor, muon
 
 # PyTorch keeps numbers of a whole parameter in this type, whatever the parameter's.
 _SCALAR_EPSILON: Final = 2.0**-23
 # RAdam adapts its rate once the variance has more than so many degrees of freedom.
 _RECTIFIED: Final = 5.0
+_TINY: Final = np.finfo(float).tiny
 
 
 def rule_of(class_name: str, options: Options) -> Rule | None:
@@ -62,46 +63,58 @@ def _sgd(options: Options, elements: Elements) -> Updated:
     return moved(elements.before, options["lr"] * step, options["lr"] * size)
 
 
-def _adam(options: Options, elements: Elements) -> Updated:
-    coupled = not options.get("decoupled_weight_decay")
-    return _adam_step(options, elements, coupled=coupled)
-
-
-def _adamw(options: Options, elements: Elements) -> Updated:
-    return _adam_step(options, elements, coupled=False)
-
-
-def _adam_step(options: Options, elements: Elements, *, coupled: bool) -> Updated:
-    before = elements.before
+def _decayed(options: Options, elements: Elements) -> tuple[Array, Array, Array]:
+    """Return the parameter and the gradient after either kind of weight decay, and its size."""
     decay = options.get("weight_decay") or 0.0
-    gradient, size = given({**options, "weight_decay": decay if coupled else 0.0}, elements)
-    kept = before if coupled else before * (1 - options["lr"] * decay)
+    if not options.get("decoupled_weight_decay"):
+        return elements.before, *given(options, elements)
+    kept = elements.before * (1 - options["lr"] * decay)
+    return kept, *given({**options, "weight_decay": 0.0}, elements)
+
+
+def _averages(
+    options: Options, elements: Elements, gradient: Array, size: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Return the averages of the gradient and of its square, and how far rounding blurs them.
+
+    Returns:
+        Average, size of its terms, average of squares, and the share of the size of the terms by
+        which a root of the squares is blurred where weight decay cancels the gradient.
+    """
     first, second = options["betas"]
     moment = first * elements.of("exp_avg") + (1 - first) * gradient
     moment_size = first * np.abs(elements.of("exp_avg")) + (1 - first) * size
     square = second * elements.of("exp_avg_sq") + (1 - second) * gradient * gradient
+    blur = np.where(gradient == 0, 0.0, size / np.maximum(np.abs(gradient), _TINY))
+    return moment, moment_size, square, blur
+
+
+def _adamw(options: Options, elements: Elements) -> Updated:
+    return _adam({**options, "decoupled_weight_decay": True}, elements)
+
+
+def _adam(options: Options, elements: Elements) -> Updated:
+    kept, gradient, size = _decayed(options, elements)
+    moment, moment_size, square, blur = _averages(options, elements, gradient, size)
     if options.get("amsgrad"):
         square = np.maximum(square, elements.of("max_exp_avg_sq"))
-    # Where weight decay cancels the gradient, its rounding takes part in the root.
-    blur = np.where(gradient == 0, 0.0, size / np.maximum(np.abs(gradient), np.finfo(float).tiny))
+    first, second = options["betas"]
+    unbiased = 1 - second**elements.steps
     scale = options["lr"] / (1 - first**elements.steps)
-    root = np.sqrt(square) / np.sqrt(1 - second**elements.steps)
-    eps = options["eps"] / (np.sqrt(1 - second**elements.steps) if options.get(EARLY_EPS) else 1.0)
-    root = root + eps
-    correction = 1 / (1 - second**elements.steps) if options.get("capturable") else 1.0
+    eps = options["eps"] / (np.sqrt(unbiased) if options.get(EARLY_EPS) else 1.0)
+    root = np.sqrt(square) / np.sqrt(unbiased) + eps
+    correction = 1 / unbiased if options.get("capturable") else 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
         update = scale * moment / root
         update_size = scale * moment_size / root * (correction + blur)
-    return moved(kept, update, update_size, np.abs(before))
+    return moved(kept, update, update_size, np.abs(elements.before))
 
 
 def _lion(options: Options, elements: Elements) -> Updated:
-    decay = options.get("weight_decay") or 0.0
+    kept, gradient, size = _decayed({**options, "decoupled_weight_decay": True}, elements)
     first, _ = options["betas"]
-    gradient, size = given({**options, "weight_decay": 0.0}, elements)
     mixed = first * elements.of("exp_avg") + (1 - first) * gradient
     mixed_size = first * np.abs(elements.of("exp_avg")) + (1 - first) * size
-    kept = elements.before * (1 - options["lr"] * decay)
     update = options["lr"] * np.sign(mixed)
     # Next to zero, or rounded to zero in a coarse type, the sign may be any.
     may_tip = np.abs(mixed) <= 2.0**-6 * mixed_size
@@ -154,7 +167,7 @@ def _adamax(options: Options, elements: Elements) -> Updated:
     moment_size = first * np.abs(elements.of("exp_avg")) + (1 - first) * size
     largest = np.maximum(second * elements.of("exp_inf"), np.abs(gradient) + options["eps"])
     # Where weight decay cancels the gradient, its rounding takes part in the maximum.
-    blur = 1 + size / np.maximum(largest, np.finfo(float).tiny)
+    blur = 1 + size / np.maximum(largest, _TINY)
     scale = options["lr"] / (1 - first**elements.steps)
     with np.errstate(divide="ignore", invalid="ignore"):
         return moved(
@@ -162,25 +175,13 @@ def _adamax(options: Options, elements: Elements) -> Updated:
         )
 
 
-def _decayed(options: Options, elements: Elements) -> tuple[Array, Array, Array]:
-    """Return the parameter and the gradient after either kind of weight decay, and its size."""
-    decay = options.get("weight_decay") or 0.0
-    if not options.get("decoupled_weight_decay"):
-        return elements.before, *given(options, elements)
-    kept = elements.before * (1 - options["lr"] * decay)
-    return kept, *given({**options, "weight_decay": 0.0}, elements)
-
-
 def _nadam(options: Options, elements: Elements) -> Updated:
     kept, gradient, size = _decayed(options, elements)
+    moment, moment_size, square, blur = _averages(options, elements, gradient, size)
     first, second = options["betas"]
     steps, decay = elements.steps, options["momentum_decay"]
     mu, mu_next = (first * (1 - 0.5 * 0.96 ** (number * decay)) for number in (steps, steps + 1))
     product = mu * np.where(elements.has_state, elements.of("mu_product"), 1.0)
-    moment = first * elements.of("exp_avg") + (1 - first) * gradient
-    moment_size = first * np.abs(elements.of("exp_avg")) + (1 - first) * size
-    square = second * elements.of("exp_avg_sq") + (1 - second) * gradient * gradient
-    blur = np.where(gradient == 0, 0.0, size / np.maximum(np.abs(gradient), np.finfo(float).tiny))
     root = np.sqrt(square / (1 - second**steps)) + options["eps"]
     scales = (1 - mu) / (1 - product), mu_next / (1 - product * mu_next)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -197,12 +198,9 @@ def _scalar_blur(elements: Elements) -> float:
 
 def _radam(options: Options, elements: Elements) -> Updated:
     kept, gradient, size = _decayed(options, elements)
+    moment, moment_size, square, blur = _averages(options, elements, gradient, size)
     first, second = options["betas"]
     steps = elements.steps
-    moment = first * elements.of("exp_avg") + (1 - first) * gradient
-    moment_size = first * np.abs(elements.of("exp_avg")) + (1 - first) * size
-    square = second * elements.of("exp_avg_sq") + (1 - second) * gradient * gradient
-    blur = np.where(gradient == 0, 0.0, size / np.maximum(np.abs(gradient), np.finfo(float).tiny))
     correction = 1 - second**steps
     final = 2 / (1 - second) - 1
     rho = final - 2 * steps * second**steps / correction

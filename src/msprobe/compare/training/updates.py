@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, shown, some_of
-from msprobe.compare.training.fingerprints import at, change_of, in_column, of_parameter
-from msprobe.compare.training.step_pairs import StepPair, is_idle
+from msprobe.compare.training.differences import Effect, FactDifference, Moment, are, shown, some_of
+from msprobe.compare.training.facts_pair import StepPair, is_idle
+from msprobe.compare.training.fingerprints import at, change_of, in_column
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
 if TYPE_CHECKING:
@@ -34,19 +34,11 @@ def changed_before(pair: StepPair) -> dict[str, list[str]]:
         for name, each in pair.changes("before").items()
         if not (each.is_rounding or (each.is_bound and each.may_be_rounding))
     }
-    states = pair.pair.target.parameters, pair.pair.reference.parameters
-    if not changes or pair.target.call or states[0] is None or states[1] is None:
+    starts = pair.pair.starts
+    if not changes or pair.target.call or not all(starts):
         return {}
-    starts = [
-        {name: of_parameter(state, place) for place, name in enumerate(state.name)}
-        for state in states
-        if state
-    ]
-    begun = {
-        name: change_of(*(start[name] for start in starts))
-        for name in pair.places
-        if all(name in start for start in starts)
-    }
+    at_start = pair.pair.start_changes()
+    begun = {name: at_start[name] for name in pair.places if name in at_start}
     limit = _FURTHER * max((change.relative or 0.0 for change in begun.values()), default=0.0)
     found = {}
     for name, change in changes.items():
@@ -55,7 +47,7 @@ def changed_before(pair: StepPair) -> dict[str, list[str]]:
             continue
         now = [
             at(step.parameters.before.checksum, place)
-            for step, place in zip((pair.target, pair.reference), pair.places[name], strict=True)
+            for step, place in zip(pair.sides, pair.places[name], strict=True)
         ]
         found[name] = [
             side
@@ -75,7 +67,7 @@ def earlier_changes(pair: StepPair) -> Iterator[FactDifference]:
         yield pair.difference(
             VerdictClass.UPDATE,
             Moment.CLIP,
-            f"{some_of(names, pair.total)} {'was' if len(names) == 1 else 'were'} changed after "
+            f"{some_of(names, pair.total)} {are(names, 'was', 'were')} changed after "
             f"step {pair.pair.step} began and before its optimizer step{alone}",
             parameter=names[0],
             next=_LOOK,
@@ -102,7 +94,7 @@ def _idle(
     pair: StepPair, moved: Sequence[str], replays: tuple[Replay, Replay], settled: set[str]
 ) -> Iterator[FactDifference]:
     """Yield parameters that only one side updated; their names become settled."""
-    sides = pair.target.parameters, pair.reference.parameters
+    sides = pair.columns
     for side, own in (("target", 0), ("reference", 1)):
         wrong = {misfit.parameter for misfit in replays[own].misfits}
         names = [
@@ -122,11 +114,10 @@ def _idle(
         ]
         settled.update(names)
         if names:
-            are = "is" if len(names) == 1 else "are"
             yield _update(
                 pair,
-                f"{some_of(names, pair.total)} {are} not updated in the {side}, though "
-                f"{'it has' if len(names) == 1 else 'they have'} a gradient "
+                f"{some_of(names, pair.total)} {are(names)} not updated in the {side}, though "
+                f"{are(names, 'it has', 'they have')} a gradient "
                 f"(step {pair.pair.step})",
                 names,
             )
@@ -187,7 +178,7 @@ def _unexplained(pair: StepPair, names: Sequence[str]) -> Iterator[FactDifferenc
     if far:
         yield _update(
             pair,
-            f"{some_of(far, pair.total)} {'differs' if len(far) == 1 else 'differ'} after the "
+            f"{some_of(far, pair.total)} {are(far, 'differs', 'differ')} after the "
             f"step of {pair.short_name}, though parameter, gradient and state agree before it "
             f"(step {pair.pair.step})",
             far,

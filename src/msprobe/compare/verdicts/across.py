@@ -18,14 +18,15 @@ from msprobe.collectives.matching import connect
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import OperationPair, Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.facts_pair import (
+    FactsPair,
+)
 from msprobe.compare.training.gradients import has_same_training
 from msprobe.compare.training.history import TrainingHistory
-from msprobe.compare.training.start import FactsPair
-from msprobe.compare.training.step_pairs import asks_otherwise, evaluates_loss, step_pairs
 from msprobe.compare.verdicts.calls import Calls
 from msprobe.compare.verdicts.history import UPDATE_GROWTH, History, parameter_of
 from msprobe.compare.verdicts.origin_state import mark
-from msprobe.compare.verdicts.proof import end_of_forward, prove
+from msprobe.compare.verdicts.proof import prove
 from msprobe.compare.verdicts.retract_harmless import retract_without_effect
 from msprobe.dump.facts import Facts
 from msprobe.dump.record_names import RecordKind
@@ -41,6 +42,8 @@ _OUTSIDE: Final = (
 )
 # Causes of values that no call of the step made: without modules parameters are among them.
 _FROM_OUTSIDE: Final = (Cause.UNRECORDED_VALUE, Cause.PARAMETER, Cause.CHANGED_STATE)
+
+_Update = tuple[int, Collection[str]]
 
 
 class Across:
@@ -87,13 +90,7 @@ class Across:
 
 
 class _Updates:
-    """Parameters and buffers that were updated before a step, for calls that do not name them.
-
-    Args:
-        facts: the facts of the step.
-        distances: parameter → how far the gradients that its optimizer got were apart at most.
-        worst: largest relative error of a result of the steps before, of those that are close.
-    """
+    """Parameters and buffers that were updated before a step, for calls that do not name them."""
 
     def __init__(
         self, facts: Sequence[FactsPair], distances: Mapping[str, float], worst: float
@@ -109,35 +106,26 @@ class _Updates:
             None where it is no parameter and no buffer, or nothing is known of its gradients.
         """
         for target, reference in self._names:
-            name = target.get(_key(row.target))
-            if name is not None and name == reference.get(_key(row.reference)):
-                is_buffer = name in self._buffers
+            name, is_buffer = target.get(_key(row.target), ("", False))
+            if name and name == reference.get(_key(row.reference), ("", False))[0]:
                 distance = self._worst if is_buffer else self._distances.get(name)
                 return None if distance is None else UPDATE_GROWTH * distance
         return None
 
     @cached_property
-    def _names(self) -> list[tuple[dict[Hashable, str], dict[Hashable, str]]]:
-        return [(_by_size(each.target), _by_size(each.reference)) for each in self._facts]
-
-    @cached_property
-    def _buffers(self) -> set[str]:
-        columns = [each.target.parameters for each in self._facts]
-        return {
-            name
-            for each in columns
-            if each is not None
-            for name, kind in zip(each.name, each.kind, strict=True)
-            if kind == "buffer"
-        }
+    def _names(self) -> list[list[dict[Hashable, tuple[str, bool]]]]:
+        return [[*map(_by_size, each.sides)] for each in self._facts]
 
 
-def _by_size(facts: Facts) -> dict[Hashable, str]:
+def _by_size(facts: Facts) -> dict[Hashable, tuple[str, bool]]:
+    """Return shape and norm → the parameter or buffer that has these, and whether it is one."""
     columns = facts.parameters
     if columns is None:
         return {}
-    places = zip(columns.name, columns.shape, columns.norm, strict=False)
-    return {(tuple(shape), norm): name for name, shape, norm in places if norm}
+    places = zip(columns.name, columns.kind, columns.shape, columns.norm, strict=False)
+    return {
+        (tuple(shape), norm): (name, kind == "buffer") for name, kind, shape, norm in places if norm
+    }
 
 
 def _key(value: Value | None) -> Hashable:
@@ -178,16 +166,17 @@ def _inherit_updates(comparison: RankComparison, training: TrainingHistory) -> N
     for row in comparison.rows:
         if row.cause not in _OUTSIDE or row.origin is None:
             continue
-        if row.origin is Origin.INPUT:
-            # At level L1 a parameter is a value from outside, as the data are.
-            is_explained = has_same_data
-        else:
-            _, argument = parameter_of(comparison, row)
-            path = comparison.side_of(row.pair).parsed(row.pair.name).path
-            # APIs do not tell which parameter they are given.
-            is_explained = updated.get(f"{path}.{argument}" if path else argument, True)
-        if is_explained:
+        # At level L1 a parameter is a value from outside, as the data are. APIs do not tell which
+        # parameter they are given.
+        is_input = row.origin is Origin.INPUT
+        if has_same_data if is_input else updated.get(_name(comparison, row), True):
             mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
+
+
+def _name(comparison: RankComparison, row: Row) -> str:
+    """Return the name that facts have for a parameter in the record of its module."""
+    path, (_, argument) = comparison.parsed(row.pair).path, parameter_of(comparison, row)
+    return f"{path}.{argument}" if path else argument
 
 
 def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair]) -> None:
@@ -196,63 +185,61 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
         updates = list(_own_updates(comparison, pair))
         if not updates:
             continue
-        following = {place: _next_forward(comparison, place) for place, _ in updates}
-        asked = end_of_forward(comparison) if evaluates_loss(pair) else math.inf
-        asks_again = asks_otherwise(pair)
+        behind = min(_next_forward(comparison, place) for place, _ in updates)
+        asked = comparison.end_of_forward if pair.evaluates_loss else math.inf
+        asks_again = pair.asks_otherwise
         for row in comparison.rows:
             if row.origin is not Origin.INTRODUCED:
                 continue
-            if row.cause is Cause.ACCUMULATED:
-                if any(row.pair.position > following[place] for place, _ in updates):
-                    mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
-                continue
-            is_later = row.cause is Cause.GRADIENT_CALL or row.pair.position > asked
-            if asks_again and is_later and not row.pair.is_matched:
+            position, cause = row.pair.position, row.cause
+            if cause is Cause.ACCUMULATED:
+                is_after = position > behind
+            else:
+                is_later = cause is Cause.GRADIENT_CALL or position > asked
+                is_after = (asks_again and is_later and not row.pair.is_matched) or (
+                    cause in _FROM_OUTSIDE
+                    and comparison.parsed(row.pair).kind is RecordKind.FORWARD
+                    and _is_updated(comparison, row, updates, asked)
+                )
+            if is_after:
                 mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
-            if row.cause not in _FROM_OUTSIDE:
-                continue
-            side = comparison.side_of(row.pair)
-            parsed = side.parsed(row.pair.name)
-            name = f"{parsed.path}.{parameter_of(comparison, row)[1]}".removeprefix(".")
-            of_module = row.value.role is Role.PARAMETER
-            since = asked if row.cause is Cause.PARAMETER else math.inf
-            if parsed.kind is RecordKind.FORWARD and any(
-                row.pair.position > min(place, since)
-                and (not of_module or not names or name in names)
-                for place, names in updates
-            ):
-                mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
+
+
+def _is_updated(
+    comparison: RankComparison, row: Row, updates: Sequence[_Update], asked: float
+) -> bool:
+    """Return whether an optimizer of the step ran before a value that may be its parameter."""
+    since = asked if row.cause is Cause.PARAMETER else math.inf
+    is_any = row.value.role is not Role.PARAMETER
+    return any(
+        row.pair.position > min(place, since)
+        and (is_any or not names or _name(comparison, row) in names)
+        for place, names in updates
+    )
 
 
 def _next_forward(comparison: RankComparison, place: int) -> float:
     """Return the place of the target's first forward call after one: an optimizer ran before it."""
-    if place < 0:
-        return math.inf
-    return next(
-        (
-            pair.position
-            for pair in comparison.pairs
-            if pair.position > place
-            and pair.target is not None
-            and comparison.side_of(pair).parsed(pair.name).kind is RecordKind.FORWARD
-        ),
-        math.inf,
+    after = (
+        pair.position
+        for pair in comparison.pairs
+        if pair.position > place >= 0
+        and pair.target is not None
+        and comparison.parsed(pair).kind is RecordKind.FORWARD
     )
+    return next(after, math.inf)
 
 
-def _own_updates(
-    comparison: RankComparison, pair: FactsPair
-) -> Iterator[tuple[int, Collection[str]]]:
+def _own_updates(comparison: RankComparison, pair: FactsPair) -> Iterator[_Update]:
     """Yield optimizer steps that leave other parameters: their places, and names if known."""
-    places = {each.target: each.position for each in comparison.pairs}
-    steps = step_pairs(pair)
-    for step in steps:
+    places = comparison.places
+    for step in pair.steps:
         changed = {name for name, one in step.changes("after").items() if not one.is_equal}
         if changed and (step.target.record is None or step.target.record in places):
             yield places.get(step.target.record, -1), changed
-    made = [facts.optimizer_steps() for facts in (pair.target, pair.reference)]
+    made = [facts.optimizer_steps() for facts in pair.sides]
     if len(made[0]) != len(made[1]) and all(made):
-        last = steps[-1].target.record if steps else None
+        last = pair.steps[-1].target.record if pair.steps else None
         yield places.get(last, -1), ()
 
 
@@ -268,10 +255,9 @@ def _clear_same_training(
     for pair in facts:
         if all(row.origin is None for row in comparison.rows):
             return
-        steps = step_pairs(pair)
+        steps = pair.steps
         if has_same_training(pair, steps, tolerance):
-            places = {each.target: each.position for each in comparison.pairs}
-            updates = (places.get(step.target.record, -1) for step in steps)
+            updates = (comparison.places.get(step.target.record, -1) for step in steps)
             retract_without_effect(Calls(comparison), max(updates))
 
 
@@ -295,11 +281,7 @@ def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:
 
 
 class _Linked:
-    """The calls of several ranks that are one communication.
-
-    Args:
-        comparisons: all ranks of a step.
-    """
+    """The calls of several ranks that are one communication."""
 
     def __init__(self, comparisons: Sequence[RankComparison]) -> None:
         self._comparisons = comparisons
@@ -340,7 +322,7 @@ def _communications_inside(comparison: RankComparison, linked: _Linked) -> dict[
 
 def _handed_out(comparison: RankComparison, row: Row, linked: _Linked) -> Hashable:
     """Return the collective or the parameter by which a row depends on other ranks, or None."""
-    parsed = comparison.side_of(row.pair).parsed(row.pair.name)
+    parsed = comparison.parsed(row.pair)
     if parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED:
         return parameter_of(comparison, row)
     return linked.key(comparison, row.pair) if is_communication(parsed) else None
@@ -356,7 +338,7 @@ def _put_in(
             # A communication that one side alone makes is a difference, and puts in none.
             if not row.status.is_difference or not row.pair.is_matched:
                 continue
-            parsed = comparison.side_of(row.pair).parsed(row.pair.name)
+            parsed = comparison.parsed(row.pair)
             if parsed.kind is RecordKind.PARAMETERS_GRAD:
                 found[parameter_of(comparison, row)].append(comparison.rank)
             elif row.value.role is Role.INPUT and row.holds_tensor and is_communication(parsed):

@@ -63,11 +63,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class Calls:
-    """All operations of a comparison.
-
-    Args:
-        comparison: its rows are grouped by operation.
-    """
+    """All operations of a comparison."""
 
     def __init__(self, comparison: RankComparison) -> None:
         self._comparison = comparison
@@ -99,8 +95,7 @@ class Calls:
 
     def is_in_backward(self, call: Call) -> bool:
         """Return whether a call is made by the backward code of another one."""
-        side = self._comparison.side_of(call.pair)
-        parent = side.parent(call.pair.name)
+        side, parent = self._comparison.side_of(call.pair), self.parent(call.pair)
         return parent is not None and side.parsed(parent).kind is RecordKind.BACKWARD
 
     @cached_property
@@ -140,8 +135,8 @@ class Calls:
 
     def forwards_of(self, call: Call) -> Iterator[Call]:
         """Yield the forward calls of both sides of a backward record, where they were recorded."""
-        for own, is_target in ((call.pair.target, True), (call.pair.reference, False)):
-            name = None if own is None else forward_name(self.parsed(own, is_target=is_target))
+        for own, is_target in names_of(call.pair):
+            name = forward_name(self.parsed(own, is_target=is_target))
             forward = None if name is None else self.named(name, is_target=is_target)
             if forward is not None:
                 yield forward
@@ -155,10 +150,10 @@ class Calls:
     def first_loss(self, *, is_target: bool) -> Call | None:
         """Return the call that the first backward pass of a side begins with."""
         for pair in self.pairs:
-            name = pair.target if is_target else pair.reference
-            if name is not None and self.parse(pair).kind is RecordKind.BACKWARD:
-                backward = self.named(name, is_target=is_target)
-                return None if backward is None else self.forward_of(backward)
+            has_side = (pair.target if is_target else pair.reference) is not None
+            if has_side and self.parse(pair).kind is RecordKind.BACKWARD:
+                begin, end = self._rows_of(pair)
+                return self.forward_of(self._call(begin, end)) if begin < end else None
         return None
 
     def modules_around(self, parent: str | None, *, is_target: bool) -> Iterator[Call]:
@@ -171,7 +166,7 @@ class Calls:
 
     def named(self, name: str, *, is_target: bool) -> Call | None:
         """Return the operation that one side calls `name`."""
-        pair = (self._by_target if is_target else self._by_reference).get(name)
+        pair = self._by_name[is_target].get(name)
         return None if pair is None else self._call(*self._rows_of(pair))
 
     def parent(self, pair: OperationPair) -> str | None:
@@ -180,18 +175,15 @@ class Calls:
 
     def parsed(self, name: str, *, is_target: bool) -> RecordName:
         """Return the name of a record of one side taken apart."""
-        side = self._comparison.target if is_target else self._comparison.reference
-        return side.parsed(name)
+        return self._comparison.side(is_target=is_target).parsed(name)
 
     def parent_of(self, name: str, *, is_target: bool) -> str | None:
         """Return the record around the one that a side calls `name`."""
-        side = self._comparison.target if is_target else self._comparison.reference
-        return side.parent(name)
+        return self._comparison.side(is_target=is_target).parent(name)
 
     def has_inner(self, call: Call) -> bool:
         """Return whether recorded calls ran inside this one, on either side."""
-        pair = call.pair
-        return (pair.target in self._target_parents) or (pair.reference in self._reference_parents)
+        return any(name in self._parents[is_target] for name, is_target in names_of(call.pair))
 
     def makes_other_call(self, pair: OperationPair) -> bool:
         """Return whether one side alone makes a call, or the other makes it by another API."""
@@ -209,7 +201,7 @@ class Calls:
 
     def parse(self, pair: OperationPair) -> RecordName:
         """Return an operation's name taken apart."""
-        return self._comparison.side_of(pair).parsed(pair.name)
+        return self._comparison.parsed(pair)
 
     def module(self, pair: OperationPair) -> str:
         """Return the path of the innermost module around an operation."""
@@ -232,9 +224,7 @@ class Calls:
     @cached_property
     def split_batches(self) -> bool:
         """Whether the sides split one batch into different numbers of micro batches."""
-        target, reference = (
-            self._batches(side) for side in (self._comparison.target, self._comparison.reference)
-        )
+        target, reference = map(self._batches, self._comparison.sides)
         return len(target) != len(reference) and 0 < sum(target) == sum(reference)
 
     @staticmethod
@@ -263,20 +253,16 @@ class Calls:
         return found
 
     @cached_property
-    def _target_parents(self) -> frozenset[str | None]:
-        return frozenset(self._comparison.target.view.parents.values()) - {None}
+    def _parents(self) -> tuple[frozenset[str | None], ...]:
+        """Records with others inside, by whether they are the target's."""
+        sides = reversed(self._comparison.sides)
+        return tuple(frozenset(side.view.parents.values()) - {None} for side in sides)
 
     @cached_property
-    def _reference_parents(self) -> frozenset[str | None]:
-        return frozenset(self._comparison.reference.view.parents.values()) - {None}
-
-    @cached_property
-    def _by_target(self) -> dict[str | None, OperationPair]:
-        return {pair.target: pair for pair in self.pairs if any(self._rows_of(pair))}
-
-    @cached_property
-    def _by_reference(self) -> dict[str | None, OperationPair]:
-        return {pair.reference: pair for pair in self.pairs if any(self._rows_of(pair))}
+    def _by_name(self) -> tuple[dict[str | None, OperationPair], ...]:
+        """Name → operation with rows, by whether it is the target's."""
+        made = [pair for pair in self.pairs if any(self._rows_of(pair))]
+        return {pair.reference: pair for pair in made}, {pair.target: pair for pair in made}
 
     def _rows_of(self, pair: OperationPair) -> tuple[int, int]:
         return self._begins[pair.position], self._ends[pair.position]
@@ -285,12 +271,6 @@ class Calls:
         for begin, end in zip(self._begins, self._ends, strict=True):
             if begin < end:
                 yield begin, end
-
-    def _operator(self, pair: OperationPair) -> Operator:
-        if pair.target is not None:
-            return self._comparison.target.operator(pair.target)
-        assert pair.reference is not None
-        return self._comparison.reference.operator(pair.reference)
 
     def _call(self, begin: int, end: int) -> Call:
         found = self._made.get(begin)
@@ -301,9 +281,16 @@ class Calls:
             inputs = tuple([row for row in rows if row.value.role in _TAKEN_IN])
             outputs = tuple([row for row in rows if row.value.role not in _TAKEN_IN])
             pair = rows[0].pair
-            found = Call(pair, self.parse(pair), self._operator(pair), begin, rows, inputs, outputs)
+            operator = self._comparison.side_of(pair).operator(pair.name)
+            found = Call(pair, self.parse(pair), operator, begin, rows, inputs, outputs)
             self._made[begin] = found
         return found
+
+
+def names_of(pair: OperationPair) -> list[tuple[str, bool]]:
+    """Return an operation's names, each with whether it is the target's."""
+    both = (pair.target, True), (pair.reference, False)
+    return [(name, is_target) for name, is_target in both if name is not None]
 
 
 def is_cast(record: RecordName) -> bool:

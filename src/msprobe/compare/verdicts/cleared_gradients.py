@@ -56,7 +56,7 @@ def _gradients(comparison: RankComparison) -> dict[Parameter, dict[int, tuple[Va
     """Return parameter → micro batch → its gradient so far, on both sides."""
     found: defaultdict[Parameter, dict[int, tuple[Value, Value]]] = defaultdict(dict)
     for row in comparison.rows:
-        parsed = comparison.side_of(row.pair).parsed(row.pair.name)
+        parsed = comparison.parsed(row.pair)
         if isinstance(row, Matched) and parsed.kind is RecordKind.PARAMETERS_GRAD:
             found[parameter_of(comparison, row)][parsed.index or 0] = row.target, row.reference
     return {key: sums for key, sums in found.items() if len(sums) > 1}

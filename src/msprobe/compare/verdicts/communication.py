@@ -6,7 +6,7 @@ A culprit belongs to one rank; the same call of the other ranks tells how far th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.model import Matched, Row
@@ -42,13 +42,7 @@ def group_words(row: Row, place: str) -> str:
 
 
 def ranks_words(culprit: Culprit, culprits: Iterable[Culprit], ranks: Sequence[int | str]) -> str:
-    """Return on which ranks the same call is a culprit, in words; empty for a single rank.
-
-    Args:
-        culprit: the culprit.
-        culprits: all of them.
-        ranks: all ranks that were compared.
-    """
+    """Return on which ranks the same call is a culprit, in words; empty for a single rank."""
     names = {culprit.row.pair.target, culprit.row.pair.reference} - {None}
     concerned = {
         each.comparison.rank
@@ -58,10 +52,13 @@ def ranks_words(culprit: Culprit, culprits: Iterable[Culprit], ranks: Sequence[i
     }
     if len(ranks) < 2:
         return ""
-    if concerned == set(ranks):
-        return f", on all {len(ranks)} ranks"
-    several = "s" * (len(concerned) > 1)
-    return f", on rank{several} {', '.join(map(str, sorted(concerned, key=str)))}"
+    return f", on all {len(ranks)} ranks" if concerned == set(ranks) else on_ranks(concerned)
+
+
+def on_ranks(ranks: Collection[int | str]) -> str:
+    """Return ranks in words, as the end of a sentence."""
+    several = "s" * (len(ranks) > 1)
+    return f", on rank{several} {', '.join(map(str, sorted(ranks, key=str)))}"
 
 
 def members(ranks: Sequence[int] | None) -> str:

@@ -74,50 +74,40 @@ def operand_of(row: Row) -> Operand | None:
     if not isinstance(row, Matched) or not all(value.is_tensor for value in row.values):
         return None
     target, reference = row.target, row.reference
-    size, spread, peak = _sizes(reference)
-    if size == 0:
-        size, spread, peak = _sizes(target)
-    if size is None:
-        return None
-    count = max(math.prod(reference.shape or ()), 1)
+    sizes = _sizes(reference)
+    if sizes[0] == 0:
+        sizes = _sizes(target)
+    size, _, peak = sizes
     metrics = row.metrics
-    if row.error == 0 or row.error is None:
+    if row.error == 0 or row.error is None or size is None:
         error = largest = 0.0
     elif metrics is not None and metrics.euclidean is not None:
         error = float(metrics.euclidean)
         largest = float(abs(metrics.max_abs_err or 0.0))
     else:
         error, largest = row.error * size, row.error * peak
-    return Operand(
-        size=size,
-        error=error,
-        largest_error=largest,
-        peak=peak,
-        least=_least_size(reference),
-        spread=spread,
-        count=count,
-        shape=reference.shape or (),
-        epsilon=max(epsilon_of(target.dtype), epsilon_of(reference.dtype)),
-    )
+    epsilon = max(epsilon_of(target.dtype), epsilon_of(reference.dtype))
+    return _operand(reference, sizes, epsilon, error, largest)
 
 
 def exact_operand(value: Value) -> Operand | None:
     """Return a tensor of one side as an operand without an error; None without a known size."""
-    size, spread, peak = _sizes(value)
-    if not value.is_tensor or size is None:
+    return _operand(value, _sizes(value), epsilon_of(value.dtype)) if value.is_tensor else None
+
+
+def _operand(
+    value: Value,
+    sizes: tuple[float | None, float, float],
+    epsilon: float,
+    error: float = 0.0,
+    largest: float = 0.0,
+) -> Operand | None:
+    size, spread, peak = sizes
+    if size is None:
         return None
     shape = value.shape or ()
-    return Operand(
-        size=size,
-        error=0.0,
-        largest_error=0.0,
-        peak=peak,
-        least=_least_size(value),
-        spread=spread,
-        count=max(math.prod(shape), 1),
-        shape=shape,
-        epsilon=epsilon_of(value.dtype),
-    )
+    count, least = max(math.prod(shape), 1), _least_size(value)
+    return Operand(size, error, largest, peak, least, spread, count, shape, epsilon)
 
 
 def _sizes(value: Value) -> tuple[float | None, float, float]:
@@ -158,13 +148,7 @@ class Bound:
 
 
 def forward_bound(family: Family, operands: Sequence[Operand], result: Operand) -> Bound:
-    """Return the error that may be expected in an output.
-
-    Args:
-        family: the kind of function.
-        operands: inputs and parameters.
-        result: the output.
-    """
+    """Return the error that may be expected in an output."""
     out = result.epsilon * result.size
     relative = sum(operand.relative for operand in operands)
     if not operands:
@@ -221,12 +205,6 @@ def quotient_error(
     Where divisors are tiny, such as in Adam for gradients that are zero up to rounding, small
     errors of small elements become large ones, which no norm of the inputs shows.
 
-    Args:
-        numerator: a.
-        divisor: b.
-        factor: a number.
-        result: the output.
-
     Returns:
         None where divisors may be zero, so that nothing can be said.
     """
@@ -242,14 +220,7 @@ def backward_bound(
     saved: Sequence[Operand],
     result: Operand,
 ) -> Bound:
-    """Return the error that may be expected in a gradient that a call hands on.
-
-    Args:
-        family: the kind of function of the call.
-        gradients: gradients of its outputs.
-        saved: inputs, parameters and outputs of the forward call.
-        result: the gradient of one of its inputs.
-    """
+    """Return the error that may be expected in a gradient that a call hands on."""
     if not gradients:
         return Bound(_ROUNDINGS * result.epsilon * result.size, 0.0)
     out = result.epsilon * result.size

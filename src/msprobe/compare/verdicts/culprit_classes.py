@@ -23,7 +23,6 @@ from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
 from msprobe.dump.stack_frames import Frame, parse_frame
 from msprobe.dump.values import Role
-from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.lookup import operator_named, suggests
 from msprobe.operators.operator import Hint
 
@@ -76,7 +75,8 @@ def class_of(culprit: Culprit) -> VerdictClass:
         return VerdictClass.GRADIENT if culprit.kind == "backward" else VerdictClass.CALL
     if _other_call(culprit):
         return VerdictClass.CALL
-    if row.status is Status.DTYPE or _has_two_precisions(culprit):
+    types = row.precisions if isinstance(row, Matched) else None
+    if row.status is Status.DTYPE or (types and row.origin is Origin.INTRODUCED):
         return VerdictClass.PRECISION
     if culprit.kind in ("backward", "parameter_grad"):
         return VerdictClass.GRADIENT
@@ -251,14 +251,6 @@ def _other_call(culprit: Culprit) -> str:
     target = culprit.comparison.target.operator(pair.target)
     reference = culprit.comparison.reference.operator(pair.reference)
     return pair.reference if target.name != reference.name else ""
-
-
-def _has_two_precisions(culprit: Culprit) -> bool:
-    row = culprit.row
-    if not isinstance(row, Matched) or row.origin is not Origin.INTRODUCED:
-        return False
-    types = row.target.dtype, row.reference.dtype
-    return types[0] != types[1] and all(map(epsilon_of, types))
 
 
 def _parsed(culprit: Culprit) -> RecordName:

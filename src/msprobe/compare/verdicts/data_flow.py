@@ -34,8 +34,10 @@ _position: Final[Callable[[Row], int]] = attrgetter("pair.position")
 _value_id: Final[Callable[[Value], int | None]] = attrgetter("value_id")
 
 
-def fingerprint(value: Value) -> Fingerprint | None:
-    """Return a key by which a value is recognised; None if nothing is special about it."""
+def fingerprint(value: Value | None) -> Fingerprint | None:
+    """Return a key by which a value is recognised; None if there is none, or nothing special."""
+    if value is None:
+        return None
     if not value.is_tensor:
         number = value.value
         if isinstance(number, float) and math.isfinite(number) and number not in _COMMON_NUMBERS:
@@ -93,13 +95,7 @@ class Makers:
 
 
 class _SideFlow:
-    """Makers and users of each value on one side.
-
-    Args:
-        rows: all rows.
-        pick: returns the side's value of a row.
-        place: returns the place of a row's call in the side's own order.
-    """
+    """Makers and users of each value on one side."""
 
     def __init__(
         self,
@@ -155,11 +151,7 @@ class _SideFlow:
         found = self._by_print.at(key)
         end = self._count_before(found, position)
         latest = found[max(end - _MOST_MAKERS, 0) : end][::-1]
-        return [index for index in latest if self._print_of(index) == key]
-
-    def _print_of(self, index: int) -> Fingerprint | None:
-        value = self._pick(self._rows[index])
-        return None if value is None else fingerprint(value)
+        return [index for index in latest if fingerprint(self._pick(self._rows[index])) == key]
 
     def users(self, row: Row) -> Sequence[int]:
         """Return the input rows that hold the same recognised value."""
@@ -176,12 +168,7 @@ class _SideFlow:
 
 
 class DataFlow:
-    """The flow of data on both sides of a comparison.
-
-    Args:
-        rows: all rows, in order of execution.
-        names: the reference's records in their own order.
-    """
+    """The flow of data on both sides; `names` are the reference's records in their own order."""
 
     def __init__(self, rows: Sequence[Row], names: Iterable[str] = ()) -> None:
         self.target = _SideFlow(rows, _target_value, _position)
@@ -213,14 +200,15 @@ class OutsideValues:
     def __init__(self, rows: Sequence[Row], is_model_input: Callable[[Row], bool]) -> None:
         self._rows = rows
         self._is_model_input = is_model_input
+        self._by_role: dict[Role, dict[Fingerprint, int]] = {}
 
     def parameter_of(self, row: Row) -> int | None:
         """Return the differing parameter that a row's two values are, as index of its row."""
-        return self._differing_parameters.get(fingerprints(row))
+        return self._differing(Role.PARAMETER).get(fingerprints(row))
 
     def gradient_of(self, row: Row) -> int | None:
         """Return the differing gradient of a parameter that a row's two values are."""
-        return self._differing_gradients.get(fingerprints(row))
+        return self._differing(Role.PARAMETER_GRAD).get(fingerprints(row))
 
     def model_input_of(self, row: Row) -> int | None:
         """Return the input of the model that a row's two values are, as index of its row."""
@@ -230,60 +218,54 @@ class OutsideValues:
         """Return the rows of two different parameters that the sides passed here, if that is so."""
         if not isinstance(row, Matched):
             return None
-        target_index = self._target_parameters.get(fingerprint(row.target))
-        reference_index = self._reference_parameters.get(fingerprint(row.reference))
-        if target_index is None or reference_index is None or target_index == reference_index:
+        target = self._target_parameters.get(fingerprint(row.target))
+        reference = self._reference_parameters.get(fingerprint(row.reference))
+        if target is None or reference is None or target == reference:
             return None
-        return target_index, reference_index
-
-    @cached_property
-    def _differing_parameters(self) -> dict[Fingerprint, int]:
-        return self._differing(Role.PARAMETER)
-
-    @cached_property
-    def _differing_gradients(self) -> dict[Fingerprint, int]:
-        return self._differing(Role.PARAMETER_GRAD)
+        return target, reference
 
     def _differing(self, role: Role) -> dict[Fingerprint, int]:
-        found: dict[Fingerprint, int] = {}
-        for index, row in enumerate(self._rows):
-            if row.value.role is role and row.status.is_difference:
-                key = fingerprints(row)
-                if key != (None, None):
-                    found.setdefault(key, index)
-        return found
+        if role not in self._by_role:
+            self._by_role[role] = _places(
+                (at, fingerprints(row))
+                for at, row in enumerate(self._rows)
+                if row.value.role is role and row.status.is_difference
+            )
+        return self._by_role[role]
 
     @cached_property
     def _model_inputs(self) -> dict[Fingerprint, int]:
-        found: dict[Fingerprint, int] = {}
-        for index, row in enumerate(self._rows):
-            if row.value.role is Role.INPUT and row.value.is_tensor and self._is_model_input(row):
-                key = fingerprints(row)
-                if key != (None, None):
-                    found.setdefault(key, index)
-        return found
+        return _places(
+            (at, fingerprints(row))
+            for at, row in enumerate(self._rows)
+            if row.value.role is Role.INPUT and row.value.is_tensor and self._is_model_input(row)
+        )
 
     @cached_property
-    def _target_parameters(self) -> dict[Fingerprint | None, int]:
+    def _target_parameters(self) -> dict[Fingerprint, int]:
         return self._parameters(_target_value)
 
     @cached_property
-    def _reference_parameters(self) -> dict[Fingerprint | None, int]:
+    def _reference_parameters(self) -> dict[Fingerprint, int]:
         return self._parameters(_reference_value)
 
-    def _parameters(self, pick: Callable[[Row], Value | None]) -> dict[Fingerprint | None, int]:
-        found: dict[Fingerprint | None, int] = {}
-        for index, row in enumerate(self._rows):
-            value = pick(row)
-            if value is not None and value.role is Role.PARAMETER:
-                key = fingerprint(value)
-                if key is not None:
-                    found.setdefault(key, index)
-        return found
+    def _parameters(self, pick: Callable[[Row], Value | None]) -> dict[Fingerprint, int]:
+        return _places(
+            (at, fingerprint(value))
+            for at, row in enumerate(self._rows)
+            if (value := pick(row)) is not None and value.role is Role.PARAMETER
+        )
+
+
+def _places(found: Iterable[tuple[int, Fingerprint | None]]) -> dict[Fingerprint, int]:
+    """Return the first row of each key that tells something."""
+    places: dict[Fingerprint, int] = {}
+    for index, key in found:
+        if key is not None and key != (None, None):
+            places.setdefault(key, index)
+    return places
 
 
 def fingerprints(row: Row) -> Fingerprint:
     """Return the keys by which both values of a row are recognised."""
-    target = None if row.target is None else fingerprint(row.target)
-    reference = None if row.reference is None else fingerprint(row.reference)
-    return (target, reference)
+    return fingerprint(row.target), fingerprint(row.reference)

@@ -18,7 +18,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Status
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.training.gradient_factors import Meanings
-from msprobe.compare.verdicts.communication import collective_of, ranks_words
+from msprobe.compare.verdicts.communication import collective_of, on_ranks, ranks_words
 from msprobe.compare.verdicts.culprit_classes import (
     class_and_words,
     class_of,
@@ -73,7 +73,9 @@ class _Search:
         fact = min(facts, key=_order, default=None)
         if fact is not None and fact.moment is Moment.DATA:
             fact = self._other_start(facts, fact) or fact
-        if are_different_programs(self._findings) and not _is_end(fact):
+        if are_different_programs(self._findings) and not (
+            fact is not None and fact.verdict is VerdictClass.INCOMPLETE
+        ):
             return different_programs(self._findings)
         factor = self._factor()
         if factor is not None and fact is not None and _is_clipping_of(fact, *factor):
@@ -165,23 +167,20 @@ class _Search:
         is_partial = fact.moment is Moment.DATA and fact.is_partial
         if not is_partial or culprit is None:
             return False
-        if (fact.step, fact.rank) != (culprit.comparison.step, culprit.comparison.rank):
+        comparison, pair = culprit.comparison, culprit.row.pair
+        if (fact.step, fact.rank) != (comparison.step, comparison.rank):
             return False
-        side = culprit.comparison.side_of(culprit.row.pair)
-        models = [
+        side = comparison.side_of(pair)
+        models = {
             name
-            for name in side.names
-            if side.parsed(name).is_module
-            and side.parsed(name).kind is RecordKind.FORWARD
-            and side.parent(name) is None
-        ]
+            for name, parsed in ((name, side.parsed(name)) for name in side.names)
+            if parsed.is_module and parsed.kind is RecordKind.FORWARD and not side.parent(name)
+        }
+        if not models:
+            return comparison.passes_before(pair.position) < fact.micro
         # A model's record follows those of its parts.
-        names = [*itertools.takewhile(lambda name: name != culprit.row.pair.name, side.names)]
-        if models:
-            return len({*names}.intersection(models)) < fact.micro
-        kinds = (side.parsed(name).kind for name in names)
-        passes = [kind for kind, _ in itertools.groupby(kinds)].count(RecordKind.BACKWARD)
-        return passes < fact.micro
+        before = itertools.takewhile(lambda name: name != pair.name, side.names)
+        return len(models.intersection(before)) < fact.micro
 
     def _is_communication_used(self, fact: FactDifference) -> bool:
         """Return whether a loss, a gradient or a module differs after another communication."""
@@ -251,14 +250,14 @@ class _Search:
     def _of_fact(self, fact: FactDifference) -> Verdict:
         culprit = self._culprit
         shows = culprit if culprit is not None and culprit.comparison.step == fact.step else None
-        explained = shows is not None and moment_of(shows) <= Moment.FORWARD
-        is_start = fact.moment.phase in (Phase.START, Phase.DATA)
         record = fact.record
-        if record is None and shows is not None and is_start and explained:
-            record = shows.row.pair.name
         evidence = list(self._agreement(fact))
-        if shows is not None and is_start:
+        first: Culprit | None = None  # shows what a step starts with
+        if shows is not None and fact.moment.phase in (Phase.START, Phase.DATA):
             evidence.insert(0, f"the first call that differs is {_call_words(shows)}")
+            if record is None and moment_of(shows) <= Moment.FORWARD:
+                record = shows.row.pair.name
+            first = shows if record else None
         elif shows is not None and moment_of(shows) >= fact.moment:
             evidence.append(culprit_words(shows))
         late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
@@ -283,8 +282,8 @@ class _Search:
                 step=fact.step,
                 rank=fact.rank,
                 record=record,
-                module=shows.module if shows is not None and record and is_start else None,
-                source=shows.source if shows is not None and record and is_start else None,
+                module=None if first is None else first.module,
+                source=None if first is None else first.source,
                 parameter=fact.parameter,
                 phase=fact.moment.phase,
             ),
@@ -296,11 +295,12 @@ class _Search:
 
     def _generators(self, fact: FactDifference) -> FactDifference | None:
         """Return the random states that differ before some of the data do: those were drawn."""
-        for each in self._findings.facts:
-            is_before = each.rank == fact.rank and each.step <= fact.step
-            if each.verdict is VerdictClass.RANDOM and is_before and each.effect is not Effect.NONE:
-                return each
-        return None
+        drawn = (
+            each
+            for each in self._findings.facts
+            if each.verdict is VerdictClass.RANDOM and each.effect is not Effect.NONE
+        )
+        return next((d for d in drawn if d.rank == fact.rank and d.step <= fact.step), None)
 
     def _late_call(self, step: int, rank: int | str) -> Clue | None:
         observed = self._observed.get((step, rank))
@@ -314,15 +314,12 @@ class _Search:
             if (each.verdict, each.moment, each.step) == (fact.verdict, fact.moment, fact.step)
             and each.effect is not Effect.NONE
         }
-        if concerned == {each.rank for each in self._findings.steps}:
-            return ""
-        several = "s" * (len(concerned) > 1)
-        return f", on rank{several} {', '.join(map(str, sorted(concerned, key=str)))} alone"
+        is_all = concerned == {each.rank for each in self._findings.steps}
+        return "" if is_all else f"{on_ranks(concerned)} alone"
 
     def _is_alone(self, fact: FactDifference) -> bool:
         """Return whether all values before a difference of the optimizer are equal."""
-        before = [each for each in self._findings.steps if each.step <= fact.step]
-        return fact.moment > Moment.BACKWARD and all(each.is_exact for each in before)
+        return fact.moment > Moment.BACKWARD and self._is_exact_before(fact.step + 1)
 
     def _is_proved(self, fact: FactDifference) -> bool:
         """Return whether rounding, in types that differ, explains every difference."""
@@ -334,8 +331,8 @@ class _Search:
 
     def _agreement(self, fact: FactDifference) -> Iterator[str]:
         """Yield the steps and parts of a step that agree before a difference."""
-        earlier = [each for each in self._findings.steps if each.step < fact.step]
-        if earlier and all(each.is_exact for each in earlier):
+        is_first = fact.step == min((each.step for each in self._findings.steps), default=fact.step)
+        if not is_first and self._is_exact_before(fact.step):
             yield f"every value of the steps before step {fact.step} is equal"
         own = self._observed.get((fact.step, fact.rank))
         if own is not None and own.is_exact and fact.moment > Moment.BACKWARD:
@@ -405,7 +402,7 @@ class _Search:
             verdict, confidence = VerdictClass.SETTINGS, Confidence.POSSIBLE
             words = f"{settings.words}; the first call that differs is {_call_words(culprit)}"
             next_steps = [*settings.next]
-        elif verdict is VerdictClass.ARGUMENT and self._is_exact_before(culprit):
+        elif verdict is VerdictClass.ARGUMENT and self._is_exact_before(culprit.comparison.step):
             confidence = Confidence.PROVED
         elif verdict in (VerdictClass.KERNEL, VerdictClass.UNEXPLAINED):
             confidence = Confidence.POSSIBLE
@@ -449,18 +446,15 @@ class _Search:
     def _has_same_seeds(self, culprit: Culprit) -> bool:
         """Return whether generators were recorded at the start of the step and agree."""
         comparison = culprit.comparison
-        sides = comparison.target.view.facts, comparison.reference.view.facts
-        if any(facts is None or not facts.random for facts in sides):
+        if any(facts is None or not facts.random for facts in comparison.facts):
             return False
         return not any(
             fact.verdict is VerdictClass.RANDOM and fact.step == comparison.step
             for fact in self._findings.facts
         )
 
-    def _is_exact_before(self, culprit: Culprit) -> bool:
-        return all(
-            each.is_exact for each in self._findings.steps if each.step < culprit.comparison.step
-        )
+    def _is_exact_before(self, step: int) -> bool:
+        return all(each.is_exact for each in self._findings.steps if each.step < step)
 
 
 def _is_clipping_of(fact: FactDifference, step: StepObservations, found: GradientFactor) -> bool:
@@ -491,10 +485,6 @@ def _needs_values(fact: FactDifference) -> bool:
         fact.verdict in (*by_calls, VerdictClass.INCOMPLETE, VerdictClass.COMMUNICATION)
         or fact.moment in (Moment.LOSS, Moment.REDUCE)
     )
-
-
-def _is_end(fact: FactDifference | None) -> bool:
-    return fact is not None and fact.verdict is VerdictClass.INCOMPLETE
 
 
 def _is_one_sided(culprit: Culprit) -> bool:

@@ -22,10 +22,10 @@ from msprobe.compare.verdicts.conditioning import backward_bound, exact_operand,
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
+    inherit,
     lost_gradient,
     mark,
     settle_as_close,
-    settle_like,
 )
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 from msprobe.dump.record_names import RecordKind, module_names
@@ -33,20 +33,12 @@ from msprobe.dump.values import Role, Value
 
 # A sum over consumers and its rounding, relative to the errors that go into it.
 _SUM_GROWTH: Final = 4.0
-# The same when only its unrecorded surroundings are known.
-_UNRECORDED_GROWTH: Final = 50.0
 # A loss such as a logarithm near zero enlarges more; so far apart it is not told from a fault.
 _DOUBTFUL: Final = 0.01
 
 
 class GradientFlow:
-    """Judges incoming gradients.
-
-    Args:
-        state: of the search.
-        unmatched: the calls that only one side made.
-        safety: how far beyond a bound an error must be to count.
-    """
+    """Judges incoming gradients."""
 
     def __init__(self, state: OriginState, unmatched: UnmatchedCalls, safety: float) -> None:
         self._state = state
@@ -69,7 +61,7 @@ class GradientFlow:
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
             return
         if state.has_difference and call.parsed.is_module:
-            mark(row, Origin.INHERITED, state.cause_if_unlikely(row, _UNRECORDED_GROWTH))
+            state.inherit_unrecorded(row)
             return
         mark(row, Origin.INTRODUCED, Cause.CHANGED_GRADIENT if shares else Cause.OTHER_START)
 
@@ -87,12 +79,9 @@ class GradientFlow:
 
     def _blame_lone(self, shares: Iterable[Row]) -> None:
         """Blame calls of one side alone for a sum of gradients, if only theirs differ in it."""
-        if self._state.has_difference:
-            return
-        rows = {id(row): index for index, row in enumerate(self._state.rows)}
-        for share in shares:
+        for share in () if self._state.has_difference else shares:
             if not share.pair.is_matched:
-                self._unmatched.blame_for(rows[id(share)])
+                self._unmatched.blame_for(share)
 
     def judge_parameter_gradient(self, call: Call, row: Row) -> None:
         """Judge the gradient of a parameter, as it was accumulated."""
@@ -105,11 +94,7 @@ class GradientFlow:
         makers = state.flow.makers(row)
         common = makers.common
         if common is not None:
-            maker = state.rows[common]
-            if maker.status is Status.CLOSE and row.status is Status.DIFFERS:
-                settle_like(row, maker)
-            else:
-                mark(row, Origin.INHERITED)
+            inherit(row, state.rows[common])
             return
         if makers.target and makers.reference and state.has_difference:
             mark(row, Origin.INHERITED, Cause.OTHER_USERS)
@@ -123,8 +108,8 @@ class GradientFlow:
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
         elif self._differs_in_module(call, row) or self._has_lone_user(call, row):
             mark(row, Origin.INHERITED)
-        elif not shares and (state.has_difference or state.may_have_grown(row, _UNRECORDED_GROWTH)):
-            mark(row, Origin.INHERITED, state.cause_if_unlikely(row, _UNRECORDED_GROWTH))
+        elif not shares and state.may_inherit(row):
+            state.inherit_unrecorded(row)
         elif not isinstance(row, Matched):
             side = "target" if isinstance(row, Missing) else "reference"
             mark(row, Origin.INTRODUCED, Cause.NO_PARAMETER_GRADIENT, side)
@@ -132,12 +117,9 @@ class GradientFlow:
             mark(row, Origin.INTRODUCED, Cause.ACCUMULATED)
 
     def _judge_by_module(self, call: Call, row: Row) -> bool:
-        """Judge a parameter's gradient by the inputs of its module in both directions.
+        """Judge a parameter's gradient by what its module got in both directions, if that tells.
 
         For dumps of modules alone, where no call tells its share.
-
-        Returns:
-            Whether that settled it.
         """
         result = operand_of(row)
         backward = self._module_record(call, RecordKind.BACKWARD)
@@ -298,8 +280,8 @@ class GradientFlow:
 
     def _judge_unknown(self, call: Call, row: Row) -> None:
         state = self._state
-        if state.has_difference or state.may_have_grown(row, _UNRECORDED_GROWTH):
-            mark(row, Origin.INHERITED, state.cause_if_unlikely(row, _UNRECORDED_GROWTH))
+        if state.may_inherit(row):
+            state.inherit_unrecorded(row)
         elif state.worst_close and row.error is not None and row.error <= _doubtful(row):
             mark(row, Origin.INHERITED, Cause.UNTRACED)
         else:

@@ -87,8 +87,7 @@ class History:
     def maker_of(self, row: Row, step: int) -> Clue | None:
         """Return the call of an earlier step, without a partner, that made a value of a row."""
         for is_target, value in ((True, row.target), (False, row.reference)):
-            key = None if value is None else fingerprint(value)
-            found = None if key is None else self.alone.get((is_target, key))
+            found = self.alone.get((is_target, fingerprint(value)))
             if found is not None:
                 return Clue(f"{found.words}, and step {step} uses its result", found.place)
         return None
@@ -137,6 +136,6 @@ def _is_explained(comparison: RankComparison, row: Row) -> bool:
 
 def parameter_of(comparison: RankComparison, row: Row) -> Parameter:
     """Return the parameter that a row holds, or whose gradient it holds."""
-    module = comparison.side_of(row.pair).parsed(row.pair.name).base
+    module = comparison.parsed(row.pair).base
     value = row.value
     return module, value.argument if value.role is Role.PARAMETER else value.slot

@@ -13,29 +13,21 @@ from msprobe.compare.verdicts.data_flow import Makers, fingerprints
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
+    inherit,
     mark,
     name_of,
     settle_as_close,
-    settle_like,
 )
 from msprobe.compare.verdicts.status import shape_words
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 from msprobe.dump.values import Role
 
-# Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.
-UNRECORDED_GROWTH: Final = 50.0
 _NO_CALL: Final = "a value that no recorded call made"
 _RANDOM_STATE: Final = "rng."
 
 
 class Incoming:
-    """Judges the inputs of calls.
-
-    Args:
-        state: of the search.
-        unmatched: the calls that only one side made.
-        gradients: judges gradients that no single call made.
-    """
+    """Judges the inputs of calls."""
 
     def __init__(
         self, state: OriginState, unmatched: UnmatchedCalls, gradients: GradientFlow
@@ -66,12 +58,9 @@ class Incoming:
             self._state.suspects[call.start] = suspects
 
     def judge_forms(self, call: Call) -> bool:
-        """Judge the inputs that differ in dimensions of size 1 alone, as a result shows that.
+        """Judge the inputs that differ in dimensions of size 1 alone, if there are any.
 
-        Such a dimension means nothing, unless the call broadcasts along it.
-
-        Returns:
-            Whether there are any.
+        Such a dimension means nothing, unless the call broadcasts along it, as its result shows.
         """
         found = [
             row
@@ -89,8 +78,7 @@ class Incoming:
         state = self._state
         if self._agreed_at_start(call, row):
             if state.has_difference or state.worst_close:
-                likely = state.cause_if_unlikely(row, UNRECORDED_GROWTH) is None
-                is_explained = likely or state.has_difference
+                is_explained = state.has_difference or state.is_likely(row)
                 cause = Cause.WRITTEN_STATE if is_explained else Cause.UNTRACED
                 mark(row, Origin.INHERITED, cause)
             else:
@@ -127,7 +115,7 @@ class Incoming:
         makers = self._state.flow.makers(row)
         common = makers.common
         if common is not None:
-            self._inherit(row, common)
+            inherit(row, self._state.rows[common])
         elif _is_other_batch(row) and self._state.calls.split_batches:
             mark(row, Origin.INPUT, Cause.OTHER_SPLIT)
         elif not all(map(self._unmatched.only_hands_on, makers.first)):
@@ -136,14 +124,6 @@ class Incoming:
             self._gradients.judge_incoming(call, row)
         else:
             self._judge_outside(call, row)
-
-    def _inherit(self, row: Row, source: int) -> None:
-        """Let a row share the fate of the row that made its value on both sides."""
-        maker = self._state.rows[source]
-        if row.status is Status.DIFFERS and maker.status is Status.CLOSE:
-            settle_like(row, maker)
-        else:
-            mark(row, Origin.INHERITED)
 
     def _judge_wiring(self, call: Call, row: Row, makers: Makers) -> None:
         """Judge a value that different calls made on the two sides."""
@@ -155,7 +135,7 @@ class Incoming:
         for index in makers.first:
             maker = state.rows[index]
             if not maker.pair.is_matched:
-                found = self._unmatched.blame_for(index)
+                found = self._unmatched.blame_for(maker)
                 blamed = blamed or found is Blame.CALL
                 explained = explained or found is Blame.EARLIER
             elif state.explains(index) and maker.pair.position < row.pair.position:
@@ -173,8 +153,8 @@ class Incoming:
             mark(row, Origin.INPUT, Cause.MODEL_INPUT)
             return
         one_sided = not (makers.target and makers.reference)
-        if one_sided and (state.has_difference or state.may_have_grown(row, UNRECORDED_GROWTH)):
-            mark(row, Origin.INHERITED, state.cause_if_unlikely(row, UNRECORDED_GROWTH))
+        if one_sided and state.may_inherit(row):
+            state.inherit_unrecorded(row)
             return
         parent = None if call.is_backward else state.calls.parent(call.pair)
         own_code = parent is not None and not state.calls.records_apis
@@ -267,17 +247,17 @@ class Incoming:
         # What clipping takes in are gradients.
         is_late = state.calls.is_after_backward(call)
         if is_late and parent is None:
-            mark(row, Origin.INHERITED, state.cause_if_unlikely(row, UNRECORDED_GROWTH))
+            state.inherit_unrecorded(row)
             return
         if parent is None or not (is_late or state.calls.has_modules):
-            if state.may_have_grown(row, UNRECORDED_GROWTH):
+            if state.may_have_grown(row):
                 # A view of a value that differs: no call is recorded for `.T`.
                 mark(row, Origin.INHERITED, Cause.LIKELY)
                 return
             mark(row, Origin.INPUT, Cause.OUTSIDE)
             return
-        if state.has_difference or state.may_have_grown(row, UNRECORDED_GROWTH):
-            likely = state.cause_if_unlikely(row, UNRECORDED_GROWTH) is None
+        if state.may_inherit(row):
+            likely = state.is_likely(row)
             mark(row, Origin.INHERITED, Cause.LIKELY if likely else Cause.UNRECORDED_CODE)
             return
         if state.calls.records_apis:

@@ -6,6 +6,7 @@ One network is given the results of another, or noise that was drawn for it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Hashable
 from functools import cached_property
@@ -15,10 +16,10 @@ from msgspec.structs import replace
 
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Origin, Row, Status
+from msprobe.compare.model import Origin, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.data import Made, is_split
-from msprobe.compare.training.start import FactsPair
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.dump.facts import Data, Facts
 from msprobe.dump.values import Role, Value
@@ -30,11 +31,7 @@ _CULPRIT: Final = "culprit"
 
 
 class MadeInside(Made):
-    """Values that modules, parameters or generators made within a step.
-
-    Args:
-        comparison: the step and rank.
-    """
+    """Values that modules, parameters or generators made within a step."""
 
     def __init__(self, comparison: RankComparison) -> None:
         self._comparison = comparison
@@ -47,7 +44,7 @@ class MadeInside(Made):
         Or those of one side by calls to blame, of what is the other side's input.
         """
         assert isinstance(both, tuple)
-        sides = list(zip((self._target, self._reference), both, strict=True))
+        sides = list(zip(self._made, both, strict=True))
         made = [_key(data) in made and not _encloses(data, made) for made, data in sides]
         if all(made) or not any(made):
             return made[0]
@@ -56,39 +53,41 @@ class MadeInside(Made):
 
     def is_faulty(self, both: tuple[Data, Data]) -> bool:
         """Return whether the inputs of both sides are what a call to blame made of the data."""
-        keys = zip((self._target, self._reference), both, strict=True)
+        keys = zip(self._made, both, strict=True)
         found = [made[_key(data)] for made, data in keys if _key(data) in made]
         return both in self and all(_CULPRIT in each for each in found)
 
     def given(self, pair: FactsPair) -> FactsPair:
         """Return facts without results of models, if these alone make the counts differ."""
-        counts = _micro_batches(pair.target), _micro_batches(pair.reference)
-        if counts[0] == counts[1] or is_split(pair.target.data, pair.reference.data):
+        counts = {*map(_micro_batches, pair.sides)}
+        if len(counts) == 1 or is_split(pair.target.data, pair.reference.data):
             return pair
         target, reference = (
-            replace(facts, data=[each for each in facts.data if not _is_result(each, made)])
-            for facts, made in ((pair.target, self._target), (pair.reference, self._reference))
+            replace(
+                facts,
+                data=[
+                    each
+                    for each in facts.data
+                    if _RESULT not in made.get(_key(each), ()) or _encloses(each, made)
+                ],
+            )
+            for facts, made in zip(pair.sides, self._made, strict=True)
         )
-        if not 0 < _micro_batches(target) == _micro_batches(reference):
-            return pair
-        return FactsPair(step=pair.step, rank=pair.rank, target=target, reference=reference)
+        is_even = 0 < _micro_batches(target) == _micro_batches(reference)
+        return dataclasses.replace(pair, target=target, reference=reference) if is_even else pair
 
     @cached_property
-    def _target(self) -> dict[Hashable, set[str]]:
-        return self._made(is_target=True)
+    def _made(self) -> tuple[dict[Hashable, set[str]], dict[Hashable, set[str]]]:
+        return self._made_by(is_target=True), self._made_by(is_target=False)
 
-    @cached_property
-    def _reference(self) -> dict[Hashable, set[str]]:
-        return self._made(is_target=False)
-
-    def _made(self, *, is_target: bool) -> dict[Hashable, set[str]]:
+    def _made_by(self, *, is_target: bool) -> dict[Hashable, set[str]]:
         """Return key → the records around the calls that made such a value.
 
         `_RESULT` is among them if it hangs on a module or a parameter, not on drawn numbers alone;
         `_CULPRIT` if it hangs on a call to blame.
         """
         comparison = self._comparison
-        side = comparison.target if is_target else comparison.reference
+        side = comparison.side(is_target=is_target)
         found: dict[Hashable, set[str]] = {}
         position, name = -1, ""
         taken_in: set[Hashable] = set()
@@ -101,7 +100,7 @@ class MadeInside(Made):
             if row.pair.position != position:
                 position, taken_in, depends = row.pair.position, set(), False
                 keys, is_blamed = set(), False
-                name = _name(row, is_target=is_target)
+                name = (row.pair.target if is_target else row.pair.reference) or ""
                 draws, is_module = side.operator(name).draws_random, side.parsed(name).is_module
             # Numbers that both sides draw by the same call, with the same arguments, are data.
             # A batch may be put together from lengths and other numbers that follow from it.
@@ -141,14 +140,9 @@ class MadeInside(Made):
 
 
 def without_received(comparison: RankComparison, pair: FactsPair) -> FactsPair:
-    """Return facts without the inputs of models that came from another rank: they are no data.
-
-    Args:
-        comparison: the step and rank.
-        pair: its facts.
-    """
+    """Return facts without the inputs of models that came from another rank: they are no data."""
     found = []
-    for side, facts in ((comparison.target, pair.target), (comparison.reference, pair.reference)):
+    for side, facts in zip(comparison.sides, pair.sides, strict=True):
         sizes = {
             call.elements
             for call in facts.communication
@@ -164,7 +158,7 @@ def without_received(comparison: RankComparison, pair: FactsPair) -> FactsPair:
                 )
         data = [each for each in facts.data if math.prod(each.shape) not in sizes]
         found.append(replace(facts, data=data) if sizes else facts)
-    return FactsPair(step=pair.step, rank=pair.rank, target=found[0], reference=found[1])
+    return dataclasses.replace(pair, target=found[0], reference=found[1])
 
 
 def _receives(operator: Operator) -> bool:
@@ -175,16 +169,6 @@ def _receives(operator: Operator) -> bool:
 
 def _micro_batches(facts: Facts) -> int:
     return len({data.micro for data in facts.data})
-
-
-def _name(row: Row, *, is_target: bool) -> str:
-    name = row.pair.target if is_target else row.pair.reference
-    assert name is not None
-    return name
-
-
-def _is_result(data: Data, made: dict[Hashable, set[str]]) -> bool:
-    return _RESULT in made.get(_key(data), ()) and not _encloses(data, made)
 
 
 def _encloses(data: Data, made: dict[Hashable, set[str]]) -> bool:

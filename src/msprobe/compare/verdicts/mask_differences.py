@@ -37,39 +37,26 @@ class Hidden(NamedTuple):
 
 
 def hidden_difference(state: OriginState, call: Call) -> Hidden | None:
-    """Return how far apart the inputs are of calls that made masks or masked values.
-
-    Args:
-        state: of the search, in a comparison by statistics.
-        call: a call whose inputs seem to agree.
-
-    Returns:
-        None where nothing hidden differs.
-    """
-    seen: set[int] = {call.start}
-    waiting = [call]
-    while waiting and len(seen) < _FARTHEST:
-        for row in _taken_in(state, waiting.pop(0)):
-            is_hidden = _hides(row)
-            if not is_hidden and not _may_be_reordered(row):
-                continue
-            source = state.flow.makers(row).common
-            if source is None:
-                continue
-            maker = state.calls.of(state.rows[source])
-            inputs = maker.inputs
-            if not is_hidden:
-                inputs = [each for each in inputs if _holds_the_same(each, row)]
-            # Of an argument that differs statistics of the mask show nothing.
-            elif state.convict(maker.start):
-                return Hidden(math.inf, differs=True)
-            found = _largest(inputs, is_mask=_is_mask(row.value))
-            if found is not None:
-                return found
-            if maker.start not in seen:
-                seen.add(maker.start)
-                waiting.append(maker)
+    """Return how far apart the inputs are of calls that made masked values; None if not at all."""
+    for row, maker in state.upstream(call, lambda each: _hidden_sources(state, each), _FARTHEST):
+        is_hidden = _hides(row)
+        # Of an argument that differs statistics of the mask show nothing.
+        if is_hidden and state.convict(maker.start):
+            return Hidden(math.inf, differs=True)
+        inputs = [each for each in maker.inputs if is_hidden or _holds_the_same(each, row)]
+        found = _largest(inputs, is_mask=_is_mask(row.value))
+        if found is not None:
+            return found
     return None
+
+
+def _hidden_sources(state: OriginState, call: Call) -> Iterator[tuple[Row, int]]:
+    """Yield the inputs whose statistics may hide a difference, and what made them."""
+    for row in _taken_in(state, call):
+        if _hides(row) or _may_be_reordered(row):
+            source = state.flow.makers(row).common
+            if source is not None:
+                yield row, source
 
 
 def _taken_in(state: OriginState, call: Call) -> Iterator[Row]:

@@ -29,13 +29,7 @@ SHOWN_INPUTS: Final = 3
 
 
 def for_culprit(culprit: Culprit, total: int, *, same_seeds: bool = False) -> list[str]:
-    """Return the next things to run or look at, most useful first.
-
-    Args:
-        culprit: the best one.
-        total: how many calls introduce a difference.
-        same_seeds: the generators are known to agree when the step starts.
-    """
+    """Return the next things to run or look at, most useful first."""
     comparison, row = culprit.comparison, culprit.row
     side = comparison.side_of(row.pair)
     record = row.pair.name
@@ -68,12 +62,7 @@ def for_culprit(culprit: Culprit, total: int, *, same_seeds: bool = False) -> li
 
 
 def for_inputs(names: Sequence[str], total: int) -> str:
-    """Return the next thing to do where the inputs of the model differ.
-
-    Args:
-        names: names of rows that show it, some of them if there are many.
-        total: how many there are.
-    """
+    """Return the next thing to do where the inputs of the model differ."""
     shown = ", ".join(names[:SHOWN_INPUTS]) + (" …" if total > SHOWN_INPUTS else "")
     return (
         f"the data differ when they come in ({shown}): feed both runs with the same batch in the "
@@ -105,12 +94,7 @@ def notes_on(comparison: RankComparison) -> list[str]:
 
 
 class UnusedGlobs:
-    """The globs in the user's file of tolerances that match no row.
-
-    Args:
-        path: the file.
-        tolerances: its content.
-    """
+    """The globs in the user's file of tolerances that match no row."""
 
     def __init__(self, path: Path, tolerances: Tolerances) -> None:
         self._path = path

@@ -6,33 +6,31 @@ The rows themselves may be set aside once a step is finished.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Final, NamedTuple
 
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.sides import Side
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
 from msprobe.compare.verdicts.cleared_gradients import cleared_gradients
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.compare.verdicts.proof import Proof
-from msprobe.dump.facts import Ending
+from msprobe.dump.facts import Ending, Facts
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, forward_name
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.operator import Family
 
 _IN_PLACE: Final = re.compile(r"[^_]_$")
-_OF_BACKWARD: Final = (RecordKind.BACKWARD, RecordKind.PARAMETERS_GRAD)
 
 
 class GradientFactor(NamedTuple):
@@ -140,14 +138,14 @@ def observe(comparison: RankComparison) -> StepObservations:
             broken_off=_broken_off(comparison),
         )
     of_types = [
-        (row, types) for row in inexact if isinstance(row, Matched) and (types := _precisions(row))
+        (row, types) for row in inexact if isinstance(row, Matched) and (types := row.precisions)
     ]
     differing = [
         row
         for row in inexact
         if row.status.is_difference and row.origin is not None and not is_only_retyped(row)
     ]
-    end = _end_of_backward(comparison)
+    end = comparison.end_of_backward
     backward = [row for row in differing if _is_gradient(comparison, row)]
     forward_differs = len(backward) < len(differing)
     return StepObservations(
@@ -183,12 +181,9 @@ def observe(comparison: RankComparison) -> StepObservations:
         unused=_unused_change(comparison),
         cleared=cleared_gradients(comparison),
         broken_off=_broken_off(comparison),
-        has_modules_only=all(
-            side.view.head.level == "L0" for side in (comparison.target, comparison.reference)
-        ),
+        has_modules_only=all(side.view.head.level == "L0" for side in comparison.sides),
         knows_updates=all(
-            side.view.facts is not None and side.view.facts.optimizer_steps()
-            for side in (comparison.target, comparison.reference)
+            facts is not None and facts.optimizer_steps() for facts in comparison.facts
         ),
     )
 
@@ -198,8 +193,7 @@ def _broken_off(comparison: RankComparison) -> str | None:
 
     Where both broke off at other places, the calls that one side alone reached tell so.
     """
-    sides = [side.view.facts for side in (comparison.target, comparison.reference)]
-    ends = [None if facts is None else facts.ended for facts in sides]
+    ends = [None if facts is None else facts.ended for facts in comparison.facts]
     if ends[0] is None or ends[1] is None or ends[0].words != ends[1].words:
         return None
     return ends[0].words if ends[0].how in (Ending.INTERRUPTED, Ending.KILLED) else None
@@ -210,28 +204,10 @@ def is_only_retyped(row: Row) -> bool:
     return row.status is Status.DTYPE and row.origin is Origin.INPUT and row.error == 0
 
 
-def _end_of_backward(comparison: RankComparison) -> float:
-    backward = (
-        pair.position
-        for pair in comparison.pairs
-        if comparison.side_of(pair).parsed(pair.name).kind in _OF_BACKWARD
-    )
-    return max(backward, default=math.inf)
-
-
 def _passes_before(comparison: RankComparison, rows: Sequence[Row]) -> float:
     """Return how many backward passes begin before the first row of a forward pass."""
     first = next((row for row in rows if not _is_gradient(comparison, row)), None)
-    if first is None:
-        return math.inf
-    passes, is_backward = 0, False
-    for pair in comparison.pairs:
-        if pair.position >= first.pair.position:
-            break
-        kind = comparison.side_of(pair).parsed(pair.name).kind
-        passes += kind is RecordKind.BACKWARD and not is_backward
-        is_backward = kind in _OF_BACKWARD
-    return passes
+    return math.inf if first is None else comparison.passes_before(first.pair.position)
 
 
 def _late_call(comparison: RankComparison) -> Clue | None:
@@ -258,7 +234,7 @@ def _late_call(comparison: RankComparison) -> Clue | None:
 
 def _small_cause(comparison: RankComparison) -> Clue | None:
     """Return the first argument or draw that differs, and changes results within tolerance."""
-    for _, group in groupby(comparison.rows, key=lambda row: row.pair.position):
+    for _, group in itertools.groupby(comparison.rows, key=lambda row: row.pair.position):
         rows = list(group)
         pair = rows[0].pair
         side = comparison.side_of(pair)
@@ -285,16 +261,16 @@ def _unused_change(comparison: RankComparison) -> Clue | None:
 
     Of the shape of a parameter, after the backward pass: an average of weights, say, and no log.
     """
-    facts, end = comparison.target.view.facts, _end_of_backward(comparison)
+    facts, end = comparison.facts[0], comparison.end_of_backward
     columns = None if facts is None else facts.parameters
     lone = {pair.name for pair in comparison.pairs if pair.position > end and not pair.is_matched}
     if columns is None or not lone:
         return None
     shapes = {tuple(shape) for shape in columns.shape if math.prod(shape) > 1}
     held = Counter(key for row in comparison.rows for key in {*map(fingerprint, row.values)})
-    given = {key for side in (comparison.target, comparison.reference) for key in _given_to(side)}
+    given = {key for side in comparison.facts for key in _given_to(side)}
     for row in comparison.rows:
-        parsed = comparison.side_of(row.pair).parsed(row.pair.name)
+        parsed = comparison.parsed(row.pair)
         is_change = parsed.kind is RecordKind.FORWARD and _IN_PLACE.search(parsed.path) is not None
         is_lone = row.pair.name in lone and not row.pair.is_matched and row.value.shape in shapes
         is_used = held[fingerprint(row.value)] > 1 or (row.value.shape, row.value.norm) in given
@@ -303,9 +279,8 @@ def _unused_change(comparison: RankComparison) -> Clue | None:
     return None
 
 
-def _given_to(side: Side) -> Iterator[Hashable]:
+def _given_to(facts: Facts | None) -> Iterator[Hashable]:
     """Yield shapes and norms of the gradients that optimizers got: facts compare these."""
-    facts = side.view.facts
     for step in () if facts is None else facts.optimizer_steps():
         columns = step.parameters
         for shape, norm in zip(columns.shape, columns.gradient.norm, strict=False):
@@ -324,34 +299,23 @@ def _are_samples(comparison: RankComparison, row: Row) -> bool:
     side = comparison.side_of(row.pair)
     if side.operator(row.pair.name).family is Family.MOVING:
         values += [each for each in side.values(row.pair.name) if each.role is Role.OUTPUT]
-    facts = comparison.target.view.facts
+    facts = comparison.facts[0]
     batch = {each.shape[0] if each.shape else 1 for each in facts.data} if facts else set()
     return len(batch) == 1 and any(v.shape and {v.shape[0]} == batch for v in values)
 
 
-def _is_outside(row: Row) -> bool:
-    return row.origin is Origin.INPUT and row.cause is Cause.OUTSIDE and row.holds_tensor
-
-
 def _given(comparison: RankComparison, row: Row) -> Clue | None:
-    facts = comparison.target.view.facts, comparison.reference.view.facts
-    knows_parameters = all(each is not None and each.parameters is not None for each in facts)
+    knows_parameters = all(each is not None and each.parameters for each in comparison.facts)
     is_known = knows_parameters or not any(epsilon_of(value.dtype) for value in row.values)
-    if not is_known or not _is_outside(row):
+    is_outside = row.origin is Origin.INPUT and row.cause is Cause.OUTSIDE and row.holds_tensor
+    if not is_known or not is_outside:
         return None
     place = Place.of(comparison, row.pair)
     return Clue(f"{row.value.slot} of {place.words}: {row.finding}", place)
 
 
-def _precisions(row: Matched) -> tuple[str, str] | None:
-    target, reference = row.target.dtype, row.reference.dtype
-    if target == reference:
-        return None
-    return (target, reference) if epsilon_of(target) and epsilon_of(reference) else None
-
-
 def _is_gradient(comparison: RankComparison, row: Row) -> bool:
-    kind = comparison.side_of(row.pair).parsed(row.pair.name).kind
+    kind = comparison.parsed(row.pair).kind
     return kind is RecordKind.BACKWARD or kind in PARAMETER_GRADIENTS
 
 
@@ -363,7 +327,7 @@ def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor |
     first = next(
         row for row, factor in factors if factor is not None and factor.agrees_with(common.value)
     )
-    parsed = comparison.side_of(first.pair).parsed(first.pair.name)
+    parsed = comparison.parsed(first.pair)
     return GradientFactor(
         common,
         Place.of(comparison, first.pair),
@@ -376,20 +340,20 @@ def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor |
 
 def _has_same_loss(comparison: RankComparison) -> bool:
     sides = [
-        [] if facts is None else [loss.value for loss in facts.loss]
-        for facts in (comparison.target.view.facts, comparison.reference.view.facts)
+        [] if facts is None else [loss.value for loss in facts.loss] for facts in comparison.facts
     ]
     return bool(sides[0]) and None not in sides[0] and sides[0] == sides[1]
 
 
 def _other_calls_after(comparison: RankComparison, record: str | None) -> tuple[str, str] | None:
     """Return the calls of both sides that take the place of each other right after a call."""
-    found: dict[bool, str] = {}
-    is_after = False
-    for pair in comparison.pairs:
-        if is_after and pair.is_matched:
-            break
-        if is_after:
-            found.setdefault(pair.target is not None, pair.name)
-        is_after = is_after or (record is not None and pair.is_matched and pair.name == record)
-    return (found[True], found[False]) if len(found) == len((True, False)) else None
+    names = [pair.name if pair.is_matched else None for pair in comparison.pairs]
+    if record is None or record not in names:
+        return None
+    behind = comparison.pairs[names.index(record) + 1 :]
+    between = [*itertools.takewhile(lambda pair: not pair.is_matched, behind)]
+    target, reference = (
+        next((pair.name for pair in between if (pair.target is None) is is_lacking), None)
+        for is_lacking in (False, True)
+    )
+    return None if target is None or reference is None else (target, reference)

@@ -36,11 +36,11 @@ from msprobe.compare.verdicts.mask_differences import hidden_difference
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
     StartState,
+    inherit,
     lost_gradient,
     mark,
     name_of,
     settle_as_close,
-    settle_like,
 )
 from msprobe.compare.verdicts.retract_harmless import retract_inconsequential
 from msprobe.compare.verdicts.statistics_error import statistics_error
@@ -67,9 +67,6 @@ def find_origins(comparison: RankComparison) -> None:
     """Fill in the origin of every row that differs; needs `judge_rows` before.
 
     A difference that turns out to be below the rounding of the call that made it becomes close.
-
-    Args:
-        comparison: its rows are changed.
     """
     calls = Calls(comparison)
     rows = comparison.rows
@@ -161,7 +158,7 @@ class _Search:
         ]
         for index in waiting:
             if not rows[index].pair.is_matched:
-                self._unmatched.blame_for(index)
+                self._unmatched.blame_for(rows[index])
         seen: set[int] = set()
         while waiting:
             call = state.calls.of(rows[waiting.pop()])
@@ -187,14 +184,13 @@ class _Search:
         epsilon = epsilon_of(reference.value.dtype)
         if error is None or error <= _LOSS_ROUNDINGS * epsilon:
             return
-        rows = {id(row): index for index, row in enumerate(self._state.rows)}
-        lone = [rows[id(loss)] for loss in (target, reference) if not loss.pair.is_matched]
+        lone = [loss for loss in (target, reference) if not loss.pair.is_matched]
         largest = max(map(self._unmatched.largest_input, lone), default=0.0)
         # It may be the small difference of large numbers.
         if error * (reference.value.norm or 0.0) <= _SAFETY * epsilon * largest:
             return
-        for index in lone:
-            self._unmatched.blame_for(index)
+        for loss in lone:
+            self._unmatched.blame_for(loss)
 
     def _clear_suspects(self) -> None:
         """Clear the arguments whose calls showed no effect of them."""
@@ -287,7 +283,7 @@ class _Search:
             return False
         forwards = self._state.calls.forwards_of(call)
         return any(
-            self._unmatched.blame_for(forward.start) is Blame.CALL
+            self._unmatched.blame_for(forward.rows[0]) is Blame.CALL
             for forward in forwards
             if not forward.is_matched
         )
@@ -387,11 +383,11 @@ class _Search:
 
     def _is_made_by_lone_call(self, row: Row) -> bool:
         """Return whether calls that only one side makes explain a module's result; blames them."""
-        makers = self._state.flow.makers(row)
+        makers = (self._state.rows[index] for index in self._state.flow.makers(row).first)
         return any(
-            self._unmatched.blame_for(index) is not Blame.CONSTANT
-            for index in makers.first
-            if not self._state.rows[index].pair.is_matched
+            self._unmatched.blame_for(maker) is not Blame.CONSTANT
+            for maker in makers
+            if not maker.pair.is_matched
         )
 
     def _shows_argument(self, call: Call, row: Row, incoming: _Arrivals) -> bool:
@@ -436,12 +432,10 @@ class _Search:
 
     def _share_fate(self, row: Row, source: int) -> None:
         maker = self._state.rows[source]
-        if maker.status is Status.CLOSE and row.status is Status.DIFFERS:
-            settle_like(row, maker)
-        elif maker.status is Status.EQUAL:
+        if maker.status is Status.EQUAL:
             mark(row, Origin.INTRODUCED, Cause.OTHER_RESULT, name_of(self._state, source))
         else:
-            mark(row, Origin.INHERITED)
+            inherit(row, maker)
 
     def _judge_lost(self, call: Call, row: Row, incoming: _Arrivals) -> None:
         """Judge a result that one side does not have."""

@@ -3,37 +3,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.buffers import kept_values
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.shared_names import facts_of
-from msprobe.compare.training.start import FactsPair, equal_at_start
-from msprobe.compare.verdicts.calls import Calls
+from msprobe.compare.training.start import equal_at_start
+from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
+
+# Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.
+_UNRECORDED_GROWTH: Final = 50.0
 
 
 class StartState:
-    """Parameters and buffers when the step starts, as far as facts tell.
-
-    Args:
-        comparison: the step and rank.
-    """
+    """Parameters and buffers when the step starts, as far as facts tell."""
 
     def __init__(self, comparison: RankComparison) -> None:
         self._comparison = comparison
 
     def agreed(self, path: str, argument: str) -> bool:
-        """Return whether facts show that a parameter or buffer agreed to the bit.
-
-        Args:
-            path: module around it; empty for the model itself, or where no module is known.
-            argument: its name in the module.
-        """
+        """Return whether facts show that a parameter or buffer agreed to the bit."""
         name = f"{path}.{argument}" if path else argument
         if path or name in self._equal:
             return self._equal.get(name, False)
@@ -71,11 +69,9 @@ class StartState:
     @cached_property
     def _data(self) -> tuple[dict[Hashable, str], dict[Hashable, str]]:
         """Shape and norm of what the model is given → its place; empty where that differs."""
-        if self._facts is None:
-            return {}, {}
         sides: list[dict[Hashable, str]] = [
-            {(tuple(each.shape), each.norm): each.where for each in facts.data}
-            for facts in (self._facts.target, self._facts.reference)
+            {(tuple(each.shape), each.norm): each.where for each in facts.data} if facts else {}
+            for facts in self._comparison.facts
         ]
         return (sides[0], sides[1]) if sides[0] == sides[1] else ({}, {})
 
@@ -130,33 +126,52 @@ class OriginState:
         """All rows."""
         return self.comparison.rows
 
-    def may_have_grown(self, row: Row, factor: float) -> bool:
+    def may_have_grown(self, row: Row) -> bool:
         """Return whether earlier small errors can have become this one in unrecorded code."""
         if row.status is not Status.DIFFERS or row.error is None:
             return False
-        return row.error <= factor * self.worst_close
+        return row.error <= _UNRECORDED_GROWTH * self.worst_close
 
-    def cause_if_unlikely(self, row: Row, factor: float) -> Cause | None:
-        """Return the cause of a difference whose source is not recorded.
+    def is_likely(self, row: Row) -> bool:
+        """Return whether a difference is small enough to follow from those before it."""
+        if self.may_have_grown(row):
+            return True
+        is_sized = row.status is Status.DIFFERS and row.error is not None
+        return is_sized and (row.error or 0.0) <= 2 * self.worst_inherited
 
-        Returns:
-            None where it is small enough to follow from the errors before it.
-        """
-        if self.may_have_grown(row, factor):
-            return None
-        if row.status is not Status.DIFFERS or row.error is None:
-            return Cause.UNTRACED
-        return None if row.error <= 2 * self.worst_inherited else Cause.UNTRACED
+    def inherit_unrecorded(self, row: Row) -> None:
+        """Let a row inherit from what differs before it, by code that was not recorded."""
+        mark(row, Origin.INHERITED, None if self.is_likely(row) else Cause.UNTRACED)
 
-    def convict(self, start: int) -> bool:
-        """Blame the arguments of a call that were under suspicion.
+    def may_inherit(self, row: Row) -> bool:
+        """Return whether anything before a row differs that may have become its difference."""
+        return self.has_difference or self.may_have_grown(row)
+
+    def upstream(
+        self,
+        call: Call,
+        sources: Callable[[Call], Iterable[tuple[Row, int]]],
+        most: float = math.inf,
+    ) -> Iterator[tuple[Row, Call]]:
+        """Yield the calls that a call's values come from, each with the value that it made.
 
         Args:
-            start: index of the first row of the call.
-
-        Returns:
-            Whether there were any.
+            call: where to begin.
+            sources: returns the values to follow of a call, each with the row that made it.
+            most: how many calls are looked at.
         """
+        seen = {call.start}
+        waiting = deque([call])
+        while waiting and len(seen) < most:
+            for row, index in sources(waiting.popleft()):
+                maker = self.calls.of(self.rows[index])
+                yield row, maker
+                if maker.start not in seen:
+                    seen.add(maker.start)
+                    waiting.append(maker)
+
+    def convict(self, start: int) -> bool:
+        """Blame the arguments of a call that were under suspicion, if there were any."""
         suspects = self.suspects.pop(start, ())
         for row in suspects:
             mark(row, Origin.INTRODUCED, Cause.ARGUMENT)
@@ -188,10 +203,13 @@ def settle_as_close(row: Row, cause: Cause) -> None:
     row.finding, row.cause = "", cause
 
 
-def settle_like(row: Row, maker: Row) -> None:
-    """Call a row close because the row that made its value is."""
-    row.status, row.origin = Status.CLOSE, None
-    row.finding, row.cause, row.subject = maker.finding, maker.cause, maker.subject
+def inherit(row: Row, maker: Row) -> None:
+    """Let a row share the fate of the row that made its value: it is close if that is."""
+    if row.status is Status.DIFFERS and maker.status is Status.CLOSE:
+        row.status, row.origin = Status.CLOSE, None
+        row.finding, row.cause, row.subject = maker.finding, maker.cause, maker.subject
+    else:
+        mark(row, Origin.INHERITED)
 
 
 def name_of(state: OriginState, index: int) -> str:

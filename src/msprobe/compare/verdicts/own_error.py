@@ -104,21 +104,16 @@ class OwnErrors(NamedTuple):
         return len(self.at_fault) == 1 and any(error.is_certain for error in self)
 
     def verdict_words(self, place: str) -> str:
-        """Return which side errs, and by how much.
-
-        Args:
-            place: the call in words.
-        """
+        """Return which side errs, and by how much."""
         sides = self.at_fault
         if len(sides) > 1:
             return f"both sides compute {place} wrongly: {self.words}"
-        side = sides[0]
-        error: OwnError = getattr(self, side)
-        (other,) = (name for name in self._fields if name != side)
-        right: OwnError = getattr(self, other)
+        is_target = sides[0] == "target"
+        error, right = self if is_target else self[::-1]
+        other = "reference" if is_target else "target"
         return (
-            f"the {side} computes {error.slot} of {place} wrongly: {error.words}; the {other} is "
-            f"right: {right.words}"
+            f"the {sides[0]} computes {error.slot} of {place} wrongly: {error.words}; the {other} "
+            f"is right: {right.words}"
         )
 
     @property

@@ -71,12 +71,6 @@ class Clue(NamedTuple):
 
 
 def lone_words(comparison: RankComparison, pair: OperationPair, detail: str = "") -> str:
-    """Return that only one side makes a call, in words.
-
-    Args:
-        comparison: the step and rank.
-        pair: an operation of one side alone.
-        detail: something on the call, said after its record.
-    """
+    """Return that only one side makes a call, in words."""
     side, place = ("reference", "target")[pair.reference is None], Place.of(comparison, pair)
     return f"only the {side} calls {place.record}{detail}{place.line}"

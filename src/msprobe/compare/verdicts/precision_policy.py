@@ -31,7 +31,7 @@ _CALL_OF_SUMS: Final = "call of a sum of products"
 def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> None:
     """Turn the close outputs of calls that alone run in lower precision into differences."""
     matched = [row for row in comparison.rows if isinstance(row, Matched)]
-    mixed = [row for row in matched if _has_two_precisions(row)]
+    mixed = [row for row in matched if row.precisions]
     # A call that was given values of two precisions did not choose its own.
     given = {row.pair.position for row in mixed if not _is_output(row)}
     odd = [row for row in mixed if _is_output(row) and row.pair.position not in given]
@@ -110,7 +110,7 @@ def _sums_by_precision(comparison: RankComparison) -> tuple[set[int], set[int]]:
             and _is_float_output(row)
             and _kind(comparison, row) in (_CALL_OF_SUMS, _MODULE_OF_SUMS)
         ):
-            found[0 if _has_two_precisions(row) else 1].add(row.pair.position)
+            found[0 if row.precisions else 1].add(row.pair.position)
     return found
 
 
@@ -120,11 +120,6 @@ def _is_output(row: Matched) -> bool:
 
 def _is_float_output(row: Matched) -> bool:
     return _is_output(row) and row.target.is_tensor and epsilon_of(row.target.dtype) > 0
-
-
-def _has_two_precisions(row: Matched) -> bool:
-    target, reference = row.target.dtype, row.reference.dtype
-    return target != reference and 0 < epsilon_of(target) != epsilon_of(reference) > 0
 
 
 def _kind(comparison: RankComparison, row: Matched) -> str:

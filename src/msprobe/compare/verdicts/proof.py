@@ -19,7 +19,7 @@ from msprobe.compare.model import Matched, OperationPair, Origin, Row, Status
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.conditioning import operand_of
 from msprobe.compare.verdicts.places import Place
-from msprobe.dump.record_names import RecordKind, parse_record_name
+from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.operator import Family
@@ -143,19 +143,14 @@ def prove(comparison: RankComparison) -> Proof:
         total=len(jumps),
         worst=max(jumps, key=_height, default=None),
         differing=sum(row.status.is_difference for row in found),
-        has_two_precisions=any(
-            isinstance(row, Matched)
-            and row.target.dtype != row.reference.dtype
-            and 0 < epsilon_of(row.target.dtype) != epsilon_of(row.reference.dtype) > 0
-            for row in rows
-        ),
+        has_two_precisions=any(isinstance(row, Matched) and row.precisions for row in rows),
         absorbed=None if absorbed is None else _jump(comparison, absorbed, JumpKind.ABSORBED),
     )
 
 
 def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[Row, JumpKind]]:
     # Gradients and updates may be zero up to rounding, and then differ by any relative size.
-    end = end_of_forward(comparison) if found else 0
+    end = comparison.end_of_forward if found else 0
     coarsest = 0.0
     pair: OperationPair | None = None
     taken_in: list[Row] = []
@@ -179,14 +174,6 @@ def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[R
             kind = None if is_fed or _is_cancelled(comparison, row, taken_in) else JumpKind.SIZE
         if kind is not None:
             yield row, kind
-
-
-def end_of_forward(comparison: RankComparison) -> float:
-    """Return the place of the first backward record."""
-    for pair in comparison.pairs:
-        if comparison.side_of(pair).parsed(pair.name).kind is RecordKind.BACKWARD:
-            return pair.position
-    return math.inf
 
 
 def _kind_of(row: Row) -> JumpKind | None:

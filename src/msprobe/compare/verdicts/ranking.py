@@ -104,11 +104,7 @@ class CulpritGroup:
 
 
 def culprit_groups(culprits: Sequence[Culprit]) -> list[CulpritGroup]:
-    """Return culprits grouped by source line, kind, cause, call and argument.
-
-    Args:
-        culprits: ranked, the best one first; groups are in the order of their first culprits.
-    """
+    """Return culprits grouped by source line, kind, cause, call and argument."""
     found: dict[Hashable, list[Culprit]] = {}
     for culprit in culprits:
         found.setdefault(_group_key(culprit), []).append(culprit)
@@ -130,7 +126,7 @@ def _group_key(culprit: Culprit) -> Hashable:
 
 
 def _call_name(culprit: Culprit) -> str:
-    parsed = culprit.comparison.side_of(culprit.row.pair).parsed(culprit.row.pair.name)
+    parsed = culprit.comparison.parsed(culprit.row.pair)
     return parsed.class_name or f"{parsed.prefix}.{parsed.path}"
 
 
@@ -156,14 +152,17 @@ def culprits_of(comparison: RankComparison) -> list[Culprit]:
             by_operation.setdefault(row.pair.position, []).append(row)
     if not by_operation:
         return []
-    begins = _Begins(comparison)
+    begins: dict[str, int] | None = None
     found = []
     for rows in by_operation.values():
         row = _telling_row(rows)
         kind = kind_of_row(comparison, row)
         position = row.pair.position
         # A parameter is in the record of its module, which ends after its inner calls.
-        place = begins.of(row) if kind == "parameter" else position
+        place = position
+        if kind == "parameter":
+            begins = _begins(comparison) if begins is None else begins
+            place = begins.get(row.pair.name, position)
         size = max(_size(each) for each in rows)
         side, record = comparison.side_of(row.pair), row.pair.name
         found.append(
@@ -204,29 +203,17 @@ def kind_of_row(comparison: RankComparison, row: Row) -> str:
     role = row.value.role
     if role in (Role.PARAMETER, Role.PARAMETER_GRAD, Role.SAVED):
         return str(role)
-    parsed = comparison.side_of(row.pair).parsed(row.pair.name)
-    return "backward" if parsed.kind is RecordKind.BACKWARD else "forward"
+    is_backward = comparison.parsed(row.pair).kind is RecordKind.BACKWARD
+    return "backward" if is_backward else "forward"
 
 
-class _Begins:
-    """Begin of each module: the place of the first call inside it."""
-
-    def __init__(self, comparison: RankComparison) -> None:
-        self._comparison = comparison
-        self._first: dict[str, int] | None = None
-
-    def of(self, row: Row) -> int:
-        """Return the place of the first recorded call inside the module of a row."""
-        if self._first is None:
-            self._first = self._find()
-        return self._first.get(row.pair.name, row.pair.position)
-
-    def _find(self) -> dict[str, int]:
-        first: dict[str, int] = {}
-        for pair in self._comparison.pairs:
-            side = self._comparison.side_of(pair)
-            parent = side.parent(pair.name)
-            while parent is not None and parent not in first:
-                first[parent] = pair.position
-                parent = side.parent(parent)
-        return first
+def _begins(comparison: RankComparison) -> dict[str, int]:
+    """Return record → the place of the first call inside it."""
+    first: dict[str, int] = {}
+    for pair in comparison.pairs:
+        side = comparison.side_of(pair)
+        parent = side.parent(pair.name)
+        while parent is not None and parent not in first:
+            first[parent] = pair.position
+            parent = side.parent(parent)
+    return first

@@ -19,7 +19,7 @@ from typing import Final
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
-from msprobe.compare.verdicts.calls import Call, Calls
+from msprobe.compare.verdicts.calls import Call, Calls, names_of
 from msprobe.compare.verdicts.data_flow import DataFlow
 from msprobe.compare.verdicts.statistics_error import statistics_error
 from msprobe.dump.record_names import (
@@ -67,12 +67,7 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
 
 
 def retract_without_effect(calls: Calls, updated: int) -> None:
-    """Clear the origins in a step that comes to the same loss and the same gradients.
-
-    Args:
-        calls: the calls of the step.
-        updated: place of the last call before the last optimizer step.
-    """
+    """Clear the origins in a step that comes to the same loss and the same gradients."""
     is_same = not any(map(calls.makes_other_call, calls.pairs))
     for call in calls:
         if calls.is_kept(call):
@@ -110,7 +105,7 @@ def _clear(call: Call, found: Sequence[Row], cause: Cause, subject: str, *, is_s
         is_same: both sides make the same calls around it, so that nothing tells why it differs.
     """
     # What comes from another rank is explained there.
-    is_same = is_same and _has_equal_inputs(call) and not is_communication(call.parsed)
+    is_same = is_same and not is_communication(call.parsed) and _has_equal_inputs(call)
     for row in found:
         if is_same and _is_without_reason(row):
             row.cause, row.subject = Cause.ABSORBED, subject or "what is made of it"
@@ -143,9 +138,8 @@ def _retract_replaced(call: Call, found: Sequence[Row], replaced: Mapping[str, s
 
 def _bases(call: Call) -> Iterator[str]:
     """Yield a module's name in records, as each side calls it."""
-    for name in (call.pair.target, call.pair.reference):
-        if name is not None:
-            yield parse_record_name(name).base
+    for name, _ in names_of(call.pair):
+        yield parse_record_name(name).base
 
 
 def _has_gradients_of_its_own(call: Call, found: Sequence[Row]) -> bool:
@@ -228,10 +222,8 @@ class _Agreement:
         found: set[str | None] = set()
         calls = self._calls
         for pair in calls.pairs:
-            if not calls.makes_other_call(pair):
-                continue
-            for name, is_target in ((pair.target, True), (pair.reference, False)):
-                parent = None if name is None else calls.parent_of(name, is_target=is_target)
+            for name, is_target in names_of(pair) if calls.makes_other_call(pair) else ():
+                parent = calls.parent_of(name, is_target=is_target)
                 while parent not in found:
                     found.add(parent)
                     if parent is not None:
@@ -323,8 +315,7 @@ class _Agreement:
 
     def _enclosing(self, call: Call) -> list[Call]:
         """Return the modules around a call that both sides recorded, from the innermost."""
-        names = ((call.pair.target, True), (call.pair.reference, False))
-        parents = tuple((self._parent(name, side), side) for name, side in names if name)
+        parents = tuple((self._parent(name, side), side) for name, side in names_of(call.pair))
         found = self._around.get(parents)
         if found is None:
             found = self._around[parents] = []
@@ -346,39 +337,35 @@ class _Agreement:
         return calls.parent_of(name, is_target=is_target)
 
     def _have_equal_results(self, module: Call) -> bool:
-        found = self._results.get(module.start)
-        if found is None:
+        if module.start not in self._results:
             outputs = [row for row in module.rows if row.value.role is Role.OUTPUT]
-            found = bool(outputs) and _agree(outputs, module.inputs)
-            self._results[module.start] = found
-        return found
+            self._results[module.start] = bool(outputs) and _agree(outputs, module.inputs)
+        return self._results[module.start]
 
     def _have_equal_gradients(self, module: Call) -> bool:
-        found = self._gradients.get(module.start)
-        if found is None:
-            found = self._gradients[module.start] = self._compare_gradients(module)
-        return found
+        if module.start not in self._gradients:
+            self._gradients[module.start] = self._compare_gradients(module)
+        return self._gradients[module.start]
 
     def _makes_other_gradients(self, module: Call) -> bool:
         """Return whether a module that is given the same gradients makes others of them.
 
         Its result may not show yet what a call inside does: an adapter begins with a factor of 0.
         """
-        sides = [
-            self._calls.backward_of(module, is_target=is_target) for is_target in (True, False)
-        ]
-        given = [row for side in sides if side is not None for row in side.inputs]
+        given = [row for backward in self._backward(module) for row in backward.inputs]
         is_same = bool(given) and not any(row.status.is_difference for row in given)
         return is_same and not self._have_equal_gradients(module)
 
+    def _backward(self, module: Call) -> Iterator[Call]:
+        sides = (self._calls.backward_of(module, is_target=side) for side in (True, False))
+        return (backward for backward in sides if backward is not None)
+
     def _compare_gradients(self, module: Call) -> bool:
         taken_in = list(module.inputs)
-        for is_target in (True, False):
-            backward = self._calls.backward_of(module, is_target=is_target)
-            if backward is not None:
-                taken_in += backward.inputs
-                if not _agree(backward.outputs, taken_in):
-                    return False
+        for backward in self._backward(module):
+            taken_in += backward.inputs
+            if not _agree(backward.outputs, taken_in):
+                return False
         return _agree(self._parameter_gradients.get(module.parsed.path, ()), taken_in)
 
 

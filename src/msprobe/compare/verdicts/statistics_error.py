@@ -141,11 +141,6 @@ def statistics_error(target: Value, reference: Value, allowed: RowTolerance) -> 
     """Return the error between two tensors of the same shape by their statistics.
 
     Non-finite values are left out on both sides: finite_max and finite_min replace max and min.
-
-    Args:
-        target: one tensor.
-        reference: the other.
-        allowed: the tolerance of elements.
     """
     target_max, target_min = target.finite_ends
     reference_max, reference_min = reference.finite_ends

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from msprobe.compare.model import Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import NoiseJudgement, RankComparison
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.shared_names import facts_of
-from msprobe.compare.training.start import FactsPair
 from msprobe.compare.verdicts.across import Across
 from msprobe.compare.verdicts.computed_again import needs_own_errors, with_own_errors
 from msprobe.compare.verdicts.find_verdict import find_verdict
@@ -30,12 +30,12 @@ from msprobe.compare.verdicts.ranking import (
     kind_of_row,
     rank_culprits,
 )
-from msprobe.compare.verdicts.scope import Scope
 from msprobe.compare.verdicts.verdict import Findings
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
 SCHEMA_VERSION: Final = 1
 _MOST_LISTED: Final = 100
+_MOST_STEPS: Final = 3
 
 
 class Summary:
@@ -62,15 +62,11 @@ class Summary:
         self._notes: list[str] = []
         self._training = TrainingHistory()
         self._steps: list[StepObservations] = []
-        self._scope = Scope()
+        self._scope = _Scope()
         self._noise: list[NoiseJudgement] = []
 
     def add(self, ranks: Sequence[RankComparison]) -> None:
-        """Take in a step, and settle its origins: only here all ranks are together.
-
-        Args:
-            ranks: all of its ranks, judged, with origins. Steps come in their order.
-        """
+        """Take in a step, and settle its origins: only here all ranks are together."""
         pairs = self._facts_of(ranks)
         made_inside = {comparison.rank: MadeInside(comparison) for comparison in ranks}
         if len(ranks) > 1:
@@ -113,9 +109,8 @@ class Summary:
             if pair is not None:
                 pairs.append(pair)
                 continue
-            sides = comparison.target.view.facts, comparison.reference.view.facts
-            if sides != (None, None):
-                side = "target" if sides[0] is None else "reference"
+            if comparison.facts != (None, None):
+                side = "target" if comparison.facts[0] is None else "reference"
                 self._notes.append(
                     f"the {side} holds no facts about its training: settings, data and "
                     "optimizers were not compared"
@@ -226,6 +221,55 @@ class Summary:
             part["proof"] = None if observed.proof is None else _proof(observed.proof)
 
 
+class _Scope:
+    """How two dumps differ in what was recorded, over all comparisons.
+
+    Attributes:
+        paired: operations with a partner, and the smaller number of operations of the two sides.
+    """
+
+    def __init__(self) -> None:
+        self._words: dict[str, None] = {}
+        self.paired = (0, 0)
+
+    def add(self, comparison: RankComparison) -> None:
+        """Take in the comparison of a step and rank."""
+        target, reference = comparison.target.view, comparison.reference.view
+        steps = target.step, reference.step
+        if steps[0] != steps[1] and None not in steps:
+            self._add(f"step {steps[0]} against step {steps[1]} of the reference")
+        for name in ("level", "task"):
+            both = getattr(target.head, name), getattr(reference.head, name)
+            if both[0] != both[1] and all(both):
+                self._add(f"{name} {both[0]} against {both[1]}")
+        matched = sum(pair.is_matched for pair in comparison.pairs)
+        sides = (
+            sum(pair.target is not None for pair in comparison.pairs),
+            sum(pair.reference is not None for pair in comparison.pairs),
+        )
+        self.paired = self.paired[0] + matched, self.paired[1] + min(sides)
+
+    def add_steps_alone(self, steps: Mapping[str, Sequence[int]]) -> None:
+        """Take in the steps that one side alone recorded, by side."""
+        for side, alone in steps.items():
+            if alone:
+                numbers = ", ".join(map(str, alone[:_MOST_STEPS]))
+                more = " …" if len(alone) > _MOST_STEPS else ""
+                self._add(f"only the {side} has step{'s' * (len(alone) > 1)} {numbers}{more}")
+
+    def add_world_sizes(self, target: int, reference: int) -> None:
+        """Take in how many ranks both dumps have."""
+        if target != reference:
+            self._add(f"{target} rank{'s' * (target != 1)} against {reference}")
+
+    def words(self) -> list[str]:
+        """Return the differences, in words."""
+        return list(self._words)
+
+    def _add(self, words: str) -> None:
+        self._words[words] = None
+
+
 def _measured(found: Sequence[NoiseJudgement], compared: int) -> dict[str, int] | None:
     """Return by how many recordings rounding was measured; None where it was estimated."""
     if not found:
@@ -304,34 +348,33 @@ def _difference(comparison: RankComparison, row: Row) -> dict[str, Any]:
         "name": row.name,
         "status": str(row.status),
         "origin": None if row.origin is None else str(row.origin),
+        **_about(comparison, row, side.module(record), side.source_line(record)),
+        "kind": kind_of_row(comparison, row),
+    }
+
+
+def _about(comparison: RankComparison, row: Row, module: str, source: str | None) -> dict[str, Any]:
+    return {
         "step": comparison.step,
         "rank": comparison.rank,
         "order": row.pair.position,
-        "module": side.module(record),
-        "kind": kind_of_row(comparison, row),
+        "module": module,
         "error": _number(row.error),
         "cause": None if row.cause is None else str(row.cause),
         "reason": row.reason,
-        "source": side.source_line(record),
+        "source": source,
     }
 
 
 def _introduced(culprit: Culprit, own: OwnErrors | None = None) -> dict[str, Any]:
-    comparison, row = culprit.comparison, culprit.row
+    row = culprit.row
     return {
         "name": row.pair.name,
         "row": row.name,
         "kind": culprit.kind,
-        "module": culprit.module,
         "status": str(row.status),
-        "error": _number(row.error),
         "stack": culprit.stack,
-        "source": culprit.source,
-        "step": comparison.step,
-        "rank": comparison.rank,
-        "order": row.pair.position,
-        "cause": None if row.cause is None else str(row.cause),
-        "reason": row.reason,
+        **_about(culprit.comparison, row, culprit.module, culprit.source),
         "own_error": None if own is None else own.as_json(),
     }
 

@@ -9,7 +9,7 @@ nothing stay harmless, as do all calls inside a module that was compiled on one 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -66,20 +66,16 @@ class UnmatchedCalls:
         self._chains: dict[int, _Chain] = {}
         self._searches = 0
 
-    def blame_for(self, maker: int) -> Blame:
-        """Blame the unmatched call that made a value, or those that it got its own values from.
-
-        Args:
-            maker: index of the row of the unmatched call that holds the value.
-        """
-        chain = self._chain_of(self._state.calls.of(self._state.rows[maker]))
+    def blame_for(self, made: Row) -> Blame:
+        """Blame the unmatched call that made a value, or those that it got its own values from."""
+        chain = self._chain_of(self._state.calls.of(made))
         if chain.is_fed_with_difference or self._state.calls.split_batches:
             return Blame.EARLIER
         roots = chain.telling or chain.moving
         if roots and all(map(self._widens, roots)) and self._is_in_other_precision:
             return Blame.EARLIER
-        for position in roots:
-            self._blame(position)
+        for root in roots:
+            self._blame(self._state.calls.of(self._state.rows[root]))
         return Blame.CALL if roots else Blame.CONSTANT
 
     def _widens(self, position: int) -> bool:
@@ -98,43 +94,32 @@ class UnmatchedCalls:
         )
         return len(coming) == len(made) == 1 and coming[0] > made[0] > 0
 
-    def largest_input(self, maker: int) -> float:
-        """Return the largest number that an unmatched call takes in, or those that feed it.
-
-        Args:
-            maker: index of a row of the call.
-        """
-        seen: set[int] = set()
-        waiting = [self._state.calls.of(self._state.rows[maker])]
-        largest = 0.0
-        while waiting:
-            call = waiting.pop()
-            if call.start not in seen:
-                seen.add(call.start)
-                waiting += self._unmatched_makers(call)
-                operands = (exact_operand(row.value) for row in call.inputs)
-                largest = max([largest, *(each.peak for each in operands if each is not None)])
-        return largest
+    def largest_input(self, made: Row) -> float:
+        """Return the largest number that an unmatched call takes in, or those that feed it."""
+        call = self._state.calls.of(made)
+        feeding = self._state.upstream(call, self._unmatched_sources)
+        operands = (
+            exact_operand(row.value)
+            for each in (call, *(maker for _, maker in feeding))
+            for row in each.inputs
+        )
+        return max((each.peak for each in operands if each is not None), default=0.0)
 
     def blame_cut(self, makers: Iterable[int]) -> bool:
-        """Blame the unmatched call among those that hold a value that took its gradient away.
+        """Blame the unmatched call, if any holds a value, that took its gradient away.
 
         Else the one by which the value gets its gradient on one side alone.
-
-        Returns:
-            Whether there is one.
         """
         state = self._state
-        lone = [index for index in makers if not state.calls.of(state.rows[index]).is_matched]
-        for index in lone:
-            if not state.rows[index].value.requires_grad:
-                self._blame(index, Cause.CUTTING_CALL)
+        lone = [row for index in makers if not (row := state.rows[index]).pair.is_matched]
+        for row in lone:
+            if not row.value.requires_grad:
+                self._blame(state.calls.of(row), Cause.CUTTING_CALL)
                 return True
-        for index in lone:
-            call = state.calls.of(state.rows[index])
+        for call in map(state.calls.of, lone):
             is_fed = self._chain_of(call).is_fed_with_difference or self._had_lost_gradient(call)
             if not is_fed:
-                self._blame(index, Cause.GRADIENT_CALL)
+                self._blame(call, Cause.GRADIENT_CALL)
                 return True
         return False
 
@@ -153,53 +138,37 @@ class UnmatchedCalls:
                 mark(row, Origin.INTRODUCED, Cause.NAN_CALL)
 
     def blame_hidden(self, call: Call) -> bool:
-        """Blame a call upstream whose effect statistics do not show: on the order of elements, or
-        on a mask.
+        """Blame a call upstream, if any, that acts on the order of elements or on a mask alone.
 
-        That is a call that only one side makes, or one with another argument.
-
-        Statistics do not see such a change; results computed from the value show it further on.
-
-        Args:
-            call: the first call whose result differs, though its inputs have equal statistics.
-
-        Returns:
-            Whether there is one.
+        That is a call that only one side makes, or one with another argument. Statistics do not
+        see such a change; results computed from the value show it further on.
         """
         self._searches += 1
         if self._searches > _MOST_SEARCHES:
             return False
-        state = self._state
-        seen: set[int] = set()
-        waiting = [call]
-        while waiting and len(seen) < _FARTHEST:
-            for row in waiting.pop(0).inputs:
-                makers = state.flow.makers(row)
-                for index in set(makers.first):
-                    maker = state.calls.of(state.rows[index])
-                    if self._acts_hidden(maker, index):
-                        return True
-                    if maker.start not in seen:
-                        seen.add(maker.start)
-                        waiting.append(maker)
-        return False
+        found = self._state.upstream(call, self._first_makers, _FARTHEST)
+        return any(self._acts_hidden(maker, row) for row, maker in found)
 
-    def _acts_hidden(self, maker: Call, index: int) -> bool:
+    def _first_makers(self, call: Call) -> Iterator[tuple[Row, int]]:
+        for row in call.inputs:
+            for index in set(self._state.flow.makers(row).first):
+                yield self._state.rows[index], index
+
+    def _acts_hidden(self, maker: Call, made: Row) -> bool:
         """Blame a call, if statistics hide what it does and it is not the same on both sides."""
         reorders = maker.operator.reorders
-        if not reorders and self._state.rows[index].value.dtype != "bool":
+        if not reorders and made.value.dtype != "bool":
             return False
         if maker.is_matched:
             return self._state.convict(maker.start)
-        self._blame(index, Cause.REORDERING_CALL if reorders else Cause.USED_CALL)
+        self._blame(maker, Cause.REORDERING_CALL if reorders else Cause.USED_CALL)
         return True
 
     def only_hands_on(self, index: int) -> bool:
         """Return whether a row is of an unmatched call that hands on what no recorded call made."""
         call = self._state.calls.of(self._state.rows[index])
-        if call.is_matched or not _changes_nothing(call):
-            return False
-        return all(self._source(row) is None for row in call.inputs)
+        is_idle = not call.is_matched and _changes_nothing(call)
+        return is_idle and all(self._source(row) is None for row in call.inputs)
 
     def seen_through(self, index: int) -> int:
         """Return the row that a value comes from, behind extra casts, views and copies of it."""
@@ -224,9 +193,7 @@ class UnmatchedCalls:
                     if row.status.is_difference:
                         row.origin = Origin.INHERITED
 
-    def _blame(self, index: int, cause: Cause = Cause.USED_CALL) -> None:
-        state = self._state
-        blamed = state.calls.of(state.rows[index])
+    def _blame(self, blamed: Call, cause: Cause = Cause.USED_CALL) -> None:
         call = self._telling_call(blamed)
         if blamed.is_backward and cause is Cause.USED_CALL:
             cause = Cause.GRADIENT_CALL
@@ -305,16 +272,15 @@ class UnmatchedCalls:
                 self._chains[top.start] = self._join(top, before)
         return self._chains[call.start]
 
-    def _unmatched_makers(self, call: Call) -> list[Call]:
-        calls = self._state.calls
-        found = []
+    def _unmatched_sources(self, call: Call) -> Iterator[tuple[Row, int]]:
         for row in call.inputs:
             source = self._source(row)
-            if source is not None:
-                maker = calls.of(self._state.rows[source])
-                if not maker.is_matched:
-                    found.append(maker)
-        return found
+            if source is not None and not self._state.rows[source].pair.is_matched:
+                yield row, source
+
+    def _unmatched_makers(self, call: Call) -> list[Call]:
+        calls, rows = self._state.calls, self._state.rows
+        return [calls.of(rows[index]) for _, index in self._unmatched_sources(call)]
 
     def _join(self, call: Call, before: Iterable[Call]) -> _Chain:
         """Return the chain that ends in a call, from those that end in its makers."""
@@ -348,16 +314,12 @@ class UnmatchedCalls:
         )
 
     def _is_fed_with_difference(self, call: Call) -> bool:
-        for row in call.inputs:
-            source = self._source(row)
-            if source is None:
-                continue
-            maker = self._state.rows[source]
-            if maker.pair.is_matched and self._state.explains(source):
-                return True
-            if not maker.pair.is_matched and maker.origin is not None:
-                return True
-        return False
+        sources = (self._source(row) for row in call.inputs)
+        makers = (self._state.rows[source] for source in sources if source is not None)
+        return any(
+            maker.status.is_difference if maker.pair.is_matched else maker.origin is not None
+            for maker in makers
+        )
 
     def _source(self, row: Row) -> int | None:
         flow = self._state.flow

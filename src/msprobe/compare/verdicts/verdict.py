@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from msprobe.compare.model import Mode
@@ -62,15 +62,7 @@ class Where:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as it is in ``summary.json``."""
-        return {
-            "step": self.step,
-            "rank": self.rank,
-            "record": self.record,
-            "module": self.module,
-            "source": self.source,
-            "parameter": self.parameter,
-            "phase": None if self.phase is None else str(self.phase),
-        }
+        return {**asdict(self), "phase": None if self.phase is None else str(self.phase)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,12 +190,7 @@ class Findings:
         )
 
     def other_facts(self, chosen: FactDifference | None, words: str) -> Iterator[str]:
-        """Yield what else differs in the training, the consequences of the cause left out.
-
-        Args:
-            chosen: the difference that is the cause; None if none is.
-            words: the cause in words.
-        """
+        """Yield what else differs in the training, the consequences of the cause left out."""
         when = None if chosen is None else (chosen.step, chosen.moment)
         told = set()  # later steps repeat what the first one tells
         for wanted in (True, False):

@@ -137,12 +137,7 @@ def _small_cause(findings: Findings) -> Clue | None:
 
 
 def _are_outgrown(findings: Findings, step: int) -> bool:
-    """Return whether types explain the first forward pass; what follows may outgrow them.
-
-    Args:
-        findings: all findings.
-        step: number of the first step that differs.
-    """
+    """Return whether types explain the first forward pass; what follows may outgrow them."""
     proofs = [(each.step, each.proof) for each in findings.steps if each.proof is not None]
     jumps = [(number, jump) for number, proof in proofs for jump in proof.jumps]
     return any(proof.has_two_precisions for number, proof in proofs if number == step) and all(
@@ -251,24 +246,24 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     if unmatched and not inside and not agreeing:
         words = "no value is on both sides"
         return findings.conclude(VerdictClass.UNEXPLAINED, words, Confidence.PROVED)
-    words = f"{agreeing} values agree"
-    if close:
-        words += f", {close} of them within the tolerance of their types"
-    precisions = _precisions(findings)
-    if precisions:
-        words += f"; {precisions}"
     arguments = sum(each.idle_arguments for each in findings.steps)
-    if arguments:
-        words += f"; {arguments} arguments differ without consequence"
+    others = ""
     if inside > arguments:
-        words += f"; {inside - arguments} others differ on the way to results that agree"
+        others = f"{inside - arguments} others differ on the way to results that agree"
     elif unmatched and not any(each.unused for each in findings.steps):
-        words += "; the sides make different calls, without consequence for any value"
+        others = "the sides make different calls, without consequence for any value"
     broken = next((each for each in findings.steps if each.broken_off is not None), None)
-    if broken is not None:
-        words += (
-            f"; step {broken.step} of both sides {broken.broken_off}, and no later value is known"
-        )
+    parts = (
+        f"{agreeing} values agree"
+        + (f", {close} of them within the tolerance of their types" if close else ""),
+        _precisions(findings),
+        f"{arguments} arguments differ without consequence" if arguments else "",
+        others,
+        ""
+        if broken is None
+        else f"step {broken.step} of both sides {broken.broken_off}, and no later value is known",
+    )
+    words = "; ".join(filter(None, parts))
     late = next((each for each in findings.steps if each.late_call is not None), None)
     if late is not None and late.late_call is not None and not late.knows_updates:
         return findings.conclude(

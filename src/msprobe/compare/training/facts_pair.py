@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`FactsPair`: the facts of a step and rank on both sides; `StepPair`: an optimizer step in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, TypeVar
+
+from msprobe.compare.training.differences import FactDifference, Moment
+from msprobe.compare.training.fingerprints import (
+    Change,
+    Fingerprint,
+    at,
+    change_of,
+    in_column,
+    of_parameter,
+)
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.facts import (
+    Ending,
+    Event,
+    Facts,
+    Fingerprints,
+    OptimizedParameters,
+    OptimizerStep,
+)
+
+_Event = TypeVar("_Event", bound=Event)
+
+EARLY_EPS: Final = "eps_before_bias_correction"
+"""Setting of Adam: whether ``eps`` is added to the root before its bias is corrected."""
+# Numbers kept as float32, such as a learning rate that is a tensor, are rounded so far.
+_SAME_NUMBER: Final = 1.2e-7
+_EQUAL: Final = Change(is_equal=True, relative=0.0, epsilon=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactsPair:
+    """The facts of one rank and step, on both sides.
+
+    Attributes:
+        step: the target's step.
+        rank: the rank's number, or its folder's name.
+        target: the facts of the side under test.
+        reference: those of the trusted side.
+    """
+
+    step: int
+    rank: int | str
+    target: Facts
+    reference: Facts
+
+    @property
+    def sides(self) -> tuple[Facts, Facts]:
+        """The target's facts and the reference's."""
+        return self.target, self.reference
+
+    def difference(
+        self, verdict: VerdictClass, moment: Moment, words: str, **more: Any
+    ) -> FactDifference:
+        """Return a difference of this step and rank."""
+        return FactDifference(
+            verdict=verdict, moment=moment, step=self.step, rank=self.rank, words=words, **more
+        )
+
+    def events(self, kind: type[_Event]) -> tuple[list[_Event], list[_Event]]:
+        """Return the events of one kind, of both sides and in order."""
+        target, reference = (facts.events for facts in self.sides)
+        return (
+            [event for event in target if isinstance(event, kind)],
+            [event for event in reference if isinstance(event, kind)],
+        )
+
+    @cached_property
+    def steps(self) -> list[StepPair]:
+        """The optimizer steps that both sides made, by optimizer and call."""
+        others = {(each.number, each.call): each for each in self.reference.optimizer_steps()}
+        return [
+            StepPair(self, each, others[each.number, each.call])
+            for each in self.target.optimizer_steps()
+            if (each.number, each.call) in others
+        ]
+
+    @cached_property
+    def starts(self) -> tuple[dict[str, Fingerprint], dict[str, Fingerprint]]:
+        """Parameter or buffer → its fingerprint when the step starts, for both sides."""
+        target, reference = (
+            {}
+            if (columns := facts.parameters) is None
+            else {name: of_parameter(columns, place) for place, name in enumerate(columns.name)}
+            for facts in self.sides
+        )
+        return target, reference
+
+    def start_changes(self) -> dict[str, Change]:
+        """Return parameter or buffer → how far it is apart when the step starts."""
+        target, reference = self.starts
+        return {
+            name: change_of(found, reference[name])
+            for name, found in target.items()
+            if name in reference
+        }
+
+    @property
+    def passes(self) -> tuple[int, int]:
+        """How many backward passes each side made."""
+        target, reference = (len({loss.micro for loss in facts.loss}) for facts in self.sides)
+        return target, reference
+
+    @property
+    def has_lone_optimizer(self) -> bool:
+        """Whether an optimizer takes a step on one side alone."""
+        numbers = [{each.number for each in facts.optimizer_steps()} for facts in self.sides]
+        return all(numbers) and numbers[0] != numbers[1]
+
+    @property
+    def evaluates_loss(self) -> bool:
+        """Whether an optimizer asks for the loss again within its step, as L-BFGS does."""
+        return any(
+            0 < len(facts.optimizer_steps()) < passes
+            for facts, passes in zip(self.sides, self.passes, strict=True)
+        ) and any(map(_repeats_batch, self.sides))
+
+    @property
+    def asks_otherwise(self) -> bool:
+        """Whether an optimizer that asks for the loss again is another, or is set otherwise."""
+        return self.evaluates_loss and any(
+            step.target.class_name != step.reference.class_name
+            or options_of(step.target) != options_of(step.reference)
+            for step in self.steps
+        )
+
+    @property
+    def ran_through(self) -> bool:
+        """Whether neither side was interrupted, so that each made all of its events."""
+        return not any(
+            facts.ended is not None and facts.ended.how in (Ending.INTERRUPTED, Ending.KILLED)
+            for facts in self.sides
+        )
+
+
+def _repeats_batch(facts: Facts) -> bool:
+    batches: dict[int, list[str | None]] = {}
+    for each in facts.data:
+        batches.setdefault(each.micro, []).append(each.checksum)
+    keys = [tuple(batch) for batch in batches.values() if None not in batch]
+    return len({*keys}) < len(keys)
+
+
+def options_of(step: OptimizerStep) -> dict[str, Mapping[str, Any]]:
+    """Return parameter → the settings of its group."""
+    names = step.parameters.name
+    return {
+        names[place]: group.options
+        for group in step.groups
+        for place in group.parameters
+        if 0 <= place < len(names)
+    }
+
+
+@dataclass(frozen=True)
+class StepPair:
+    """The same call of ``optimizer.step()`` on both sides.
+
+    Attributes:
+        pair: the facts that hold it.
+        target: the target's.
+        reference: the reference's.
+    """
+
+    pair: FactsPair
+    target: OptimizerStep
+    reference: OptimizerStep
+
+    @property
+    def sides(self) -> tuple[OptimizerStep, OptimizerStep]:
+        """The target's step and the reference's."""
+        return self.target, self.reference
+
+    @property
+    def columns(self) -> tuple[OptimizedParameters, OptimizedParameters]:
+        """The parameters of the target's step and of the reference's."""
+        return self.target.parameters, self.reference.parameters
+
+    @cached_property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Parameter → its place in the columns of both sides, for those that both have."""
+        there = {name: place for place, name in enumerate(self.reference.parameters.name)}
+        return {
+            name: (place, there[name])
+            for place, name in enumerate(self.target.parameters.name)
+            if name in there
+        }
+
+    @cached_property
+    def _has_same_columns(self) -> bool:
+        """Whether both sides have the same parameters in the same order."""
+        target, reference = self.columns
+        return target.name == reference.name and target.dtype == reference.dtype
+
+    def changes(self, column: str) -> dict[str, Change]:
+        """Return parameter → how far its values are apart; see `OptimizedParameters`."""
+        return self._changes(*(getattr(side, column) for side in self.columns))
+
+    def state_changes(self, name: str) -> dict[str, Change]:
+        """Return parameter → how far a state of the optimizer is apart."""
+        return self._changes(*(side.state.get(name) for side in self.columns))
+
+    def _changes(
+        self, target: Fingerprints | None, reference: Fingerprints | None
+    ) -> dict[str, Change]:
+        if target == reference and self._has_same_columns:
+            return dict.fromkeys(self.places, _EQUAL)
+        types = [side.dtype for side in self.columns]
+        return {
+            name: change_of(
+                in_column(target, here, at(types[0], here) or ""),
+                in_column(reference, there, at(types[1], there) or ""),
+            )
+            for name, (here, there) in self.places.items()
+        }
+
+    @cached_property
+    def is_opposed(self) -> bool:
+        """Whether one side climbs its loss and the other one descends: ``maximize``."""
+        climbs = [
+            {bool(group.options.get("maximize")) for group in step.groups}
+            for step in (self.target, self.reference)
+        ]
+        return climbs in ([{True}, {False}], [{False}, {True}])
+
+    @cached_property
+    def gradients(self) -> tuple[dict[str, Fingerprint], dict[str, Fingerprint]]:
+        """Parameter → its gradient as the optimizer got it, for both sides.
+
+        Where one side climbs its loss and the other one descends, the target's are negated.
+        """
+        target, reference = map(_gradients_of, self.sides)
+        return (
+            {n: _negated(g) for n, g in target.items()} if self.is_opposed else target
+        ), reference
+
+    @property
+    def short_name(self) -> str:
+        """Name of the target's class without its module."""
+        return self.target.class_name.rpartition(".")[2]
+
+    @property
+    def total(self) -> int:
+        """How many parameters both have."""
+        return len(self.places)
+
+    def difference(
+        self, verdict: VerdictClass, moment: Moment, words: str, **more: Any
+    ) -> FactDifference:
+        """Return a difference of this step."""
+        return self.pair.difference(verdict, moment, words, **more)
+
+
+def _gradients_of(step: OptimizerStep) -> dict[str, Fingerprint]:
+    """Return the gradients by parameter.
+
+    Where there are no projections, some elements take their place: both are linear.
+    """
+    parameters = step.parameters
+    samples = parameters.samples.get("gradient", [])
+    found = {}
+    for place, name in enumerate(parameters.name):
+        gradient = in_column(parameters.gradient, place, at(parameters.dtype, place) or "")
+        if gradient.projections is None:
+            gradient = gradient._replace(projections=at(samples, place))
+        if gradient.norm is not None:
+            found[name] = gradient
+    return found
+
+
+def _negated(gradient: Fingerprint) -> Fingerprint:
+    projections = [each and -each for each in gradient.projections or ()]
+    checksum = gradient.checksum and f"-{gradient.checksum}"
+    return gradient._replace(checksum=checksum, projections=projections or None)
+
+
+def is_idle(parameters: OptimizedParameters, place: int) -> bool:
+    """Return whether a step left a parameter as it was."""
+    before, after = at(parameters.before.checksum, place), at(parameters.after.checksum, place)
+    return before is not None and before == after
+
+
+def same(value: Any, expected: Any) -> bool:
+    """Return whether two settings are the same, numbers up to rounding to float32."""
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(map(same, value, expected))
+    numbers = (int, float)
+    if isinstance(value, numbers) and isinstance(expected, numbers):
+        return math.isclose(value, expected, rel_tol=_SAME_NUMBER)
+    return bool(value == expected)
