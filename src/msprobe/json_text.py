@@ -18,6 +18,8 @@ import msgspec
 
 JSON_ERRORS: Final = (ValueError, RecursionError)
 """Errors of `parse_json`: text that is not JSON or not UTF-8, huge numbers, deep nesting."""
+NONFINITE_WORDS: Final = ("NaN", "Infinity", "-Infinity")
+"""What stands for numbers that strict JSON lacks; `float` reads them."""
 
 
 _UNCHANGED: Final = frozenset({str, int, bool, type(None)})

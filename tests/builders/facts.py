@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.dump.facts import Facts
+from msprobe.json_text import strict_json
 
 Json = dict[str, Any]
 Arrays = dict[str, NDArray[np.float64]]
@@ -112,4 +112,4 @@ def adamw(before: Arrays, gradient: Arrays, lr: float = 0.01) -> Arrays:
 
 def facts(**parts: Any) -> Facts:
     """Return facts as the reader gives them."""
-    return msgspec.json.decode(json.dumps({"version": 1, **parts}), type=Facts, strict=False)
+    return msgspec.json.decode(strict_json({"version": 1, **parts}), type=Facts, strict=False)

@@ -18,7 +18,7 @@ import msgspec
 
 from msprobe.dump.lines import NATIVE
 from msprobe.errors import DumpFormatError
-from msprobe.json_text import JSON_ERRORS, parse_json, strict
+from msprobe.json_text import JSON_ERRORS, NONFINITE_WORDS, parse_json, strict
 
 FACTS_VERSION: Final = 1
 SAMPLES: Final = 8
@@ -267,6 +267,12 @@ class OptimizerGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     options: dict[str, Option]
     parameters: list[int]
+
+    def __post_init__(self) -> None:
+        """Take the words for numbers that JSON lacks for these numbers."""
+        for name, value in self.options.items():
+            if value in NONFINITE_WORDS:
+                self.options[name] = float(value)
 
 
 class OptimizedParameters(msgspec.Struct, frozen=True, kw_only=True):

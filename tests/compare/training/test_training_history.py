@@ -104,6 +104,14 @@ def test_equal_facts_have_no_differences() -> None:
             {"loss": [{"micro": 0, "value": 2.0, "shape": [], "dtype": "torch.float32"}]},
             r"gradient: the loss is 1 in the target, 2 in the reference .*1/2",
         ),
+        *(
+            (
+                {"loss": [{"micro": 0, "value": word, "shape": [], "dtype": "torch.float32"}]},
+                {"loss": [{"micro": 0, "value": 2.0, "shape": [], "dtype": "torch.float32"}]},
+                rf"unexplained: the loss is {shown} in the target, 2 in the reference",
+            )
+            for word, shown in (("NaN", "nan"), ("Infinity", "inf"))
+        ),
     ],
 )
 def test_state_of_a_step(target: Parts, reference: Parts, words: str) -> None:
@@ -129,6 +137,35 @@ def test_a_parameter_that_differs_at_the_start() -> None:
     (found,) = said(differences((target, {"parameters": start_state(arrays())})))
 
     assert re.match(r"parameters: a\.bias differs when step 0 starts by up to 0\.0\d+ of", found)
+
+
+def with_first(word: float, values: Arrays) -> Arrays:
+    """Return arrays whose first element is NaN or infinite."""
+    return {name: np.where(np.arange(each.size) == 0, word, each) for name, each in values.items()}
+
+
+@pytest.mark.parametrize(("word", "words"), [(math.nan, "NaN"), (-math.inf, "infinite")])
+def test_values_that_are_not_finite_are_said_to_be_so(word: float, words: str) -> None:
+    target = {"parameters": start_state(with_first(word, arrays()))}
+    (start,) = said(differences((target, {"parameters": start_state(arrays())})))
+    found = said(differences((got(arrays(1)), got(with_first(word, arrays(1))))))
+    state = with_first(word, arrays(3))
+    steps = (with_state(arrays(3), 0), with_state(arrays(3), 0))
+    kept = said(differences(steps, (with_state(arrays(3), 1), with_state(state, 1))))
+
+    assert re.search(rf"differ when step 0 starts, {words} in the target", start)
+    assert any(re.search(rf"gets them \(step 0\), \S+ {words} in the ref", each) for each in found)
+    assert any(re.search(rf"exp_avg .* step 1, {words} in the reference", each) for each in kept)
+
+
+@pytest.mark.parametrize("norm", ["NaN", "Infinity"])
+def test_a_total_norm_that_is_not_finite_has_no_factor(norm: str) -> None:
+    def clipped(total: object) -> Parts:
+        clip = {"kind": "clip", "function": "clip_grad_norm_", "max": 1.0, "norm_type": 2.0}
+        return {"events": [clip | {"total_norm": total, "parameters": 2}]}
+
+    for sides in ((clipped(norm), clipped(2.0)), (clipped(2.0), clipped(norm))):
+        assert not any("factor" in each for each in said(differences(sides)))
 
 
 def test_rounding_of_parameters_to_another_type_is_precision() -> None:
@@ -406,6 +443,17 @@ def test_learning_rates_of_a_schedule(target: Sequence[float], words: str) -> No
 
     assert len(found) == 1
     assert re.search(words, found[0])
+
+
+@pytest.mark.parametrize("rate", [0.9, "NaN", "Infinity"])
+def test_a_constant_rate_is_not_ahead_of_itself(rate: Any) -> None:
+    steps = zip(scheduled([0.1, 0.1, rate, rate]), scheduled([0.1] * 4), strict=True)
+
+    (found,) = (each for each in said(differences(*steps)) if each.startswith("schedule"))
+
+    shown = str(rate).lower().removesuffix("inity")
+    assert f"the learning rate is {shown} in the target, 0.1 in the reference (step 2" in found
+    assert "ahead" not in found
 
 
 def with_state(state: Arrays | None, steps: float) -> Parts:

@@ -132,11 +132,15 @@ def steps_ahead(
     reference: Sequence[Any],
     same: Callable[[Any, Any], bool] = operator.eq,
 ) -> int:
-    """Return k if the target has at each step what the reference has k steps later; else 0."""
+    """Return k if the target has at each step what the reference has k steps later; else 0.
+
+    Steps that agree as they are tell nothing: a constant is ahead of itself.
+    """
     for distance in range(1, min(len(target), _FARTHEST_SHIFT)):
         for ahead in (distance, -distance):
             early, late = (target, reference) if ahead > 0 else (reference, target)
-            if all(map(same, early[:-distance], late[distance:])):
+            known = early[:-distance]
+            if all(map(same, known, late[distance:])) and not all(map(same, known, late)):
                 return ahead
     return 0
 

@@ -70,6 +70,11 @@ class Change(NamedTuple):
             return self.not_finite
         return f"by {self.relative:.2g} of its norm"
 
+    @property
+    def ending(self) -> str:
+        """The size as the end of a sentence."""
+        return f"{', ' if self.not_finite else ' '}{self.words}".rstrip()
+
 
 def change_of(target: Fingerprint, reference: Fingerprint) -> Change:
     """Return how far two tensors are apart.
@@ -81,7 +86,7 @@ def change_of(target: Fingerprint, reference: Fingerprint) -> Change:
     epsilon = epsilon_of(coarser(*types))
     relative = _relative(target, reference)
     if target.checksum is None or reference.checksum is None or types[0] != types[1]:
-        return Change(not relative, relative, epsilon)
+        return Change(not relative, relative, epsilon, False, _not_finite(target, reference))
     if target.checksum == reference.checksum:
         return Change(True, 0.0, epsilon)
     is_bound = target.projections is None or reference.projections is None
@@ -90,10 +95,10 @@ def change_of(target: Fingerprint, reference: Fingerprint) -> Change:
 
 def _not_finite(target: Fingerprint, reference: Fingerprint) -> str:
     """Return which of two tensors alone holds NaN or an infinity, in words; empty if neither."""
-    lacks = [math.isfinite(one.norm or 0.0) for one in (target, reference)]
-    if lacks[0] == lacks[1]:
+    is_finite = [math.isfinite(one.norm or 0.0) for one in (target, reference)]
+    if is_finite[0] == is_finite[1]:
         return ""
-    norm, side = (target.norm, "target") if lacks[1] else (reference.norm, "reference")
+    norm, side = (reference.norm, "reference") if is_finite[0] else (target.norm, "target")
     return f"{'NaN' if norm != norm else 'infinite'} in the {side}"
 
 

@@ -48,7 +48,7 @@ from msprobe.compare.training.start import (
 )
 from msprobe.compare.training.updates import earlier_changes, update_differences
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Ended, Ending, Scaler
+from msprobe.dump.facts import Ended, Ending, Loss, Scaler
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.numerics.number_types import epsilon_of
@@ -312,10 +312,7 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
         value, expected = target.value, reference.value
         if value is None or expected is None or target.micro != reference.micro:
             continue
-        epsilon = max(epsilon_of(normal_dtype(each.dtype)) for each in (target, reference))
-        if not math.isfinite(value) or not math.isfinite(expected):
-            continue
-        if abs(value - expected) <= _LOSS_ROUNDINGS * epsilon * abs(expected):
+        if _is_same_loss(target, reference):
             continue
         meaning = meanings_of(pair, 1).of(value / expected) if expected else ""
         of_micro = f", micro batch {target.micro}" if target.micro else ""
@@ -332,6 +329,15 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
             next=("record the calls between the model's output and backward (level L1 or mix)",),
         )
         return
+
+
+def _is_same_loss(target: Loss, reference: Loss) -> bool:
+    """Return whether two values are equal up to a few roundings, or neither is finite."""
+    value, expected = target.value or 0.0, reference.value or 0.0
+    if not (math.isfinite(value) and math.isfinite(expected)):
+        return math.isfinite(value) == math.isfinite(expected)
+    epsilon = max(epsilon_of(normal_dtype(each.dtype)) for each in (target, reference))
+    return abs(value - expected) <= _LOSS_ROUNDINGS * epsilon * abs(expected)
 
 
 def _made_words(target: Sequence[str], reference: Sequence[str]) -> tuple[str, VerdictClass]:

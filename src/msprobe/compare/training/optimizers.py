@@ -215,8 +215,8 @@ def _state_values(pair: StepPair, unchanged: bool) -> Iterator[FactDifference]:
         if far:
             yield _state(
                 pair,
-                f"{state} of {some_of(far, pair.total)} differs before step {pair.pair.step} "
-                f"{changes[far[0]].words}".rstrip(),
+                f"{state} of {some_of(far, pair.total)} differs before step "
+                f"{pair.pair.step}{changes[far[0]].ending}",
                 far[0],
             )
 

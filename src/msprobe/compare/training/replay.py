@@ -189,10 +189,10 @@ def _owners(part: _Part, elements: NDArray[np.bool_]) -> set[str]:
 
 def _misfits(part: _Part, updated: Updated) -> Iterator[Misfit]:
     expected, allowed = updated.value, updated.allowed(part.epsilon)
-    deviation = np.abs(part.after - expected)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        excess = np.where(deviation > 0, deviation / allowed, 0.0)
     # NaN and infinities have a cause of their own.
+    with np.errstate(all="ignore"):
+        deviation = np.abs(part.after - expected)
+        excess = np.where(deviation > 0, deviation / allowed, 0.0)
     excess = np.where(np.isfinite(part.after) & np.isfinite(expected), excess, 0.0)
     worst: dict[int, int] = {}
     for index in map(int, np.flatnonzero(excess > 1)):

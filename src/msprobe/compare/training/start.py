@@ -263,8 +263,10 @@ def _moved(
         if not far:
             continue
         worst = max(far, key=lambda name: changes[name].relative or 0.0)
-        relative = changes[worst].relative
-        size = "" if relative is None else f" by up to {relative:.2g} of the norm"
+        change = changes[worst]
+        size = change.ending
+        if change.relative is not None and not change.not_finite:
+            size = f" by up to {change.relative:.2g} of the norm"
         agreed = "it" if len(far) == 1 else "they"
         since = alone if is_first else f", though {agreed} agreed after the step before"
         if not is_first and worst in frozen_in_both(pair):

@@ -43,9 +43,13 @@ def rule_of(class_name: str, options: Options) -> Rule | None:
         options: options of a group of parameters, some of which change the rule.
     """
     module, _, name = class_name.rpartition(".")
+    rule: Rule | None
     if name == "Lion":
-        return None if options.get("cautious") or options.get("caution") else _lion
-    return _RULES.get(name) if module.split(".")[:2] == ["torch", "optim"] else None
+        rule = None if options.get("cautious") or options.get("caution") else _lion
+    else:
+        rule = _RULES.get(name) if module.split(".")[:2] == ["torch", "optim"] else None
+    # Of divisions by zero, NaN and infinities the results tell.
+    return rule and np.errstate(all="ignore")(rule)
 
 
 def _sgd(options: Options, elements: Elements) -> Updated:
@@ -104,9 +108,8 @@ def _adam(options: Options, elements: Elements) -> Updated:
     eps = options["eps"] / (np.sqrt(unbiased) if options.get(EARLY_EPS) else 1.0)
     root = np.sqrt(square) / np.sqrt(unbiased) + eps
     correction = 1 / unbiased if options.get("capturable") else 1.0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        update = scale * moment / root
-        update_size = scale * moment_size / root * (correction + blur)
+    update = scale * moment / root
+    update_size = scale * moment_size / root * (correction + blur)
     return moved(kept, update, update_size, np.abs(elements.before))
 
 
@@ -130,12 +133,10 @@ def _rmsprop(options: Options, elements: Elements) -> Updated:
     if options.get("centered"):
         mean = alpha * elements.of("grad_avg") + (1 - alpha) * gradient
         variance = np.maximum(square - mean * mean, 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            cancelled = np.where(variance > 0, square / variance, np.inf)
+        cancelled = np.where(variance > 0, square / variance, np.inf)
         square = variance
     root = np.sqrt(square) + options["eps"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        step, step_size = gradient / root, size / root * cancelled
+    step, step_size = gradient / root, size / root * cancelled
     momentum = options.get("momentum") or 0.0
     if momentum:
         buffer = momentum * elements.of("momentum_buffer")
@@ -147,9 +148,8 @@ def _adagrad(options: Options, elements: Elements) -> Updated:
     gradient, size = given(options, elements)
     total = elements.of("sum") + gradient * gradient
     rate = options["lr"] / (1 + (elements.steps - 1) * (options.get("lr_decay") or 0.0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        root = np.sqrt(total) + options["eps"]
-        return moved(elements.before, rate * gradient / root, rate * size / root)
+    root = np.sqrt(total) + options["eps"]
+    return moved(elements.before, rate * gradient / root, rate * size / root)
 
 
 def _adadelta(options: Options, elements: Elements) -> Updated:
@@ -169,10 +169,7 @@ def _adamax(options: Options, elements: Elements) -> Updated:
     # Where weight decay cancels the gradient, its rounding takes part in the maximum.
     blur = 1 + size / np.maximum(largest, _TINY)
     scale = options["lr"] / (1 - first**elements.steps)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return moved(
-            elements.before, scale * moment / largest, scale * moment_size / largest * blur
-        )
+    return moved(elements.before, scale * moment / largest, scale * moment_size / largest * blur)
 
 
 def _nadam(options: Options, elements: Elements) -> Updated:
@@ -184,9 +181,8 @@ def _nadam(options: Options, elements: Elements) -> Updated:
     product = mu * np.where(elements.has_state, elements.of("mu_product"), 1.0)
     root = np.sqrt(square / (1 - second**steps)) + options["eps"]
     scales = (1 - mu) / (1 - product), mu_next / (1 - product * mu_next)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        update = options["lr"] * (scales[0] * gradient + scales[1] * moment) / root
-        update_size = options["lr"] * (scales[0] * size + scales[1] * moment_size) / root
+    update = options["lr"] * (scales[0] * gradient + scales[1] * moment) / root
+    update_size = options["lr"] * (scales[0] * size + scales[1] * moment_size) / root
     update_size = update_size * (1 + blur) * _scalar_blur(elements)
     return moved(kept, update, update_size, np.abs(elements.before))
 
@@ -204,9 +200,8 @@ def _radam(options: Options, elements: Elements) -> Updated:
     correction = 1 - second**steps
     final = 2 / (1 - second) - 1
     rho = final - 2 * steps * second**steps / correction
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rectified = np.sqrt((rho - 4) * (rho - 2) * final / ((final - 4) * (final - 2) * rho))
-        adaptive = rectified * np.sqrt(correction) / (np.sqrt(square) + options["eps"])
+    rectified = np.sqrt((rho - 4) * (rho - 2) * final / ((final - 4) * (final - 2) * rho))
+    adaptive = rectified * np.sqrt(correction) / (np.sqrt(square) + options["eps"])
     scale = options["lr"] / (1 - first**steps) * np.where(rho > _RECTIFIED, adaptive, 1.0)
     return moved(kept, scale * moment, scale * moment_size * (1 + blur), np.abs(elements.before))
 

@@ -52,14 +52,12 @@ def adafactor(options: Options, elements: Elements) -> Updated:
     alpha = alpha * np.minimum(rate, elements.steps**-0.5)
     kept = elements.before * (1 - rate * (options.get("weight_decay") or 0.0))
     square = elements.of("variance") * (1 - weight) + weight * gradient * gradient
-    with np.errstate(divide="ignore", invalid="ignore"):
-        root = np.sqrt(np.maximum(square, least * least))
-        largest = alpha * gradient / root
-        largest_size = alpha * size / root
+    root = np.sqrt(np.maximum(square, least * least))
+    largest = alpha * gradient / root
+    largest_size = alpha * size / root
     smallest = largest / np.maximum(1.0, 1 / (np.sqrt(weight) * options["d"]))
     is_matrix = np.array([len(shape) >= _MATRIX for shape in elements.shapes])
-    with np.errstate(invalid="ignore"):
-        ends = np.minimum(alpha * options["d"] * np.sqrt(counts), alpha * np.abs(gradient) / least)
+    ends = np.minimum(alpha * options["d"] * np.sqrt(counts), alpha * np.abs(gradient) / least)
     largest = np.where(is_matrix, np.sign(gradient) * ends, largest)
     smallest = np.where(is_matrix, 0.0, smallest)
     largest_size = np.where(is_matrix, np.abs(largest), largest_size)
