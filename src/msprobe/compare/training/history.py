@@ -355,7 +355,7 @@ def _made_words(target: Sequence[str], reference: Sequence[str]) -> tuple[str, V
     names = {text.partition("(")[0] for text in both[last]}
     verdict = VerdictClass.ARGUMENT if len(names) == 1 else VerdictClass.CALL
     is_one = len(apart) == 1
-    words = f"; {before}it is made by {', by '.join(calls)}"
+    words = f"; {before}it is made by " + ", by ".join(calls)
     return words, verdict if is_one else VerdictClass.UNEXPLAINED
 
 
