@@ -66,6 +66,42 @@ def step(
     return dump.write()
 
 
+def with_root(folder: Path, *, has_root: bool) -> Path:
+    """Write y = x W and, in one of two programs, y + 0 sqrt(0), whose gradient is NaN."""
+    dump = DumpBuilder(folder, "statistics")
+    y, zero = X @ W, np.zeros((), np.float32)
+    nan = np.full_like(y, np.nan)
+    given = [value(X), value(W, **TRAINED)]
+    dump.call("Functional.linear.0.forward", given, [value(y, 1, **TRAINED)], line=3)
+    last = 1
+    if has_root:
+        dump.call("Tensor.norm.0.forward", [value(y, 1, **TRAINED)], [value(zero, 2)], line=4)
+        dump.call("Tensor.sqrt.0.forward", [value(zero, 2)], [value(zero, 3)], line=5)
+        dump.call("Tensor.add.0.forward", [value(y, 1), value(zero, 3)], [value(y, 4)], line=6)
+        last = 4
+    dump.call("Torch.tanh.0.forward", [value(y, last)], [value(np.tanh(y), 5)], line=7)
+    dump.call("Torch.tanh.0.backward", [value(G, 6)], [value(G, 7)])
+    if has_root:
+        root = value(np.full((), np.nan, np.float32), 8)
+        dump.call("Tensor.add.0.backward", [value(G, 7)], [value(G, 7), value(zero, 9)])
+        dump.call("Tensor.sqrt.0.backward", [value(zero, 9)], [root])
+        dump.call("Tensor.norm.0.backward", [root], [value(nan, 10)])
+    coming = value(nan, 11) if has_root else value(G, 7)
+    grad = np.full_like(W, np.nan) if has_root else X.T @ G
+    dump.call("Functional.linear.0.backward", [coming], [None, value(grad, 12)])
+    return dump.write()
+
+
+def test_a_call_of_the_target_alone_that_makes_nan_of_a_gradient_is_blamed(tmp_path: Path) -> None:
+    found = compare(
+        with_root(tmp_path / "t", has_root=True), with_root(tmp_path / "r", has_root=False)
+    )
+
+    assert found.culprits[0] == "Tensor.sqrt.0.backward"
+    assert "its result holds NaN" in found.reason("Tensor.sqrt.0.backward.output.0")
+    assert "which makes NaN" in found.summary["verdict"]["sentence"]
+
+
 def test_a_gradient_that_was_changed_between_calls_is_blamed_where_it_arrives(
     tmp_path: Path,
 ) -> None:

@@ -200,6 +200,8 @@ def culprit_words(culprit: Culprit) -> str:
     if not row.pair.is_matched:
         sides = ("target", "reference")
         own, other = sides if row.pair.reference is None else sides[::-1]
+        if row.cause is Cause.NAN_CALL:
+            return f"only the {own} calls {where}, which makes NaN"
         if culprit.kind == "backward":
             return f"no gradient gets to {where}, in the {other}"
         if culprit.kind == "parameter_grad":

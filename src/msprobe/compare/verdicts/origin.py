@@ -222,8 +222,7 @@ class _Search:
         elif not call.is_matched:
             if call.is_backward:
                 self._gradients.judge_unmatched_backward(call)
-            else:
-                self._unmatched.blame_for_nan(call)
+            self._unmatched.blame_for_nan(call)
         else:
             self._incoming.judge(call)
             self._judge_outputs(call)

@@ -210,7 +210,7 @@ export const sentences = {
   "save and load the scaler's state_dict with the checkpoint": "在 checkpoint 中保存并加载 scaler 的 state_dict",
   // communication
   "as {} more such calls": "另有 {} 次这样的调用", "the group of {}: {} instead of {}": "{} 的通信组：{}，而非 {}",
-  "{} of {} is {} instead of {}": "{2} 的 {1} 为 {3}，而非 {4}", "only the {} calls {}": "仅{}调用 {}", "{}{}, step {}{}": "{}{}，step {}{}",
+  "{} of {} is {} instead of {}": "{2} 的 {1} 为 {3}，而非 {4}", "only the {} calls {}": "仅{}调用 {}", "only the {} calls {}, which makes NaN": "仅{}调用 {}，其结果含 NaN", "{}{}, step {}{}": "{}{}，step {}{}",
   "look at {}": "查看 {}",
   // data
   "feed both runs with the same batches in the same order, then compare again": "以相同顺序向两侧输入相同批次，然后重新比较", "{}step {}": "{}step {}",
