@@ -13,7 +13,7 @@ import msgspec
 from msprobe.compare.model import Mode
 from msprobe.dump.rank_view import ParsedNames, RankView
 from msprobe.dump.record_names import RecordName, forward_name
-from msprobe.dump.stack_frames import user_frames, user_line
+from msprobe.dump.stack_frames import parse_frame, user_frames, user_line
 from msprobe.dump.values import Role, Value
 from msprobe.errors import UnsupportedError
 from msprobe.operators.lookup import operator_named, operator_of
@@ -180,6 +180,15 @@ class Side:
     def source_line(self, name: str) -> str | None:
         """Return the line of the user's code that made a call, such as ``train.py:12``."""
         return user_line(tuple(self._all_frames(name)))
+
+    def scales_loss(self, name: str) -> bool:
+        """Return whether a record is of a call by which a gradient scaler multiplies the loss.
+
+        The scaler takes the factor back before the optimizer gets the gradients; where it does not,
+        the facts of the optimizer's step tell.
+        """
+        found = map(parse_frame, self._all_frames(name))
+        return any(each and each.is_of_scaler and each.function == "scale" for each in found)
 
     def values(self, name: str) -> list[Value]:
         """Return the values of a record: inputs, parameters, outputs, gradients of parameters.

@@ -48,6 +48,11 @@ class Frame(NamedTuple):
         return self.is_of_framework or _INSTALLED_FILE.search(self.file) is not None
 
     @property
+    def is_of_scaler(self) -> bool:
+        """Whether the code is a gradient scaler's."""
+        return "grad_scaler" in self.file
+
+    @property
     def place(self) -> str:
         """Name of the file and line, such as ``train.py:12``."""
         file = re.split(r"[/\\]", self.file)[-1]

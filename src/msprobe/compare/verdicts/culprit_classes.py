@@ -28,7 +28,6 @@ from msprobe.operators.operator import Hint
 
 _CLIP_FILE: Final = re.compile(r"clip_grad")
 _OPTIMIZER_FILE: Final = re.compile(r"[/\\]optim(?:izers?)?[/\\](?!lr_scheduler)|optimizer[^/\\]*$")
-_SCALER_FILE: Final = re.compile(r"grad_scaler")
 # Functions that run the model's code, in an optimizer's step, too.
 _USERS_CODE: Final = ("_call_impl", "_inner_call", "closure", "training_step")
 
@@ -147,7 +146,7 @@ def moment_of(culprit: Culprit) -> Moment:
     for frame in _frames(culprit):
         if _CLIP_FILE.search(frame.file):
             return Moment.CLIP
-        if _SCALER_FILE.search(frame.file):
+        if frame.is_of_scaler:
             return Moment.LOSS if frame.function == "scale" else Moment.REDUCE
         if frame.function in _USERS_CODE:
             break  # an optimizer was handed a closure

@@ -165,7 +165,7 @@ def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[R
         coarsest = max(coarsest, *(epsilon_of(value.dtype) for value in row.values))
         if row.origin is None:
             continue
-        kind = _kind_of(row)
+        kind = _kind_of(comparison, row)
         is_early = row.pair.position < end
         is_result = row.value.role is Role.OUTPUT
         if kind is None and is_early and is_result and _is_far_apart(row, coarsest):
@@ -176,7 +176,7 @@ def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[R
             yield row, kind
 
 
-def _kind_of(row: Row) -> JumpKind | None:
+def _kind_of(comparison: RankComparison, row: Row) -> JumpKind | None:
     """Return why a row with an origin is not explained; None if it is."""
     if row.origin is Origin.INPUT:
         return JumpKind.DATA
@@ -193,7 +193,9 @@ def _kind_of(row: Row) -> JumpKind | None:
     if row.pair.is_matched:
         return JumpKind.STRUCTURE
     # A cast that hands on a difference adds none; what is made of it is judged by itself.
-    return None if is_cast(parse_record_name(row.pair.name)) else JumpKind.UNMATCHED
+    name = row.pair.name
+    is_idle = is_cast(parse_record_name(name)) or comparison.side_of(row.pair).scales_loss(name)
+    return None if is_idle else JumpKind.UNMATCHED
 
 
 def _kind_of_culprit(row: Row) -> JumpKind:

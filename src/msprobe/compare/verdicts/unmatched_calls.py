@@ -74,6 +74,8 @@ class UnmatchedCalls:
         roots = chain.telling or chain.moving
         if roots and all(map(self._widens, roots)) and self._is_in_other_precision:
             return Blame.EARLIER
+        if roots and all(map(self._scales_loss, roots)):
+            return Blame.EARLIER
         for root in roots:
             self._blame(self._state.calls.of(self._state.rows[root]))
         return Blame.CALL if roots else Blame.CONSTANT
@@ -93,6 +95,11 @@ class UnmatchedCalls:
             for rows in (forward.inputs, forward.outputs)
         )
         return len(coming) == len(made) == 1 and coming[0] > made[0] > 0
+
+    def _scales_loss(self, position: int) -> bool:
+        """Return whether a call is a gradient scaler's; see `Side.scales_loss`."""
+        pair = self._state.rows[position].pair
+        return self._state.comparison.side_of(pair).scales_loss(pair.name)
 
     def largest_input(self, made: Row) -> float:
         """Return the largest number that an unmatched call takes in, or those that feed it."""
