@@ -134,13 +134,13 @@ def steps_ahead(
 ) -> int:
     """Return k if the target has at each step what the reference has k steps later; else 0.
 
-    Steps that agree as they are tell nothing: a constant is ahead of itself.
+    A constant tells nothing: it is ahead of itself.
     """
     for distance in range(1, min(len(target), _FARTHEST_SHIFT)):
         for ahead in (distance, -distance):
             early, late = (target, reference) if ahead > 0 else (reference, target)
-            known = early[:-distance]
-            if all(map(same, known, late[distance:])) and not all(map(same, known, late)):
+            is_constant = all(same(late[0], each) for each in late)
+            if not is_constant and all(map(same, early[:-distance], late[distance:])):
                 return ahead
     return 0
 
