@@ -131,6 +131,11 @@ class Incoming:
         if call.is_backward and self._gradients.is_lone_rounding(call, row):
             settle_as_close(row, Cause.ROUNDING)
             return
+        if all(isinstance(row, Matched) and value.is_handed_through for value in row.values):
+            # What all uses of a value give back arrives at each call that returns it as it is, in
+            # an order that extra casts change; the uses were judged.
+            mark(row, Origin.INHERITED)
+            return
         blamed = explained = False
         for index in makers.first:
             maker = state.rows[index]
