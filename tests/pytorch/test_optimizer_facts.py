@@ -233,7 +233,7 @@ def test_every_setting_of_every_group_is_there(tmp_path, debugger):
     assert first.options["maximize"] is False
     assert first.options["fused"] is None
     assert second.options["lr"] == 0.125
-    assert second.options["weight_decay"] == "Infinity"
+    assert second.options["weight_decay"] == math.inf
     assert second.options["mine"] == {"a": [1, None]}
     assert second.options["odd"] == "<object>"
     assert step.parameters.has_gradient == [True, True, False, False]

@@ -209,6 +209,24 @@ def summed_loss(task: Task) -> None:
     )
 
 
+def contrastive(*, by_hand: bool) -> Callable[[Task], None]:
+    """Find each sample's neighbour; by hand, the loss of one call is only there to be shown."""
+
+    def loss(model: nn.Module, data: dict[str, Tensor]) -> Tensor:
+        found = F.normalize(model(data["x"]), dim=-1)
+        itself = torch.eye(len(found), dtype=torch.bool)
+        near = (found @ found.T / 0.2).masked_fill(itself, float("-inf"))
+        wanted = torch.arange(len(found)).roll(1)
+        shown = F.cross_entropy(near, wanted)
+        chosen = near.gather(1, wanted[:, None])[:, 0]
+        return (near.logsumexp(-1) - chosen).mean() if by_hand else shown
+
+    def apply(task: Task) -> None:
+        task.loss = loss
+
+    return apply
+
+
 def reciprocal_root(task: Task) -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         return self.weight * (x / torch.sqrt((x * x).mean(-1, keepdim=True) + self.eps))
@@ -326,6 +344,13 @@ LATEST_PAIRS: tuple[LegalPair, ...] = (
         target=both(without_draws, summed_loss),
         reference=without_draws,
         level="L1",
+    ),
+    LegalPair(
+        name="loss by hand",
+        family="cnn",
+        target=both(without_draws, contrastive(by_hand=True)),
+        reference=both(without_draws, contrastive(by_hand=False)),
+        steps=2,
     ),
     LegalPair(
         name="two batches",

@@ -231,8 +231,12 @@ class _Agreement:
         return found
 
     def around(self, call: Call, *, needs_gradients: bool) -> Call | None:
-        """Return the innermost module around a call that agrees; None if there is none."""
-        for number, module in enumerate(self._enclosing(call)):
+        """Return the innermost module around a call that agrees; None if there is none.
+
+        Outside of modules it is the loss; where modules are recorded, for calls of one side alone.
+        """
+        enclosing = self._enclosing(call)
+        for number, module in enumerate(enclosing):
             if not self._have_equal_results(module):
                 continue
             vouches = number == 0 and not needs_gradients
@@ -240,13 +244,14 @@ class _Agreement:
                 vouches = not self._makes_other_gradients(module)
             if vouches or self._have_equal_gradients(module):
                 return module
-        if self._calls.has_modules or self._loss is None:
+        has_modules = self._calls.has_modules
+        if enclosing or self._loss is None or (has_modules and call.is_matched):
             return None
         if self._calls.is_after_backward(call):
             return None
         # A factor of 0 may hide the results of other calls: rounding they would show.
         is_hidden = all(row.status is Status.EQUAL for row in self._loss.outputs)
-        needs_gradients |= is_hidden and self._calls.makes_other_call(call.pair)
+        needs_gradients |= has_modules or (is_hidden and self._calls.makes_other_call(call.pair))
         return self._loss if not needs_gradients or self._has_equal_weight_gradients else None
 
     @cached_property
