@@ -52,7 +52,7 @@ class Counted:
 
 def test_a_missing_kernel_is_met_once_and_by_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Counted(ops.L2Loss())  # the CPU has no kernel of it for integers
-    monkeypatch.setattr(device_reductions, "_SHIFT", missing)
+    monkeypatch.setattr(device_reductions, "SHIFT", missing)
     integers, floats = Tensor([1, 2], ms.int64), Tensor([1.0, 2.0], ms.float32)
     before = ms.get_context("pynative_synchronize")
     device = prepared(integers, floats)
@@ -69,7 +69,7 @@ def test_a_missing_kernel_is_met_once_and_by_nobody_else(monkeypatch: pytest.Mon
 
 def test_nothing_is_tried_where_a_failure_does_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Counted(ops.L2Loss())
-    monkeypatch.setattr(device_reductions, "_SHIFT", missing)
+    monkeypatch.setattr(device_reductions, "SHIFT", missing)
     device = DeviceStatistics()
 
     class Half(nn.Cell):
@@ -92,7 +92,7 @@ def test_nothing_is_tried_where_a_failure_does_harm(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_device_that_computes_wrongly_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_reductions, "_GREATER", ops.Less())
+    monkeypatch.setattr(device_reductions, "GREATER", ops.Less())
     device = prepared()
     assert device.summarise(Tensor([1.0, 2.0], ms.float32)) is None
     assert device.summarise(Tensor([1, 2], ms.int32)) is not None
@@ -107,7 +107,7 @@ def test_cutting_out_a_part_is_tried_like_all_else(monkeypatch: pytest.MonkeyPat
             return self.operator(*args)
 
     lacking = NoSlices(ops.Slice())
-    monkeypatch.setattr(device_statistics, "_SLICE", lacking)
+    monkeypatch.setattr(device_statistics, "SLICE", lacking)
     device = prepared()
     tried = lacking.calls
     assert tried > 0
@@ -121,9 +121,9 @@ def test_cutting_out_a_part_is_tried_like_all_else(monkeypatch: pytest.MonkeyPat
 def test_nobody_waits_for_types_that_the_host_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     device = prepared()
     waits: list[None] = []
-    original = device_statistics._one_at_a_time
+    original = device_statistics.one_at_a_time
     monkeypatch.setattr(
-        device_statistics, "_one_at_a_time", lambda: waits.append(None) or original()
+        device_statistics, "one_at_a_time", lambda: waits.append(None) or original()
     )
     for dtype in ("complex64", "uint64"):
         assert device.summarise(tensor_of([1, 2], dtype)) is None
@@ -382,7 +382,7 @@ def test_a_training_survives_a_device_that_lacks_an_operator(
     monkeypatch.setattr(adapter, "on_host", lambda: False)
     monkeypatch.setattr(observer, "on_host", lambda: False)
     missing = Counted(ops.L2Loss())  # it has no kernel for integers, such as the ids of this net
-    monkeypatch.setattr(device_reductions, "_SHIFT", missing)
+    monkeypatch.setattr(device_reductions, "SHIFT", missing)
     device = PrecisionDebugger(dump_path=tmp_path / "device", level="mix")
     assert train(CASES["embedding"], steps=2, debugger=device) == alone
     reset_session()

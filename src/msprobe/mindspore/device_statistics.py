@@ -49,7 +49,7 @@ _ADD: Final = ops.Add()
 _CAST: Final = ops.Cast()
 _CONCAT: Final = ops.Concat(0)
 _MULTIPLY: Final = ops.Mul()
-_SLICE: Final = ops.Slice()
+SLICE: Final = ops.Slice()
 
 _USUAL: Final = (
     mstype.float32,
@@ -115,7 +115,7 @@ class DeviceStatistics:
         if not self._untried or not may_fail():
             return
         untried, self._untried = self._untried, set()
-        with _one_at_a_time():
+        with one_at_a_time():
             for dtype in untried:
                 self._plans[dtype] = None
                 for accumulate in self._candidates(dtype):
@@ -150,7 +150,7 @@ class DeviceStatistics:
         try:
             with Guard():
                 if crop is not None:
-                    tensor = _SLICE(tensor, *crop)
+                    tensor = SLICE(tensor, *crop)
                 reduction = reduce(tensor, constants)
         except Exception:  # noqa: BLE001 - whatever it is: it must not come again
             self._plans[tensor.dtype] = None
@@ -248,7 +248,7 @@ def _add(total: Any, share: Any) -> Any:
 
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
+def one_at_a_time() -> Iterator[None]:
     """Have every operator finish, or raise, before the next one begins."""
     wait_for_launched()  # the user's operators come first
     before = are_immediate()
@@ -271,7 +271,7 @@ def _is_right(dtype: Any, constants: Constants) -> bool:
     samples = _samples(dtype)
     tensors = [_CAST(Tensor(values), dtype) for values in samples]
     # Crops and pieces are cut out of a tensor in its own type.
-    tensors.append(_SLICE(tensors[0], (0,), (1,)))
+    tensors.append(SLICE(tensors[0], (0,), (1,)))
     samples.append(samples[0][:1])
     waiting = [(Summary(), reduce(tensor, constants)) for tensor in tensors]
     expected = [summarise_array(values) for values in samples]
