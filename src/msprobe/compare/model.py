@@ -151,7 +151,9 @@ class Row(msgspec.Struct, kw_only=True, gc=False):
     @property
     def value(self) -> Value:
         """The target's value, or the reference's where the target has none."""
-        raise NotImplementedError
+        found = self.reference if self.target is None else self.target
+        assert found is not None
+        return found
 
     @property
     def values(self) -> tuple[Value, ...]:
@@ -226,18 +228,8 @@ class Added(Row, kw_only=True, gc=False):
 
     target: Value
 
-    @property
-    def value(self) -> Value:
-        """The value."""
-        return self.target
-
 
 class Missing(Row, kw_only=True, gc=False):
     """A value that only the reference has."""
 
     reference: Value
-
-    @property
-    def value(self) -> Value:
-        """The value."""
-        return self.reference

@@ -136,12 +136,15 @@ def steps_ahead(
 
     A constant tells nothing: it is ahead of itself.
     """
+    orders = [
+        (sign, early, late)
+        for sign, early, late in ((1, target, reference), (-1, reference, target))
+        if not all(same(late[0], each) for each in late)
+    ]
     for distance in range(1, min(len(target), _FARTHEST_SHIFT)):
-        for ahead in (distance, -distance):
-            early, late = (target, reference) if ahead > 0 else (reference, target)
-            is_constant = all(same(late[0], each) for each in late)
-            if not is_constant and all(map(same, early[:-distance], late[distance:])):
-                return ahead
+        for sign, early, late in orders:
+            if all(map(same, early[:-distance], late[distance:])):
+                return sign * distance
     return 0
 
 
