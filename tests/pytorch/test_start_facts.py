@@ -345,3 +345,25 @@ def test_odd_tensors_are_noted(make, tmp_path):
     assert found.checksum[at["gaps"]] == crc(model.gaps)
     assert found.checksum[at["quantised"]] is not None
     assert msprobe.open_dump(tmp_path).step(0).rank().account["errors"] == {}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("draw", "undrawn"),
+    [
+        (lambda: None, ["python", "numpy"]),
+        (random.random, ["numpy"]),
+        (np.random.rand, ["python"]),
+    ],
+    ids=["none", "python", "numpy"],
+)
+def test_generators_that_nobody_draws_from(make, model, level, draw, undrawn, tmp_path):
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002 - the generator that programs share
+    debugger = make(level)
+    debugger.start(model)
+    model(IDS, mask=MASK)
+    draw()
+    debugger.stop()
+    debugger.step()
+    assert msprobe.open_dump(tmp_path).step(0).rank().facts.undrawn == undrawn

@@ -64,8 +64,8 @@ class FactCollector:
 
     def put(
         self,
-        part: Literal["settings", "random", "modes", "parameters", "buffers_after"],
-        value: dict[str, str] | dict[str, str | None] | Modes | Parameters | Raw,
+        part: Literal["settings", "random", "undrawn", "modes", "parameters", "buffers_after"],
+        value: dict[str, str] | dict[str, str | None] | list[str] | Modes | Parameters | Raw,
     ) -> None:
         """Write a part that a step has once, which may be encoded; a later one replaces it."""
         if self._dump is not None:

@@ -338,6 +338,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         ended: how it ended; None while it is still being recorded.
         settings: versions, environment and switches of the run.
         random: name of a random generator → checksum of its state when the step starts.
+        undrawn: those of them from which nothing was drawn between their seed and the step's end.
         modes: flags of the model when the step starts.
         flags: training flags that changed after it.
         parameters: parameters and buffers when the step starts.
@@ -354,6 +355,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     ended: Ended | None = None
     settings: dict[str, str] = {}
     random: dict[str, str | None] = {}
+    undrawn: list[str] = []
     modes: Modes | None = None
     flags: list[ChangedFlags] = []
     parameters: Parameters | None = None

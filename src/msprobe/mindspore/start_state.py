@@ -28,7 +28,7 @@ from msprobe.operators.lookup import parameter_name
 from msprobe.run_config.collecting import collect_settings
 from msprobe.run_config.live_objects import live_objects, plain_settings
 from msprobe.run_config.program_arguments import kind_of_arguments
-from msprobe.run_config.random_recording import python_and_numpy_states
+from msprobe.run_config.random_recording import python_and_numpy_states, undrawn_generators
 
 Print = tuple[str | None, float | None, Projections | None]
 NO_PRINT: Final[Print] = (None, None, None)
@@ -92,6 +92,10 @@ class StartState:
     def _put_random_states(self) -> None:
         states: dict[str, str | None] = dict([*python_and_numpy_states(), *generator_states()])
         self._session.facts.put("random", states)
+        self._session.step_undo.callback(quietly, self._session, "random states", self._put_undrawn)
+
+    def _put_undrawn(self) -> None:
+        self._session.facts.put("undrawn", undrawn_generators())
 
     def _put_model(self, models: Sequence[nn.Cell]) -> None:
         named = named_parameters(models)

@@ -33,6 +33,8 @@ _DISTRIBUTIONS: Final = (
     *("log_normal_", "cauchy_", "exponential_", "geometric_", "randint", "randrange"),
 )
 _PLAIN: Final = (int, float, str)
+# Where a Mersenne twister stands behind its seed; NumPy's own seed at the start leaves it at 623.
+_SEEDED_STANDS: Final = (623, 624)
 _OWN_FOLDER: Final = str(Path(__file__).parents[1])
 
 _Place = tuple[tuple[CodeType, int], ...]
@@ -214,6 +216,19 @@ def python_and_numpy_states() -> Iterator[tuple[str, str]]:
     state = found["state"]
     content = np.asarray(state["key"]).tobytes() + repr(state.get("pos")).encode()
     yield "numpy", state_checksum(content)
+
+
+def undrawn_generators() -> list[str]:
+    """Return those of Python's and NumPy's generators that nothing was drawn from since their seed.
+
+    Both are Mersenne twisters, which make 624 words at once: where they stand tells it, but for one
+    in 624 of those that were drawn from.
+    """
+    stands = {
+        "python": random.getstate()[1][-1],
+        "numpy": np.random.get_state(legacy=False)["state"].get("pos"),  # type: ignore[call-overload]  # noqa: NPY002
+    }
+    return [name for name, stand in stands.items() if stand in _SEEDED_STANDS]
 
 
 def state_checksum(content: bytes) -> str:

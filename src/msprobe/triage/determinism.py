@@ -21,6 +21,7 @@ from msprobe.compare.random_logs import RandomDifference, first_other_draw
 from msprobe.compare.ranks import ViewPair
 from msprobe.compare.sides import Side
 from msprobe.compare.training.differences import Effect, FactDifference, some_of
+from msprobe.compare.training.start import differing_generators
 from msprobe.compare.value_pairs import pair_values
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts
@@ -279,11 +280,8 @@ class _Walk:
 
     def _generators(self) -> list[str]:
         """Return the generators whose states differ when the step starts."""
-        states = [facts.random for facts in self._both_facts()]
-        if not states:
-            return []
-        ours, others = states
-        return [name for name, state in ours.items() if others.get(name) != state]
+        facts = self._both_facts()
+        return differing_generators(*facts) if facts else []
 
     def _both_facts(self) -> list[Facts]:
         """Return the facts of both sides, or nothing if one has none."""

@@ -54,6 +54,28 @@ def step(**options: Any) -> Parts:
     }
 
 
+@pytest.mark.parametrize(
+    ("undrawn", "found"),
+    [(("python", "numpy"), []), (("python",), ["numpy"]), ((), ["python", "numpy"])],
+)
+def test_the_states_of_generators_that_nobody_draws_from_mean_nothing(undrawn, found) -> None:
+    target = {"random": {"python": "1", "numpy": "1", "cpu": "1"}, "undrawn": ["python", "numpy"]}
+    reference = {"random": {"python": "2", "numpy": "2", "cpu": "1"}, "undrawn": undrawn}
+
+    words = " ".join(said(differences((target, reference))))
+    assert [name for name in ("python", "numpy", "cpu") if name in words] == found
+
+
+@pytest.mark.parametrize(("losses", "effect"), [(0, Effect.CERTAIN), (1, Effect.POSSIBLE)])
+def test_a_step_that_was_never_stopped_is_cut_if_it_trains_less(losses, effect) -> None:
+    loss = {"micro": 0, "value": 2.0, "shape": [], "dtype": "torch.float32"}
+    cut = {"ended": {"how": "unstopped"}, "loss": [loss] * losses}
+    whole = {"ended": {"how": "whole"}, "loss": [loss]}
+
+    found = [each for each in differences((cut, whole)) if "never stopped" in each.words]
+    assert [each.effect for each in found] == [effect]
+
+
 def test_equal_facts_have_no_differences() -> None:
     part = step() | {
         "settings": {"torch.version": "2.13"},

@@ -48,7 +48,7 @@ from msprobe.compare.training.start import (
 )
 from msprobe.compare.training.updates import earlier_changes, update_differences
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Ended, Ending, Loss, Scaler
+from msprobe.dump.facts import Ended, Ending, Facts, Loss, Scaler
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.numerics.number_types import epsilon_of
@@ -367,16 +367,28 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
     if target.how is reference.how:
         yield from _left_out(pair)
         return
-    for side, _, ended, other in of_sides(target, reference):
-        if ended.how is not Ending.WHOLE and other.how is Ending.WHOLE:
+    for side, _, own, other in of_sides(*pair.sides):
+        ended = own.ended
+        if ended is not None and ended.how is not Ending.WHOLE and _is_whole(other):
+            # Without a call of stop() it may be whole all the same, unless it trains less.
+            is_cut = ended.how is not Ending.UNSTOPPED or _training(own) < _training(other)
             yield pair.difference(
                 VerdictClass.INCOMPLETE,
-                _moment_of(ended),
+                _moment_of(ended) if is_cut else Moment.UPDATE,
                 f"step {pair.step} of the {side} {ended.words}; that of the other side is whole",
-                effect=Effect.POSSIBLE if ended.how is Ending.UNSTOPPED else Effect.CERTAIN,
+                effect=Effect.CERTAIN if is_cut else Effect.POSSIBLE,
                 record=ended.record,
                 next=(f"record the {side} again, and compare whole steps",),
             )
+
+
+def _is_whole(facts: Facts) -> bool:
+    return facts.ended is not None and facts.ended.how is Ending.WHOLE
+
+
+def _training(facts: Facts) -> tuple[int, int]:
+    """Return the numbers of backward passes and of optimizer steps."""
+    return len(facts.loss), len(facts.optimizer_steps())
 
 
 def _left_out(pair: FactsPair) -> Iterator[FactDifference]:
@@ -393,7 +405,5 @@ def _left_out(pair: FactsPair) -> Iterator[FactDifference]:
 
 
 def _moment_of(ended: Ended) -> Moment:
-    if ended.record is None:
-        return Moment.UPDATE if ended.how is Ending.UNSTOPPED else Moment.FORWARD
-    kind = parse_record_name(ended.record).kind
-    return Moment.BACKWARD if kind is RecordKind.BACKWARD else Moment.FORWARD
+    is_backward = bool(ended.record) and parse_record_name(ended.record).kind is RecordKind.BACKWARD
+    return Moment.BACKWARD if is_backward else Moment.FORWARD

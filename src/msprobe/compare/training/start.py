@@ -21,7 +21,7 @@ from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change
 from msprobe.compare.training.module_settings import owner_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Modes, Parameters
+from msprobe.dump.facts import Facts, Modes, Parameters
 
 # Names of settings that choose other kernels, another precision or another order of sums.
 _NUMERIC: Final = re.compile(
@@ -352,6 +352,18 @@ def _ties(columns: Parameters) -> dict[str, str]:
     }
 
 
+def differing_generators(target: Facts, reference: Facts) -> list[str]:
+    """Return the generators whose states differ when a step starts, but those that nobody uses."""
+    unused = {*target.undrawn} & {*reference.undrawn}
+    return [
+        name
+        for name, state in target.random.items()
+        if state is not None
+        and reference.random.get(name) not in (None, state)
+        and name not in unused
+    ]
+
+
 class RandomHistory:
     """The states of one rank's generators, step after step."""
 
@@ -368,11 +380,7 @@ class RandomHistory:
         for last, now in zip(self._last, sides, strict=True):
             self._drawn.update(name for name in last if last[name] != now.get(name))
         self._last = sides
-        names = [
-            name
-            for name, state in sides[0].items()
-            if state is not None and sides[1].get(name) not in (None, state)
-        ]
+        names = differing_generators(pair.target, pair.reference)
         if names:
             self._names[pair.step] = names
             yield pair.difference(

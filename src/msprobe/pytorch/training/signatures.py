@@ -25,7 +25,7 @@ from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.training.model_contents import ModelContents, NamedModels, Prefixed
 from msprobe.pytorch.training.optimizer_steps import OptimizerSteps, described, options_of
-from msprobe.pytorch.training.start_state import random_states
+from msprobe.pytorch.training.start_state import put_random_states
 from msprobe.pytorch.values.prints import TensorPrints
 from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors
 
@@ -82,7 +82,7 @@ class SignatureObserver:
         if not session.facts.is_open or session.account is self._begun:
             return
         self._begun = session.account
-        session.facts.put("random", random_states())
+        put_random_states(session)
         found = ModelContents.of(self._models)
         firsts = [
             (name, tensor)
