@@ -756,3 +756,37 @@ def test_a_loss_by_other_calls_is_the_same_without_facts(tmp_path: Path) -> None
     """Nothing but the calls tells so at L1: no module, no optimizer."""
     found = verdict_on(tmp_path, over_the_count, True, False, "L1")
     assert found["class"] == "equal", found["sentence"]
+
+
+def even_out(debugger: PrecisionDebugger, approximate: str) -> None:
+    """A model that is used, not trained; little of what its first part makes is left in the end."""
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.gelu(self.line(x), approximate=approximate)
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part, self.head = Part(), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x) + 1e-4 * self.part(x)
+
+    model = Whole().eval()
+    with torch.no_grad():
+        train(debugger, model, lambda _: model(torch.linspace(-1, 1, 16).view(2, 8)))
+
+
+def test_equal_results_tell_what_makes_the_values_before_them_differ(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, even_out, "tanh", "none", "mix")
+
+    assert verdict["class"] == "equal"
+    assert "first module part by " in verdict["sentence"]
+    assert "approximate of Functional.gelu.0.forward" in verdict["sentence"]
+    assert any("test_verdict_programs.py" in each for each in verdict["next"])
+    assert "part" not in verdict_on(tmp_path / "same", even_out, "none", "none", "mix")["sentence"]

@@ -226,7 +226,7 @@ def undrawn_generators() -> list[str]:
     """
     stands = {
         "python": random.getstate()[1][-1],
-        "numpy": np.random.get_state(legacy=False)["state"].get("pos"),  # type: ignore[call-overload]  # noqa: NPY002
+        "numpy": np.random.get_state(legacy=False)["state"].get("pos"),  # noqa: NPY002
     }
     return [name for name, stand in stands.items() if stand in _SEEDED_STANDS]
 

@@ -405,5 +405,5 @@ def _left_out(pair: FactsPair) -> Iterator[FactDifference]:
 
 
 def _moment_of(ended: Ended) -> Moment:
-    is_backward = bool(ended.record) and parse_record_name(ended.record).kind is RecordKind.BACKWARD
-    return Moment.BACKWARD if is_backward else Moment.FORWARD
+    kind = None if ended.record is None else parse_record_name(ended.record).kind
+    return Moment.BACKWARD if kind is RecordKind.BACKWARD else Moment.FORWARD

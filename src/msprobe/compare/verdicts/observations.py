@@ -88,6 +88,8 @@ class StepObservations:
         knows_updates: both sides recorded what the optimizer got and made of it.
         small: an argument, or a call that draws random numbers, of one side alone, whose effect is
             within the tolerance of its type.
+        evened: a call or argument that makes the result of a module differ, though what is made of
+            that agrees.
         unused: a call of one side alone that changes a tensor which no recorded call uses.
         cleared: which side clears gradients between micro batches, in words; None if neither.
         has_modules_only: both sides were recorded at level L0.
@@ -115,6 +117,7 @@ class StepObservations:
     lone_call: Clue | None = None
     knows_updates: bool = False
     small: Clue | None = None
+    evened: Clue | None = None
     unused: Clue | None = None
     cleared: str | None = None
     has_modules_only: bool = False
@@ -178,6 +181,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         late_call=_late_call(comparison),
         lone_call=comparison.lone_call,
         small=_small_cause(comparison),
+        evened=_evened(comparison, inexact),
         unused=_unused_change(comparison),
         cleared=cleared_gradients(comparison),
         broken_off=_broken_off(comparison),
@@ -247,9 +251,47 @@ def _small_cause(comparison: RankComparison) -> Clue | None:
         is_made = all((row.status is Status.EQUAL) is not _is_result(row) for row in tensors)
         if idle and tensors and is_made:
             place = Place.of(comparison, pair)
-            words = f"{idle[0].value.slot} of {place.words} is {idle[0].finding}"
-            return Clue(words, place, is_argument=True)
+            return Clue(_argument_words(idle[0], place), place, is_argument=True)
     return None
+
+
+def _evened(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
+    """Return what makes a module's result differ on the way to results that agree; the first."""
+    taken_in = {row.pair.name for row in inexact if row.status.is_difference and _is_taken_in(row)}
+    for row in inexact:
+        name = row.pair.name
+        parsed = comparison.side_of(row.pair).parsed(name)
+        is_evened = row.origin is None and row.status is Status.DIFFERS and _is_result(row)
+        if not (is_evened and parsed.is_module and parsed.kind is RecordKind.FORWARD):
+            continue
+        if name in taken_in:
+            continue
+        for cause in inexact:
+            if cause.cause is not Cause.HARMLESS:
+                continue
+            place = Place.of(comparison, cause.pair)
+            if not f"{place.module}.".startswith(f"{parsed.path}."):
+                continue
+            if not cause.pair.is_matched:
+                words = lone_words(comparison, cause.pair)
+            elif _is_argument(cause):
+                words = _argument_words(cause, place)
+            else:
+                continue
+            return Clue(f"module {parsed.path} by {row.error:.2g}: {words}", place)
+    return None
+
+
+def _is_taken_in(row: Row) -> bool:
+    return row.value.role is Role.INPUT and row.holds_tensor
+
+
+def _is_argument(row: Row) -> bool:
+    return row.value.role is Role.INPUT and not row.holds_tensor
+
+
+def _argument_words(row: Row, place: Place) -> str:
+    return f"{row.value.slot} of {place.words} is {row.finding}"
 
 
 def _is_result(row: Row) -> bool:

@@ -248,8 +248,11 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
         return findings.conclude(VerdictClass.UNEXPLAINED, words, Confidence.PROVED)
     arguments = sum(each.idle_arguments for each in findings.steps)
     others = ""
+    evened = next((each.evened for each in findings.steps if each.evened is not None), None)
     if inside > arguments:
         others = f"{inside - arguments} others differ on the way to results that agree"
+        if evened is not None:
+            others += f", first {evened.words}"
     elif unmatched and not any(each.unused for each in findings.steps):
         others = "the sides make different calls, without consequence for any value"
     broken = next((each for each in findings.steps if each.broken_off is not None), None)
@@ -281,7 +284,8 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
         )
     unused = next((each for each in findings.steps if each.unused is not None), None)
     if unused is None or unused.unused is None:
-        return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED)
+        more = [] if evened is None else evened.place.next
+        return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED, next_steps=more)
     return findings.conclude(
         VerdictClass.EQUAL,
         f"{words}; {unused.unused.words}, step {unused.step}, which changes a tensor that no "
