@@ -249,7 +249,7 @@ class Value(msgspec.Struct, gc=False):
         """Return the `pair` of both, None where they are not of elements in one order."""
         if self.pair is None or other.pair is None:
             return None
-        is_one_order = self.stride == other.stride or self._order == other._order  # noqa: SLF001
+        is_one_order = self.stride == other.stride or self._order == other._order
         return (self.pair, other.pair) if is_one_order else None
 
     def has_shape_of(self, other: Value) -> bool:

@@ -16,7 +16,7 @@ class Fingerprint:
     Attributes:
         checksum: of its bytes; None on accelerators, and where there are no bytes to read.
         summary: its statistics; those of an accelerator are there after `wait`.
-        is_row_major: whether its elements lie in memory in their order, as its projections have them.
+        is_row_major: whether its elements, and so its projections, lie in memory in their order.
     """
 
     __slots__ = ("_batch", "checksum", "is_row_major", "summary")
