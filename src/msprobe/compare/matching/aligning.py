@@ -2,8 +2,9 @@
 """Align calls whose numbers cannot be trusted, by their order and their values.
 
 Calls that were paired before divide the run into gaps; inside a gap, ever weaker grounds are tried
-in turn: the same values in the same module, the same parameters, the same shapes, the same operation, and so on. Each
-finds partners in the same order on both sides only, so one further call shifts nothing.
+in turn: the same values in the same module, the same parameters, the same shapes, the same
+operation, and so on. Each finds partners in the same order on both sides only, so one further call
+shifts nothing.
 """
 
 from __future__ import annotations
