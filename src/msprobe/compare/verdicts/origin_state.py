@@ -211,9 +211,10 @@ def _contents_of(facts: Facts | None) -> dict[Hashable, set[str | None]]:
         found[_key_of(each.dtype, each.shape, each.norm, each.projections)].add(each.checksum)
     start = None if facts is None else facts.parameters
     if start is not None:
-        columns = start.dtype, start.shape, start.norm, start.projections, start.checksum
-        for *of_key, checksum in zip(*columns, strict=True):
-            found[_key_of(*of_key)].add(checksum)
+        for dtype, shape, norm, pair, checksum in zip(
+            start.dtype, start.shape, start.norm, start.projections, start.checksum, strict=False
+        ):
+            found[_key_of(dtype, shape, norm, pair)].add(checksum)
     return found
 
 

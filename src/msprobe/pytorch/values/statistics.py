@@ -116,7 +116,8 @@ def projections_of(t: torch.Tensor) -> Projections | None:
     for dim in range(t.dim()):
         t = t if t.stride(dim) else t.narrow(dim, 0, min(t.shape[dim], 1))
     try:
-        flat = t.permute(sorted(range(t.dim()), key=lambda dim: -t.stride(dim))).reshape(-1)
+        order = sorted(range(t.dim()), key=t.stride().__getitem__, reverse=True)
+        flat = t.permute(order).reshape(-1)
         if flat.is_complex():
             flat = torch.view_as_real(flat).view(-1)
         starts = range(0, flat.numel(), PIECE_ELEMENTS)
