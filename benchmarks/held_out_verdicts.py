@@ -40,7 +40,8 @@ from msprobe.compare.options import CompareOptions
 from msprobe.compare.run import run_comparison
 from msprobe.pytorch import PrecisionDebugger
 
-PROGRAMS: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
+Programs = dict[str, tuple[Any, dict[str, Any]]]
+PROGRAMS: Final[Programs] = {
     "vit": (loops.train_vit, loops.VIT),
     "gan": (loops.train_gan, loops.GAN),
     "distill": (loops.train_distilled, loops.DISTILL),
@@ -48,13 +49,6 @@ PROGRAMS: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
     "accelerate": (trainers.train_accelerate, trainers.ACCELERATE),
     "lightning": (trainers.train_lightning, trainers.LIGHTNING),
     "ranks": (trainers.run_rank, trainers.RANKS),
-    **fourth.PROGRAMS,
-    **fifth.PROGRAMS,
-    **sixth.PROGRAMS,
-    **seventh.PROGRAMS,
-    **eighth.PROGRAMS,
-    **ninth.PROGRAMS,
-    **tenth.PROGRAMS,
 }
 OF_RANKS: Final = {
     "ranks",
@@ -187,8 +181,9 @@ PAIRS: Final[list[Pair]] = [
 class Recorder:
     """Records each program with the same options once."""
 
-    def __init__(self, folder: Path, level: str, task: str) -> None:
+    def __init__(self, folder: Path, level: str, task: str, programs: Programs) -> None:
         self._folder, self._level, self._task = folder, level, task
+        self._programs = programs
         self._count = 0
         self._known: dict[str, Path] = {}
 
@@ -203,7 +198,7 @@ class Recorder:
         self._count += 1
         place = self._folder / str(self._count)
         place.mkdir()
-        run, known = PROGRAMS[program]
+        run, known = self._programs[program]
         assert set(options) <= set(known), options
         o = SimpleNamespace(**(known | options))
         reset_session()
@@ -273,14 +268,14 @@ def score_pairs(
 
 
 SETS: Final = {
-    "third": (CAUSES, PAIRS),
-    "fourth": (fourth.CAUSES, fourth.PAIRS),
-    "fifth": (fifth.CAUSES, fifth.PAIRS),
-    "sixth": (sixth_causes.CAUSES, sixth_causes.PAIRS),
-    "eighth": (eighth.CAUSES, eighth.PAIRS),
-    "seventh": (seventh_causes.CAUSES, seventh_causes.PAIRS),
-    "ninth": (ninth_causes.CAUSES, ninth_causes.PAIRS),
-    "tenth": (tenth.CAUSES, tenth.PAIRS),
+    "third": (PROGRAMS, CAUSES, PAIRS),
+    "fourth": (fourth.PROGRAMS, fourth.CAUSES, fourth.PAIRS),
+    "fifth": (fifth.PROGRAMS, fifth.CAUSES, fifth.PAIRS),
+    "sixth": (sixth.PROGRAMS, sixth_causes.CAUSES, sixth_causes.PAIRS),
+    "seventh": (seventh.PROGRAMS, seventh_causes.CAUSES, seventh_causes.PAIRS),
+    "eighth": (eighth.PROGRAMS, eighth.CAUSES, eighth.PAIRS),
+    "ninth": (ninth.PROGRAMS, ninth_causes.CAUSES, ninth_causes.PAIRS),
+    "tenth": (tenth.PROGRAMS, tenth.CAUSES, tenth.PAIRS),
 }
 
 
@@ -293,10 +288,10 @@ def main() -> None:
     parser.add_argument("--set", choices=SETS, default="third", help="when it was written")
     parser.add_argument("--part", choices=("causes", "pairs"))
     args = parser.parse_args()
-    causes, pairs = SETS[args.set]
+    programs, causes, pairs = SETS[args.set]
     for level in args.levels:
         with TemporaryDirectory() as folder:
-            recorder = Recorder(Path(folder), level, args.task)
+            recorder = Recorder(Path(folder), level, args.task, programs)
             if args.part != "pairs":
                 score_causes(recorder, level, args.only, every=args.every, causes=causes)
             if args.part != "causes":

@@ -105,15 +105,19 @@ def test_there_are_none_of_no_elements_and_beyond_the_range():
     assert summarise_by_numpy(huge).projections is None
 
 
-def test_rows_with_gaps_count_by_their_index_and_transposed_ones_are_left_out():
+def test_views_count_in_the_order_of_memory_and_what_repeats_once():
     array = random_array("float32", 60_000).reshape(100, 600)
     kind, place = native.KINDS["float32"], array.ctypes.data
     cut = native.stats_strided(kind, place, (100, 37), (600, 1), array.nbytes)
     assert cut[5] == pytest.approx(project(array[:, :37]), rel=1e-12)
     long_rows = native.stats_strided(kind, place, (50, 599), (1200, 1), array.nbytes)
     assert long_rows[5] == pytest.approx(project(array[::2, :599]), rel=1e-12)
-    assert native.stats_strided(kind, place, (600, 100), (1, 600), array.nbytes)[5] is None
-    assert native.stats_strided(kind, place, (100, 600), (0, 1), array.nbytes)[5] is None
+    transposed = native.stats_strided(kind, place, (600, 100), (1, 600), array.nbytes)
+    assert transposed == native.stats(kind, place, array.size)
+    long_columns = native.stats_strided(kind, place, (4999, 12), (1, 5000), array.nbytes)
+    assert long_columns[5] == pytest.approx(project(array.reshape(12, 5000)[:, :-1]), rel=1e-12)
+    repeated = native.stats_strided(kind, place, (100, 600), (0, 1), array.nbytes)
+    assert repeated[5] == native.stats(kind, place, 600)[5]
 
 
 def test_a_difference_shows_its_norm():

@@ -59,8 +59,11 @@ def test_without_tensors_or_on_request_nothing_is_computed_again(tmp_path: Path)
         softmax(tmp_path / "d", _RIGHT, task="statistics"),
     )
 
-    for found in (verdict_of(*dumps, verify=False), verdict_of(*statistics)):
-        assert (found["class"], found["confidence"]) == ("kernel", "possible")
+    for found, kind in (
+        (verdict_of(*dumps, verify=False), "kernel"),
+        (verdict_of(*statistics), "unexplained"),  # neither elements nor projections of its input
+    ):
+        assert (found["class"], found["confidence"]) == (kind, "possible")
         assert "computes" not in found["sentence"]
 
 

@@ -358,7 +358,7 @@ struct layout {
     int ndim;
     Py_ssize_t size[MAX_DIMS], stride[MAX_DIMS]; /* largest stride first, in elements, > 0 */
     double repeats; /* how often each element counts: product of the sizes with stride 0 */
-    int is_in_order; /* whether this is the order of the elements in the tensor, each once */
+    int in_any_order; /* whether long rows may be read where they lie */
     struct magnitudes *magnitudes; /* counted on the way; NULL for nothing */
 };
 
@@ -401,7 +401,7 @@ static void visit_strided(const struct layout *layout, size_t block_bytes, visit
     const char *row = layout->start;
     do {
         size_t left = (size_t)layout->size[inner];
-        if (layout->stride[inner] == 1 && left >= capacity / 4 && !layout->is_in_order) {
+        if (layout->stride[inner] == 1 && left >= capacity / 4 && layout->in_any_order) {
             visit_dense(row, left, layout->itemsize, block_bytes, visit, state);
         } else {
             const char *from = row;
@@ -597,8 +597,7 @@ static void walk_projecting(const struct layout *layout, const struct kind *kind
     struct absolutes absolutes = {kind, visit, state};
     if (kind->category == COMPLEX) visit = absolute_block, state = &absolutes;
     struct pass pass = {visit, state, projecting};
-    if (layout->is_in_order) walk(layout, block_bytes, pass_block, &pass);
-    else walk(layout, block_bytes, visit, state);
+    walk(layout, block_bytes, pass_block, &pass);
 }
 
 struct nonfinite {
@@ -692,10 +691,9 @@ struct result {
 };
 
 /* Sums of float64 numbers may leave its range: then there are none. */
-static void finish_projections(struct result *r, const struct layout *layout,
-                               const struct projections *projections)
+static void finish_projections(struct result *r, const struct projections *projections)
 {
-    r->is_projected = layout->is_in_order;
+    r->is_projected = 1;
     for (int k = 0; k < PROJECTIONS; k++) {
         r->projections[k] = exact_value(&projections->of[k]) + 0.0;
         r->is_projected = r->is_projected && isfinite(r->projections[k]);
@@ -727,12 +725,11 @@ static void count_nonfinite(struct result *r, const struct layout *layout,
     finish_nonfinite(r, found.nan * repeats, found.positive * repeats, found.negative * repeats,
                      any ? value_of_key(element, found.max) : NAN,
                      any ? value_of_key(element, found.min) : NAN);
-    if (!layout->is_in_order) return;
     struct projecting projecting;
     begin_projecting(&projecting, kind);
     projecting.finite_only = 1;
     walk(layout, BLOCK_BYTES, project_block, &projecting);
-    finish_projections(r, layout, &projecting.projections);
+    finish_projections(r, &projecting.projections);
 }
 
 static void rescale_float64(struct result *r, const struct layout *layout,
@@ -782,7 +779,7 @@ static void finish_floats(struct result *r, const struct layout *layout, const s
     r->norm = sqrt(exact_value(&t->sumsq) * layout->repeats);
     int is_float64 = kind->category == FLOAT64 || kind->category == COMPLEX;
     double squares = t->sumsq.value;
-    finish_projections(r, layout, is_narrow ? &t->projections : &projecting.projections);
+    finish_projections(r, is_narrow ? &t->projections : &projecting.projections);
     if (is_float64 && !(isfinite(exact_value(&t->sum)) && squares > SQUARES_LOW &&
                         squares < SQUARES_HIGH))
         rescale_float64(r, layout, kind, elements);
@@ -796,7 +793,7 @@ static void finish_integers(struct result *r, const struct layout *layout,
     struct projecting projecting;
     begin_projecting(&projecting, kind);
     walk_projecting(layout, kind, BLOCK_BYTES, reduce_block, &reduction, &projecting);
-    finish_projections(r, layout, &projecting.projections);
+    finish_projections(r, &projecting.projections);
     r->form = kind->category == BOOLEAN ? BOOLEANS : INTEGERS;
     r->is_finite = 1;
     r->is_unsigned = kind->category == UINT64;
@@ -875,7 +872,7 @@ static void compute(struct result *r, const struct layout *layout, int kind_inde
     struct projecting projecting;
     begin_projecting(&projecting, kind);
     walk_projecting(layout, kind, COUNT_BLOCK_BYTES, count_block, &counts, &projecting);
-    finish_projections(r, layout, &projecting.projections);
+    finish_projections(r, &projecting.projections);
     if (kind_index == K_I8 || kind_index == K_U8)
         finish_small_integers(r, &counts, kind_index == K_I8, (double)n, layout->repeats);
     else
@@ -1039,7 +1036,7 @@ static void dense_layout(struct layout *layout, int kind, const char *start, Py_
     layout->size[0] = n;
     layout->stride[0] = 1;
     layout->repeats = 1.0;
-    layout->is_in_order = 1;
+    layout->in_any_order = 0;
     layout->magnitudes = NULL;
 }
 
@@ -1069,7 +1066,6 @@ static void insert_dim(struct layout *layout, Py_ssize_t size, Py_ssize_t stride
     for (; at > 0 && layout->stride[at - 1] < stride; at--) {
         layout->size[at] = layout->size[at - 1];
         layout->stride[at] = layout->stride[at - 1];
-        layout->is_in_order = 0;
     }
     layout->size[at] = size;
     layout->stride[at] = stride;
@@ -1099,13 +1095,12 @@ static Py_ssize_t read_layout(struct layout *layout, int ndim, const int64_t *sh
     Py_ssize_t n = 1;
     layout->ndim = 0;
     layout->repeats = 1.0;
-    layout->is_in_order = 1;
+    layout->in_any_order = 0;
     for (int i = 0; i < ndim; i++) {
         if (shape[i] <= 0) return 0;
         if (shape[i] == 1) continue;
         if (strides[i] == 0) {
             layout->repeats *= (double)shape[i];
-            layout->is_in_order = 0;
             continue;
         }
         if (strides[i] < 0) {
@@ -1369,7 +1364,7 @@ static int largest(int kind, const char *start, int ndim, const int64_t *shape,
     struct layout layout;
     Py_ssize_t n = read_buffer(&layout, part, start, ndim, shape, strides, size_bytes);
     if (n > 0) {
-        layout.is_in_order = 0; /* long rows are read where they lie */
+        layout.in_any_order = 1;
         *out = greatest_in(&layout, &KINDS[part], (size_t)n);
     }
     return n < 0 ? -1 : 0;

@@ -55,6 +55,10 @@ class Cause(WordedEnum):
     )
     LONE_PRECISION = "lone_precision"
     FINITE_INPUTS = "finite_inputs", "its inputs are finite"
+    UNPROVED_INPUT = (
+        "unproved_input",
+        "whether {} holds the same elements in the same order was not recorded",
+    )
     INPUTS_FAR_APART = "inputs_far_apart", "its inputs are finite, but already far apart"
     INPUTS_REACH_ZERO = "inputs_reach_zero", "its inputs are finite, but already reach zero"
     GROWTH = "growth", "the relative error grew {} times"

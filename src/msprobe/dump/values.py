@@ -99,7 +99,8 @@ class Value(msgspec.Struct, gc=False):
         value_id: number that all appearances of the same unchanged value in the step share.
         value: the value of a non-tensor, or all other keys of the entry if it has no single value.
         stride: only when the tensor is not contiguous, in elements.
-        pair: both of `projections`, in a third of the memory of a tuple of two.
+        pair: two sums with pseudo-random signs (docs/metrics.md), where the dump has them: a
+            complex number takes a third of the memory of a tuple of two.
         nan_count: number of NaN elements; None where the dump does not say. The same holds for
             `pos_inf_count` and `neg_inf_count`.
         finite_max: largest finite element, only where some are not finite; also `finite_min`.
@@ -140,8 +141,10 @@ class Value(msgspec.Struct, gc=False):
 
     @property
     def projections(self) -> tuple[float, float] | None:
-        """Two sums with pseudo-random signs (docs/metrics.md), where the dump has them."""
-        return None if self.pair is None else (self.pair.real, self.pair.imag)
+        """The `pair` of elements that lie in memory in their order, each once; else None."""
+        if self.pair is None or (self.stride and self._order != self._row_major):
+            return None
+        return self.pair.real, self.pair.imag
 
     @projections.setter
     def projections(self, pair: tuple[float, float] | None) -> None:
@@ -228,6 +231,26 @@ class Value(msgspec.Struct, gc=False):
     def squeezed_shape(self) -> tuple[int, ...]:
         """The shape without dimensions of size 1."""
         return tuple(size for size in self.shape or () if size != 1)
+
+    @property
+    def _row_major(self) -> tuple[int, ...]:
+        return tuple(range(len(self.squeezed_shape)))
+
+    @property
+    def _order(self) -> tuple[int, ...]:
+        """Dimensions larger than 1 as they lie in memory, without those that repeat elements."""
+        if self.stride is None:
+            return self._row_major
+        pairs = zip(self.stride, self.shape or (), strict=True)
+        steps = [step for step, size in pairs if size != 1]
+        return tuple(sorted(filter(steps.__getitem__, range(len(steps))), key=lambda i: -steps[i]))
+
+    def pairs_with(self, other: Value) -> tuple[complex, complex] | None:
+        """Return the `pair` of both, None where they are not of elements in one order."""
+        if self.pair is None or other.pair is None:
+            return None
+        is_one_order = self.stride == other.stride or self._order == other._order
+        return (self.pair, other.pair) if is_one_order else None
 
     def has_shape_of(self, other: Value) -> bool:
         """Return whether the elements correspond: one shape, up to dimensions of size 1."""

@@ -2,8 +2,9 @@
 """Align calls whose numbers cannot be trusted, by their order and their values.
 
 Calls that were paired before divide the run into gaps; inside a gap, ever weaker grounds are tried
-in turn: the same values in the same module, the same shapes, the same operation, and so on. Each
-finds partners in the same order on both sides only, so one further call shifts nothing.
+in turn: the same values in the same module, the same parameters, the same shapes, the same
+operation, and so on. Each finds partners in the same order on both sides only, so one further call
+shifts nothing.
 """
 
 from __future__ import annotations
@@ -75,6 +76,13 @@ def _same_values(call: Call, read: CallSignatureReader) -> Hashable:
     return call.family, call.scope, signature.structure, signature.values
 
 
+def _same_outside(call: Call, read: CallSignatureReader) -> Hashable:
+    signature = read(call.name)
+    if signature.outside is None:
+        return call.name, id(read)
+    return call.family, call.scope, signature.structure, signature.outside
+
+
 def _same_scales(call: Call, read: CallSignatureReader) -> Hashable:
     signature = read(call.name)
     if signature.scales is None:
@@ -90,6 +98,7 @@ _SAME_VALUES: Final = _Ground(0.99, 0.0, _same_values)
 _SAME_SCALES: Final = _Ground(0.8, 0.15, _same_scales)
 _GROUNDS: Final = (
     _SAME_VALUES,
+    _Ground(0.9, 0.1, _same_outside),
     _SAME_SCALES,
     _Ground(0.8, 0.15, _same_shapes),
     _Ground(0.6, 0.25, lambda call, _: (call.family, call.scope)),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from msprobe.dump.records import Statistic
-from msprobe.dump.values import Value
+from msprobe.dump.values import Role, Value
 
 # A value that cannot be told apart from nothing: two records without numbers are half alike.
 _UNKNOWN: Final = 0.5
@@ -24,6 +24,8 @@ class CallSignature:
     Attributes:
         structure: shapes and kinds of its values, whatever their precision.
         values: equal for calls that took and gave the same values; None without any tensor.
+        outside: equal for calls that are given the same parameters, say: tensors with different
+            elements that no call of the step made. None without any.
         scales: rough sizes of its first and last tensor; equal for most calls with nearly the
             same values. None without numbers.
         shapes: shape of each tensor.
@@ -32,6 +34,7 @@ class CallSignature:
 
     structure: Hashable
     values: Hashable
+    outside: Hashable
     scales: Hashable
     shapes: tuple[tuple[int, ...] | None, ...]
     numbers: tuple[float, ...]
@@ -95,14 +98,21 @@ def _signature(values: list[Value]) -> CallSignature:
                 for number in (value.max, value.min, value.mean, value.norm)
                 if number is not None
             ]
+    outside = tuple(_fact(value) for value in tensors if _is_from_outside(value))
     structure = hash(tuple((value.role, _kind(value.dtype), value.shape) for value in values))
     return CallSignature(
         structure=structure,
         values=facts,
+        outside=hash(outside) if outside else None,
         scales=_scales(tensors),
         shapes=shapes,
         numbers=tuple(numbers),
     )
+
+
+def _is_from_outside(value: Value) -> bool:
+    is_given = value.role is Role.INPUT and value.value_id is None
+    return is_given and value.max is not None and value.max != value.min
 
 
 def _kind(dtype: str) -> str:

@@ -221,7 +221,7 @@ def _error_of(row: Matched, *, by_elements: bool) -> float | None:
     """
     if by_elements or row.metrics is None:
         return row.error
-    if row.target.projections is None or row.reference.projections is None:
+    if row.target.pairs_with(row.reference) is None:
         return None
     return statistics_error(row.target, row.reference, _ANY).relative
 

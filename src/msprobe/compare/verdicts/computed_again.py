@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from msprobe.compare.causes import Cause
 from msprobe.compare.model import Mode
 from msprobe.compare.verdicts.culprit_classes import class_of
 from msprobe.compare.verdicts.own_error import CulpritKey, OwnError, OwnErrors, key_of
@@ -76,7 +77,7 @@ def may_be_judged(culprit: Culprit) -> bool:
         side.level == "L2" for side in (culprit.comparison.target, culprit.comparison.reference)
     ):
         return False
-    if culprit.kind not in ("forward", "backward") or row.cause is not None:
+    if culprit.kind not in ("forward", "backward") or row.cause not in (None, Cause.UNPROVED_INPUT):
         return False
     if class_of(culprit) not in _CLASSES:
         return False

@@ -83,10 +83,11 @@ def class_of(culprit: Culprit) -> VerdictClass:
         return VerdictClass.ARGUMENT
     if row.status in (Status.SHAPE, Status.ADDED, Status.MISSING):
         return VerdictClass.CALL
-    # A module holds code of its own, an API is one kernel.
+    # A module and a custom function of autograd hold code of their own, an API is one kernel.
     parsed = _parsed(culprit)
-    if not parsed.is_module:
-        return VerdictClass.KERNEL
+    if not parsed.is_module and parsed.prefix != "Autograd":
+        is_proved = row.cause is not Cause.UNPROVED_INPUT
+        return VerdictClass.KERNEL if is_proved else VerdictClass.UNEXPLAINED
     draws = operator_named(parsed.class_name or "").draws_random
     return VerdictClass.RANDOM if draws else VerdictClass.UNEXPLAINED
 

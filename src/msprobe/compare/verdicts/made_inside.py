@@ -92,7 +92,7 @@ class MadeInside(Made):
         position, name = -1, ""
         taken_in: set[Hashable] = set()
         keys: set[Hashable] = set()
-        depends = is_blamed = draws = is_module = False
+        depends = is_blamed = draws = is_module = picks = False
         for row in comparison.rows:
             own, other = (row.target, row.reference)[:: 1 if is_target else -1]
             if own is None:
@@ -102,9 +102,13 @@ class MadeInside(Made):
                 keys, is_blamed = set(), False
                 name = (row.pair.target if is_target else row.pair.reference) or ""
                 draws, is_module = side.operator(name).draws_random, side.parsed(name).is_module
+                picks = False
             # Numbers that both sides draw by the same call, with the same arguments, are data.
             # A batch may be put together from lengths and other numbers that follow from it.
-            is_data = draws and row.pair.is_matched if own.is_tensor else not draws
+            # Which sample of a data set a call takes is data, too.
+            is_sample = own.slot == "input.1" and own.type == "int"
+            picks = picks or (is_sample and side.parsed(name).path == "__getitem__")
+            is_data = picks or (draws and row.pair.is_matched) if own.is_tensor else not draws
             # What code that was not recorded changed comes from outside.
             is_data = is_data or row.cause is Cause.CHANGED_BETWEEN
             is_own = row.origin is Origin.INTRODUCED and not is_data

@@ -75,10 +75,11 @@ def _largest(inputs: Iterable[Row], *, is_mask: bool) -> Hidden | None:
 
 
 def _hides(row: Row) -> bool:
-    return isinstance(row, Matched) and all(map(_hides_its_elements, row.values))
+    return isinstance(row, Matched) and all(map(hides_its_elements, row.values))
 
 
-def _hides_its_elements(value: Value) -> bool:
+def hides_its_elements(value: Value) -> bool:
+    """Return whether neither statistics nor projections tell where a tensor's elements are."""
     if not value.is_tensor or value.md5 is not None:
         return False
     return _is_mask(value) or is_limit(value.min) or is_limit(value.max)
@@ -94,13 +95,11 @@ def _is_mask(value: Value) -> bool:
 
 def _may_be_reordered(row: Row) -> bool:
     """Return whether two tensors agree, and only their order of elements is not known."""
-    return row.status is Status.EQUAL and all(
-        value.norm is not None
-        and value.projections is None
-        and value.md5 is None
-        and math.prod(value.shape or ()) > 1
-        for value in row.values
-    )
+    if row.status is not Status.EQUAL or not isinstance(row, Matched):
+        return False
+    if row.target.md5 is not None or row.target.pairs_with(row.reference) is not None:
+        return False
+    return row.target.norm is not None and math.prod(row.target.shape or ()) > 1
 
 
 def _holds_the_same(row: Row, other: Row) -> bool:

@@ -333,9 +333,11 @@ def _are_samples(comparison: RankComparison, row: Row) -> bool:
     """Return whether a value is made of integers, or of one row for each sample of the batch.
 
     What is looked up or taken out of it counts as well: a call that only moves elements hands it
-    on.
+    on. One that a side leaves out is an argument, such as the weights of the classes.
     """
     values = list(row.values)
+    if not all(value.is_tensor for value in values):
+        return False
     if not any(epsilon_of(value.dtype) for value in values):
         return True
     side = comparison.side_of(row.pair)

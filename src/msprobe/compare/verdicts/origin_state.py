@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -19,6 +19,8 @@ from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.training.start import equal_at_start
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
+from msprobe.dump.facts import Facts, Projections
+from msprobe.dump.records import Statistic
 
 # Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.
 _UNRECORDED_GROWTH: Final = 50.0
@@ -50,6 +52,14 @@ class StartState:
             return None
         return f"the model's {target} instead of its {reference}"
 
+    def shows_equal(self, row: Row) -> bool:
+        """Return whether facts have one checksum for both values of a row: of data, a buffer."""
+        sums: set[str | None] = set()
+        for value, contents in zip(row.values, self._contents, strict=True):
+            key = _key_of(value.dtype, value.shape or (), value.norm, value.projections)
+            sums |= contents.get(key, {None})
+        return len(sums) == 1 and None not in sums
+
     @property
     def has_kept(self) -> bool:
         """Whether calls left a buffer or parameter in another way at all."""
@@ -74,6 +84,11 @@ class StartState:
             for facts in self._comparison.facts
         ]
         return (sides[0], sides[1]) if sides[0] == sides[1] else ({}, {})
+
+    @cached_property
+    def _contents(self) -> list[dict[Hashable, set[str | None]]]:
+        """Of each side, what tells tensors of data and of the start apart → their checksums."""
+        return [_contents_of(facts) for facts in self._comparison.facts]
 
     @cached_property
     def _facts(self) -> FactsPair | None:
@@ -188,6 +203,26 @@ class OriginState:
     def explains(self, index: int) -> bool:
         """Return whether the value of an earlier row differs, so that its users must too."""
         return self.rows[index].status.is_difference
+
+
+def _contents_of(facts: Facts | None) -> dict[Hashable, set[str | None]]:
+    found: dict[Hashable, set[str | None]] = defaultdict(set)
+    for each in () if facts is None else facts.data:
+        found[_key_of(each.dtype, each.shape, each.norm, each.projections)].add(each.checksum)
+    start = None if facts is None else facts.parameters
+    if start is not None:
+        for dtype, shape, norm, pair, checksum in zip(
+            start.dtype, start.shape, start.norm, start.projections, start.checksum, strict=False
+        ):
+            found[_key_of(dtype, shape, norm, pair)].add(checksum)
+    return found
+
+
+def _key_of(
+    dtype: str, shape: Sequence[int], norm: Statistic, projections: Projections
+) -> Hashable:
+    dtype = dtype.removeprefix("torch.").lower()
+    return dtype, tuple(shape), norm, None if projections is None else tuple(projections)
 
 
 def mark(row: Row, origin: Origin, cause: Cause | None = None, subject: str = "") -> None:

@@ -164,7 +164,7 @@ def _filled(entry: Callable[..., Data], print_: Fingerprint) -> Data:
         min=summary.min,
         mean=summary.mean,
         norm=summary.norm,
-        projections=summary.projections,
+        projections=summary.projections if print_.is_row_major else None,
     )
 
 

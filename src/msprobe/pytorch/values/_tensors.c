@@ -872,7 +872,7 @@ static PyObject *numbers_of(PyObject *tensor, const struct view *view, PyObject 
  * joined where they lie behind one another. Equal runs from one address are the same elements, added up
  * in the same order. */
 struct runs {
-    int count, is_in_order; /* whether it is the order of the elements in the tensor */
+    int count;
     int64_t sizes[MAX_DIMS], strides[MAX_DIMS];
 };
 
@@ -880,7 +880,6 @@ struct runs {
 static int find_runs(struct runs *runs, int ndim, const int64_t *sizes, const int64_t *strides)
 {
     int count = 0, last = 0;
-    runs->is_in_order = 1;
     for (int i = 0; i < ndim; i++) {
         if (sizes[i] == 1) continue;
         if (sizes[i] <= 0 || strides[i] <= 0) return 0;
@@ -888,7 +887,6 @@ static int find_runs(struct runs *runs, int ndim, const int64_t *sizes, const in
         for (; at > 0 && runs->strides[at - 1] < strides[i]; at--) {
             runs->sizes[at] = runs->sizes[at - 1];
             runs->strides[at] = runs->strides[at - 1];
-            runs->is_in_order = 0;
         }
         runs->sizes[at] = sizes[i];
         runs->strides[at] = strides[i];
@@ -902,9 +900,8 @@ static int find_runs(struct runs *runs, int ndim, const int64_t *sizes, const in
     return 1;
 }
 
-/* Return the numbers of a known value if a view has the same elements in the order of memory, without
- * projections where that is not their order in the view; NULL, perhaps with an exception, where the
- * numbers are to be computed. */
+/* Return the numbers of a known value if a view has the same elements in the order of memory; NULL,
+ * perhaps with an exception, where the numbers are to be computed. */
 static PyObject *numbers_of_runs(const struct known *known, const struct view *view)
 {
     struct runs runs, before;
@@ -916,12 +913,7 @@ static PyObject *numbers_of_runs(const struct known *known, const struct view *v
     if (runs.count != before.count || memcmp(runs.sizes, before.sizes, size_bytes) ||
         memcmp(runs.strides, before.strides, size_bytes))
         return NULL;
-    if (runs.is_in_order)
-        return before.is_in_order || PyTuple_GET_ITEM(numbers, 5) != Py_None ? Py_NewRef(numbers) : NULL;
-    PyObject *reordered = PyTuple_New(6);
-    for (int i = 0; reordered && i < 6; i++)
-        PyTuple_SET_ITEM(reordered, i, Py_NewRef(i < 5 ? PyTuple_GET_ITEM(numbers, i) : Py_None));
-    return reordered;
+    return Py_NewRef(numbers);
 }
 
 /* Remember a value under its place; 0 also where that is not done, -1 with an exception. */

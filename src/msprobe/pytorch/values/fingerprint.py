@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from msprobe.pytorch.values.checksum import crc32_hex
-from msprobe.pytorch.values.readable import PLAIN, readable
+from msprobe.pytorch.values.readable import PLAIN, is_row_major, readable
 from msprobe.pytorch.values.statistics import DeviceBatch, summarise
 
 
@@ -16,9 +16,10 @@ class Fingerprint:
     Attributes:
         checksum: of its bytes; None on accelerators, and where there are no bytes to read.
         summary: its statistics; those of an accelerator are there after `wait`.
+        is_row_major: whether its elements, and so its projections, lie in memory in their order.
     """
 
-    __slots__ = ("_batch", "checksum", "summary")
+    __slots__ = ("_batch", "checksum", "is_row_major", "summary")
 
     def __init__(self, tensor: Tensor) -> None:
         """Read a tensor as it is now; on an accelerator the work is queued there.
@@ -26,6 +27,7 @@ class Fingerprint:
         Grad mode must be off, and torch functions of subclasses and the user's modes disabled.
         """
         self._batch: DeviceBatch | None = None
+        self.is_row_major = is_row_major(tensor)
         if tensor.is_cpu or tensor.is_meta:
             self.checksum = crc32_hex(tensor)
             self.summary = summarise(tensor)

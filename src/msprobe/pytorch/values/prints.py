@@ -20,6 +20,7 @@ from msprobe.dump.crc import crc32
 from msprobe.dump.signature_file import SAMPLED
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.memo import TENSORS
+from msprobe.pytorch.values.readable import is_row_major
 from msprobe.pytorch.values.statistics import summarise
 from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors, TensorColumns
 
@@ -64,7 +65,8 @@ class TensorPrints:
             row = self._prints[place]
             row["checksum"] = int(checksum, 16) or 1
             row["norm"] = np.nan if summary.norm is None else summary.norm
-            row["projections"] = summary.projections or (np.nan, np.nan)
+            is_ordered = summary.projections is not None and is_row_major(tensor)
+            row["projections"] = summary.projections if is_ordered else (np.nan, np.nan)
         self._columns = TensorColumns(far) if far else None
 
     def wait(self) -> Prints:

@@ -168,6 +168,14 @@ def memory_of(t: torch.Tensor) -> tuple[int, int] | None:
     return address + start, size_bytes
 
 
+def is_row_major(t: torch.Tensor) -> bool:
+    """Return whether the elements lie in memory in their order, each once."""
+    if t.layout is not torch.strided or t.is_nested or t.is_contiguous():
+        return True
+    steps = [step for step, size in zip(t.stride(), t.shape, strict=True) if size > 1]
+    return 0 not in steps and steps == sorted(steps, reverse=True)
+
+
 def note_of_stored_values(t: torch.Tensor) -> str | None:
     """Return the note that the statistics of a sparse tensor carry, None for others."""
     return STORED_VALUES if t.layout in _SPARSE else None

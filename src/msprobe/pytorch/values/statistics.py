@@ -81,7 +81,7 @@ def _of_memory(native: Native, t: torch.Tensor, kind: int, item_bytes: int) -> S
     summary = Summary(*raw) if raw[4] is None else from_raw(raw)  # type: ignore[arg-type]
     if t.is_complex():
         if t.is_conj() or t.is_neg():
-            summary.projections = None
+            summary.projections = projections_of(t.resolve_conj().resolve_neg())
     elif t.is_neg():
         negate(summary)
     return summary
@@ -111,13 +111,13 @@ def _by_reductions(t: torch.Tensor) -> Summary:
 def projections_of(t: torch.Tensor) -> Projections | None:
     """Return the projections of a tensor on the CPU, widened a piece at a time.
 
-    None of transposed and expanded views, as in C, where these would have to be copied.
+    The elements come in the order in which they lie in memory, those that are repeated once.
     """
-    strides = [step for step, size in zip(t.stride(), t.shape, strict=True) if size > 1]
-    if 0 in strides or strides != sorted(strides, reverse=True):
-        return None
+    for dim in range(t.dim()):
+        t = t if t.stride(dim) else t.narrow(dim, 0, min(t.shape[dim], 1))
     try:
-        flat = t.contiguous().view(-1)
+        order = sorted(range(t.dim()), key=t.stride().__getitem__, reverse=True)
+        flat = t.permute(order).reshape(-1)
         if flat.is_complex():
             flat = torch.view_as_real(flat).view(-1)
         starts = range(0, flat.numel(), PIECE_ELEMENTS)

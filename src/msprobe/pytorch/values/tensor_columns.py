@@ -24,7 +24,7 @@ from msprobe.json_text import parse_json
 from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.device_streams import HostCopy, current_stream
 from msprobe.pytorch.values.memo import TENSORS
-from msprobe.pytorch.values.readable import PLAIN, note_of_stored_values, readable
+from msprobe.pytorch.values.readable import PLAIN, is_row_major, note_of_stored_values, readable
 from msprobe.pytorch.values.statistics import summarise
 
 Row = list[int | float | None]
@@ -188,7 +188,8 @@ class TensorColumns:
             self._found[place] = found
         else:
             summary = summarise(found)
-            self.norm[place], self.projections[place] = summary.norm, summary.projections
+            self.norm[place] = summary.norm
+            self.projections[place] = summary.projections if is_row_major(found) else None
             self.checksum[place] = crc32_hex(tensor)
             if _has_elements(tensor, found):
                 elements = [view.item() for view in _element_views(found)]

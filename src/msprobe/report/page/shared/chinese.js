@@ -528,6 +528,7 @@ export const sentences = {
   "recorded at L0, without the calls {}": "以 L0 级别采集，不含{}的调用", "between the model and its loss": "模型与 loss 之间", "inside of modules": "模块内部", "not what {} made": "并非 {} 的结果",
   "it draws random numbers: are the seeds and earlier draws the same?": "它产生随机数：随机种子与此前的随机数是否相同？",
   "its inputs are finite": "其输入为有限值", "its inputs are finite, but already far apart": "其输入为有限值，但已相差很大",
+  "whether {} holds the same elements in the same order was not recorded": "未采集 {} 的元素及其顺序是否相同的依据",
   "its inputs are finite, but already reach zero": "其输入为有限值，但已达到零", "the relative error grew {} times": "相对误差增长 {} 倍",
   "the mask it was given is made from values that differ": "其掩码由有差异的值得到", "the elements came in another order": "元素顺序不同",
   "within the rounding of this operation: its terms cancel": "在该算子的舍入范围内：各项相互抵消",

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`SameInputs`: do recordings prove that a call was given the same elements in the same order?
+
+Statistics are equal for permuted elements, too. Proof are the elements, a checksum, projections of
+elements in one order, or that one call made the value on both sides of inputs that are proved.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msprobe.compare.model import Matched, Row
+from msprobe.compare.verdicts.calls import Call
+from msprobe.compare.verdicts.mask_differences import hides_its_elements
+from msprobe.compare.verdicts.origin_state import OriginState
+from msprobe.dump.values import Value
+
+
+class SameInputs:
+    """Which inputs of calls are proved to be the same on both sides."""
+
+    def __init__(self, state: OriginState) -> None:
+        self._state = state
+        self._known: dict[int, Row | None] = {}
+
+    def unproved(self, call: Call) -> Row | None:
+        """Return the first input of a call of which no proof was recorded; None if there is none.
+
+        Inputs that are known to differ, or are close, are judged elsewhere.
+        """
+        if call.start not in self._known:
+            self._known[call.start] = None  # a call that is fed by itself
+            found = (row for row in call.inputs if not self._is_proved(row))
+            self._known[call.start] = next(found, None)
+        return self._known[call.start]
+
+    def _is_proved(self, row: Row) -> bool:
+        if not isinstance(row, Matched) or row.status.is_difference or _shows_elements(row):
+            return True
+        if not row.holds_tensor:
+            return _is_plain(row.value)
+        if self._state.start.shows_equal(row):
+            return True
+        source = self._state.flow.makers(row).common
+        maker = None if source is None else self._state.calls.of(self._state.rows[source])
+        if maker is None or not maker.inputs or maker.operator.draws_random:
+            return False
+        return self.unproved(maker) is None
+
+
+def _shows_elements(row: Matched) -> bool:
+    """Return whether a row of two tensors that agree shows that their elements do."""
+    target, reference = row.values
+    if row.metrics is not None or (target.md5 is not None and target.md5 == reference.md5):
+        return True
+    if not target.is_tensor or target.is_unread or math.prod(target.shape or ()) <= 1:
+        return target.is_tensor
+    if target.max is not None and target.max == target.min:
+        return True
+    return target.pairs_with(reference) is not None and not hides_its_elements(target)
+
+
+def _is_plain(value: Value) -> bool:
+    """Return whether an argument that is no tensor was recorded with all that it is."""
+    is_opaque = isinstance(value.value, str) and value.type != "str" and value.value[:1] == "<"
+    return value.is_null or (value.value is not None and not is_opaque)
