@@ -372,6 +372,23 @@ def test_the_same_arguments_by_name_and_by_place_are_no_other_data(
     assert said(differences((target, other)))
 
 
+def called(names: str, *seeds: int) -> Parts:
+    """Return a step that calls models of these names with batches of these seeds."""
+    calls = enumerate(zip(names, seeds, strict=True))
+    return {"data": [batch(s, i, record=f"Module.{n}.MLP.forward.0") for i, (n, s) in calls]}
+
+
+def test_models_that_are_called_in_another_order() -> None:
+    """What they are given is drawn on the way, say, and differs with the order."""
+    assert said(differences((called("ggd", 1, 2, 3), called("gdg", 1, 4, 5)))) == [
+        "order: step 0 calls the models in another order: Module.g.MLP in the target where the "
+        "reference calls Module.d.MLP"
+    ]
+    (found,) = said(differences((called("ggd", 1, 2, 3), called("ggd", 1, 4, 5))))
+    assert found.startswith("data: micro batch 1 of step 0 differs")
+    assert said(differences((called("ggd", 1, 2, 3), called("gdg", 1, 2, 3)))) == []
+
+
 def test_one_of_two_inputs_that_differs_is_a_part_of_the_data() -> None:
     both = {"data": [batch(1), batch(2, 1)]}
 
