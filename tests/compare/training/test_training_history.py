@@ -619,14 +619,43 @@ def test_a_single_gradient_that_changes_the_total_norm_of_all() -> None:
     clipped["layer3.weight"] = gradients["layer3.weight"] * 0.505
 
     target, reference = (
-        {"events": [clip(), optimizer_step(parameters, each, parameters)]}
-        for each in (clipped, gradients)
+        {
+            "events": [
+                clip(total_norm=total, parameters=12),
+                optimizer_step(parameters, each, parameters),
+            ]
+        }
+        for each, total in ((clipped, 4 / 1.01), (gradients, 4.0))
     )
     found = said(differences((target, reference)))
 
     (gradient,) = [each for each in found if each.startswith("gradient")]
-    assert gradient.startswith("gradient: layer3.weight is 0.505 times the reference's")
+    assert gradient.startswith("gradient: layer3.weight is 0.5 times the reference's before clip")
     assert gradient.endswith("1/2: they are halved")
+
+
+def test_one_clipping_of_two_optimizers() -> None:
+    """The gradients of one are doubled, and clipping makes those of both smaller."""
+    first, second = arrays(1), {f"d.{n}": each for n, each in arrays(2).items()}
+
+    def step(total: float, factor: float) -> Parts:
+        scale = 1 / total
+        gradients = (
+            {name: scale * each for name, each in first.items()},
+            {name: scale * factor * each for name, each in second.items()},
+        )
+        steps = [
+            optimizer_step(part, part, part) | {"number": number}
+            for number, part in enumerate(gradients)
+        ]
+        return {"events": [clip(total_norm=total, parameters=6), *steps]}
+
+    found = said(differences((step(5.0, 2.0), step(4.0, 1.0))))
+
+    assert [each for each in found if each.startswith("gradient")] == [
+        "gradient: all 3 gradients are 2 times the reference's before clipping (step 0): the "
+        "factor is 2: they are doubled"
+    ]
 
 
 def test_a_gradient_that_only_one_side_has() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
-from msprobe.compare.training.facts_pair import FactsPair, same
+from msprobe.compare.training.facts_pair import FactsPair, clip_coefficient, same
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Clip, Facts, OptimizerStep, Scaler
 
@@ -79,7 +79,7 @@ def _first_after_step(facts: Facts) -> Clip | None:
 
 
 def _clip_effect(target: Clip, reference: Clip) -> Effect:
-    coefficient, expected = _coefficient(target), _coefficient(reference)
+    coefficient, expected = clip_coefficient(target), clip_coefficient(reference)
     if coefficient is None or expected is None or target.parameters != reference.parameters:
         return Effect.POSSIBLE
     is_same = math.isclose(coefficient, expected, rel_tol=_SAME_COEFFICIENT)
@@ -117,16 +117,8 @@ def _clip_words(target: Clip, reference: Clip) -> str:
     return ""
 
 
-def _coefficient(clip: Clip) -> float | None:
-    """Return the factor by which gradients were scaled; None where it is not known."""
-    if clip.norm_type is None or clip.total_norm is None or clip.max is None:
-        return None
-    # The formula of torch.nn.utils.clip_grad_norm_.
-    return min(1.0, clip.max / (clip.total_norm + 1e-6))
-
-
 def _strength(clip: Clip) -> float:
-    factor = _coefficient(clip)
+    factor = clip_coefficient(clip)
     return math.inf if factor is None else 1 - factor
 
 

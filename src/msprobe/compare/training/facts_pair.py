@@ -20,6 +20,7 @@ from msprobe.compare.training.fingerprints import (
 )
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import (
+    Clip,
     Ending,
     Event,
     Facts,
@@ -104,6 +105,15 @@ class FactsPair:
             if name in reference
         }
 
+    @cached_property
+    def clip_factors(self) -> tuple[float, float]:
+        """By what each side's clipping scaled the gradients of all its optimizers; else 1."""
+        target, reference = (
+            _clip_factor(clips, facts)
+            for clips, facts in zip(self.events(Clip), self.sides, strict=True)
+        )
+        return target, reference
+
     @property
     def passes(self) -> tuple[int, int]:
         """How many backward passes each side made."""
@@ -140,6 +150,22 @@ class FactsPair:
             facts.ended is not None and facts.ended.how in (Ending.INTERRUPTED, Ending.KILLED)
             for facts in self.sides
         )
+
+
+def _clip_factor(clips: list[Clip], facts: Facts) -> float:
+    steps = facts.optimizer_steps()
+    total = sum(sum(map(bool, step.parameters.has_gradient)) for step in steps)
+    if len(clips) != 1 or clips[0].parameters < total:
+        return 1.0
+    return clip_coefficient(clips[0]) or 1.0
+
+
+def clip_coefficient(clip: Clip) -> float | None:
+    """Return the factor by which gradients were scaled; None where it is not known."""
+    if clip.norm_type is None or clip.total_norm is None or clip.max is None:
+        return None
+    # The formula of torch.nn.utils.clip_grad_norm_.
+    return min(1.0, clip.max / (clip.total_norm + 1e-6))
 
 
 def _repeats_batch(facts: Facts) -> bool:
@@ -240,8 +266,28 @@ class StepPair:
         """
         target, reference = map(_gradients_of, self.sides)
         return (
-            {n: _negated(g) for n, g in target.items()} if self.is_opposed else target
+            {n: g.scaled(-1.0) for n, g in target.items()} if self.is_opposed else target
         ), reference
+
+    @cached_property
+    def unclipped(self) -> tuple[dict[str, Fingerprint], dict[str, Fingerprint]]:
+        """`gradients` before they were clipped; the same object where nothing is known of that.
+
+        Checksums stay those of what the optimizer got.
+        """
+        factors = [
+            1.0 if math.isclose(factor, 1.0) else factor for factor in self.pair.clip_factors
+        ]
+        if factors == [1.0, 1.0]:
+            return self.gradients
+        target, reference = (
+            {
+                name: gradient.scaled(1 / factor)._replace(checksum=gradient.checksum)
+                for name, gradient in side.items()
+            }
+            for side, factor in zip(self.gradients, factors, strict=True)
+        )
+        return target, reference
 
     @property
     def short_name(self) -> str:
@@ -275,12 +321,6 @@ def _gradients_of(step: OptimizerStep) -> dict[str, Fingerprint]:
         if gradient.norm is not None:
             found[name] = gradient
     return found
-
-
-def _negated(gradient: Fingerprint) -> Fingerprint:
-    projections = [each and -each for each in gradient.projections or ()]
-    checksum = gradient.checksum and f"-{gradient.checksum}"
-    return gradient._replace(checksum=checksum, projections=projections or None)
 
 
 def is_idle(parameters: OptimizedParameters, place: int) -> bool:

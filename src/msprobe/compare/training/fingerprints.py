@@ -32,6 +32,15 @@ class Fingerprint(NamedTuple):
     norm: float | None = None
     projections: Sequence[float | None] | None = None
 
+    def scaled(self, factor: float) -> Fingerprint:
+        """Return that of a multiple of the tensor; its checksum is that of no other multiple."""
+        projections = [each and each * factor for each in self.projections or ()]
+        return self._replace(
+            checksum=self.checksum and f"{factor} {self.checksum}",
+            norm=self.norm and self.norm * abs(factor),
+            projections=projections or None,
+        )
+
 
 class Change(NamedTuple):
     """How far two tensors are apart.

@@ -257,6 +257,8 @@ export const sentences = {
   "the {}'s gradients are cleared between micro batches: after micro batch {} they are those of this one alone (step {}, {} gradients)": "{}的梯度在微批次之间被清零：微批次 {} 之后只剩该微批次的梯度（step {}，{} 个梯度）",
   "{} {} when the optimizer gets {} (step {}), {}{}": "{1} 在交给优化器时有差异（step {4}），{5}{6}",
   "{} {} no gradient in the {} (step {})": "{1} 在{3}没有梯度（step {4}）",
+  "{} {} {} times the reference's before clipping (step {})": "{1} 在裁剪前是标杆侧的 {3} 倍（step {4}）",
+  "{} {} {} times the reference's before clipping (step {}): the factor is {}": "{1} 在裁剪前是标杆侧的 {3} 倍（step {4}）：系数为 {5}",
   "{} {} {} times the reference's when the optimizer gets {} (step {})": "{1} 在交给优化器时是标杆侧的 {3} 倍（step {5}）",
   "{} {} {} times the reference's when the optimizer gets {} (step {}): the factor is {}": "{1} 在交给优化器时是标杆侧的 {3} 倍（step {5}）：系数为 {6}",
   "the total norm of the gradients is {} in the target, {} in the reference (step {}): the factor is {}": "梯度总范数待测侧为 {}，标杆侧为 {}（step {}）：系数为 {}",
