@@ -744,6 +744,42 @@ def test_a_missing_mean_over_ranks() -> None:
     assert any("the target's gradients are not averaged over its 2 ranks" in each for each in found)
 
 
+@pytest.mark.parametrize(("start", "gradient"), [(1.0, 1.0), (1.5, 1.0), (1.0, 2.0)])
+def test_shards_are_compared_together(start: float, gradient: float) -> None:
+    """As FSDP against DDP: each of two ranks holds a half of each parameter and gradient."""
+    whole, gradients = arrays(1), arrays(2)
+
+    def state(values: Arrays, of: Arrays, size: int) -> Parts:
+        shapes = [[size]] * 3
+        return {
+            "parameters": start_state(values, shape=shapes),
+            "events": [optimizer_step(values, of, values)],
+        }
+
+    def half(values: Arrays, rank: int, factor: float) -> Arrays:
+        return {name: factor * each[3 * rank :][:3] for name, each in values.items()}
+
+    steps = [
+        (state(half(whole, r, start), half(gradients, r, gradient), 3), state(whole, gradients, 6))
+        for r in (0, 1)
+    ]
+
+    found = [each for each in said(differences(*steps, ranks=2)) if "update" not in each]
+
+    assert all("all 3 sharded parameters have another" in e for e in found), found
+    assert [("norm when" in each, "the gradient" in each) for each in found] == (
+        [(True, False)] if start != 1 else [(False, True)] if gradient != 1 else []
+    )
+
+
+def test_parameters_of_another_shape_are_named_before_those_that_follow() -> None:
+    target = {"parameters": start_state(arrays(1), shape=[[6], [4], [6]])}
+
+    (shape, _) = said(differences((target, {"parameters": start_state(arrays(2))})))
+
+    assert shape == "parameters: a.bias has another shape, (4) instead of (6)"
+
+
 def test_uneven_columns_are_no_error() -> None:
     damaged = step()
     parameters = damaged["events"][0]["parameters"]

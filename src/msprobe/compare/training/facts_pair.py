@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, TypeVar
@@ -16,6 +16,7 @@ from msprobe.compare.training.fingerprints import (
     at,
     change_of,
     in_column,
+    is_part,
     of_parameter,
 )
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -97,13 +98,38 @@ class FactsPair:
         return target, reference
 
     def start_changes(self) -> dict[str, Change]:
-        """Return parameter or buffer → how far it is apart when the step starts."""
+        """Return parameter or buffer → how far it is apart when the step starts.
+
+        Those of other shapes are left out.
+        """
         target, reference = self.starts
         return {
             name: change_of(found, reference[name])
             for name, found in target.items()
-            if name in reference
+            if name in reference and name not in self.reshaped
         }
+
+    @cached_property
+    def reshaped(self) -> dict[str, tuple[Sequence[int], Sequence[int]]]:
+        """Parameter or buffer → its shapes on both sides, for those whose shapes differ."""
+        target, reference = (
+            {}
+            if (columns := facts.parameters) is None
+            else dict(zip(columns.name, columns.shape, strict=False))
+            for facts in self.sides
+        )
+        return {
+            name: (shape, reference[name])
+            for name, shape in target.items()
+            if reference.get(name, shape) != shape
+        }
+
+    @cached_property
+    def sharded(self) -> frozenset[str]:
+        """The parameters of which one side alone holds a part on each rank."""
+        if not isinstance(self.rank, int):
+            return frozenset()
+        return frozenset(name for name, both in self.reshaped.items() if is_part(*both))
 
     @cached_property
     def clip_factors(self) -> tuple[float, float]:
@@ -247,6 +273,7 @@ class StepPair:
                 in_column(reference, there, at(types[1], there) or ""),
             )
             for name, (here, there) in self.places.items()
+            if name not in self.pair.sharded
         }
 
     @cached_property
@@ -264,7 +291,11 @@ class StepPair:
 
         Where one side climbs its loss and the other one descends, the target's are negated.
         """
-        target, reference = map(_gradients_of, self.sides)
+        sharded = self.pair.sharded
+        target, reference = (
+            {name: each for name, each in _gradients_of(side).items() if name not in sharded}
+            for side in self.sides
+        )
         return (
             {n: g.scaled(-1.0) for n, g in target.items()} if self.is_opposed else target
         ), reference

@@ -135,6 +135,16 @@ def _relative(target: Fingerprint, reference: Fingerprint) -> float | None:
     return found if math.isfinite(found) else None
 
 
+def is_part(target: Sequence[int], reference: Sequence[int]) -> bool:
+    """Return whether one shape is that of a share of the other one, divided along one dimension."""
+    apart = [both for both in zip(target, reference, strict=False) if both[0] != both[1]]
+    return (
+        len(target) == len(reference)
+        and len(apart) == 1
+        and min(apart[0]) <= -(-max(apart[0]) // 2)
+    )
+
+
 def of_parameter(columns: Parameters, place: int) -> Fingerprint:
     """Return the fingerprint of a parameter when a step starts."""
     return Fingerprint(

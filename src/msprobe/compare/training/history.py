@@ -38,6 +38,7 @@ from msprobe.compare.training.optimizers import (
     state_differences,
 )
 from msprobe.compare.training.schedules import ScheduleHistory
+from msprobe.compare.training.shards import shard_differences
 from msprobe.compare.training.start import (
     RandomHistory,
     equal_at_start,
@@ -153,6 +154,7 @@ class TrainingHistory:
             for same_step in zip(*made, strict=True):
                 # It says more than that the gradients differ.
                 self.found += unreduced(same_step)
+        self.found += shard_differences(pairs)
         self.found += later
 
     @staticmethod

@@ -138,8 +138,10 @@ def moment_of(culprit: Culprit) -> Moment:
     if culprit.kind == "parameter" or culprit.row.cause is Cause.PARAMETER:
         return Moment.PARAMETERS
     parsed = _parsed(culprit)
-    is_reduced = parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED
-    if is_reduced or culprit.row.cause is Cause.ACCUMULATED:
+    if parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED:
+        # It is read when an optimizer steps: on one side alone, perhaps.
+        return Moment.REDUCE if culprit.row.pair.is_matched else Moment.UPDATE
+    if culprit.row.cause is Cause.ACCUMULATED:
         return Moment.REDUCE
     if culprit.kind in ("backward", "parameter_grad"):
         return Moment.BACKWARD
