@@ -83,7 +83,8 @@ _COMPARED: Final[tuple[tuple[Moment, VerdictClass, Callable[[Facts], Norms], str
         VerdictClass.PARAMETERS,
         _at_start,
         "norm when the step starts",
-        "compare how parameters are initialised, or the checkpoints that the runs began with",
+        "compare the checkpoints that the runs began with (msprobe compare-ckpt), and how "
+        "parameters are initialised",
     ),
     (
         Moment.REDUCE,
