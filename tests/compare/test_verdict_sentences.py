@@ -244,3 +244,38 @@ def test_a_call_that_uses_a_parameter_outside_its_module_is_named(compare: Compa
     verdict = compare("mix", Choices(penalty=True))["verdict"]
     assert verdict["class"] == "call"
     assert "only the target calls Tensor." in verdict["sentence"]
+
+
+class Lower(torch.autograd.Function):
+    """Hands on its input and its gradient, or only the lower triangle of one of them."""
+
+    halves = ""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        y = x.clone()
+        return y.tril_() if Lower.halves == "forward" else y
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        gradient = gradient.clone()
+        return gradient.tril_() if Lower.halves == "backward" else gradient
+
+
+@pytest.mark.parametrize("halves", ["forward", "backward"])
+def test_what_a_custom_function_calls_inside_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, halves: str
+) -> None:
+    sides = tmp_path / "target", tmp_path / "reference"
+    for folder, given in zip(sides, (halves, ""), strict=True):
+        monkeypatch.setattr(Lower, "halves", given)
+        torch.manual_seed(0)
+        net = nn.Linear(3, 3)
+        with recording(folder, "L1") as observed, observed.step_of(net):
+            Lower.apply(net(torch.randn(4, 3))).tanh().sum().backward()
+
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == "call"
+    assert "only the target calls Tensor.tril_.0.forward" in verdict["sentence"]
+    assert f"inside a custom function: output.0 of Autograd.Lower.0.{halves}" in verdict["sentence"]
