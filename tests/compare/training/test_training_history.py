@@ -823,3 +823,16 @@ def test_a_parameter_that_one_model_lacks_is_not_missed_by_its_optimizer() -> No
     )
     found = differences((lacking, whole))
     assert [each.words for each in found] == ["only the reference has b.weight"]
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_samples_that_ranks_share_in_another_way(agree: bool) -> None:
+    """Strided in place of blocks, say: the data differ on each rank, and the gradients do not."""
+    own, other = got(times(1)), got(times(1 if agree else 2))
+
+    def fed(seed: int, part: Parts) -> Parts:
+        return {"data": [batch(seed)], **part}
+
+    found = said(differences((fed(1, own), fed(2, other)), (fed(2, own), fed(1, other)), ranks=2))
+
+    assert any(each.startswith("data") for each in found) is not agree

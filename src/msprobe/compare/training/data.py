@@ -115,6 +115,12 @@ class DataHistory:
         )
         self._batches += [b for b in (batches if drawn else given) if b.target or b.reference]
 
+    def divide(self, pair: FactsPair, ranks: int) -> None:
+        """Take in a step in which ranks share the same samples in another way."""
+        self.split = f"the same samples are divided among the {ranks} ranks in another way"
+        if self._uneven is None:
+            self._uneven = self._difference(pair.step, self.split, Effect.NONE)
+
     @property
     def is_same(self) -> bool:
         """Whether both sides recorded their batches in all steps, equal but for rounding."""

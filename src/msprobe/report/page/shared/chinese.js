@@ -363,6 +363,7 @@ export const sentences = {
   "{} instead of {}, alone: {} other outputs of a {} agree in type": "仅此处为 {} 而非 {}：另有 {} 个{}的输出类型一致", "what is made of it": "由它得到的结果",
   "that call, or one before it without a partner": "该调用，或其之前未匹配的调用", "its inputs already differ": "其输入已有差异",
   "no call: it is a new constant, and only its users count": "没有调用：它是新常量，只有使用者有影响",
+  "the same samples are divided among the {} ranks in another way": "相同的样本以另一方式分给 {} 个 rank",
   "{} inside a custom function": "{}（在自定义函数内部）",
   "only the {} calls {}{} after the backward pass began": "仅{}在反向开始之后调用 {}{}", "{} ulp ({} times the allowed error)": "{} ulp（允许误差的 {} 倍）",
   "the {} computes {} of {} wrongly: {}; the {} is right: {}": "{1}对 {3} 的 {2} 计算错误：{4}；{5}正确：{6}",
