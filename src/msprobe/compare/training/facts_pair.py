@@ -132,12 +132,9 @@ class FactsPair:
         return frozenset(name for name, both in self.reshaped.items() if is_part(*both))
 
     @cached_property
-    def clip_factors(self) -> tuple[float, float]:
-        """By what each side's clipping scaled the gradients of all its optimizers; else 1."""
-        target, reference = (
-            _clip_factor(clips, facts)
-            for clips, facts in zip(self.events(Clip), self.sides, strict=True)
-        )
+    def clip_factors(self) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
+        """Optimizer and its call → by what clipping scaled its gradients, for both sides."""
+        target, reference = map(_clip_factors, self.sides)
         return target, reference
 
     @property
@@ -178,12 +175,20 @@ class FactsPair:
         )
 
 
-def _clip_factor(clips: list[Clip], facts: Facts) -> float:
+def _clip_factors(facts: Facts) -> dict[tuple[int, int], float]:
+    """Return the factors of one clipping of all gradients, or of one for each optimizer."""
+    clips = [event for event in facts.events if isinstance(event, Clip)]
     steps = facts.optimizer_steps()
-    total = sum(sum(map(bool, step.parameters.has_gradient)) for step in steps)
-    if len(clips) != 1 or clips[0].parameters < total:
-        return 1.0
-    return clip_coefficient(clips[0]) or 1.0
+    counts = [sum(map(bool, step.parameters.has_gradient)) for step in steps]
+    if len(clips) == 1:
+        clips, counts = clips * len(steps), [sum(counts)] * len(steps)
+    if len(clips) != len(steps):
+        return {}
+    return {
+        (step.number, step.call): clip_coefficient(clip) or 1.0
+        for step, clip, count in zip(steps, clips, counts, strict=True)
+        if clip.parameters >= count
+    }
 
 
 def clip_coefficient(clip: Clip) -> float | None:
@@ -307,7 +312,8 @@ class StepPair:
         Checksums stay those of what the optimizer got.
         """
         factors = [
-            1.0 if math.isclose(factor, 1.0) else factor for factor in self.pair.clip_factors
+            factors.get((step.number, step.call), 1.0)
+            for step, factors in zip(self.sides, self.pair.clip_factors, strict=True)
         ]
         if factors == [1.0, 1.0]:
             return self.gradients
