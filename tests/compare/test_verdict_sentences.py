@@ -253,7 +253,7 @@ class Lower(torch.autograd.Function):
 
     @staticmethod
     def forward(_: Any, x: Tensor) -> Tensor:
-        y = x.clone()
+        y = x.clone().tril_(diagonal=0 if Lower.halves == "argument" else 2)
         return y.tril_() if Lower.halves == "forward" else y
 
     @staticmethod
@@ -262,20 +262,32 @@ class Lower(torch.autograd.Function):
         return gradient.tril_() if Lower.halves == "backward" else gradient
 
 
+def verdict_on_lower(folder: Path, monkeypatch: pytest.MonkeyPatch, halves: str) -> Any:
+    sides = folder / "target", folder / "reference"
+    for side, given in zip(sides, (halves, ""), strict=True):
+        monkeypatch.setattr(Lower, "halves", given)
+        torch.manual_seed(0)
+        net = nn.Linear(3, 3)
+        with recording(side, "L1") as observed, observed.step_of(net):
+            Lower.apply(net(torch.randn(4, 3))).tanh().sum().backward()
+    return run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+
 @pytest.mark.parametrize("halves", ["forward", "backward"])
 def test_what_a_custom_function_calls_inside_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, halves: str
 ) -> None:
-    sides = tmp_path / "target", tmp_path / "reference"
-    for folder, given in zip(sides, (halves, ""), strict=True):
-        monkeypatch.setattr(Lower, "halves", given)
-        torch.manual_seed(0)
-        net = nn.Linear(3, 3)
-        with recording(folder, "L1") as observed, observed.step_of(net):
-            Lower.apply(net(torch.randn(4, 3))).tanh().sum().backward()
-
-    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+    verdict = verdict_on_lower(tmp_path, monkeypatch, halves)
 
     assert verdict["class"] == "call"
-    assert "only the target calls Tensor.tril_.0.forward" in verdict["sentence"]
+    assert "only the target calls Tensor.tril_.1.forward" in verdict["sentence"]
     assert f"inside a custom function: output.0 of Autograd.Lower.0.{halves}" in verdict["sentence"]
+
+
+def test_an_argument_inside_a_custom_function_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = verdict_on_lower(tmp_path, monkeypatch, "argument")
+
+    assert verdict["class"] == "argument"
+    assert "Tensor.tril_.0.forward" in verdict["sentence"]

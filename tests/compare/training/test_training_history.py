@@ -436,6 +436,15 @@ def test_clipping(target: list[Parts], reference: list[Parts], words: str) -> No
     assert any(re.search(words, each) for each in found)
 
 
+def test_clipping_of_each_micro_batch() -> None:
+    (found,) = said(differences(({"events": [clip(), clip()]}, {"events": [clip()]})))
+
+    assert found == (
+        "clipping: the target calls clip_grad_norm_ 2 times, the reference once, with the limit 1 "
+        "(step 0)"
+    )
+
+
 def test_a_limit_that_no_gradient_reaches_has_no_effect() -> None:
     target, reference = clip(max=5.0), clip(max=9.0)
 
@@ -656,6 +665,24 @@ def test_one_clipping_of_two_optimizers() -> None:
         "gradient: all 3 gradients are 2 times the reference's before clipping (step 0): the "
         "factor is 2: they are doubled"
     ]
+
+
+def test_gradients_that_are_not_cleared_where_one_optimizer_is_clipped() -> None:
+    model, other = arrays(1), {"d.weight": arrays(5)["a.weight"]}
+
+    def step(own: Arrays, total: float) -> Parts:
+        clipped = {name: each / total for name, each in own.items()}
+        first, second = (optimizer_step(each, each, each) for each in (clipped, other))
+        return {"events": [clip(total_norm=total), first, second | {"number": 1}]}
+
+    # The first step leaves its clipped gradients behind.
+    kept = {name: each / 4 + model[name] for name, each in arrays(3).items()}
+    steps = (
+        (step(arrays(3), 4.0), step(arrays(3), 4.0)),
+        (step(kept, 5.0), step(model, 6.0)),
+    )
+
+    assert any("are not cleared" in each for each in said(differences(*steps)))
 
 
 def test_a_gradient_that_only_one_side_has() -> None:

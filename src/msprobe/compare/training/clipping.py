@@ -40,7 +40,19 @@ def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
                 f"the {lacking} does not clip; the {side} calls {event.function} with "
                 f"{shown(event.max)}{norm}"
             )
-            yield _clipping(pair, words, _effect_of(event))
+            # Of micro batches, say: then they are not the last thing before the optimizer.
+            moment = Moment.CLIP
+            if others:
+                moment = Moment.REDUCE
+                words = (
+                    f"the {side} calls {event.function} {len(own_clips)} times, the {lacking} "
+                    f"{_times(len(others))}, with the limit {shown(event.max)}"
+                )
+            yield _clipping(pair, words, _effect_of(event), moment)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def clips_other_parameters(pair: FactsPair) -> bool:
@@ -86,10 +98,12 @@ def _clip_effect(target: Clip, reference: Clip) -> Effect:
     return Effect.NONE if is_same else Effect.CERTAIN
 
 
-def _clipping(pair: FactsPair, words: str, effect: Effect) -> FactDifference:
+def _clipping(
+    pair: FactsPair, words: str, effect: Effect, moment: Moment = Moment.CLIP
+) -> FactDifference:
     return pair.difference(
         VerdictClass.CLIPPING,
-        Moment.CLIP,
+        moment,
         f"{words} (step {pair.step})",
         effect=effect,
         next=("clip gradients alike in both runs",),

@@ -176,19 +176,22 @@ class FactsPair:
 
 
 def _clip_factors(facts: Facts) -> dict[tuple[int, int], float]:
-    """Return the factors of one clipping of all gradients, or of one for each optimizer."""
+    """Return the factors of one clipping of all gradients, or of those of single optimizers.
+
+    These are told by how many parameters they were given.
+    """
     clips = [event for event in facts.events if isinstance(event, Clip)]
     steps = facts.optimizer_steps()
     counts = [sum(map(bool, step.parameters.has_gradient)) for step in steps]
-    if len(clips) == 1:
-        clips, counts = clips * len(steps), [sum(counts)] * len(steps)
-    if len(clips) != len(steps):
-        return {}
-    return {
-        (step.number, step.call): clip_coefficient(clip) or 1.0
-        for step, clip, count in zip(steps, clips, counts, strict=True)
-        if clip.parameters >= count
-    }
+    if len(clips) == 1 and clips[0].parameters >= sum(counts):
+        both = [(step, clips[0]) for step in steps]
+    else:
+        both = []
+        for count in {*counts}:
+            of_count = [step for step, own in zip(steps, counts, strict=True) if own == count]
+            given = [clip for clip in clips if clip.parameters == count]
+            both += zip(of_count, given, strict=True) if len(given) == len(of_count) else ()
+    return {(step.number, step.call): clip_coefficient(clip) or 1.0 for step, clip in both}
 
 
 def clip_coefficient(clip: Clip) -> float | None:

@@ -13,6 +13,8 @@ from msprobe.compare.verdicts.places import lone_words
 from msprobe.dump.record_names import RecordKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from msprobe.compare.model import OperationPair
     from msprobe.compare.sides import Side
     from msprobe.compare.verdicts.ranking import Culprit
@@ -35,6 +37,16 @@ def lone_call_inside(culprit: Culprit) -> tuple[OperationPair, str] | None:
             if pair is not None and comparison.side_of(pair) is side:
                 return pair, f"{lone_words(comparison, pair)} inside a custom function"
     return None
+
+
+def culprit_inside(culprit: Culprit, culprits: Sequence[Culprit]) -> Culprit:
+    """Return the call to blame that a custom function makes, if there is one; else the culprit."""
+    comparison, own = culprit.comparison, culprit.row.pair
+    others = [each for each in culprits if each.comparison is comparison and each is not culprit]
+    if not others or not own.is_matched or comparison.parsed(own).prefix != _PREFIX:
+        return culprit
+    names = set(_inside(comparison.target, own.target or ""))
+    return next((each for each in others if each.row.pair.target in names), culprit)
 
 
 def _inside(side: Side, function: str) -> list[str]:
