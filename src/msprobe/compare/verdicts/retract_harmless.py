@@ -260,9 +260,8 @@ class _Agreement:
             return None
         if self._calls.is_after_backward(call):
             return None
-        # A factor of 0 may hide the results of other calls: rounding they would show.
-        is_hidden = all(row.status is Status.EQUAL for row in self._loss.outputs)
-        needs_gradients |= has_modules or (is_hidden and self._calls.makes_other_call(call.pair))
+        # The loss alone hides the results of other calls: by a factor of 0, or in a mean.
+        needs_gradients |= has_modules or self._calls.makes_other_call(call.pair)
         return self._loss if not needs_gradients or self._has_equal_weight_gradients else None
 
     @cached_property
