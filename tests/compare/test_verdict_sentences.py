@@ -291,3 +291,21 @@ def test_an_argument_inside_a_custom_function_is_named(
 
     assert verdict["class"] == "argument"
     assert "Tensor.tril_.0.forward" in verdict["sentence"]
+
+
+def test_a_loss_that_agrees_within_tolerance_does_not_vouch_for_another_call(
+    tmp_path: Path,
+) -> None:
+    """A share of 1e-5 does not show in the loss, and does in the gradients of its weights."""
+    sides = tmp_path / "target", tmp_path / "reference"
+    for side, activation in zip(sides, (F.gelu, F.silu), strict=True):
+        torch.manual_seed(0)
+        net = nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, 6)])
+        x = torch.randn(5, 6)
+        with recording(side, "L1") as observed, observed.step_of(net):
+            (x + 1e-5 * net[1](activation(net[0](x)))).square().mean().backward()
+
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == "call"
+    assert "only the target calls Functional.gelu.0.forward" in verdict["sentence"]
