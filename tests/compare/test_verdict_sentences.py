@@ -244,3 +244,68 @@ def test_a_call_that_uses_a_parameter_outside_its_module_is_named(compare: Compa
     verdict = compare("mix", Choices(penalty=True))["verdict"]
     assert verdict["class"] == "call"
     assert "only the target calls Tensor." in verdict["sentence"]
+
+
+class Lower(torch.autograd.Function):
+    """Hands on its input and its gradient, or only the lower triangle of one of them."""
+
+    halves = ""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        y = x.clone().tril_(diagonal=0 if Lower.halves == "argument" else 2)
+        return y.tril_() if Lower.halves == "forward" else y
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        gradient = gradient.clone()
+        return gradient.tril_() if Lower.halves == "backward" else gradient
+
+
+def verdict_on_lower(folder: Path, monkeypatch: pytest.MonkeyPatch, halves: str) -> Any:
+    sides = folder / "target", folder / "reference"
+    for side, given in zip(sides, (halves, ""), strict=True):
+        monkeypatch.setattr(Lower, "halves", given)
+        torch.manual_seed(0)
+        net = nn.Linear(3, 3)
+        with recording(side, "L1") as observed, observed.step_of(net):
+            Lower.apply(net(torch.randn(4, 3))).tanh().sum().backward()
+    return run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+
+@pytest.mark.parametrize("halves", ["forward", "backward"])
+def test_what_a_custom_function_calls_inside_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, halves: str
+) -> None:
+    verdict = verdict_on_lower(tmp_path, monkeypatch, halves)
+
+    assert verdict["class"] == "call"
+    assert "only the target calls Tensor.tril_.1.forward" in verdict["sentence"]
+    assert f"inside a custom function: output.0 of Autograd.Lower.0.{halves}" in verdict["sentence"]
+
+
+def test_an_argument_inside_a_custom_function_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = verdict_on_lower(tmp_path, monkeypatch, "argument")
+
+    assert verdict["class"] == "argument"
+    assert "Tensor.tril_.0.forward" in verdict["sentence"]
+
+
+def test_a_loss_that_agrees_within_tolerance_does_not_vouch_for_another_call(
+    tmp_path: Path,
+) -> None:
+    """A share of 1e-5 does not show in the loss, and does in the gradients of its weights."""
+    sides = tmp_path / "target", tmp_path / "reference"
+    for side, activation in zip(sides, (F.gelu, F.silu), strict=True):
+        torch.manual_seed(0)
+        net = nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, 6)])
+        x = torch.randn(5, 6)
+        with recording(side, "L1") as observed, observed.step_of(net):
+            (x + 1e-5 * net[1](activation(net[0](x)))).square().mean().backward()
+
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == "call"
+    assert "only the target calls Functional.gelu.0.forward" in verdict["sentence"]

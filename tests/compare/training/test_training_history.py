@@ -372,6 +372,23 @@ def test_the_same_arguments_by_name_and_by_place_are_no_other_data(
     assert said(differences((target, other)))
 
 
+def called(names: str, *seeds: int) -> Parts:
+    """Return a step that calls models of these names with batches of these seeds."""
+    calls = enumerate(zip(names, seeds, strict=True))
+    return {"data": [batch(s, i, record=f"Module.{n}.MLP.forward.0") for i, (n, s) in calls]}
+
+
+def test_models_that_are_called_in_another_order() -> None:
+    """What they are given is drawn on the way, say, and differs with the order."""
+    assert said(differences((called("ggd", 1, 2, 3), called("gdg", 1, 4, 5)))) == [
+        "order: step 0 calls the models in another order: Module.g.MLP in the target where the "
+        "reference calls Module.d.MLP"
+    ]
+    (found,) = said(differences((called("ggd", 1, 2, 3), called("ggd", 1, 4, 5))))
+    assert found.startswith("data: micro batch 1 of step 0 differs")
+    assert said(differences((called("ggd", 1, 2, 3), called("gdg", 1, 2, 3)))) == []
+
+
 def test_one_of_two_inputs_that_differs_is_a_part_of_the_data() -> None:
     both = {"data": [batch(1), batch(2, 1)]}
 
@@ -417,6 +434,15 @@ def test_clipping(target: list[Parts], reference: list[Parts], words: str) -> No
     found = said(differences(({"events": target}, {"events": reference})))
 
     assert any(re.search(words, each) for each in found)
+
+
+def test_clipping_of_each_micro_batch() -> None:
+    (found,) = said(differences(({"events": [clip(), clip()]}, {"events": [clip()]})))
+
+    assert found == (
+        "clipping: the target calls clip_grad_norm_ 2 times, the reference once, with the limit 1 "
+        "(step 0)"
+    )
 
 
 def test_a_limit_that_no_gradient_reaches_has_no_effect() -> None:
@@ -602,14 +628,61 @@ def test_a_single_gradient_that_changes_the_total_norm_of_all() -> None:
     clipped["layer3.weight"] = gradients["layer3.weight"] * 0.505
 
     target, reference = (
-        {"events": [clip(), optimizer_step(parameters, each, parameters)]}
-        for each in (clipped, gradients)
+        {
+            "events": [
+                clip(total_norm=total, parameters=12),
+                optimizer_step(parameters, each, parameters),
+            ]
+        }
+        for each, total in ((clipped, 4 / 1.01), (gradients, 4.0))
     )
     found = said(differences((target, reference)))
 
     (gradient,) = [each for each in found if each.startswith("gradient")]
-    assert gradient.startswith("gradient: layer3.weight is 0.505 times the reference's")
+    assert gradient.startswith("gradient: layer3.weight is 0.5 times the reference's before clip")
     assert gradient.endswith("1/2: they are halved")
+
+
+def test_one_clipping_of_two_optimizers() -> None:
+    """The gradients of one are doubled, and clipping makes those of both smaller."""
+    first, second = arrays(1), {f"d.{n}": each for n, each in arrays(2).items()}
+
+    def step(total: float, factor: float) -> Parts:
+        scale = 1 / total
+        gradients = (
+            {name: scale * each for name, each in first.items()},
+            {name: scale * factor * each for name, each in second.items()},
+        )
+        steps = [
+            optimizer_step(part, part, part) | {"number": number}
+            for number, part in enumerate(gradients)
+        ]
+        return {"events": [clip(total_norm=total, parameters=6), *steps]}
+
+    found = said(differences((step(5.0, 2.0), step(4.0, 1.0))))
+
+    assert [each for each in found if each.startswith("gradient")] == [
+        "gradient: all 3 gradients are 2 times the reference's before clipping (step 0): the "
+        "factor is 2: they are doubled"
+    ]
+
+
+def test_gradients_that_are_not_cleared_where_one_optimizer_is_clipped() -> None:
+    model, other = arrays(1), {"d.weight": arrays(5)["a.weight"]}
+
+    def step(own: Arrays, total: float) -> Parts:
+        clipped = {name: each / total for name, each in own.items()}
+        first, second = (optimizer_step(each, each, each) for each in (clipped, other))
+        return {"events": [clip(total_norm=total), first, second | {"number": 1}]}
+
+    # The first step leaves its clipped gradients behind.
+    kept = {name: each / 4 + model[name] for name, each in arrays(3).items()}
+    steps = (
+        (step(arrays(3), 4.0), step(arrays(3), 4.0)),
+        (step(kept, 5.0), step(model, 6.0)),
+    )
+
+    assert any("are not cleared" in each for each in said(differences(*steps)))
 
 
 def test_a_gradient_that_only_one_side_has() -> None:
@@ -698,6 +771,42 @@ def test_a_missing_mean_over_ranks() -> None:
     assert any("the target's gradients are not averaged over its 2 ranks" in each for each in found)
 
 
+@pytest.mark.parametrize(("start", "gradient"), [(1.0, 1.0), (1.5, 1.0), (1.0, 2.0)])
+def test_shards_are_compared_together(start: float, gradient: float) -> None:
+    """As FSDP against DDP: each of two ranks holds a half of each parameter and gradient."""
+    whole, gradients = arrays(1), arrays(2)
+
+    def state(values: Arrays, of: Arrays, size: int) -> Parts:
+        shapes = [[size]] * 3
+        return {
+            "parameters": start_state(values, shape=shapes),
+            "events": [optimizer_step(values, of, values)],
+        }
+
+    def half(values: Arrays, rank: int, factor: float) -> Arrays:
+        return {name: factor * each[3 * rank :][:3] for name, each in values.items()}
+
+    steps = [
+        (state(half(whole, r, start), half(gradients, r, gradient), 3), state(whole, gradients, 6))
+        for r in (0, 1)
+    ]
+
+    found = [each for each in said(differences(*steps, ranks=2)) if "update" not in each]
+
+    assert all("all 3 sharded parameters have another" in e for e in found), found
+    assert [("norm when" in each, "the gradient" in each) for each in found] == (
+        [(True, False)] if start != 1 else [(False, True)] if gradient != 1 else []
+    )
+
+
+def test_parameters_of_another_shape_are_named_before_those_that_follow() -> None:
+    target = {"parameters": start_state(arrays(1), shape=[[6], [4], [6]])}
+
+    (shape, _) = said(differences((target, {"parameters": start_state(arrays(2))})))
+
+    assert shape == "parameters: a.bias has another shape, (4) instead of (6)"
+
+
 def test_uneven_columns_are_no_error() -> None:
     damaged = step()
     parameters = damaged["events"][0]["parameters"]
@@ -741,3 +850,16 @@ def test_a_parameter_that_one_model_lacks_is_not_missed_by_its_optimizer() -> No
     )
     found = differences((lacking, whole))
     assert [each.words for each in found] == ["only the reference has b.weight"]
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_samples_that_ranks_share_in_another_way(agree: bool) -> None:
+    """Strided in place of blocks, say: the data differ on each rank, and the gradients do not."""
+    own, other = got(times(1)), got(times(1 if agree else 2))
+
+    def fed(seed: int, part: Parts) -> Parts:
+        return {"data": [batch(seed)], **part}
+
+    found = said(differences((fed(1, own), fed(2, other)), (fed(2, own), fed(1, other)), ranks=2))
+
+    assert any(each.startswith("data") for each in found) is not agree

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
-from msprobe.compare.training.facts_pair import FactsPair, same
+from msprobe.compare.training.facts_pair import FactsPair, clip_coefficient, same
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Clip, Facts, OptimizerStep, Scaler
 
@@ -40,7 +40,19 @@ def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
                 f"the {lacking} does not clip; the {side} calls {event.function} with "
                 f"{shown(event.max)}{norm}"
             )
-            yield _clipping(pair, words, _effect_of(event))
+            # Of micro batches, say: then they are not the last thing before the optimizer.
+            moment = Moment.CLIP
+            if others:
+                moment = Moment.REDUCE
+                words = (
+                    f"the {side} calls {event.function} {len(own_clips)} times, the {lacking} "
+                    f"{_times(len(others))}, with the limit {shown(event.max)}"
+                )
+            yield _clipping(pair, words, _effect_of(event), moment)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def clips_other_parameters(pair: FactsPair) -> bool:
@@ -79,17 +91,19 @@ def _first_after_step(facts: Facts) -> Clip | None:
 
 
 def _clip_effect(target: Clip, reference: Clip) -> Effect:
-    coefficient, expected = _coefficient(target), _coefficient(reference)
+    coefficient, expected = clip_coefficient(target), clip_coefficient(reference)
     if coefficient is None or expected is None or target.parameters != reference.parameters:
         return Effect.POSSIBLE
     is_same = math.isclose(coefficient, expected, rel_tol=_SAME_COEFFICIENT)
     return Effect.NONE if is_same else Effect.CERTAIN
 
 
-def _clipping(pair: FactsPair, words: str, effect: Effect) -> FactDifference:
+def _clipping(
+    pair: FactsPair, words: str, effect: Effect, moment: Moment = Moment.CLIP
+) -> FactDifference:
     return pair.difference(
         VerdictClass.CLIPPING,
-        Moment.CLIP,
+        moment,
         f"{words} (step {pair.step})",
         effect=effect,
         next=("clip gradients alike in both runs",),
@@ -117,16 +131,8 @@ def _clip_words(target: Clip, reference: Clip) -> str:
     return ""
 
 
-def _coefficient(clip: Clip) -> float | None:
-    """Return the factor by which gradients were scaled; None where it is not known."""
-    if clip.norm_type is None or clip.total_norm is None or clip.max is None:
-        return None
-    # The formula of torch.nn.utils.clip_grad_norm_.
-    return min(1.0, clip.max / (clip.total_norm + 1e-6))
-
-
 def _strength(clip: Clip) -> float:
-    factor = _coefficient(clip)
+    factor = clip_coefficient(clip)
     return math.inf if factor is None else 1 - factor
 
 

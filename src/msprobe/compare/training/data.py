@@ -26,6 +26,7 @@ from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data
 from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.dump.record_names import parse_record_name
 from msprobe.numerics.number_types import Kind, kind_of
 
 # Sums of the same elements in another order agree this far.
@@ -71,6 +72,7 @@ class DataHistory:
         self._rank = rank
         self._batches: list[_Batch] = []
         self._uneven: FactDifference | None = None
+        self._other_order: dict[int, str] = {}
         self.split: str | None = None
         self._is_recorded = True
 
@@ -94,6 +96,7 @@ class DataHistory:
                 self.split = self._uneven.words
                 return
             sides = _without_further(*sides)
+        self._other_order[pair.step] = _models_words(pair)
         batches = [
             _Batch(pair.step, micro, own, _named_as(own, other))
             for micro, (own, other) in enumerate(zip(*sides, strict=False))
@@ -111,6 +114,12 @@ class DataHistory:
             for both in _tensors(batch)
         )
         self._batches += [b for b in (batches if drawn else given) if b.target or b.reference]
+
+    def divide(self, pair: FactsPair, ranks: int) -> None:
+        """Take in a step in which ranks share the same samples in another way."""
+        self.split = f"the same samples are divided among the {ranks} ranks in another way"
+        if self._uneven is None:
+            self._uneven = self._difference(pair.step, self.split, Effect.NONE)
 
     @property
     def is_same(self) -> bool:
@@ -138,17 +147,22 @@ class DataHistory:
         first = apart[0]
         agree = any(b.step == first.step and b not in differing for b in self._batches)
         order = self._order_words(apart)
+        models = "" if order else self._other_order.get(first.step, "")
         alone = [words for batch in apart for words in _alone_words(batch)]
         is_given = not order and bool(alone) and not any(map(_changed, apart))
         # Samples or edges may come in any order within a batch: the values tell if it matters.
         is_permuted = not order and all(map(_holds_the_same, apart))
-        is_certain = order or (_changed(first) and not is_permuted)
+        is_certain = order or models or (_changed(first) and not is_permuted)
         tensor = (first.target or first.reference)[0]
         yield self._difference(
             first.step,
-            order or self._batch_words(apart),
+            order or models or self._batch_words(apart),
             Effect.CERTAIN if is_certain else Effect.POSSIBLE,
-            verdict=VerdictClass.ARGUMENT if is_given else VerdictClass.DATA,
+            verdict=VerdictClass.ORDER
+            if models
+            else VerdictClass.ARGUMENT
+            if is_given
+            else VerdictClass.DATA,
             record=tensor.record,
             is_partial=agree,
             micro=tensor.micro,
@@ -230,6 +244,22 @@ class DataHistory:
         if not changed:
             return f"{_place(batch)} holds other tensors{share}"
         return f"{_place(batch)} differs: {'; '.join(changed[:2])}{share}"
+
+
+def _models_words(pair: FactsPair) -> str:
+    """Return that a step calls the same models in another order; empty where it does not."""
+    called = [
+        [parse_record_name(batch[0].record or "").base for batch in _by_micro(facts.data)]
+        for facts in pair.sides
+    ]
+    if called[0] == called[1] or Counter(called[0]) != Counter(called[1]):
+        return ""
+    place = next(i for i, both in enumerate(zip(*called, strict=True)) if both[0] != both[1])
+    now, then = (names[place] for names in called)
+    return (
+        f"step {pair.step} calls the models in another order: {now} in the target where the "
+        f"reference calls {then}"
+    )
 
 
 def _named_as(target: Sequence[Data], reference: Sequence[Data]) -> Sequence[Data]:

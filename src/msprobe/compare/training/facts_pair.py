@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, TypeVar
@@ -16,10 +16,12 @@ from msprobe.compare.training.fingerprints import (
     at,
     change_of,
     in_column,
+    is_part,
     of_parameter,
 )
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import (
+    Clip,
     Ending,
     Event,
     Facts,
@@ -96,13 +98,44 @@ class FactsPair:
         return target, reference
 
     def start_changes(self) -> dict[str, Change]:
-        """Return parameter or buffer → how far it is apart when the step starts."""
+        """Return parameter or buffer → how far it is apart when the step starts.
+
+        Those of other shapes are left out.
+        """
         target, reference = self.starts
         return {
             name: change_of(found, reference[name])
             for name, found in target.items()
-            if name in reference
+            if name in reference and name not in self.reshaped
         }
+
+    @cached_property
+    def reshaped(self) -> dict[str, tuple[Sequence[int], Sequence[int]]]:
+        """Parameter or buffer → its shapes on both sides, for those whose shapes differ."""
+        target, reference = (
+            {}
+            if (columns := facts.parameters) is None
+            else dict(zip(columns.name, columns.shape, strict=False))
+            for facts in self.sides
+        )
+        return {
+            name: (shape, reference[name])
+            for name, shape in target.items()
+            if reference.get(name, shape) != shape
+        }
+
+    @cached_property
+    def sharded(self) -> frozenset[str]:
+        """The parameters of which one side alone holds a part on each rank."""
+        if not isinstance(self.rank, int):
+            return frozenset()
+        return frozenset(name for name, both in self.reshaped.items() if is_part(*both))
+
+    @cached_property
+    def clip_factors(self) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
+        """Optimizer and its call → by what clipping scaled its gradients, for both sides."""
+        target, reference = map(_clip_factors, self.sides)
+        return target, reference
 
     @property
     def passes(self) -> tuple[int, int]:
@@ -140,6 +173,33 @@ class FactsPair:
             facts.ended is not None and facts.ended.how in (Ending.INTERRUPTED, Ending.KILLED)
             for facts in self.sides
         )
+
+
+def _clip_factors(facts: Facts) -> dict[tuple[int, int], float]:
+    """Return the factors of one clipping of all gradients, or of those of single optimizers.
+
+    These are told by how many parameters they were given.
+    """
+    clips = [event for event in facts.events if isinstance(event, Clip)]
+    steps = facts.optimizer_steps()
+    counts = [sum(map(bool, step.parameters.has_gradient)) for step in steps]
+    if len(clips) == 1 and clips[0].parameters >= sum(counts):
+        both = [(step, clips[0]) for step in steps]
+    else:
+        both = []
+        for count in {*counts}:
+            of_count = [step for step, own in zip(steps, counts, strict=True) if own == count]
+            given = [clip for clip in clips if clip.parameters == count]
+            both += zip(of_count, given, strict=True) if len(given) == len(of_count) else ()
+    return {(step.number, step.call): clip_coefficient(clip) or 1.0 for step, clip in both}
+
+
+def clip_coefficient(clip: Clip) -> float | None:
+    """Return the factor by which gradients were scaled; None where it is not known."""
+    if clip.norm_type is None or clip.total_norm is None or clip.max is None:
+        return None
+    # The formula of torch.nn.utils.clip_grad_norm_.
+    return min(1.0, clip.max / (clip.total_norm + 1e-6))
 
 
 def _repeats_batch(facts: Facts) -> bool:
@@ -221,6 +281,7 @@ class StepPair:
                 in_column(reference, there, at(types[1], there) or ""),
             )
             for name, (here, there) in self.places.items()
+            if name not in self.pair.sharded
         }
 
     @cached_property
@@ -238,10 +299,35 @@ class StepPair:
 
         Where one side climbs its loss and the other one descends, the target's are negated.
         """
-        target, reference = map(_gradients_of, self.sides)
+        sharded = self.pair.sharded
+        target, reference = (
+            {name: each for name, each in _gradients_of(side).items() if name not in sharded}
+            for side in self.sides
+        )
         return (
-            {n: _negated(g) for n, g in target.items()} if self.is_opposed else target
+            {n: g.scaled(-1.0) for n, g in target.items()} if self.is_opposed else target
         ), reference
+
+    @cached_property
+    def unclipped(self) -> tuple[dict[str, Fingerprint], dict[str, Fingerprint]]:
+        """`gradients` before they were clipped; the same object where nothing is known of that.
+
+        Checksums stay those of what the optimizer got.
+        """
+        factors = [
+            factors.get((step.number, step.call), 1.0)
+            for step, factors in zip(self.sides, self.pair.clip_factors, strict=True)
+        ]
+        if factors == [1.0, 1.0]:
+            return self.gradients
+        target, reference = (
+            {
+                name: gradient.scaled(1 / factor)._replace(checksum=gradient.checksum)
+                for name, gradient in side.items()
+            }
+            for side, factor in zip(self.gradients, factors, strict=True)
+        )
+        return target, reference
 
     @property
     def short_name(self) -> str:
@@ -275,12 +361,6 @@ def _gradients_of(step: OptimizerStep) -> dict[str, Fingerprint]:
         if gradient.norm is not None:
             found[name] = gradient
     return found
-
-
-def _negated(gradient: Fingerprint) -> Fingerprint:
-    projections = [each and -each for each in gradient.projections or ()]
-    checksum = gradient.checksum and f"-{gradient.checksum}"
-    return gradient._replace(checksum=checksum, projections=projections or None)
 
 
 def is_idle(parameters: OptimizedParameters, place: int) -> bool:

@@ -32,6 +32,15 @@ class Fingerprint(NamedTuple):
     norm: float | None = None
     projections: Sequence[float | None] | None = None
 
+    def scaled(self, factor: float) -> Fingerprint:
+        """Return that of a multiple of the tensor; its checksum is that of no other multiple."""
+        projections = [each and each * factor for each in self.projections or ()]
+        return self._replace(
+            checksum=self.checksum and f"{factor} {self.checksum}",
+            norm=self.norm and self.norm * abs(factor),
+            projections=projections or None,
+        )
+
 
 class Change(NamedTuple):
     """How far two tensors are apart.
@@ -124,6 +133,16 @@ def _relative(target: Fingerprint, reference: Fingerprint) -> float | None:
         return 0.0 if moved else None
     found = distance / size if size else math.inf
     return found if math.isfinite(found) else None
+
+
+def is_part(target: Sequence[int], reference: Sequence[int]) -> bool:
+    """Return whether one shape is that of a share of the other one, divided along one dimension."""
+    apart = [both for both in zip(target, reference, strict=False) if both[0] != both[1]]
+    return (
+        len(target) == len(reference)
+        and len(apart) == 1
+        and min(apart[0]) <= -(-max(apart[0]) // 2)
+    )
 
 
 def of_parameter(columns: Parameters, place: int) -> Fingerprint:

@@ -8,10 +8,8 @@ optimizer come accumulation, reduction over ranks, unscaling and clipping.
 from __future__ import annotations
 
 import math
-import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
 from typing import Final
 
 from msprobe.compare.training.differences import (
@@ -40,11 +38,7 @@ _SAME_SUM: Final = 1e-3
 SAME_GRADIENT: Final = 1e-5
 """Sums in another order are as near as this in float32, and gradients of other calls, too."""
 _MOST: Final = 0.9
-# Two weights that fit fewer numbers than these are no proof of a sum.
-_LEAST_NUMBERS: Final = 6
-_PARALLEL: Final = 1e-9  # two parts nearer to each other than this have no weights of their own
-# Factors of gradients further apart than this are not those of one clipping.
-_CLIPPED_ALIKE: Final = 2e-2
+_PLAIN: Final = (1.0, 1.0)
 # Gradients so much smaller than the largest one may be the rounding of larger terms.
 _SMALL: Final = 1e-4
 _ROUNDING: Final = 2.0**-23  # of float32
@@ -183,16 +177,18 @@ class GradientHistory:
     ) -> Iterator[FactDifference]:
         """Yield how the gradients of a step differ; steps come in their order."""
         for pair in pairs:
-            both = pair.gradients
-            yield from self._of(pair, both, meanings)
-            self._last[pair.target.number] = both
+            yield from self._of(pair, meanings)
+            self._last[pair.target.number] = pair.gradients
 
-    def _of(
-        self, pair: StepPair, both: tuple[Gradients, Gradients], meanings: Meanings
-    ) -> Iterator[FactDifference]:
-        yield from _lacking(pair, both)
+    def _of(self, pair: StepPair, meanings: Meanings) -> Iterator[FactDifference]:
+        got, both = pair.gradients, pair.unclipped
+        yield from _lacking(pair, got)
         changes = pair.changes("gradient")
-        same = _near(*both) if pair.is_opposed else ()
+        is_clipped = both is not got
+        same = _near(*got) if pair.is_opposed or is_clipped else set()
+        if is_clipped:
+            # One that changes the total norm changes all that are clipped with it.
+            same |= _near(*both)
         moved = [
             name
             for name, change in changes.items()
@@ -201,26 +197,20 @@ class GradientHistory:
         if not moved:
             return
         last = self._last.get(pair.target.number)
-        is_clipped = all(pair.pair.events(Clip))
-        words = "" if last is None else _stale(moved, both, last, is_clipped=is_clipped)
+        words = "" if last is None else _stale(moved, both, last)
         if words:
             yield _difference(pair, f"{words} (step {pair.pair.step})", moved)
             return
-        factors = {name: factor_between(both[0][name], both[1][name]) for name in moved}
-        alone = _scaled_alone(factors) if is_clipped else []
-        if alone:
-            moved = alone
-        factor = common_factor(factors[name] for name in moved)
-        is_of_all = bool(alone) or len(moved) >= _MOST * len(changes)
+        factor = common_factor(factor_between(both[0][name], both[1][name]) for name in moved)
+        is_of_all = is_clipped or len(moved) >= _MOST * len(changes)
         if factor is not None and (is_of_all or factor.is_proved):
-            # Clipping scales all of them.
-            others = [each.value for each in factors.values() if each is not None]
-            meaning = meanings.of(factor.value / median(others) if alone else factor.value)
+            meaning = meanings.of(factor.value)
+            when = f"when the optimizer gets {are(moved, 'it', 'them')}"
             yield _difference(
                 pair,
                 f"{some_of(moved, len(changes), 'gradients')} {are(moved)} "
-                f"{shown(factor.value)} times the reference's when the optimizer gets "
-                f"{are(moved, 'it', 'them')} "
+                f"{shown(factor.value)} times the reference's "
+                f"{'before clipping' if is_clipped else when} "
                 f"(step {pair.pair.step})" + (f": the factor is {meaning}" if meaning else ""),
                 moved,
                 Effect.CERTAIN if is_of_all else Effect.POSSIBLE,
@@ -238,26 +228,6 @@ class GradientHistory:
                 [worst],
                 Effect.POSSIBLE,
             )
-
-
-def _scaled_alone(factors: Mapping[str, Factor | None]) -> list[str]:
-    """Return the few gradients that are scaled by themselves, where clipping moves all others.
-
-    A gradient that changes the total norm changes the factor by which clipping scales all.
-    """
-    values = [factor.value for factor in factors.values() if factor is not None]
-    if not values:
-        return []
-    of_all = median(values)
-    others = {
-        name
-        for name, factor in factors.items()
-        if factor is not None
-        and Factor(2.0, factor.residual).is_multiple  # the same direction
-        and math.isclose(factor.value, of_all, rel_tol=_CLIPPED_ALIKE)
-    }
-    alone = [name for name in factors if name not in others]
-    return alone if len(alone) <= (1 - _MOST) * len(factors) else []
 
 
 def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[FactDifference]:
@@ -283,13 +253,15 @@ def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[Fact
 
 
 def _stale(
-    names: Sequence[str],
-    both: tuple[Gradients, Gradients],
-    last: tuple[Gradients, Gradients],
-    *,
-    is_clipped: bool,
+    names: Sequence[str], both: tuple[Gradients, Gradients], last: tuple[Gradients, Gradients]
 ) -> str:
-    """Return whether gradients are left over from the step before, in words; empty if not."""
+    """Return whether gradients are left over from the step before, in words; empty if not.
+
+    Args:
+        names: the gradients that differ.
+        both: the gradients of this step, before they were clipped.
+        last: those that the optimizer got in the step before.
+    """
     known = [name for name in names if name in last[0]]
     for (side, _, own, other), earlier in zip(of_sides(*both), last, strict=True):
         stale = [
@@ -300,12 +272,11 @@ def _stale(
         if stale and len(stale) >= _MOST * len(names):
             return f"the {side}'s gradients are those of the step before"
         parts = {n: (other[n], earlier[n]) for n in known if n in earlier}
-        weights = _weights(own, parts) if is_clipped else (1.0, 1.0)
         added = [
             n
             for n, each in parts.items()
             # Beside a large gradient one of the step before does not show.
-            if weights and _is_sum(own[n], each, weights) and not _is_sum(own[n], each[:1], weights)
+            if _is_sum(own[n], each, _PLAIN) and not _is_sum(own[n], each[:1], _PLAIN)
         ]
         if added and len(added) >= _MOST * len(names):
             return (
@@ -321,33 +292,6 @@ def _is_copy(gradient: Fingerprint, earlier: Fingerprint | None) -> bool:
         and gradient.checksum is not None
         and gradient.checksum == earlier.checksum
     )
-
-
-def _weights(
-    wholes: Gradients, parts: Mapping[str, tuple[Fingerprint, Fingerprint]]
-) -> tuple[float, float] | None:
-    """Return by which weights gradients are nearest to sums of two; None if they need no second."""
-    columns = [
-        values
-        for name, (one, other) in parts.items()
-        for values in zip(*(g.projections or () for g in (wholes[name], one, other)), strict=False)
-        if None not in values
-    ]
-    if len(columns) < _LEAST_NUMBERS:
-        return None
-    # Least squares of two unknowns, by the normal equations.
-    whole, one, other = zip(*columns, strict=True)
-    own, both, theirs = _product(one, one), _product(one, other), _product(other, other)
-    rest = own * theirs - both * both
-    if rest <= _PARALLEL * own * theirs:
-        return None
-    sums = _product(one, whole), _product(other, whole)
-    found = (sums[0] * theirs - sums[1] * both) / rest, (sums[1] * own - sums[0] * both) / rest
-    return found if min(found) > _SAME_SUM else None
-
-
-def _product(one: Sequence[float], other: Sequence[float]) -> float:
-    return math.fsum(map(operator.mul, one, other))
 
 
 def _is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weights: Sequence[float]) -> bool:
@@ -370,7 +314,7 @@ def unreduced(pairs: Sequence[StepPair]) -> Iterator[FactDifference]:
     """Yield a missing reduction of gradients over ranks."""
     if len(pairs) < 2:
         return
-    sides = [[each.gradients[side] for each in pairs] for side in (0, 1)]
+    sides = [[each.unclipped[side] for each in pairs] for side in (0, 1)]
     for side, _, own, other in of_sides(*sides):
         names = [
             name

@@ -17,7 +17,7 @@ from msprobe.compare.training.clipping import (
     scaler_differences,
 )
 from msprobe.compare.training.collectives import collective_differences
-from msprobe.compare.training.data import DataHistory, Made
+from msprobe.compare.training.data import DataHistory, Made, is_split
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.gradient_factors import Meanings
@@ -38,6 +38,7 @@ from msprobe.compare.training.optimizers import (
     state_differences,
 )
 from msprobe.compare.training.schedules import ScheduleHistory
+from msprobe.compare.training.shards import shard_differences
 from msprobe.compare.training.start import (
     RandomHistory,
     equal_at_start,
@@ -112,8 +113,30 @@ class TrainingHistory:
             pairs: the facts of its ranks.
             made_inside: rank → inputs of models that calls of the step made.
         """
+        if self._are_divided_otherwise(pairs):
+            for pair in pairs:
+                self._rank(pair.rank).data.divide(pair, len(pairs))
+            return
         for pair in pairs:
             self._rank(pair.rank).data.add(pair, made_inside.get(pair.rank))
+
+    def _are_divided_otherwise(self, pairs: Sequence[FactsPair]) -> bool:
+        """Return whether ranks share the same samples in another way, and gradients are the same.
+
+        Strided or in blocks, say: what all ranks reduce is the same sum.
+        """
+        sides = [[each for pair in pairs for each in pair.sides[side].data] for side in (0, 1)]
+        return (
+            len(pairs) > 1
+            and all(sides)
+            and is_split(*sides)
+            and not all(is_split(*(facts.data for facts in pair.sides)) for pair in pairs)
+            and all(
+                pair.steps
+                and all(has_same_gradients(s, self.same_gradient(pair.rank)) for s in pair.steps)
+                for pair in pairs
+            )
+        )
 
     def add(
         self,
@@ -153,6 +176,7 @@ class TrainingHistory:
             for same_step in zip(*made, strict=True):
                 # It says more than that the gradients differ.
                 self.found += unreduced(same_step)
+        self.found += shard_differences(pairs)
         self.found += later
 
     @staticmethod

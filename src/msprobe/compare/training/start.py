@@ -14,6 +14,7 @@ from msprobe.compare.training.differences import (
     Moment,
     are,
     of_sides,
+    shown,
     shown_names,
     some_of,
 )
@@ -217,7 +218,18 @@ def parameter_differences(
     yield from _types(pair)
     # A model of other parameters draws other numbers for those that follow.
     alone = "".join(f"; {each.words}" for each in present)
-    yield from _moved(pair, target, changes, alone, is_first=unchanged is None)
+    reshaped = _reshaped(pair) if unchanged is None and not trains_alike else ""
+    moved = list(_moved(pair, target, changes, alone + reshaped, is_first=unchanged is None))
+    if reshaped:
+        yield pair.difference(
+            VerdictClass.PARAMETERS,
+            Moment.PARAMETERS,
+            reshaped.removeprefix("; "),
+            # One that is only padded, say, draws no other numbers for those that follow.
+            effect=Effect.CERTAIN if moved else Effect.POSSIBLE,
+            next=("make both models with the same options",),
+        )
+    yield from moved
 
 
 def equal_at_start(pair: FactsPair, kind: str | None = None) -> dict[str, bool]:
@@ -290,6 +302,19 @@ def _moved(
             if is_first
             else ("look for code that changes parameters between two optimizer steps",),
         )
+
+
+def _reshaped(pair: FactsPair) -> str:
+    """Return which parameters have another shape, as a part of a sentence; shards have none."""
+    names = [name for name in pair.reshaped if name not in pair.sharded]
+    if not names:
+        return ""
+    shapes = [shown([*shape]) for shape in pair.reshaped[names[0]]]
+    first = "" if len(names) == 1 else "the first "
+    return (
+        f"; {some_of(names, len(pair.starts[0]))} {are(names, 'has', 'have')} another shape, "
+        f"{first}{shapes[0]} instead of {shapes[1]}"
+    )
 
 
 def _present(pair: FactsPair) -> Iterator[FactDifference]:

@@ -18,6 +18,7 @@ from msprobe.compare.training.gradient_factors import multiple_words
 from msprobe.compare.training.module_settings import changed_options, changed_settings
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.communication import group_words, is_of_group
+from msprobe.compare.verdicts.custom_functions import lone_call_inside
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
@@ -99,6 +100,14 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     """
     found = class_of(culprit)
     words = culprit_words(culprit)
+    if found in (VerdictClass.KERNEL, VerdictClass.GRADIENT):
+        inside = lone_call_inside(culprit)
+        if inside is not None:
+            pair, lone = inside
+            is_sent = is_communication(culprit.comparison.parsed(pair))
+            return (
+                VerdictClass.COMMUNICATION if is_sent else VerdictClass.CALL
+            ), f"{lone}: {words}"
     is_reshaped = found is VerdictClass.CALL and culprit.row.status is Status.SHAPE
     if found not in (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM) and not is_reshaped:
         return found, words
@@ -139,8 +148,10 @@ def moment_of(culprit: Culprit) -> Moment:
     if culprit.kind == "parameter" or culprit.row.cause is Cause.PARAMETER:
         return Moment.PARAMETERS
     parsed = _parsed(culprit)
-    is_reduced = parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED
-    if is_reduced or culprit.row.cause is Cause.ACCUMULATED:
+    if parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED:
+        # It is read when an optimizer steps: on one side alone, perhaps.
+        return Moment.REDUCE if culprit.row.pair.is_matched else Moment.UPDATE
+    if culprit.row.cause is Cause.ACCUMULATED:
         return Moment.REDUCE
     if culprit.kind in ("backward", "parameter_grad"):
         return Moment.BACKWARD

@@ -19,6 +19,7 @@ from typing import Final
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
+from msprobe.compare.training.fingerprints import is_part
 from msprobe.compare.verdicts.calls import Call, Calls, names_of
 from msprobe.compare.verdicts.data_flow import DataFlow
 from msprobe.compare.verdicts.statistics_error import statistics_error
@@ -55,6 +56,10 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
         if not found or calls.is_kept(call):
             continue
         if call.parsed.kind in PARAMETER_GRADIENTS:
+            parts = [row for row in found if isinstance(row, Matched) and _is_shard(row)]
+            if call.parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED and len(parts) == len(found):
+                _clear(call, found, Cause.SHARD, "", is_same=False)
+                continue
             _retract_replaced(call, found, replaced)
             continue
         has_own = calls.is_in_backward(call) or _has_gradients_of_its_own(call, found)
@@ -126,6 +131,12 @@ def _is_replaced(row: Row) -> bool:
     """Return whether a module has a parameter that the other side has not, or not in its shape."""
     is_shared = isinstance(row, Matched) and row.status is not Status.SHAPE
     return row.value.role is Role.PARAMETER and not is_shared
+
+
+def _is_shard(row: Matched) -> bool:
+    """Return whether one side holds a part of what the other one holds."""
+    shapes = [value.shape for value in row.values]
+    return row.status is Status.SHAPE and None not in shapes and is_part(*shapes)  # type: ignore[arg-type]
 
 
 def _retract_replaced(call: Call, found: Sequence[Row], replaced: Mapping[str, str]) -> None:
@@ -249,9 +260,8 @@ class _Agreement:
             return None
         if self._calls.is_after_backward(call):
             return None
-        # A factor of 0 may hide the results of other calls: rounding they would show.
-        is_hidden = all(row.status is Status.EQUAL for row in self._loss.outputs)
-        needs_gradients |= has_modules or (is_hidden and self._calls.makes_other_call(call.pair))
+        # The loss alone hides the results of other calls: by a factor of 0, or in a mean.
+        needs_gradients |= has_modules or self._calls.makes_other_call(call.pair)
         return self._loss if not needs_gradients or self._has_equal_weight_gradients else None
 
     @cached_property

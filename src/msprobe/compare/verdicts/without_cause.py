@@ -62,7 +62,7 @@ def without_cause(findings: Findings) -> Verdict:
     first = differing[0] if differing else None
     for each in differing:
         # What comes in on one rank reaches the others within the step.
-        if each.step == differing[0].step and each.given is not None:
+        if each.step == differing[0].step and each.given is not None and findings.split is None:
             return _of_given(findings, each, each.given)
     unmatched = counts[Status.MISSING] + counts[Status.ADDED]
     inside = sum(counts[status] for status in Status if status.is_difference) - unmatched
