@@ -58,6 +58,14 @@ SAMPLED: Final = np.uint64(1 << 63)
 """Set in a checksum that is not of all bytes: that of the norm and some elements, as accelerators
 make it; the norm then takes the place of the projections."""
 
+AUTOCAST: Final = "autocast"
+"""The entry of the settings that is no optimizer: types in which the model computes, if other
+than those of its parameters; earlier versions lack it."""
+
+_SPLIT: Final = 1 << 63
+_RANDOM_BITS: Final = 21
+_HOST_GENERATORS: Final = ("python", "numpy")
+
 QUANTITIES: Final = ("parameter", "gradient", "update")
 """What there is for each parameter: before the step, as the optimizer got it, added by the step."""
 
@@ -118,7 +126,7 @@ class SignatureWriter:
             head: one element of type `HEAD`; its sums over all parameters are filled in here.
             names: of the parameters.
             entries: shape (3, number of names), type `ENTRY`; rows in the order of `QUANTITIES`.
-            settings: of the optimizers; written only when they are other than before.
+            settings: of the optimizers, and `AUTOCAST`; written when they change.
             types: of the parameters; empty if unknown.
 
         Raises:
@@ -171,6 +179,7 @@ def _with_meaning(settings: Mapping[str, Any]) -> dict[str, Any]:
             for group in groups
         ]
         for optimizer, groups in settings.items()
+        if optimizer != AUTOCAST
     }
 
 
@@ -181,7 +190,7 @@ class StepSignature(NamedTuple):
         head: one element of type `HEAD`.
         names: of the parameters.
         entries: shape (3, number of names), type `ENTRY`; rows in the order of `QUANTITIES`.
-        settings: of the optimizers.
+        settings: of the optimizers, and `AUTOCAST`.
         types: of the parameters; empty in files of earlier versions.
     """
 
@@ -346,6 +355,38 @@ class SignatureFile:
             index = before
 
 
+def random_checksum(states: Mapping[str, str]) -> int:
+    """Return one number for the states of all generators: see `random_parts`.
+
+    Args:
+        states: name of a generator → checksum of its state.
+    """
+    devices = {name: state for name, state in states.items() if name not in _HOST_GENERATORS}
+    found = _SPLIT
+    for place, part in enumerate([devices, *map(states.get, _HOST_GENERATORS)]):
+        checksum = zlib.crc32(_json(part)) % (1 << _RANDOM_BITS)
+        found |= (checksum or 1) << place * _RANDOM_BITS
+    return found
+
+
+def random_parts(checksums: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return checksums of the generators of the framework, of Python and of NumPy.
+
+    Args:
+        checksums: ``random`` of some steps; earlier versions made one checksum of all states.
+
+    Returns: shape (steps, 4); the last column is a checksum made by earlier versions. 0 is unknown.
+    """
+    is_split = checksums & np.uint64(_SPLIT) != 0
+    shifts = np.arange(3, dtype=np.uint64) * np.uint64(_RANDOM_BITS)
+    parts = checksums[:, None] >> shifts & np.uint64((1 << _RANDOM_BITS) - 1)
+    return np.where(
+        is_split[:, None],
+        np.column_stack([parts, np.zeros_like(checksums)]),
+        np.column_stack([np.zeros_like(parts), checksums]),
+    )
+
+
 def signature_files(path: Path) -> dict[str, Path]:
     """Return the files of a run by rank folder, such as ``rank0``.
 
@@ -355,6 +396,8 @@ def signature_files(path: Path) -> dict[str, Path]:
     Raises:
         DumpFormatError: there are none.
     """
+    if not path.exists():
+        raise DumpFormatError(path, "does not exist; check the path")
     found = {path.stem: path} if path.is_file() else find_signatures(path)
     if not found:
         advice = 'record them with "task": "signature"'

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from msprobe.dump.facts import WITHOUT_MEANING
 from msprobe.dump.signature_file import (
+    AUTOCAST,
     QUANTITIES,
     SAMPLED,
     SignatureFile,
@@ -68,6 +69,8 @@ class RankParting:
         settings: settings that differ there: name, value of the target, of the reference.
         types: number of parameters whose types differ, that of the first one in the target, and in
             the reference; None where types agree or are unknown.
+        autocast: types in which the target and the reference compute by autocast, where they
+            differ; empty for those of the parameters.
         stepless: the side of which no optimizer makes a step there, or an empty text.
     """
 
@@ -79,6 +82,7 @@ class RankParting:
     parameters: int
     settings: tuple[tuple[str, Any, Any], ...]
     types: tuple[int, str, str] | None
+    autocast: tuple[str, str] | None
     stepless: str
 
     @property
@@ -93,11 +97,16 @@ class RankParting:
 
     @property
     def is_precision(self) -> bool:
-        """Whether parameters differ by no more than the rounding of a type that one side lacks."""
+        """Whether parameters, or the loss, differ by no more than the rounding of a type that one
+        side lacks."""
+        types = {
+            Phase.PARAMETER: self.types and self.types[1:],
+            Phase.LOSS: self.autocast,
+        }.get(self.phase)
         error = self.parting.error
-        if self.types is None or self.phase is not Phase.PARAMETER or error is None:
+        if types is None or error is None or self.step != self.parting.step:
             return False
-        return error <= max(map(epsilon_of, self.types[1:]))
+        return error <= max(epsilon_of(dtype) for dtype in types if dtype)
 
     @property
     def has_other_rule(self) -> bool:
@@ -322,15 +331,29 @@ def _look_at(
         parameters=len(shared),
         settings=_settings_apart(target.settings, reference.settings),
         types=(len(types), *types[0]) if types else None,
+        autocast=_autocast_apart(target.settings, reference.settings),
         stepless=stepless[0] if len(stepless) == 1 else "",
     )
+
+
+def _autocast_apart(
+    target: Mapping[str, Any], reference: Mapping[str, Any]
+) -> tuple[str, str] | None:
+    """Return the types of autocast, where both are known and differ."""
+    if AUTOCAST not in target or AUTOCAST not in reference:
+        return None
+    one, other = (", ".join(side[AUTOCAST]) for side in (target, reference))
+    return None if one == other else (one, other)
 
 
 def _settings_apart(
     target: Mapping[str, Any], reference: Mapping[str, Any]
 ) -> tuple[tuple[str, Any, Any], ...]:
     """Return the settings that differ, those that change what is computed first."""
-    target_values, reference_values = dict(_flat(target)), dict(_flat(reference))
+    target_values, reference_values = (
+        dict(_flat({name: value for name, value in side.items() if name != AUTOCAST}))
+        for side in (target, reference)
+    )
     found = [
         (name, target_values.get(name), reference_values.get(name))
         for name in dict.fromkeys([*target_values, *reference_values])

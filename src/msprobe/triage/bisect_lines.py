@@ -70,15 +70,19 @@ def _phase_words(first: RankParting) -> str:
             f"{_setting_words(name)} is {json.dumps(target)} in the target, "
             f"{json.dumps(reference)} in the reference"
         )
+    words = (_JUMPS if first.parting.drifts else {}).get(first.phase, _WORDS[first.phase])
+    words += _size(first.parting.jump_error)
     if first.types is not None and first.phase is Phase.PARAMETER:
         count, target, reference = first.types
         some = "all" if count == first.parameters else f"{count} of"
         are = f"{some} {first.parameters} parameters are {target} in the target"
         return f"{are}, {reference} in the reference{_size(first.parting.jump_error)}"
+    if first.autocast is not None and first.phase in (Phase.LOSS, Phase.GRADIENT):
+        target, reference = (dtype or "the types of its parameters" for dtype in first.autocast)
+        return f"autocast: the target computes in {target}, the reference in {reference}; {words}"
     if first.stepless:
         return f"no optimizer of the {first.stepless} makes a step"
-    words = _JUMPS if first.parting.drifts else _WORDS
-    return words.get(first.phase, _WORDS[first.phase]) + _size(first.parting.jump_error)
+    return words
 
 
 def _setting_words(name: str) -> str:
@@ -122,7 +126,10 @@ def _details(found: Bisection, first: RankParting) -> Iterator[Text]:
         words = _UNFELT if phase is Phase.UPDATE else _WORDS[phase]
         yield Text(f"  without consequence: in step {step} {words}", "dim")
     if parting.jump is None and not found.knows_noise:
-        yield Text("  to know what is noise, record the reference twice and give --noise", "dim")
+        yield Text(
+            "  to know what is noise, record the reference twice, and give the second with --again",
+            "dim",
+        )
     yield Text("  record this step of both runs in full, each in its own dump path:")
     yield Text(f"    {json.dumps(recording(found, first))}")
     yield Text(plain(f"  then: msprobe triage {found.target} {found.reference}"))

@@ -11,6 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.dump.signature_file import random_parts
+
 # Without recordings of the noise: a difference that was this small when the runs parted may be
 # rounding, and is a jump where it grows so many times beyond everything before.
 ROUNDING: Final = 1e-4
@@ -96,9 +98,13 @@ def find_parting(
     begins = {each: int(np.argmax(differs[each])) for each in _CAUSES if differs[each].any()}
     # Generators that differed all along without consequence are not drawn from, nor are those of a
     # step whose results agree.
+    drawn = _drawn_apart(target, reference)
+    begins[Phase.RANDOM] = int(np.argmax(drawn)) if drawn.any() else -1
     draws = differs[Phase.LOSS] | differs[Phase.GRADIENT]
-    differs[Phase.RANDOM][first] &= begins.get(Phase.RANDOM) == first and draws[first]
-    phase = next(phase for phase in Phase if differs[phase][first])
+    is_drawn = begins[Phase.RANDOM] == first and bool(draws[first])
+    phase = next(
+        phase for phase in Phase if (is_drawn if phase is Phase.RANDOM else differs[phase][first])
+    )
     changed = begins.get(Phase.SETTINGS, -1)
     if changed < first or not has_other_settings(changed):
         changed = -1
@@ -137,7 +143,9 @@ def find_parting(
         idle=tuple(
             (int(target["step"][place]), each)
             for each in _CAUSES
-            if (place := int(np.argmax(differs[each]))) < first and differs[each][place]
+            if (place := int(np.argmax(differs[each]))) < first + (each is Phase.RANDOM)
+            and differs[each][place]
+            and each is not phase
         )
         + tuple((int(target["step"][place]), Phase.UPDATE) for place in _leaps(unfelt, errors)),
     )
@@ -221,11 +229,33 @@ def _differing(phase: Phase, target: NDArray[Any], reference: NDArray[Any]) -> N
     one, other = target[phase.value], reference[phase.value]
     if phase is Phase.LOSS:
         found = (one != other) & ~(np.isnan(one) & np.isnan(other))
+    elif phase is Phase.RANDOM:
+        found = _random_apart(target, reference).any(axis=1)
     elif phase in _CAUSES:
         found = (one != other) & (one != 0) & (other != 0)
     else:
         found = one["checksum"] != other["checksum"]
     return np.asarray(found)
+
+
+def _random_apart(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which parts of the random states differ, for each step."""
+    one, other = (random_parts(heads["random"]) for heads in (target, reference))
+    return np.asarray((one != other) & (one != 0) & (other != 0))
+
+
+def _drawn_apart(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return the steps that draw from generators whose states differ.
+
+    A state that is the same when the next step begins was not drawn from; of the last step, one
+    that is the same in all steps.
+    """
+    drawn = np.zeros((len(target), 4), dtype=bool)
+    for heads in (target, reference):
+        parts = random_parts(heads["random"])
+        drawn[:-1] |= parts[1:] != parts[:-1]
+    drawn[-1] = drawn.any(axis=0) if len(drawn) > 1 else True
+    return np.asarray((drawn & _random_apart(target, reference)).any(axis=1))
 
 
 def _may_be_rounding(

@@ -181,6 +181,8 @@ class WholeRuns:
                 return VerdictClass.RANDOM, likely
             case Phase.PARAMETER if first.is_precision:
                 return VerdictClass.PRECISION, Confidence.PROVED if is_sure else likely
+            case Phase.LOSS if first.is_precision:
+                return VerdictClass.PRECISION, likely
             case Phase.PARAMETER if first.step == self._bisection.begin:
                 return VerdictClass.PARAMETERS, Confidence.PROVED if is_sure else likely
         return VerdictClass.UNEXPLAINED, Confidence.POSSIBLE
