@@ -352,6 +352,15 @@ def test_a_torn_end_is_left_out_and_written_on(tmp_path: Path, lost: int) -> Non
         assert file.heads["step"].tolist() == [*range(last + 1), 500]
 
 
+def test_a_run_that_goes_on_keeps_all_steps(tmp_path: Path) -> None:
+    """Indices follow every 256 steps, wherever a process ended."""
+    for first in range(0, 900, 300):
+        write_run(tmp_path, steps=300, first=first)
+    with SignatureFile(tmp_path / FOLDER / "rank.msig") as file:
+        assert file.heads["step"].tolist() == list(range(900))
+        assert file.step(299).head["step"] == 299
+
+
 def test_a_repeated_step_counts_once(tmp_path: Path) -> None:
     write_run(tmp_path, steps=10)
     write_run(tmp_path, steps=10, first=8)

@@ -98,9 +98,12 @@ class SignatureWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         end = 0
         self._last_index = _NOWHERE
+        self._heads: list[bytes] = []
+        self._offsets: list[int] = []
         if path.exists():
             with SignatureFile(path) as old:
                 end, self._last_index = old.end, old.last_index
+                self._heads, self._offsets = old.unindexed
         self._file = path.open("r+b" if path.exists() else "wb", buffering=0)
         self._file.truncate(end)  # a torn block would hide what follows
         self._file.seek(end)
@@ -109,8 +112,6 @@ class SignatureWriter:
         self._signs = _signs_of(())
         self._settings: tuple[dict[str, Any] | None, int] = (None, _NOWHERE)
         self._settings_checksum = 0
-        self._heads: list[bytes] = []
-        self._offsets: list[int] = []
 
     def append(
         self,
@@ -146,7 +147,7 @@ class SignatureWriter:
         offsets = _OFFSETS.pack(self._names[2], self._settings[1])
         self._offsets.append(self._put(_STEP, offsets + head.tobytes() + entries.tobytes()))
         self._heads.append(head.tobytes())
-        if len(self._heads) == _STEPS_OF_INDEX:
+        if len(self._heads) >= _STEPS_OF_INDEX:
             self._put_index()
 
     def close(self) -> None:
@@ -211,6 +212,7 @@ class SignatureFile:
         heads: one `HEAD` a step, in the order of steps; of a step that ran twice, the last one.
         end: where the last whole block ends.
         last_index: where the last index begins.
+        unindexed: heads and offsets of the steps after it.
 
     Raises:
         DumpFormatError: it is no such file, or damaged in the middle.
@@ -319,14 +321,17 @@ class SignatureFile:
 
         They are joined as bytes: NumPy joins structures field by field.
         """
-        heads, offsets = self._tail()
-        pieces = [(heads, offsets), *self._indexed()][::-1]
+        heads, offsets = self.unindexed = self._tail()
+        tail = b"".join(heads), np.array(offsets, "<i8").tobytes()
+        pieces = [tail, *self._indexed()][::-1]
         all_heads = np.frombuffer(b"".join(head for head, _ in pieces), HEAD)
         return all_heads, np.frombuffer(b"".join(offset for _, offset in pieces), "<i8")
 
-    def _tail(self) -> tuple[bytes, bytes]:
+    def _tail(self) -> tuple[list[bytes], list[int]]:
         """Return heads and offsets of the steps after the last index, which is found on the way."""
-        end, heads, offsets = self.end, [], []
+        end = self.end
+        heads: list[bytes] = []
+        offsets: list[int] = []
         while end:
             begin = self._begin_of(end)
             if begin is None:
@@ -340,7 +345,7 @@ class SignatureFile:
                 heads.append(payload[_OFFSETS.size : _OFFSETS.size + HEAD.itemsize])
                 offsets.append(begin)
             end = begin
-        return b"".join(reversed(heads)), np.array(offsets[::-1], "<i8").tobytes()
+        return heads[::-1], offsets[::-1]
 
     def _indexed(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield heads and offsets of each index, from the last one back to the first."""
