@@ -16,12 +16,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.compare.training.fingerprints import ROUNDINGS
 from msprobe.dump.facts import WITHOUT_MEANING
 from msprobe.dump.signature_file import (
     AUTOCAST,
     QUANTITIES,
     SAMPLED,
     SignatureFile,
+    StepSignature,
     signature_files,
 )
 from msprobe.errors import DumpFormatError
@@ -224,7 +226,8 @@ def _bisect_rank(rank: str, target: Path, reference: Path, noise: Path | None) -
             return any(_is_other(*values) for _, *values in _settings_apart(*sides))
 
         files = target_file, reference_file
-        parting = find_parting(target_heads, reference_heads, again, has_other_settings)
+        epsilon = min(_epsilon(file.step(int(steps[0]))) for file in files)
+        parting = find_parting(target_heads, reference_heads, again, has_other_settings, epsilon)
         found, step = None, int(steps[-1])
         if parting is not None:
             found = _look_at(rank, parting, target_file, reference_file)
@@ -232,6 +235,11 @@ def _bisect_rank(rank: str, target: Path, reference: Path, noise: Path | None) -
         place = int(np.searchsorted(steps, step))
         unknown = unknown_phases(target_heads[place], reference_heads[place])
         return _Compared(len(steps), int(steps[0]), any(sampled), unknown, found, notes)
+
+
+def _epsilon(step: StepSignature) -> float:
+    """Return the epsilon of the coarsest type in which a step computes."""
+    return max(map(epsilon_of, [*step.types, *step.settings.get(AUTOCAST, ())]), default=0.0)
 
 
 def _by_norms(heads: NDArray[Any]) -> NDArray[Any]:
@@ -304,7 +312,7 @@ def _look_at(
         )
     changed = np.flatnonzero(one["checksum"] != other["checksum"])
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        errors = distances(one, other) / np.maximum(one["norm"], other["norm"])
+        errors = distances(one, other) / _sizes(one, other)
     errors[np.isnan(errors)] = np.inf
     if quantity == "update":
         started = [each.entries[0] for each in (target, reference)]
@@ -344,6 +352,13 @@ def _autocast_apart(
         return None
     one, other = (", ".join(side[AUTOCAST]) for side in (target, reference))
     return None if one == other else (one, other)
+
+
+def _sizes(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the norms of parameters; noise, such as a bias before BatchNorm, counts as large."""
+    sizes: NDArray[np.float64] = np.fmax(target["norm"], reference["norm"])
+    largest = float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
+    return np.where(sizes < ROUNDINGS * epsilon_of("float32") * largest, largest, sizes)
 
 
 def _settings_apart(

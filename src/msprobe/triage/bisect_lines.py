@@ -52,11 +52,8 @@ def sentence(found: Bisection) -> str:
             if found.knows_noise
             else "no step jumps, so this may be rounding that adds up"
         )
-        given = "" if parting.error is not None else f": {_WORDS[parting.phase]}"
-        return (
-            f"the runs part in step {parting.step}{where}{given}{_size(parting.error)}, and drift "
-            f"from there: {why}"
-        )
+        words = plain(_phase_words(first))
+        return f"the runs part in step {parting.step}{where}: {words}, and drift from there: {why}"
     drift = f", after a drift from step {parting.step} on" if parting.drifts else ""
     words = _phase_words(first)
     return plain(f"the runs part in step {parting.jump}{where}{drift}: {words}")
@@ -70,13 +67,15 @@ def _phase_words(first: RankParting) -> str:
             f"{_setting_words(name)} is {json.dumps(target)} in the target, "
             f"{json.dumps(reference)} in the reference"
         )
-    words = (_JUMPS if first.parting.drifts else {}).get(first.phase, _WORDS[first.phase])
-    words += _size(first.parting.jump_error)
+    jumps = first.parting.drifts and first.parting.jump is not None
+    words = (_JUMPS if jumps else {}).get(first.phase, _WORDS[first.phase])
+    size = _size(first.parting.jump_error if jumps else first.parting.error)
+    words += size
     if first.types is not None and first.phase is Phase.PARAMETER:
         count, target, reference = first.types
         some = "all" if count == first.parameters else f"{count} of"
         are = f"{some} {first.parameters} parameters are {target} in the target"
-        return f"{are}, {reference} in the reference{_size(first.parting.jump_error)}"
+        return f"{are}, {reference} in the reference{size}"
     if first.autocast is not None and first.phase in (Phase.LOSS, Phase.GRADIENT):
         target, reference = (dtype or "the types of its parameters" for dtype in first.autocast)
         return f"autocast: the target computes in {target}, the reference in {reference}; {words}"

@@ -78,6 +78,7 @@ def find_parting(
     reference: NDArray[Any],
     noise: NDArray[np.float64] | None = None,
     has_other_settings: Callable[[int], bool] = lambda _: True,
+    epsilon: float = 0.0,
 ) -> Parting | None:
     """Return where two runs part; None if all of their common steps hold the same bits.
 
@@ -88,7 +89,9 @@ def find_parting(
             shape (steps, 4), see `noise_of`.
         has_other_settings: whether settings that differ do so by more than rounding, given a place
             in the arrays; Prodigy keeps what it measures among them.
+        epsilon: that of the type in which both sides compute: what differs by less may be rounding.
     """
+    rounding = max(ROUNDING, epsilon)
     differs = {phase: _differing(phase, target, reference) for phase in Phase}
     matters = np.logical_or.reduce([differs[phase] for phase in _MEASURED])
     if not matters.any():
@@ -108,20 +111,20 @@ def find_parting(
     changed = begins.get(Phase.SETTINGS, -1)
     if changed < first or not has_other_settings(changed):
         changed = -1
-    elif changed == first and _may_be_rounding(first, errors[:, :-1], noise):
+    elif changed == first and _may_be_rounding(first, errors[:, :-1], noise, rounding):
         phase = Phase.SETTINGS
     unfelt = np.zeros(len(target), dtype=bool)
     if noise is None:
-        unfelt = _unfelt_updates(first, errors, differs)
+        unfelt = _unfelt_updates(first, errors, differs, rounding)
     is_unfelt = unfelt[:, None] & _OF_WEIGHTS
     heard = np.where(is_unfelt, 0.0, errors)
     # The same samples in other micro batches are other data all along, and generators may not be
     # drawn from.
     is_given = phase in _CAUSES and (first > 0 or phase is Phase.SETTINGS)
-    drifts = not is_given and _may_be_rounding(first, heard, noise)
+    drifts = not is_given and _may_be_rounding(first, heard, noise, rounding)
     jump, jump_phase = first, phase
     if drifts:
-        jumps = _jumps(first, heard, noise)
+        jumps = _jumps(first, heard, noise, rounding)
         idle = np.maximum.accumulate(np.where(is_unfelt, errors, 0.0))
         jumps[1:] &= heard[1:] > _ABOVE_UNFELT * idle[:-1]
         found = np.flatnonzero(jumps.any(axis=1))
@@ -259,15 +262,15 @@ def _drawn_apart(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.bo
 
 
 def _may_be_rounding(
-    first: int, errors: NDArray[np.float64], noise: NDArray[np.float64] | None
+    first: int, errors: NDArray[np.float64], noise: NDArray[np.float64] | None, rounding: float
 ) -> bool:
     if noise is not None:
         return bool((errors[first] <= _ABOVE_NOISE * noise[first]).all())
-    return bool((errors[first] < ROUNDING).all())
+    return bool((errors[first] < rounding).all())
 
 
 def _jumps(
-    first: int, errors: NDArray[np.float64], noise: NDArray[np.float64] | None
+    first: int, errors: NDArray[np.float64], noise: NDArray[np.float64] | None, rounding: float
 ) -> NDArray[np.bool_]:
     """Return which phases of which steps differ more than rounding grows to."""
     if noise is not None:
@@ -277,21 +280,24 @@ def _jumps(
     # A phase that still holds the same bits has shown no error to grow from.
     largest = np.where(shown < _SHOWN, before.max(axis=1, keepdims=True), before)
     largest[: first + 1] = np.inf
-    return np.asarray((errors > _JUMP * largest) & (errors > ROUNDING))
+    return np.asarray((errors > _JUMP * largest) & (errors > rounding))
 
 
 def _unfelt_updates(
-    first: int, errors: NDArray[np.float64], differs: dict[Phase, NDArray[np.bool_]]
+    first: int,
+    errors: NDArray[np.float64],
+    differs: dict[Phase, NDArray[np.bool_]],
+    rounding: float,
 ) -> NDArray[np.bool_]:
     """Return in which steps a small part of the updates differs that nothing else feels."""
     weights = errors[:, _OF_WEIGHTS].max(axis=1)
-    found = (weights >= ROUNDING) & (weights < _SMALL_PART)
+    found = (weights >= rounding) & (weights < _SMALL_PART)
     found &= differs[Phase.GRADIENT] & ~differs[Phase.SETTINGS]
-    found[first] &= errors[first, 0] < ROUNDING  # what it begins with has no cause before
+    found[first] &= errors[first, 0] < rounding  # what it begins with has no cause before
     if not found.any():
         return np.asarray(found)
-    felt = np.asarray(_jumps(first, errors[:, ~_OF_WEIGHTS], None).any(axis=1))
-    felt[first] = (errors[first, ~_OF_WEIGHTS] >= ROUNDING).any()
+    felt = np.asarray(_jumps(first, errors[:, ~_OF_WEIGHTS], None, rounding).any(axis=1))
+    felt[first] = (errors[first, ~_OF_WEIGHTS] >= rounding).any()
     felt[:-1] |= felt[1:].copy()
     return np.asarray(found & ~felt)
 

@@ -79,6 +79,11 @@ class WholeRuns:
         return self.found.step
 
     @property
+    def jumps(self) -> bool:
+        """Whether the runs part by more than may be rounding."""
+        return self._first is not None and self._first.parting.jump is not None
+
+    @property
     def only_drifts(self) -> bool:
         """Whether the runs part by no more than recordings of one program do."""
         first, bisection = self._first, self._bisection
