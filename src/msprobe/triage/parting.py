@@ -28,6 +28,9 @@ _SHOWN: Final = 10
 # before BatchNorm) moves as far as any other. Where it is no more than this part of the update, and
 # neither losses nor gradients jump then or in the next step, its difference has no consequence.
 _SMALL_PART: Final = 0.05
+# A ReLU whose input is zero but for rounding changes a gradient as suddenly, for a step or a few.
+_PASSING_STEPS: Final = 3
+_MOST_PASSING: Final = 20
 
 
 class Phase(StrEnum):
@@ -45,6 +48,7 @@ class Phase(StrEnum):
 _CAUSES: Final = (Phase.DATA, Phase.RANDOM, Phase.SETTINGS)
 _MEASURED: Final = (Phase.PARAMETER, Phase.LOSS, Phase.GRADIENT, Phase.UPDATE)
 _OF_WEIGHTS: Final = np.array([True, False, False, True])
+_OF_GRADIENTS: Final = np.array([False, False, True, True])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +121,8 @@ def find_parting(
     if noise is None:
         unfelt = _unfelt_updates(first, errors, differs, rounding)
     is_unfelt = unfelt[:, None] & _OF_WEIGHTS
+    if noise is None:
+        is_unfelt |= _passing_jumps(first, errors, rounding)[:, None] & _OF_GRADIENTS
     heard = np.where(is_unfelt, 0.0, errors)
     # The same samples in other micro batches are other data all along, and generators may not be
     # drawn from.
@@ -300,6 +306,33 @@ def _unfelt_updates(
     felt[first] = (errors[first, ~_OF_WEIGHTS] >= rounding).any()
     felt[:-1] |= felt[1:].copy()
     return np.asarray(found & ~felt)
+
+
+def _passing_jumps(first: int, errors: NDArray[np.float64], rounding: float) -> NDArray[np.bool_]:
+    """Return in which steps gradients jump by little, and nothing but updates does with them.
+
+    They are back within some steps. One that is left out may hide the next one, so it is asked
+    again.
+    """
+    found = np.zeros(len(errors), dtype=bool)
+    for _ in range(_MOST_PASSING):
+        heard = np.where(found[:, None] & _OF_GRADIENTS, 0.0, errors)
+        jumps = _jumps(first, heard, None, rounding)
+        places = np.flatnonzero(jumps.any(axis=1))[:1]
+        if not places.size:
+            break
+        step = int(places[0])
+        later = heard[step + 1 : step + 1 + _PASSING_STEPS, 2]
+        back = later <= max(rounding, _JUMP * heard[:step, 2].max(initial=0.0))
+        end = step + 1 + int(np.argmax(back)) if back.any() else step
+        is_small = (heard[step : end + 1][:, _OF_GRADIENTS] < _SMALL_PART).all()
+        if end == step or not is_small:
+            break
+        heard[step:end, _OF_GRADIENTS] = 0.0
+        if _jumps(first, heard, None, rounding)[step : end + 1, :2].any():
+            break
+        found[step:end] = True
+    return found
 
 
 def _leaps(unfelt: NDArray[np.bool_], errors: NDArray[np.float64]) -> NDArray[np.intp]:

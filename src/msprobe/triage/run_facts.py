@@ -22,6 +22,7 @@ from msprobe.compare.training.fingerprints import (
     Fingerprint,
     at,
     change_of,
+    in_column,
     of_parameter,
 )
 from msprobe.compare.training.history import TrainingHistory
@@ -416,7 +417,7 @@ def _gradients(optimizers: Sequence[StepPair]) -> list[Change]:
     for pair in optimizers:
         changes = pair.changes("gradient")
         norms = [
-            max(at(columns.gradient.norm, place) or 0.0 for columns, place in sides)
+            max(in_column(columns.gradient, place, "").norm or 0.0 for columns, place in sides)
             for sides in (zip(pair.columns, pair.places[name], strict=True) for name in changes)
         ]
         largest = max((norm for norm in norms if math.isfinite(norm)), default=0.0)
