@@ -12,7 +12,7 @@ import pytest
 from signature_runs import NAMES, write_run
 
 from msprobe.cli import main
-from msprobe.dump.signature_file import FOLDER, SignatureFile, SignatureWriter
+from msprobe.dump.signature_file import FOLDER, SignatureFile, SignatureWriter, random_checksum
 from msprobe.errors import DumpFormatError
 from msprobe.triage.bisect import Bisection, bisect_runs
 from msprobe.triage.bisect_lines import sentence
@@ -352,6 +352,15 @@ def test_a_torn_end_is_left_out_and_written_on(tmp_path: Path, lost: int) -> Non
         assert file.heads["step"].tolist() == [*range(last + 1), 500]
 
 
+def test_a_run_that_goes_on_keeps_all_steps(tmp_path: Path) -> None:
+    """Indices follow every 256 steps, wherever a process ended."""
+    for first in range(0, 900, 300):
+        write_run(tmp_path, steps=300, first=first)
+    with SignatureFile(tmp_path / FOLDER / "rank.msig") as file:
+        assert file.heads["step"].tolist() == list(range(900))
+        assert file.step(299).head["step"] == 299
+
+
 def test_a_repeated_step_counts_once(tmp_path: Path) -> None:
     write_run(tmp_path, steps=10)
     write_run(tmp_path, steps=10, first=8)
@@ -396,3 +405,34 @@ def test_command_line(
         assert f"{NAMES[5]} (relative difference" in text
         assert facts["recording"]["step"] == [6]
         assert f'"step": {facts["recording"]["step"]}' in text
+
+
+def test_gradients_that_jump_for_a_step_unfelt_are_no_jump(tmp_path: Path) -> None:
+    """A ReLU whose input is zero but for rounding."""
+
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["gradients"] = state["gradients"] * (1 + 1e-7)
+        if step in (15, 25):
+            state["gradients"][3] *= 1.001
+
+    first = found(tmp_path, change).first
+    assert first is not None
+    assert (first.parting.drifts, first.parting.jump) == (True, None)
+
+
+def test_generators_are_told_apart(tmp_path: Path) -> None:
+    """Nothing draws from Python's generator, which is not seeded."""
+    states = {"cpu": "1", "python": "2", "numpy": "3"}
+
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["random"] = random_checksum({**states, "cpu": str(step)})
+
+    def unseeded(step: int, state: dict[str, Any]) -> None:
+        state["random"] = random_checksum({**states, "cpu": str(step), "python": "4"})
+        state["gradients"] *= 1.5
+
+    reference = write_run(tmp_path / "reference", change=change)
+    first = bisect_runs(write_run(tmp_path / "target", change=unseeded), reference).first
+    assert first is not None
+    assert (first.step, first.phase) == (0, Phase.GRADIENT)
+    assert first.parting.idle == ((0, Phase.RANDOM),)

@@ -241,3 +241,29 @@ def test_a_framework_that_lacks_it_refuses(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"task": "signature", "dump_path": tmp_path}
     with pytest.raises(ConfigError, match="for PyTorch"):
         load_config(**settings, dumps_kernels=True)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_autocast_is_precision(tmp_path: Path, inside: bool) -> None:
+    for name in ("target", "reference"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        cast = torch.autocast("cpu", torch.bfloat16, enabled=name == "target")
+        if inside:
+            model.forward = cast(model.forward)
+        debugger = PrecisionDebugger(task="signature", dump_path=tmp_path / name)
+        for _ in range(3):
+            data = torch.randn(8, 16)
+            debugger.start(model)
+            loss = model(data) if inside else cast(model)(data)
+            loss.float().square().mean().backward()
+            optimizer.step()
+            debugger.step()
+        reset_session()
+    found = bisect_runs(tmp_path / "target", tmp_path / "reference")
+    assert "autocast: the target computes in bfloat16" in sentence(found)
+    assert (
+        climb(tmp_path / "target", tmp_path / "reference").verdict["class"]
+        == VerdictClass.PRECISION
+    )

@@ -7,7 +7,6 @@ arrays.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from msprobe.dump.signature_file import (
     QUANTITIES,
     SUFFIX,
     SignatureWriter,
+    random_checksum,
 )
 
 Prints = NDArray[Any]
@@ -92,16 +92,16 @@ class StepSignatures:
             case int() if part == "step":
                 head["step"] = value
             case dict() if part == "random":
-                head["random"] = zlib.crc32(json.dumps(value).encode()) or 1
+                head["random"] = random_checksum(value)
 
-    def put_settings(self, optimizer: str, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Take the settings of an optimizer.
+    def put_settings(self, name: str, values: Sequence[Mapping[str, Any] | str]) -> None:
+        """Take the settings of an optimizer, or the types of autocast.
 
         Args:
-            optimizer: its name.
-            groups: settings of each of its groups.
+            name: of the optimizer, or `AUTOCAST`.
+            values: settings of each of its groups, or the types.
         """
-        self._settings[optimizer] = groups
+        self._settings[name] = values
 
     def put_parameters(
         self,

@@ -58,6 +58,14 @@ SAMPLED: Final = np.uint64(1 << 63)
 """Set in a checksum that is not of all bytes: that of the norm and some elements, as accelerators
 make it; the norm then takes the place of the projections."""
 
+AUTOCAST: Final = "autocast"
+"""The entry of the settings that is no optimizer: types in which the model computes, if other
+than those of its parameters; earlier versions lack it."""
+
+_SPLIT: Final = 1 << 63
+_RANDOM_BITS: Final = 21
+_HOST_GENERATORS: Final = ("python", "numpy")
+
 QUANTITIES: Final = ("parameter", "gradient", "update")
 """What there is for each parameter: before the step, as the optimizer got it, added by the step."""
 
@@ -90,9 +98,12 @@ class SignatureWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         end = 0
         self._last_index = _NOWHERE
+        self._heads: list[bytes] = []
+        self._offsets: list[int] = []
         if path.exists():
             with SignatureFile(path) as old:
                 end, self._last_index = old.end, old.last_index
+                self._heads, self._offsets = old.unindexed
         self._file = path.open("r+b" if path.exists() else "wb", buffering=0)
         self._file.truncate(end)  # a torn block would hide what follows
         self._file.seek(end)
@@ -101,8 +112,6 @@ class SignatureWriter:
         self._signs = _signs_of(())
         self._settings: tuple[dict[str, Any] | None, int] = (None, _NOWHERE)
         self._settings_checksum = 0
-        self._heads: list[bytes] = []
-        self._offsets: list[int] = []
 
     def append(
         self,
@@ -118,7 +127,7 @@ class SignatureWriter:
             head: one element of type `HEAD`; its sums over all parameters are filled in here.
             names: of the parameters.
             entries: shape (3, number of names), type `ENTRY`; rows in the order of `QUANTITIES`.
-            settings: of the optimizers; written only when they are other than before.
+            settings: of the optimizers, and `AUTOCAST`; written when they change.
             types: of the parameters; empty if unknown.
 
         Raises:
@@ -138,7 +147,7 @@ class SignatureWriter:
         offsets = _OFFSETS.pack(self._names[2], self._settings[1])
         self._offsets.append(self._put(_STEP, offsets + head.tobytes() + entries.tobytes()))
         self._heads.append(head.tobytes())
-        if len(self._heads) == _STEPS_OF_INDEX:
+        if len(self._heads) >= _STEPS_OF_INDEX:
             self._put_index()
 
     def close(self) -> None:
@@ -171,6 +180,7 @@ def _with_meaning(settings: Mapping[str, Any]) -> dict[str, Any]:
             for group in groups
         ]
         for optimizer, groups in settings.items()
+        if optimizer != AUTOCAST
     }
 
 
@@ -181,7 +191,7 @@ class StepSignature(NamedTuple):
         head: one element of type `HEAD`.
         names: of the parameters.
         entries: shape (3, number of names), type `ENTRY`; rows in the order of `QUANTITIES`.
-        settings: of the optimizers.
+        settings: of the optimizers, and `AUTOCAST`.
         types: of the parameters; empty in files of earlier versions.
     """
 
@@ -202,6 +212,7 @@ class SignatureFile:
         heads: one `HEAD` a step, in the order of steps; of a step that ran twice, the last one.
         end: where the last whole block ends.
         last_index: where the last index begins.
+        unindexed: heads and offsets of the steps after it.
 
     Raises:
         DumpFormatError: it is no such file, or damaged in the middle.
@@ -310,14 +321,17 @@ class SignatureFile:
 
         They are joined as bytes: NumPy joins structures field by field.
         """
-        heads, offsets = self._tail()
-        pieces = [(heads, offsets), *self._indexed()][::-1]
+        heads, offsets = self.unindexed = self._tail()
+        tail = b"".join(heads), np.array(offsets, "<i8").tobytes()
+        pieces = [tail, *self._indexed()][::-1]
         all_heads = np.frombuffer(b"".join(head for head, _ in pieces), HEAD)
         return all_heads, np.frombuffer(b"".join(offset for _, offset in pieces), "<i8")
 
-    def _tail(self) -> tuple[bytes, bytes]:
+    def _tail(self) -> tuple[list[bytes], list[int]]:
         """Return heads and offsets of the steps after the last index, which is found on the way."""
-        end, heads, offsets = self.end, [], []
+        end = self.end
+        heads: list[bytes] = []
+        offsets: list[int] = []
         while end:
             begin = self._begin_of(end)
             if begin is None:
@@ -331,7 +345,7 @@ class SignatureFile:
                 heads.append(payload[_OFFSETS.size : _OFFSETS.size + HEAD.itemsize])
                 offsets.append(begin)
             end = begin
-        return b"".join(reversed(heads)), np.array(offsets[::-1], "<i8").tobytes()
+        return heads[::-1], offsets[::-1]
 
     def _indexed(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield heads and offsets of each index, from the last one back to the first."""
@@ -346,6 +360,38 @@ class SignatureFile:
             index = before
 
 
+def random_checksum(states: Mapping[str, str]) -> int:
+    """Return one number for the states of all generators: see `random_parts`.
+
+    Args:
+        states: name of a generator → checksum of its state.
+    """
+    devices = {name: state for name, state in states.items() if name not in _HOST_GENERATORS}
+    found = _SPLIT
+    for place, part in enumerate([devices, *map(states.get, _HOST_GENERATORS)]):
+        checksum = zlib.crc32(_json(part)) % (1 << _RANDOM_BITS)
+        found |= (checksum or 1) << place * _RANDOM_BITS
+    return found
+
+
+def random_parts(checksums: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return checksums of the generators of the framework, of Python and of NumPy.
+
+    Args:
+        checksums: ``random`` of some steps; earlier versions made one checksum of all states.
+
+    Returns: shape (steps, 4); the last column is a checksum made by earlier versions. 0 is unknown.
+    """
+    is_split = checksums & np.uint64(_SPLIT) != 0
+    shifts = np.arange(3, dtype=np.uint64) * np.uint64(_RANDOM_BITS)
+    parts = checksums[:, None] >> shifts & np.uint64((1 << _RANDOM_BITS) - 1)
+    return np.where(
+        is_split[:, None],
+        np.column_stack([parts, np.zeros_like(checksums)]),
+        np.column_stack([np.zeros_like(parts), checksums]),
+    )
+
+
 def signature_files(path: Path) -> dict[str, Path]:
     """Return the files of a run by rank folder, such as ``rank0``.
 
@@ -355,6 +401,8 @@ def signature_files(path: Path) -> dict[str, Path]:
     Raises:
         DumpFormatError: there are none.
     """
+    if not path.exists():
+        raise DumpFormatError(path, "does not exist; check the path")
     found = {path.stem: path} if path.is_file() else find_signatures(path)
     if not found:
         advice = 'record them with "task": "signature"'

@@ -16,11 +16,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.compare.training.fingerprints import ROUNDINGS
 from msprobe.dump.facts import WITHOUT_MEANING
 from msprobe.dump.signature_file import (
+    AUTOCAST,
     QUANTITIES,
     SAMPLED,
     SignatureFile,
+    StepSignature,
     signature_files,
 )
 from msprobe.errors import DumpFormatError
@@ -68,6 +71,8 @@ class RankParting:
         settings: settings that differ there: name, value of the target, of the reference.
         types: number of parameters whose types differ, that of the first one in the target, and in
             the reference; None where types agree or are unknown.
+        autocast: types in which the target and the reference compute by autocast, where they
+            differ; empty for those of the parameters.
         stepless: the side of which no optimizer makes a step there, or an empty text.
     """
 
@@ -79,6 +84,7 @@ class RankParting:
     parameters: int
     settings: tuple[tuple[str, Any, Any], ...]
     types: tuple[int, str, str] | None
+    autocast: tuple[str, str] | None
     stepless: str
 
     @property
@@ -93,11 +99,16 @@ class RankParting:
 
     @property
     def is_precision(self) -> bool:
-        """Whether parameters differ by no more than the rounding of a type that one side lacks."""
+        """Whether parameters, or the loss, differ by no more than the rounding of a type that one
+        side lacks."""
+        types = {
+            Phase.PARAMETER: self.types and self.types[1:],
+            Phase.LOSS: self.autocast,
+        }.get(self.phase)
         error = self.parting.error
-        if self.types is None or self.phase is not Phase.PARAMETER or error is None:
+        if types is None or error is None or self.step != self.parting.step:
             return False
-        return error <= max(map(epsilon_of, self.types[1:]))
+        return error <= max(epsilon_of(dtype) for dtype in types if dtype)
 
     @property
     def has_other_rule(self) -> bool:
@@ -215,7 +226,8 @@ def _bisect_rank(rank: str, target: Path, reference: Path, noise: Path | None) -
             return any(_is_other(*values) for _, *values in _settings_apart(*sides))
 
         files = target_file, reference_file
-        parting = find_parting(target_heads, reference_heads, again, has_other_settings)
+        epsilon = min(_epsilon(file.step(int(steps[0]))) for file in files)
+        parting = find_parting(target_heads, reference_heads, again, has_other_settings, epsilon)
         found, step = None, int(steps[-1])
         if parting is not None:
             found = _look_at(rank, parting, target_file, reference_file)
@@ -223,6 +235,11 @@ def _bisect_rank(rank: str, target: Path, reference: Path, noise: Path | None) -
         place = int(np.searchsorted(steps, step))
         unknown = unknown_phases(target_heads[place], reference_heads[place])
         return _Compared(len(steps), int(steps[0]), any(sampled), unknown, found, notes)
+
+
+def _epsilon(step: StepSignature) -> float:
+    """Return the epsilon of the coarsest type in which a step computes."""
+    return max(map(epsilon_of, [*step.types, *step.settings.get(AUTOCAST, ())]), default=0.0)
 
 
 def _by_norms(heads: NDArray[Any]) -> NDArray[Any]:
@@ -295,7 +312,7 @@ def _look_at(
         )
     changed = np.flatnonzero(one["checksum"] != other["checksum"])
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        errors = distances(one, other) / np.maximum(one["norm"], other["norm"])
+        errors = distances(one, other) / _sizes(one, other)
     errors[np.isnan(errors)] = np.inf
     if quantity == "update":
         started = [each.entries[0] for each in (target, reference)]
@@ -322,15 +339,36 @@ def _look_at(
         parameters=len(shared),
         settings=_settings_apart(target.settings, reference.settings),
         types=(len(types), *types[0]) if types else None,
+        autocast=_autocast_apart(target.settings, reference.settings),
         stepless=stepless[0] if len(stepless) == 1 else "",
     )
+
+
+def _autocast_apart(
+    target: Mapping[str, Any], reference: Mapping[str, Any]
+) -> tuple[str, str] | None:
+    """Return the types of autocast, where both are known and differ."""
+    if AUTOCAST not in target or AUTOCAST not in reference:
+        return None
+    one, other = (", ".join(side[AUTOCAST]) for side in (target, reference))
+    return None if one == other else (one, other)
+
+
+def _sizes(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the norms of parameters; noise, such as a bias before BatchNorm, counts as large."""
+    sizes: NDArray[np.float64] = np.fmax(target["norm"], reference["norm"])
+    largest = float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
+    return np.where(sizes < ROUNDINGS * epsilon_of("float32") * largest, largest, sizes)
 
 
 def _settings_apart(
     target: Mapping[str, Any], reference: Mapping[str, Any]
 ) -> tuple[tuple[str, Any, Any], ...]:
     """Return the settings that differ, those that change what is computed first."""
-    target_values, reference_values = dict(_flat(target)), dict(_flat(reference))
+    target_values, reference_values = (
+        dict(_flat({name: value for name, value in side.items() if name != AUTOCAST}))
+        for side in (target, reference)
+    )
     found = [
         (name, target_values.get(name), reference_values.get(name))
         for name in dict.fromkeys([*target_values, *reference_values])

@@ -52,11 +52,8 @@ def sentence(found: Bisection) -> str:
             if found.knows_noise
             else "no step jumps, so this may be rounding that adds up"
         )
-        given = "" if parting.error is not None else f": {_WORDS[parting.phase]}"
-        return (
-            f"the runs part in step {parting.step}{where}{given}{_size(parting.error)}, and drift "
-            f"from there: {why}"
-        )
+        words = plain(_phase_words(first))
+        return f"the runs part in step {parting.step}{where}: {words}, and drift from there: {why}"
     drift = f", after a drift from step {parting.step} on" if parting.drifts else ""
     words = _phase_words(first)
     return plain(f"the runs part in step {parting.jump}{where}{drift}: {words}")
@@ -70,15 +67,21 @@ def _phase_words(first: RankParting) -> str:
             f"{_setting_words(name)} is {json.dumps(target)} in the target, "
             f"{json.dumps(reference)} in the reference"
         )
+    jumps = first.parting.drifts and first.parting.jump is not None
+    words = (_JUMPS if jumps else {}).get(first.phase, _WORDS[first.phase])
+    size = _size(first.parting.jump_error if jumps else first.parting.error)
+    words += size
     if first.types is not None and first.phase is Phase.PARAMETER:
         count, target, reference = first.types
         some = "all" if count == first.parameters else f"{count} of"
         are = f"{some} {first.parameters} parameters are {target} in the target"
-        return f"{are}, {reference} in the reference{_size(first.parting.jump_error)}"
+        return f"{are}, {reference} in the reference{size}"
+    if first.autocast is not None and first.phase in (Phase.LOSS, Phase.GRADIENT):
+        target, reference = (dtype or "the types of its parameters" for dtype in first.autocast)
+        return f"autocast: the target computes in {target}, the reference in {reference}; {words}"
     if first.stepless:
         return f"no optimizer of the {first.stepless} makes a step"
-    words = _JUMPS if first.parting.drifts else _WORDS
-    return words.get(first.phase, _WORDS[first.phase]) + _size(first.parting.jump_error)
+    return words
 
 
 def _setting_words(name: str) -> str:
@@ -122,7 +125,10 @@ def _details(found: Bisection, first: RankParting) -> Iterator[Text]:
         words = _UNFELT if phase is Phase.UPDATE else _WORDS[phase]
         yield Text(f"  without consequence: in step {step} {words}", "dim")
     if parting.jump is None and not found.knows_noise:
-        yield Text("  to know what is noise, record the reference twice and give --noise", "dim")
+        yield Text(
+            "  to know what is noise, record the reference twice, and give the second with --again",
+            "dim",
+        )
     yield Text("  record this step of both runs in full, each in its own dump path:")
     yield Text(f"    {json.dumps(recording(found, first))}")
     yield Text(plain(f"  then: msprobe triage {found.target} {found.reference}"))

@@ -387,6 +387,9 @@ class _Ladder:
             if rung is last:
                 break
             yield agrees(rung, "no difference begins there")
+        if kind is VerdictClass.EQUAL:
+            yield agrees(last, str(summary["verdict"]["sentence"]))
+            return
         has_call = phase in (Phase.FORWARD, Phase.BACKWARD) and where.get("module") is not None
         if not has_call and kind is not VerdictClass.UNEXPLAINED:
             yield RungResult(rung=last, answer=Answer.EXPLAINS, words=verdict["sentence"])
@@ -416,10 +419,15 @@ class _Ladder:
             return verdict
         if self._whole is not None and self._whole.step is not None:
             step, words = self._whole.step, self._whole.found.words
+            is_rounding = not self._whole.jumps
         elif known is not None and known.seen is Seen.FAR and known.size is not None:
             step, words = known.step, f"in step {known.step} {known.words}"
+            is_rounding = known.is_amplified
         else:
             return verdict
+        if is_rounding:
+            words = f"{words}, and the recorded calls agree within the tolerance of their types"
+            return make_verdict(VerdictClass.ROUNDING, words, Confidence.LIKELY)
         return make_verdict(
             VerdictClass.UNEXPLAINED,
             f"{words}, and the recorded calls agree",

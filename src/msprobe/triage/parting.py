@@ -11,6 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.dump.signature_file import random_parts
+
 # Without recordings of the noise: a difference that was this small when the runs parted may be
 # rounding, and is a jump where it grows so many times beyond everything before.
 ROUNDING: Final = 1e-4
@@ -26,6 +28,9 @@ _SHOWN: Final = 10
 # before BatchNorm) moves as far as any other. Where it is no more than this part of the update, and
 # neither losses nor gradients jump then or in the next step, its difference has no consequence.
 _SMALL_PART: Final = 0.05
+# A ReLU whose input is zero but for rounding changes a gradient as suddenly, for a step or a few.
+_PASSING_STEPS: Final = 3
+_MOST_PASSING: Final = 20
 
 
 class Phase(StrEnum):
@@ -43,6 +48,7 @@ class Phase(StrEnum):
 _CAUSES: Final = (Phase.DATA, Phase.RANDOM, Phase.SETTINGS)
 _MEASURED: Final = (Phase.PARAMETER, Phase.LOSS, Phase.GRADIENT, Phase.UPDATE)
 _OF_WEIGHTS: Final = np.array([True, False, False, True])
+_OF_GRADIENTS: Final = np.array([False, False, True, True])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +82,7 @@ def find_parting(
     reference: NDArray[Any],
     noise: NDArray[np.float64] | None = None,
     has_other_settings: Callable[[int], bool] = lambda _: True,
+    epsilon: float = 0.0,
 ) -> Parting | None:
     """Return where two runs part; None if all of their common steps hold the same bits.
 
@@ -86,7 +93,9 @@ def find_parting(
             shape (steps, 4), see `noise_of`.
         has_other_settings: whether settings that differ do so by more than rounding, given a place
             in the arrays; Prodigy keeps what it measures among them.
+        epsilon: that of the type in which both sides compute: what differs by less may be rounding.
     """
+    rounding = max(ROUNDING, epsilon)
     differs = {phase: _differing(phase, target, reference) for phase in Phase}
     matters = np.logical_or.reduce([differs[phase] for phase in _MEASURED])
     if not matters.any():
@@ -96,26 +105,32 @@ def find_parting(
     begins = {each: int(np.argmax(differs[each])) for each in _CAUSES if differs[each].any()}
     # Generators that differed all along without consequence are not drawn from, nor are those of a
     # step whose results agree.
+    drawn = _drawn_apart(target, reference)
+    begins[Phase.RANDOM] = int(np.argmax(drawn)) if drawn.any() else -1
     draws = differs[Phase.LOSS] | differs[Phase.GRADIENT]
-    differs[Phase.RANDOM][first] &= begins.get(Phase.RANDOM) == first and draws[first]
-    phase = next(phase for phase in Phase if differs[phase][first])
+    is_drawn = begins[Phase.RANDOM] == first and bool(draws[first])
+    phase = next(
+        phase for phase in Phase if (is_drawn if phase is Phase.RANDOM else differs[phase][first])
+    )
     changed = begins.get(Phase.SETTINGS, -1)
     if changed < first or not has_other_settings(changed):
         changed = -1
-    elif changed == first and _may_be_rounding(first, errors[:, :-1], noise):
+    elif changed == first and _may_be_rounding(first, errors[:, :-1], noise, rounding):
         phase = Phase.SETTINGS
     unfelt = np.zeros(len(target), dtype=bool)
     if noise is None:
-        unfelt = _unfelt_updates(first, errors, differs)
+        unfelt = _unfelt_updates(first, errors, differs, rounding)
     is_unfelt = unfelt[:, None] & _OF_WEIGHTS
+    if noise is None:
+        is_unfelt |= _passing_jumps(first, errors, rounding)[:, None] & _OF_GRADIENTS
     heard = np.where(is_unfelt, 0.0, errors)
     # The same samples in other micro batches are other data all along, and generators may not be
     # drawn from.
     is_given = phase in _CAUSES and (first > 0 or phase is Phase.SETTINGS)
-    drifts = not is_given and _may_be_rounding(first, heard, noise)
+    drifts = not is_given and _may_be_rounding(first, heard, noise, rounding)
     jump, jump_phase = first, phase
     if drifts:
-        jumps = _jumps(first, heard, noise)
+        jumps = _jumps(first, heard, noise, rounding)
         idle = np.maximum.accumulate(np.where(is_unfelt, errors, 0.0))
         jumps[1:] &= heard[1:] > _ABOVE_UNFELT * idle[:-1]
         found = np.flatnonzero(jumps.any(axis=1))
@@ -137,7 +152,9 @@ def find_parting(
         idle=tuple(
             (int(target["step"][place]), each)
             for each in _CAUSES
-            if (place := int(np.argmax(differs[each]))) < first and differs[each][place]
+            if (place := int(np.argmax(differs[each]))) < first + (each is Phase.RANDOM)
+            and differs[each][place]
+            and each is not phase
         )
         + tuple((int(target["step"][place]), Phase.UPDATE) for place in _leaps(unfelt, errors)),
     )
@@ -221,6 +238,8 @@ def _differing(phase: Phase, target: NDArray[Any], reference: NDArray[Any]) -> N
     one, other = target[phase.value], reference[phase.value]
     if phase is Phase.LOSS:
         found = (one != other) & ~(np.isnan(one) & np.isnan(other))
+    elif phase is Phase.RANDOM:
+        found = _random_apart(target, reference).any(axis=1)
     elif phase in _CAUSES:
         found = (one != other) & (one != 0) & (other != 0)
     else:
@@ -228,16 +247,36 @@ def _differing(phase: Phase, target: NDArray[Any], reference: NDArray[Any]) -> N
     return np.asarray(found)
 
 
+def _random_apart(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which parts of the random states differ, for each step."""
+    one, other = (random_parts(heads["random"]) for heads in (target, reference))
+    return np.asarray((one != other) & (one != 0) & (other != 0))
+
+
+def _drawn_apart(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return the steps that draw from generators whose states differ.
+
+    A state that is the same when the next step begins was not drawn from; of the last step, one
+    that is the same in all steps.
+    """
+    drawn = np.zeros((len(target), 4), dtype=bool)
+    for heads in (target, reference):
+        parts = random_parts(heads["random"])
+        drawn[:-1] |= parts[1:] != parts[:-1]
+    drawn[-1] = drawn.any(axis=0) if len(drawn) > 1 else True
+    return np.asarray((drawn & _random_apart(target, reference)).any(axis=1))
+
+
 def _may_be_rounding(
-    first: int, errors: NDArray[np.float64], noise: NDArray[np.float64] | None
+    first: int, errors: NDArray[np.float64], noise: NDArray[np.float64] | None, rounding: float
 ) -> bool:
     if noise is not None:
         return bool((errors[first] <= _ABOVE_NOISE * noise[first]).all())
-    return bool((errors[first] < ROUNDING).all())
+    return bool((errors[first] < rounding).all())
 
 
 def _jumps(
-    first: int, errors: NDArray[np.float64], noise: NDArray[np.float64] | None
+    first: int, errors: NDArray[np.float64], noise: NDArray[np.float64] | None, rounding: float
 ) -> NDArray[np.bool_]:
     """Return which phases of which steps differ more than rounding grows to."""
     if noise is not None:
@@ -247,23 +286,53 @@ def _jumps(
     # A phase that still holds the same bits has shown no error to grow from.
     largest = np.where(shown < _SHOWN, before.max(axis=1, keepdims=True), before)
     largest[: first + 1] = np.inf
-    return np.asarray((errors > _JUMP * largest) & (errors > ROUNDING))
+    return np.asarray((errors > _JUMP * largest) & (errors > rounding))
 
 
 def _unfelt_updates(
-    first: int, errors: NDArray[np.float64], differs: dict[Phase, NDArray[np.bool_]]
+    first: int,
+    errors: NDArray[np.float64],
+    differs: dict[Phase, NDArray[np.bool_]],
+    rounding: float,
 ) -> NDArray[np.bool_]:
     """Return in which steps a small part of the updates differs that nothing else feels."""
     weights = errors[:, _OF_WEIGHTS].max(axis=1)
-    found = (weights >= ROUNDING) & (weights < _SMALL_PART)
+    found = (weights >= rounding) & (weights < _SMALL_PART)
     found &= differs[Phase.GRADIENT] & ~differs[Phase.SETTINGS]
-    found[first] &= errors[first, 0] < ROUNDING  # what it begins with has no cause before
+    found[first] &= errors[first, 0] < rounding  # what it begins with has no cause before
     if not found.any():
         return np.asarray(found)
-    felt = np.asarray(_jumps(first, errors[:, ~_OF_WEIGHTS], None).any(axis=1))
-    felt[first] = (errors[first, ~_OF_WEIGHTS] >= ROUNDING).any()
+    felt = np.asarray(_jumps(first, errors[:, ~_OF_WEIGHTS], None, rounding).any(axis=1))
+    felt[first] = (errors[first, ~_OF_WEIGHTS] >= rounding).any()
     felt[:-1] |= felt[1:].copy()
     return np.asarray(found & ~felt)
+
+
+def _passing_jumps(first: int, errors: NDArray[np.float64], rounding: float) -> NDArray[np.bool_]:
+    """Return in which steps gradients jump by little, and nothing but updates does with them.
+
+    They are back within some steps. One that is left out may hide the next one, so it is asked
+    again.
+    """
+    found = np.zeros(len(errors), dtype=bool)
+    for _ in range(_MOST_PASSING):
+        heard = np.where(found[:, None] & _OF_GRADIENTS, 0.0, errors)
+        jumps = _jumps(first, heard, None, rounding)
+        places = np.flatnonzero(jumps.any(axis=1))[:1]
+        if not places.size:
+            break
+        step = int(places[0])
+        later = heard[step + 1 : step + 1 + _PASSING_STEPS, 2]
+        back = later <= max(rounding, _JUMP * heard[:step, 2].max(initial=0.0))
+        end = step + 1 + int(np.argmax(back)) if back.any() else step
+        is_small = (heard[step : end + 1][:, _OF_GRADIENTS] < _SMALL_PART).all()
+        if end == step or not is_small:
+            break
+        heard[step:end, _OF_GRADIENTS] = 0.0
+        if _jumps(first, heard, None, rounding)[step : end + 1, :2].any():
+            break
+        found[step:end] = True
+    return found
 
 
 def _leaps(unfelt: NDArray[np.bool_], errors: NDArray[np.float64]) -> NDArray[np.intp]:

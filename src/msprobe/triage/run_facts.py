@@ -16,7 +16,15 @@ from typing import Final
 from msprobe.compare.ranks import ViewPair
 from msprobe.compare.training.differences import Effect, FactDifference, Moment
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
-from msprobe.compare.training.fingerprints import Change, Fingerprint, at, change_of, of_parameter
+from msprobe.compare.training.fingerprints import (
+    ROUNDINGS,
+    Change,
+    Fingerprint,
+    at,
+    change_of,
+    in_column,
+    of_parameter,
+)
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.shared_names import with_shared_names
 from msprobe.compare.verdicts.find_verdict import first_effective_fact
@@ -90,6 +98,8 @@ class StepSeen:
         is_exact: losses and gradients are known, and equal to the bit.
         words: the values that differ, in words; empty if none is known to.
         size: the largest relative difference; None where it is not known.
+        is_amplified: losses and gradients differ by rounding alone, updated parameters by more:
+            Adam moves a parameter whose gradient is rounding as far as any other.
     """
 
     step: int
@@ -97,6 +107,7 @@ class StepSeen:
     is_exact: bool = False
     words: str = ""
     size: float | None = None
+    is_amplified: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +126,13 @@ class _Values:
     def moved(self) -> list[Change]:
         """Those that differ."""
         return [change for change in self.changes if not change.is_equal]
+
+    @property
+    def far(self) -> list[Change]:
+        """Those that differ by more than rounding, as far as their norms tell."""
+        return [
+            change for change in self.moved if change.relative is None or not change.may_be_rounding
+        ]
 
 
 @dataclass(slots=True)
@@ -286,6 +304,7 @@ def _look_at(step: _Step, following: _Step | None) -> StepSeen:
         is_exact=all(each.is_exact for each in found),
         words=worst.words,
         size=worst.size,
+        is_amplified=all(each.is_amplified or each.seen < Seen.FAR for each in found),
     )
 
 
@@ -294,13 +313,13 @@ def _look_at_rank(pair: FactsPair, following: FactsPair | None) -> StepSeen:
     uneven = _uneven(pair, optimizers)
     made = [
         _Values("losses", list(_losses(pair))),
-        _Values("gradients as the optimizer gets them", _columns(optimizers, "gradient")),
+        _Values("gradients as the optimizer gets them", _gradients(optimizers)),
         _Values("parameters after the step", _columns(optimizers, "after")),
         _Values("buffers after the step", [] if following is None else _buffers(following)),
     ]
     is_exact = not uneven and _is_known(optimizers) and not (made[0].moved or made[1].moved)
     moved = [change for values in made for change in values.moved]
-    if uneven or any(not change.is_rounding for change in moved):
+    if uneven or any(values.far for values in made):
         seen = Seen.FAR
     elif moved:
         seen = Seen.ROUNDING
@@ -313,6 +332,8 @@ def _look_at_rank(pair: FactsPair, following: FactsPair | None) -> StepSeen:
         is_exact=is_exact,
         words=uneven or _words(made),
         size=None if uneven else max(sizes, default=None),
+        is_amplified=not (uneven or made[0].far or made[1].far or made[3].far)
+        and bool(made[1].moved),
     )
 
 
@@ -339,7 +360,7 @@ def _with_gradient(step: OptimizerStep) -> set[str]:
 
 def _words(made: Sequence[_Values]) -> str:
     """Return the first kind of values that differ beyond rounding, or else at all."""
-    far = [values for values in made if any(not change.is_rounding for change in values.moved)]
+    far = [values for values in made if values.far]
     for values in far or [values for values in made if values.moved]:
         sizes = [each.relative for each in values.moved if each.relative is not None]
         size = f" by up to {max(sizes):.2g}" if sizes else ""
@@ -385,6 +406,28 @@ def _loss_change(target: Loss, reference: Loss) -> Change:
 
 def _columns(optimizers: Sequence[StepPair], column: str) -> list[Change]:
     return [change for pair in optimizers for change in pair.changes(column).values()]
+
+
+def _gradients(optimizers: Sequence[StepPair]) -> list[Change]:
+    """Return how far gradients are apart; those that are noise are held against the largest.
+
+    The gradient of a bias before a normalisation is zero but for rounding.
+    """
+    found = []
+    for pair in optimizers:
+        changes = pair.changes("gradient")
+        norms = [
+            max(in_column(columns.gradient, place, "").norm or 0.0 for columns, place in sides)
+            for sides in (zip(pair.columns, pair.places[name], strict=True) for name in changes)
+        ]
+        largest = max((norm for norm in norms if math.isfinite(norm)), default=0.0)
+        found += [
+            change._replace(relative=change.relative * norm / largest)
+            if change.relative is not None and norm < ROUNDINGS * change.epsilon * largest
+            else change
+            for change, norm in zip(changes.values(), norms, strict=True)
+        ]
+    return found
 
 
 def _buffers(pair: FactsPair) -> list[Change]:

@@ -79,6 +79,11 @@ class WholeRuns:
         return self.found.step
 
     @property
+    def jumps(self) -> bool:
+        """Whether the runs part by more than may be rounding."""
+        return self._first is not None and self._first.parting.jump is not None
+
+    @property
     def only_drifts(self) -> bool:
         """Whether the runs part by no more than recordings of one program do."""
         first, bisection = self._first, self._bisection
@@ -181,6 +186,8 @@ class WholeRuns:
                 return VerdictClass.RANDOM, likely
             case Phase.PARAMETER if first.is_precision:
                 return VerdictClass.PRECISION, Confidence.PROVED if is_sure else likely
+            case Phase.LOSS if first.is_precision:
+                return VerdictClass.PRECISION, likely
             case Phase.PARAMETER if first.step == self._bisection.begin:
                 return VerdictClass.PARAMETERS, Confidence.PROVED if is_sure else likely
         return VerdictClass.UNEXPLAINED, Confidence.POSSIBLE

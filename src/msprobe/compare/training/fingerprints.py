@@ -13,8 +13,8 @@ from msprobe.numerics.number_types import coarser, epsilon_of
 
 _Item = TypeVar("_Item")
 
-# Roundings that the elements of one value may differ by and still be called the same value.
-_ROUNDINGS: Final = 16.0
+ROUNDINGS: Final = 16.0
+"""Roundings that the elements of one value may differ by and still be called the same value."""
 
 
 class Fingerprint(NamedTuple):
@@ -70,7 +70,7 @@ class Change(NamedTuple):
     @property
     def may_be_rounding(self) -> bool:
         """Whether nothing that is known of the difference is beyond a few roundings."""
-        return (self.relative or 0.0) <= _ROUNDINGS * self.epsilon
+        return (self.relative or 0.0) <= ROUNDINGS * self.epsilon
 
     @property
     def words(self) -> str:

@@ -294,6 +294,8 @@ def _moved(
             Moment.PARAMETERS,
             f"{some_of(far, len(of_kind), plural)} {are(far, 'differs', 'differ')} when step "
             f"{pair.step} starts{size}{since}",
+            # Norms alone tell no rounding from a swap of elements: calls that read them do.
+            effect=Effect.NONE if change.is_bound and change.may_be_rounding else Effect.CERTAIN,
             parameter=worst,
             next=(
                 "compare the checkpoints that the runs began with (msprobe compare-ckpt), and how "

@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from msprobe.capture.session import Session
 from msprobe.capture.signature import Prints, StepSignatures, no_prints
+from msprobe.dump.signature_file import AUTOCAST
 from msprobe.pytorch.interception.backward_entry import BackwardEntry
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.module_hooks import keyword_arguments
@@ -25,7 +26,7 @@ from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.training.model_contents import ModelContents, NamedModels, Prefixed
 from msprobe.pytorch.training.optimizer_steps import OptimizerSteps, described, options_of
-from msprobe.pytorch.training.start_state import put_random_states
+from msprobe.pytorch.training.start_state import autocast_types, put_random_states
 from msprobe.pytorch.values.prints import TensorPrints
 from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors
 
@@ -55,6 +56,7 @@ class SignatureObserver:
         self._backward = BackwardEntry()
         self._optimizers = OptimizerSteps(session, lambda _: lambda: None, self._draft_of)
         self._parameters = _Parameters()
+        self._sees_inside = False
         self._gradients: list[tuple[list[int], TensorPrints]] = []
 
     def watch(self, models: Sequence[Prefixed]) -> None:
@@ -121,12 +123,24 @@ class SignatureObserver:
             args: the positional arguments.
             frame: torch's, which calls the hooks of the module.
         """
-        if id(module) not in self._roots or torch.compiler.is_compiling() or is_tracing():
-            return
         session = self._session
+        if id(module) not in self._roots:
+            if self._sees_inside:
+                self._sees_inside = False
+                quietly(session, "autocast", self._put_autocast)
+            return
+        if torch.compiler.is_compiling() or is_tracing():
+            return
+        # Accelerate enters autocast within the call of a model.
+        self._sees_inside = True
+        quietly(session, "autocast", self._put_autocast)
         if threading.get_ident() == session.thread and torch._C._current_graph_task_id() == -1:
             kwargs = keyword_arguments(frame)
             quietly(session, "data", self._data.begin, module, args, kwargs, None)
+
+    def _put_autocast(self) -> None:
+        types = [dtype.removeprefix("torch.") for _, dtype in autocast_types()]
+        self._sink.put_settings(AUTOCAST, types)
 
     # -- optimizers ----------------------------------------------------------------------------
 

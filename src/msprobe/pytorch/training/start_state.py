@@ -204,13 +204,14 @@ def modes_of(contents: ModelContents, with_grad: bool) -> Modes:
     ]
     return Modes(
         training=contents.training,
-        autocast=dict(_autocast()),
+        autocast=dict(autocast_types()),
         grad_enabled=with_grad,
         requires_grad_false=frozen,
     )
 
 
-def _autocast() -> Iterator[tuple[str, str]]:
+def autocast_types() -> Iterator[tuple[str, str]]:
+    """Yield the devices on which autocast is on, with the type that it computes in."""
     for device in ("cpu", "cuda", "npu", "xpu"):
         try:
             if torch.is_autocast_enabled(device):
