@@ -251,11 +251,18 @@ class TrainingHistory:
         if all(each.effect is Effect.NONE for each in clips) and not is_told:
             yield from gradients
         yield from count_differences(pair)
+        is_exact = history.is_exact
         for step in steps:
             yield from earlier_changes(step)
             yield from setting_differences(step)
-            yield from state_differences(step, history.is_exact)
+            yield from state_differences(step, is_exact)
             yield from update_differences(step)
+            # What a step makes of other gradients is the state of the next one.
+            is_exact = is_exact and all(
+                change.is_equal
+                for column in ("gradient", "after")
+                for change in step.changes(column).values()
+            )
 
     def _remember(
         self,
@@ -319,7 +326,8 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
         made, verdict = _made_words(target.made_by, reference.made_by)
         yield pair.difference(
             VerdictClass.GRADIENT if meaning else verdict,
-            Moment.LOSS,
+            # What the optimizer asks for again hangs on what it made of the first answer.
+            Moment.LOSS if target.micro < pair.first_evaluation else Moment.UPDATE,
             f"the loss is {shown(value)} in the target, {shown(expected)} in the reference "
             f"(step {pair.step}{of_micro})"
             + (f": the factor is {meaning}" if meaning else "")
@@ -371,7 +379,7 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
         if ended.how is not Ending.WHOLE and other.how is Ending.WHOLE:
             yield pair.difference(
                 VerdictClass.INCOMPLETE,
-                _moment_of(ended),
+                _moment_of(ended) if _is_as_far(pair, side) else Moment.FORWARD,
                 f"step {pair.step} of the {side} {ended.words}; that of the other side is whole",
                 effect=Effect.POSSIBLE if ended.how is Ending.UNSTOPPED else Effect.CERTAIN,
                 record=ended.record,
@@ -390,6 +398,12 @@ def _left_out(pair: FactsPair) -> Iterator[FactDifference]:
                 "as the other side has: it was left out, or left early",
                 next=(f"look for an exception that the program of the {side} caught",),
             )
+
+
+def _is_as_far(pair: FactsPair, side: str) -> bool:
+    """Return whether a side came to as many backward passes as the other one, or to more."""
+    target, reference = pair.passes
+    return target >= reference if side == "target" else reference >= target
 
 
 def _moment_of(ended: Ended) -> Moment:
