@@ -134,14 +134,13 @@ def steps_ahead(
 ) -> int:
     """Return k if the target has at each step what the reference has k steps later; else 0.
 
-    A constant tells nothing: it is ahead of itself.
+    That must explain a step in which they differ.
     """
-    orders = [
-        (sign, early, late)
-        for sign, early, late in ((1, target, reference), (-1, reference, target))
-        if not all(same(late[0], each) for each in late)
-    ]
+    orders = (1, target, reference), (-1, reference, target)
+    differs = [not same(*pair) for pair in zip(target, reference, strict=False)]
     for distance in range(1, min(len(target), _FARTHEST_SHIFT)):
+        if not any(differs[:-distance]):
+            return 0
         for sign, early, late in orders:
             if all(map(same, early[:-distance], late[distance:])):
                 return sign * distance

@@ -149,13 +149,20 @@ class FactsPair:
         numbers = [{each.number for each in facts.optimizer_steps()} for facts in self.sides]
         return all(numbers) and numbers[0] != numbers[1]
 
-    @property
+    @cached_property
     def evaluates_loss(self) -> bool:
         """Whether an optimizer asks for the loss again within its step, as L-BFGS does."""
-        return any(
-            0 < len(facts.optimizer_steps()) < passes
+        return self.first_evaluation < math.inf
+
+    @cached_property
+    def first_evaluation(self) -> float:
+        """How many backward passes an optimizer asks for at first, before it asks again."""
+        asked = (
+            passes / _repetitions(facts)
             for facts, passes in zip(self.sides, self.passes, strict=True)
-        ) and any(map(_repeats_batch, self.sides))
+            if 0 < len(facts.optimizer_steps()) < passes and _repetitions(facts) > 1
+        )
+        return min(asked, default=math.inf)
 
     @property
     def asks_otherwise(self) -> bool:
@@ -202,12 +209,13 @@ def clip_coefficient(clip: Clip) -> float | None:
     return min(1.0, clip.max / (clip.total_norm + 1e-6))
 
 
-def _repeats_batch(facts: Facts) -> bool:
+def _repetitions(facts: Facts) -> float:
+    """Return how often a model is called with each of its batches, on average."""
     batches: dict[int, list[str | None]] = {}
     for each in facts.data:
         batches.setdefault(each.micro, []).append(each.checksum)
     keys = [tuple(batch) for batch in batches.values() if None not in batch]
-    return len({*keys}) < len(keys)
+    return len(keys) / len({*keys}) if keys else 1.0
 
 
 def options_of(step: OptimizerStep) -> dict[str, Mapping[str, Any]]:

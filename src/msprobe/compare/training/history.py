@@ -275,11 +275,18 @@ class TrainingHistory:
         if all(each.effect is Effect.NONE for each in clips) and not is_told:
             yield from gradients
         yield from count_differences(pair)
+        is_exact = history.is_exact
         for step in steps:
             yield from earlier_changes(step)
             yield from setting_differences(step)
-            yield from state_differences(step, history.is_exact)
+            yield from state_differences(step, is_exact)
             yield from update_differences(step)
+            # What a step makes of other gradients is the state of the next one.
+            is_exact = is_exact and all(
+                change.is_equal
+                for column in ("gradient", "after")
+                for change in step.changes(column).values()
+            )
 
     def _remember(
         self,
@@ -343,7 +350,8 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
         made, verdict = _made_words(target.made_by, reference.made_by)
         yield pair.difference(
             VerdictClass.GRADIENT if meaning else verdict,
-            Moment.LOSS,
+            # What the optimizer asks for again hangs on what it made of the first answer.
+            Moment.LOSS if target.micro < pair.first_evaluation else Moment.UPDATE,
             f"the loss is {shown(value)} in the target, {shown(expected)} in the reference "
             f"(step {pair.step}{of_micro})"
             + (f": the factor is {meaning}" if meaning else "")
@@ -396,9 +404,10 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
         if ended is not None and ended.how is not Ending.WHOLE and _is_whole(other):
             # Without a call of stop() it may be whole all the same, unless it trains less.
             is_cut = ended.how is not Ending.UNSTOPPED or _training(own) < _training(other)
+            moment = _moment_of(ended) if len(own.loss) >= len(other.loss) else Moment.FORWARD
             yield pair.difference(
                 VerdictClass.INCOMPLETE,
-                _moment_of(ended) if is_cut else Moment.UPDATE,
+                moment if is_cut else Moment.UPDATE,
                 f"step {pair.step} of the {side} {ended.words}; that of the other side is whole",
                 effect=Effect.CERTAIN if is_cut else Effect.POSSIBLE,
                 record=ended.record,

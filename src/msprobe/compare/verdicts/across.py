@@ -188,7 +188,9 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
         behind = min(_next_forward(comparison, place) for place, _ in updates)
         asked = comparison.end_of_forward if pair.evaluates_loss else math.inf
         asks_again = pair.asks_otherwise
+        is_asked_anew = False  # with parameters that the optimizer has made others of
         for row in comparison.rows:
+            is_asked_anew |= row.cause is Cause.OPTIMIZER_STEP and row.pair.position > asked
             if row.origin is not Origin.INTRODUCED:
                 continue
             position, cause = row.pair.position, row.cause
@@ -196,13 +198,18 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
                 is_after = position > behind
             else:
                 is_later = cause is Cause.GRADIENT_CALL or position > asked
-                is_after = (asks_again and is_later and not row.pair.is_matched) or (
-                    cause in _FROM_OUTSIDE
-                    and comparison.parsed(row.pair).kind is RecordKind.FORWARD
-                    and _is_updated(comparison, row, updates, asked)
+                is_after = (
+                    (asks_again and is_later and not row.pair.is_matched)
+                    or (is_asked_anew and comparison.is_of_backward(row.pair))
+                    or (
+                        cause in _FROM_OUTSIDE
+                        and comparison.parsed(row.pair).kind is RecordKind.FORWARD
+                        and _is_updated(comparison, row, updates, asked)
+                    )
                 )
             if is_after:
                 mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
+                is_asked_anew |= position > asked
 
 
 def _is_updated(

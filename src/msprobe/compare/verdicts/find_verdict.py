@@ -40,6 +40,7 @@ from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.compare.verdicts.without_cause import (
     are_different_programs,
     different_programs,
+    first_given,
     without_cause,
 )
 from msprobe.dump.record_names import RecordKind, parse_record_name
@@ -82,6 +83,10 @@ class _Search:
         if factor is not None and fact is not None and _is_clipping_of(fact, *factor):
             return self._of_fact(fact)
         culprit = self._culprit
+        steps = fact and fact.step, culprit and culprit.comparison.step
+        given = first_given(self._findings)
+        if given is not None and all(step is None or step > given.step for step in steps):
+            return without_cause(self._findings)
         if fact is not None and self._comes_first(fact, culprit, factor):
             return self._of_fact(fact)
         if factor is not None and (
@@ -165,8 +170,7 @@ class _Search:
         What it is given may be made of that call's result.
         """
         culprit = self._culprit
-        is_partial = fact.moment is Moment.DATA and fact.is_partial
-        if not is_partial or culprit is None:
+        if fact.moment is not Moment.DATA or not fact.micro or culprit is None:
             return False
         comparison, pair = culprit.comparison, culprit.row.pair
         if (fact.step, fact.rank) != (comparison.step, comparison.rank):
@@ -263,7 +267,11 @@ class _Search:
             evidence.append(culprit_words(shows))
         late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
         verdict, words = fact.verdict, fact.words
-        if late is not None and is_communication(parse_record_name(late.place.record)):
+        lone = self._lone_call(fact)
+        if lone is not None:
+            verdict, words = VerdictClass.CALL, f"{lone.words}, step {lone.place.step}; {words}"
+            record = lone.place.record
+        elif late is not None and is_communication(parse_record_name(late.place.record)):
             verdict, words = VerdictClass.COMMUNICATION, f"{late.words}; {words}"
         elif late is not None:
             evidence.insert(0, late.words)
@@ -290,9 +298,19 @@ class _Search:
             ),
             next_steps=[
                 *(late.place.next if late is not None else []),
+                *(lone.place.next if lone is not None else []),
                 *fact.next,
             ],
         )
+
+    def _lone_call(self, fact: FactDifference) -> Clue | None:
+        """Return the call of one side alone that changes parameters, or gives one a gradient."""
+        if fact.verdict is VerdictClass.PARAMETERS:
+            before = self._observed.get((fact.step - 1, fact.rank))
+            return None if before is None else before.unused
+        now = self._observed.get((fact.step, fact.rank))
+        is_reduced = fact.moment is Moment.REDUCE and now is not None
+        return now.lone_users.get(fact.parameter or "") if is_reduced else None
 
     def _generators(self, fact: FactDifference) -> FactDifference | None:
         """Return the random states that differ before some of the data do: those were drawn."""

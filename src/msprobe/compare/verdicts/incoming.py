@@ -165,11 +165,10 @@ class Incoming:
         own_code = parent is not None and not state.calls.records_apis
         is_part = own_code and row.status is Status.SHAPE
         is_same_call = not call.is_backward and self._is_same_call_of_tensors(call, row)
-        known = (*makers.target, *makers.reference)[0]
-        is_made_by_both = one_sided and state.rows[known].pair.is_matched
-        if is_made_by_both and is_same_call and not is_part:
+        made = next(iter((*makers.target, *makers.reference)))
+        if one_sided and is_same_call and not is_part and state.rows[made].pair.is_matched:
             side = "reference" if makers.target else "target"
-            where = f"{name_of(state, known)} and here, in the {side} alone,"
+            where = f"{name_of(state, made)} and here, in the {side} alone,"
             self._blame_feeding(row, Cause.CHANGED_BETWEEN, where)
             return
         if parent is not None and own_code:

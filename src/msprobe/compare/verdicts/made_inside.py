@@ -90,7 +90,8 @@ class MadeInside(Made):
         side = comparison.side(is_target=is_target)
         found: dict[Hashable, set[str]] = {}
         position, name = -1, ""
-        taken_in: set[Hashable] = set()
+        seen: set[Hashable] = set()
+        outside: set[Hashable] = set()  # what calls were given before any call made it
         keys: set[Hashable] = set()
         depends = is_blamed = draws = is_module = picks = False
         for row in comparison.rows:
@@ -98,7 +99,7 @@ class MadeInside(Made):
             if own is None:
                 continue
             if row.pair.position != position:
-                position, taken_in, depends = row.pair.position, set(), False
+                position, depends = row.pair.position, False
                 keys, is_blamed = set(), False
                 name = (row.pair.target if is_target else row.pair.reference) or ""
                 draws, is_module = side.operator(name).draws_random, side.parsed(name).is_module
@@ -115,16 +116,20 @@ class MadeInside(Made):
             is_blamed = is_blamed or is_own
             if not own.is_tensor:
                 continue
+            mark = fingerprint(own)
             if own.role is not Role.OUTPUT:
-                if draws:
-                    taken_in.add(fingerprint(own))
+                if mark not in seen:
+                    outside.add(mark)
                 keys.add(_key(own))
                 known = found.get(_key(own), ())
                 depends = depends or bool(own.requires_grad) or _RESULT in known
                 is_blamed = is_blamed or _CULPRIT in known
                 continue
+            seen.add(mark)
+            if mark is not None and mark in outside:
+                continue  # it is only handed on, as lengths are by a packed sequence
             is_result = depends or own.requires_grad or is_module
-            is_drawn = draws and fingerprint(own) not in taken_in
+            is_drawn = draws and mark is not None
             # Of two calls that draw in place of each other, one is blamed.
             is_blamed = is_blamed or (is_drawn and not row.pair.is_matched)
             if is_own:

@@ -84,6 +84,8 @@ class StepObservations:
         idle_arguments: arguments that differ without consequence.
         replaces_parameters: a module has other parameters, and comes to the same results.
         late_call: the first call that one side alone makes after its backward pass began.
+        lone_users: parameter that gets a gradient on one side alone → the first call that this
+            side alone makes with it.
         lone_call: a call of an earlier step that one side alone makes, whose result this one uses.
         knows_updates: both sides recorded what the optimizer got and made of it.
         small: an argument, or a call that draws random numbers, of one side alone, whose effect is
@@ -114,6 +116,7 @@ class StepObservations:
     idle_arguments: int = 0
     replaces_parameters: bool = False
     late_call: Clue | None = None
+    lone_users: Mapping[str, Clue] = field(default_factory=dict)
     lone_call: Clue | None = None
     knows_updates: bool = False
     small: Clue | None = None
@@ -179,6 +182,7 @@ def observe(comparison: RankComparison) -> StepObservations:
             row.cause is Cause.HARMLESS and row.value.role is Role.PARAMETER for row in inexact
         ),
         late_call=_late_call(comparison),
+        lone_users=_lone_users(comparison),
         lone_call=comparison.lone_call,
         small=_small_cause(comparison),
         evened=_evened(comparison, inexact),
@@ -234,6 +238,36 @@ def _late_call(comparison: RankComparison) -> Clue | None:
         if is_sent:
             break
     return first
+
+
+def _lone_users(comparison: RankComparison) -> dict[str, Clue]:
+    """Return parameter that gets a gradient on one side alone → a call with it by this side alone.
+
+    Its result may show no difference, where the parameter begins with zeros.
+    """
+    trained: list[set[str]] = [set(), set()]
+    for found, facts in zip(trained, comparison.facts, strict=True):
+        for step in () if facts is None else facts.optimizer_steps():
+            columns = step.parameters
+            found.update(itertools.compress(columns.name, columns.has_gradient))
+    users: dict[str, Clue] = {}
+    for is_target, own, other in ((True, *trained), (False, *reversed(trained))):
+        facts = comparison.facts[0 if is_target else 1]
+        columns = None if facts is None else facts.parameters
+        if columns is None or not own - other or not other:
+            continue
+        keys = {
+            (tuple(shape), norm): name
+            for name, shape, norm in zip(columns.name, columns.shape, columns.norm, strict=False)
+            if name in own - other
+        }
+        for row in comparison.rows:
+            name = keys.get((row.value.shape, row.value.norm))
+            is_lone = not row.pair.is_matched and (row.pair.reference is None) is is_target
+            if name is not None and is_lone and row.value.role is not Role.OUTPUT:
+                clue = Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
+                users.setdefault(name, clue)
+    return users
 
 
 def _small_cause(comparison: RankComparison) -> Clue | None:

@@ -38,6 +38,19 @@ def different_programs(findings: Findings) -> Verdict:
     )
 
 
+def first_given(findings: Findings) -> StepObservations | None:
+    """Return the first step that differs, if the difference comes from outside.
+
+    What comes in on one rank reaches the others within the step.
+    """
+    differing = _differing(findings) if findings.split is None else []
+    return next((s for s in differing if s.step == differing[0].step and s.given), None)
+
+
+def _differing(findings: Findings) -> list[StepObservations]:
+    return [each for each in findings.steps if each.forward_differs or each.backward_differs]
+
+
 def without_cause(findings: Findings) -> Verdict:
     """Return the verdict where neither a call nor the training is the cause."""
     counts = findings.counts
@@ -58,12 +71,10 @@ def without_cause(findings: Findings) -> Verdict:
         )
     if findings.inputs and not findings.has_same_data:
         return _of_inputs(findings)
-    differing = [each for each in findings.steps if each.forward_differs or each.backward_differs]
-    first = differing[0] if differing else None
-    for each in differing:
-        # What comes in on one rank reaches the others within the step.
-        if each.step == differing[0].step and each.given is not None and findings.split is None:
-            return _of_given(findings, each, each.given)
+    given = first_given(findings)
+    if given is not None and given.given is not None:
+        return _of_given(findings, given, given.given)
+    first = next(iter(_differing(findings)), None)
     unmatched = counts[Status.MISSING] + counts[Status.ADDED]
     inside = sum(counts[status] for status in Status if status.is_difference) - unmatched
     unread = counts[Status.UNREAD]
@@ -76,7 +87,7 @@ def without_cause(findings: Findings) -> Verdict:
         )
     if unread or any(each.proof and each.proof.absorbed for each in findings.steps):
         return _unexplained(findings)
-    if not any(each.forward_differs or each.backward_differs for each in findings.steps):
+    if first is None:
         if any(each.loose for each in findings.noise):
             return _within_noise(findings)
         return _equal(findings, unmatched, inside)
