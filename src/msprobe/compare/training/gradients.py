@@ -41,7 +41,7 @@ _MOST: Final = 0.9
 _PLAIN: Final = (1.0, 1.0)
 # Gradients so much smaller than the largest one may be the rounding of larger terms.
 _SMALL: Final = 1e-4
-_ROUNDING: Final = 2.0**-23  # of float32
+_ROUNDING: Final = 2.0**-19  # a sum of many roundings of float32
 # Scales of losses, as powers of two: they keep gradients from becoming zero in a coarse type.
 _LEAST_SCALE: Final = 3
 
