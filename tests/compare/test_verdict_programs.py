@@ -790,3 +790,75 @@ def test_equal_results_tell_what_makes_the_values_before_them_differ(tmp_path: P
     assert "approximate of Functional.gelu.0.forward" in verdict["sentence"]
     assert any("test_verdict_programs.py" in each for each in verdict["next"])
     assert "part" not in verdict_on(tmp_path / "same", even_out, "none", "none", "mix")["sentence"]
+
+
+def residual(debugger: PrecisionDebugger, options: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    model[0].requires_grad_(not options.get("is_frozen"))
+    optimizer = torch.optim.LBFGS(model.parameters(), options.get("lr", 0.5), 3)
+    x = torch.linspace(-1, 1, 12).view(6, 2)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        given = x.clone().requires_grad_()
+        found = model(given)
+        (slope,) = torch.autograd.grad(found.sum(), given, create_graph=True)
+        total = (slope.sum(-1) - found[:, 0]).square().mean() + (found - 1).square().mean()
+        total.backward()
+        if options.get("is_clipped"):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        return total
+
+    train(debugger, model, lambda _: optimizer.step(loss))
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"lr": 0.4}, "optimizer_setting"),
+        ({"is_frozen": True}, "mode"),
+        ({"is_clipped": True}, "clipping"),
+    ],
+)
+def test_what_an_optimizer_asks_again_follows_from_its_first_answer(
+    tmp_path: Path, change: dict[str, Any], kind: str, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, residual, change, {}, level)
+
+    assert verdict["class"] == kind, verdict["sentence"]
+
+
+class Biased(nn.Module):
+    def __init__(self, is_added: bool) -> None:
+        super().__init__()
+        self.entries, self.bias = nn.Embedding(5, 3), nn.Embedding(5, 1)
+        nn.init.zeros_(self.bias.weight)
+        self.is_added = is_added
+
+    def forward(self, taken: Tensor) -> Tensor:
+        made: Tensor = self.entries(taken).sum(-1)
+        return made + self.bias(taken)[:, 0] if self.is_added else made
+
+
+def biased(debugger: PrecisionDebugger, is_added: bool) -> None:
+    model = Biased(is_added)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(_: int) -> None:
+        (model(torch.tensor([0, 2, 4])) - 1).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_call_with_zeros_is_named_by_the_gradient_that_it_gives(
+    tmp_path: Path, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, biased, False, True, level)
+
+    assert verdict["class"] == "call"
+    assert "only the reference calls Functional.embedding.1" in verdict["sentence"]
+    assert "bias.weight gets no gradient" in verdict["sentence"]

@@ -63,6 +63,7 @@ class Moment(IntEnum):
     SCHEDULE = 14, Phase.OPTIMIZER
     OPTIMIZER_STATE = 15, Phase.OPTIMIZER
     UPDATE = 16, Phase.OPTIMIZER
+    ASKED_AGAIN = 17, Phase.OPTIMIZER
 
 
 SET_FOR_LATER: Final = frozenset((Moment.OPTIMIZER_SETTING, Moment.SCHEDULE))

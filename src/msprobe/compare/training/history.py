@@ -351,7 +351,7 @@ def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
         yield pair.difference(
             VerdictClass.GRADIENT if meaning else verdict,
             # What the optimizer asks for again hangs on what it made of the first answer.
-            Moment.LOSS if target.micro < pair.first_evaluation else Moment.UPDATE,
+            Moment.LOSS if target.micro < pair.first_evaluation else Moment.ASKED_AGAIN,
             f"the loss is {shown(value)} in the target, {shown(expected)} in the reference "
             f"(step {pair.step}{of_micro})"
             + (f": the factor is {meaning}" if meaning else "")

@@ -190,7 +190,9 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
         asks_again = pair.asks_otherwise
         is_asked_anew = False  # with parameters that the optimizer has made others of
         for row in comparison.rows:
-            is_asked_anew |= row.cause is Cause.OPTIMIZER_STEP and row.pair.position > asked
+            is_asked_anew |= row.pair.position > asked and (
+                row.status.is_difference and not comparison.is_of_backward(row.pair)
+            )
             if row.origin is not Origin.INTRODUCED:
                 continue
             position, cause = row.pair.position, row.cause
@@ -209,7 +211,6 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
                 )
             if is_after:
                 mark(row, Origin.INHERITED, Cause.OPTIMIZER_STEP)
-                is_asked_anew |= position > asked
 
 
 def _is_updated(

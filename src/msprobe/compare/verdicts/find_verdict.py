@@ -83,9 +83,10 @@ class _Search:
         if factor is not None and fact is not None and _is_clipping_of(fact, *factor):
             return self._of_fact(fact)
         culprit = self._culprit
-        steps = fact and fact.step, culprit and culprit.comparison.step
+        steps = [fact.step] if fact is not None else []
+        steps += [culprit.comparison.step] if culprit is not None else []
         given = first_given(self._findings)
-        if given is not None and all(step is None or step > given.step for step in steps):
+        if given is not None and all(step > given.step for step in steps):
             return without_cause(self._findings)
         if fact is not None and self._comes_first(fact, culprit, factor):
             return self._of_fact(fact)
@@ -309,8 +310,9 @@ class _Search:
             before = self._observed.get((fact.step - 1, fact.rank))
             return None if before is None else before.unused
         now = self._observed.get((fact.step, fact.rank))
-        is_reduced = fact.moment is Moment.REDUCE and now is not None
-        return now.lone_users.get(fact.parameter or "") if is_reduced else None
+        if now is None or fact.moment is not Moment.REDUCE:
+            return None
+        return now.lone_users.get(fact.parameter or "")
 
     def _generators(self, fact: FactDifference) -> FactDifference | None:
         """Return the random states that differ before some of the data do: those were drawn."""

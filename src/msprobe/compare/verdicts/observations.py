@@ -245,21 +245,29 @@ def _lone_users(comparison: RankComparison) -> dict[str, Clue]:
 
     Its result may show no difference, where the parameter begins with zeros.
     """
-    trained: list[set[str]] = [set(), set()]
-    for found, facts in zip(trained, comparison.facts, strict=True):
-        for step in () if facts is None else facts.optimizer_steps():
-            columns = step.parameters
-            found.update(itertools.compress(columns.name, columns.has_gradient))
+    sides = [facts for facts in comparison.facts if facts is not None]
+    trained = [
+        {
+            name
+            for step in facts.optimizer_steps()
+            for name in itertools.compress(step.parameters.name, step.parameters.has_gradient)
+        }
+        for facts in sides
+    ]
     users: dict[str, Clue] = {}
-    for is_target, own, other in ((True, *trained), (False, *reversed(trained))):
-        facts = comparison.facts[0 if is_target else 1]
-        columns = None if facts is None else facts.parameters
-        if columns is None or not own - other or not other:
+    if not all(trained) or len(trained) < len(comparison.facts):
+        return users
+    for is_target, facts, alone in (
+        (True, sides[0], trained[0] - trained[1]),
+        (False, sides[1], trained[1] - trained[0]),
+    ):
+        columns = facts.parameters
+        if columns is None or not alone:
             continue
-        keys = {
+        keys: dict[Hashable, str] = {
             (tuple(shape), norm): name
             for name, shape, norm in zip(columns.name, columns.shape, columns.norm, strict=False)
-            if name in own - other
+            if name in alone
         }
         for row in comparison.rows:
             name = keys.get((row.value.shape, row.value.norm))
