@@ -111,7 +111,7 @@ def test_other_types_and_size_1_dimensions_are_mentioned_only(tmp_path):
 def test_differences_are_errors_where_they_begin(tmp_path, status, origin, expected):
     comparison = settle(compared(tmp_path, (GOOD, [tensor(4.1)]), (GOOD, GOOD)))
     comparison.rows[1].status, comparison.rows[1].origin = status, origin
-    comparison.rows[1].finding = "because"
+    comparison.rows[1].finding, comparison.rows[1].cause = "because", None
     result, messages = results(comparison)[1]
     assert result == expected
     assert messages == [f"{expected}: because"]

@@ -18,7 +18,7 @@ from msprobe.compare.training.gradient_factors import multiple_words
 from msprobe.compare.training.module_settings import changed_options, changed_settings
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.communication import group_words, is_of_group
-from msprobe.compare.verdicts.custom_functions import lone_call_inside
+from msprobe.compare.verdicts.custom_functions import MAY_BE_INSIDE, lone_call_inside
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
@@ -100,7 +100,7 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     """
     found = class_of(culprit)
     words = culprit_words(culprit)
-    if found in (VerdictClass.KERNEL, VerdictClass.GRADIENT):
+    if found in MAY_BE_INSIDE:
         inside = lone_call_inside(culprit)
         if inside is not None:
             pair, lone = inside

@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from msprobe.compare.verdicts.places import lone_words
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from msprobe.compare.model import OperationPair
     from msprobe.compare.sides import Side
     from msprobe.compare.verdicts.ranking import Culprit
+
+MAY_BE_INSIDE: Final = (VerdictClass.KERNEL, VerdictClass.GRADIENT, VerdictClass.UNEXPLAINED)
+"""Classes of a record whose cause may be a call inside it."""
 
 _PREFIX: Final = "Autograd"
 

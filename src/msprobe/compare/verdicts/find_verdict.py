@@ -29,7 +29,7 @@ from msprobe.compare.verdicts.culprit_classes import (
     may_be_random,
     moment_of,
 )
-from msprobe.compare.verdicts.custom_functions import culprit_inside
+from msprobe.compare.verdicts.custom_functions import MAY_BE_INSIDE, culprit_inside
 from msprobe.compare.verdicts.next_steps import for_culprit
 from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
 from msprobe.compare.verdicts.own_error import key_of
@@ -408,7 +408,7 @@ class _Search:
 
     def _of_culprit(self, culprit: Culprit) -> Verdict:
         culprit = collective_of(culprit, self._findings.culprits)
-        if class_of(culprit) in (VerdictClass.KERNEL, VerdictClass.GRADIENT):
+        if class_of(culprit) in MAY_BE_INSIDE:
             culprit = culprit_inside(culprit, self._findings.culprits)
         verdict, words = class_and_words(culprit)
         if verdict is VerdictClass.COMMUNICATION:
