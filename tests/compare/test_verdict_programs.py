@@ -862,3 +862,27 @@ def test_a_call_with_zeros_is_named_by_the_gradient_that_it_gives(
     assert verdict["class"] == "call"
     assert "only the reference calls Functional.embedding.1" in verdict["sentence"]
     assert "bias.weight gets no gradient" in verdict["sentence"]
+
+
+def recurrent(debugger: PrecisionDebugger, dtype: Any) -> None:
+    """A network whose kernel computes in the type of autocast, and hands float32 back."""
+    model = nn.GRU(6, 5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.linspace(-1, 1, 72).view(4, 3, 6)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+            found = model(x)[0].float().square().mean()
+        found.backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_kernel_that_computes_in_the_type_of_autocast(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, recurrent, torch.bfloat16, torch.float32, level)
+
+    assert verdict["class"] == "precision"
+    assert "autocast is torch.bfloat16 on cpu in the target" in verdict["sentence"]

@@ -367,3 +367,17 @@ def test_generators_that_nobody_draws_from(make, model, level, draw, undrawn, tm
     debugger.stop()
     debugger.step()
     assert msprobe.open_dump(tmp_path).step(0).rank().facts.undrawn == undrawn
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_autocast_that_a_step_enters(make, model, level, tmp_path):
+    debugger = make(level)
+    debugger.start(model)
+    model(IDS, mask=MASK)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(IDS, mask=MASK)
+    debugger.stop()
+    debugger.step()
+    found = msprobe.open_dump(tmp_path).step(0).rank().facts
+    assert found.modes.autocast == {}
+    assert [(each.micro, each.autocast) for each in found.flags] == [(1, {"cpu": "torch.bfloat16"})]

@@ -86,15 +86,17 @@ class Modes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangedFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """Training flags that the program set after the step started.
+    """Training flags that the program set after the step started, and autocast that it entered.
 
     Attributes:
         micro: number of the micro batch whose call of the model is the first with them.
         training: as in `Modes`.
+        autocast: as in `Modes`; None in files that do not tell.
     """
 
     micro: int
     training: dict[str, bool]
+    autocast: dict[str, str] | None = None
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):

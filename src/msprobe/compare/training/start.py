@@ -23,6 +23,8 @@ from msprobe.compare.training.fingerprints import Change
 from msprobe.compare.training.module_settings import owner_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts, Modes, Parameters
+from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.numerics.number_types import epsilon_of
 
 # Names of settings that choose other kernels, another precision or another order of sums.
 _NUMERIC: Final = re.compile(
@@ -82,12 +84,12 @@ def mode_differences(pair: FactsPair) -> Iterator[FactDifference]:
         if reference.grad_enabled:
             words = "disabled in the target, enabled in the reference"
         yield _mode(pair, f"gradients are {words}")
-    if target.autocast != reference.autocast:
+    types = [_autocast(facts) for facts in pair.sides]
+    if types[0] != types[1]:
         yield pair.difference(
             VerdictClass.PRECISION,
             Moment.MODES,
-            f"autocast is {_autocast(target)} in the target, {_autocast(reference)} in the "
-            "reference",
+            f"autocast is {types[0]} in the target, {types[1]} in the reference",
             effect=Effect.POSSIBLE,
         )
     yield from _frozen(pair, target, reference)
@@ -153,9 +155,21 @@ def _around(name: str) -> Iterator[str]:
         yield name
 
 
-def _autocast(modes: Modes) -> str:
-    on = [f"{dtype} on {device}" for device, dtype in sorted(modes.autocast.items())]
-    return ", ".join(on) or "off"
+def _autocast(facts: Facts) -> str:
+    types = sorted(_autocast_types(facts).items())
+    return ", ".join(f"{dtype} on {device}" for device, dtype in types) or "off"
+
+
+def _autocast_types(facts: Facts) -> Mapping[str, str]:
+    """Return the types of autocast in which a step begins, or a model is called first."""
+    start = {} if facts.modes is None else facts.modes.autocast
+    return next((each.autocast for each in facts.flags if each.autocast), start)
+
+
+def autocast_epsilon(facts: Facts) -> float:
+    """Return the resolution of the coarsest type of autocast; 0 where it is off."""
+    types = map(normal_dtype, _autocast_types(facts).values())
+    return max(map(epsilon_of, types), default=0.0)
 
 
 def _frozen(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDifference]:

@@ -18,6 +18,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Status
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.training.gradient_factors import Meanings
+from msprobe.compare.training.start import autocast_epsilon
 from msprobe.compare.verdicts.communication import collective_of, on_ranks, ranks_words
 from msprobe.compare.verdicts.culprit_classes import (
     class_and_words,
@@ -45,6 +46,8 @@ from msprobe.compare.verdicts.without_cause import (
 )
 from msprobe.dump.record_names import RecordKind, parse_record_name
 
+# A kernel rounds its inputs, and what it computes between, to the type of autocast.
+_ROUNDINGS_OF_AUTOCAST: Final = 8.0
 # Gradients that no recorded call of the rank made.
 _FOREIGN_GRADIENTS: Final = (Cause.UNEXPLAINED_GRADIENT, Cause.OTHER_START)
 
@@ -132,7 +135,7 @@ class _Search:
             case VerdictClass.PRECISION:
                 if culprit is None:
                     return not self._is_exact
-                return class_of(culprit) is VerdictClass.PRECISION
+                return class_of(culprit) is VerdictClass.PRECISION or _is_of_autocast(culprit)
             case VerdictClass.PARAMETERS:
                 return self._are_parameters_used(fact, observed)
             case VerdictClass.COMMUNICATION:
@@ -478,6 +481,14 @@ class _Search:
 
     def _is_exact_before(self, step: int) -> bool:
         return all(each.is_exact for each in self._findings.steps if each.step < step)
+
+
+def _is_of_autocast(culprit: Culprit) -> bool:
+    """Return whether a call that nothing else explains may compute in a type of autocast inside."""
+    error, both = culprit.row.error, culprit.comparison.facts
+    epsilon = max(0.0 if facts is None else autocast_epsilon(facts) for facts in both)
+    is_near = error is not None and error <= _ROUNDINGS_OF_AUTOCAST * epsilon
+    return is_near and (is_without_reason(culprit) or may_be_random(culprit))
 
 
 def _is_clipping_of(fact: FactDifference, step: StepObservations, found: GradientFactor) -> bool:

@@ -60,7 +60,7 @@ class StartState:
         self._begun: object = None
         self._models = NamedModels()
         self._modules: list[weakref.ref[nn.Module]] = []
-        self._flags: list[bool | None] = []
+        self._flags: list[object] = []
         self._parameters = Parameters()
         self._columns: list[TensorColumns] = []  # of the parameters, by model as found
         self._with_grad = True
@@ -109,7 +109,7 @@ class StartState:
         self._put_parameters(found)
 
     def look_at_flags(self, micro: int) -> None:
-        """Put the training flags that the program has set since they were put last.
+        """Put the flags and autocast that the program has set since they were put last.
 
         Args:
             micro: number of the micro batch whose call of the model begins.
@@ -117,11 +117,13 @@ class StartState:
         if (flags := self._flags_now()) == self._flags:
             return
         self._flags = flags
-        training = ModelContents.of(self._models).training
-        self._session.facts.append("flags", ChangedFlags(micro=micro, training=training))
+        training, autocast = ModelContents.of(self._models).training, dict(autocast_types())
+        changed = ChangedFlags(micro=micro, training=training, autocast=autocast)
+        self._session.facts.append("flags", changed)
 
-    def _flags_now(self) -> list[bool | None]:
-        return [None if (m := known()) is None else m.training for known in self._modules]
+    def _flags_now(self) -> list[object]:
+        flags = [None if (m := known()) is None else m.training for known in self._modules]
+        return [*autocast_types(), *flags]
 
     def _put_parameters(self, found: ModelContents) -> None:
         session, earlier = self._session, set(self._parameters.name)
