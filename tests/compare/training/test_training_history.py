@@ -76,6 +76,19 @@ def test_a_step_that_was_never_stopped_is_cut_if_it_trains_less(losses, effect) 
     assert [each.effect for each in found] == [effect]
 
 
+@pytest.mark.parametrize(("how", "count"), [("unstopped", 0), ("whole", 1)])
+def test_batches_that_a_step_did_not_come_to_are_no_other_data(how, count) -> None:
+    loss = {"micro": 0, "value": 2.0, "shape": [], "dtype": "torch.float32"}
+    cut = {"ended": {"how": how}, "loss": [loss], "data": [batch(1)]}
+    whole = {
+        "ended": {"how": "whole"},
+        "loss": [loss, loss | {"micro": 1}],
+        "data": [batch(1), batch(2, micro=1)],
+    }
+
+    assert sum("micro batch" in words for words in said(differences((cut, whole)))) == count
+
+
 def test_equal_facts_have_no_differences() -> None:
     part = step() | {
         "settings": {"torch.version": "2.13"},

@@ -175,11 +175,26 @@ class FactsPair:
 
     @property
     def ran_through(self) -> bool:
-        """Whether neither side was interrupted, so that each made all of its events."""
-        return not any(
-            facts.ended is not None and facts.ended.how in (Ending.INTERRUPTED, Ending.KILLED)
-            for facts in self.sides
-        )
+        """Whether neither side was cut off, so that each made all of its events."""
+        return not (_is_cut(*self.sides) or _is_cut(*self.sides[::-1]))
+
+    def is_cut(self, side: str) -> bool:
+        """Return whether a side, ``target`` or ``reference``, ended early.
+
+        Without a call of ``stop`` it may be whole all the same, unless it trains less.
+        """
+        return _is_cut(*self.sides[:: 1 if side == "target" else -1])
+
+
+def _is_cut(facts: Facts, other: Facts) -> bool:
+    if facts.ended is None or facts.ended.how is Ending.WHOLE:
+        return False
+    return facts.ended.how is not Ending.UNSTOPPED or _training(facts) < _training(other)
+
+
+def _training(facts: Facts) -> tuple[int, int]:
+    """Return the numbers of backward passes and of optimizer steps."""
+    return len(facts.loss), len(facts.optimizer_steps())
 
 
 def _clip_factors(facts: Facts) -> dict[tuple[int, int], float]:

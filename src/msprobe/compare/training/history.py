@@ -402,8 +402,7 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
     for side, _, own, other in of_sides(*pair.sides):
         ended = own.ended
         if ended is not None and ended.how is not Ending.WHOLE and _is_whole(other):
-            # Without a call of stop() it may be whole all the same, unless it trains less.
-            is_cut = ended.how is not Ending.UNSTOPPED or _training(own) < _training(other)
+            is_cut = pair.is_cut(side)
             moment = _moment_of(ended) if len(own.loss) >= len(other.loss) else Moment.FORWARD
             yield pair.difference(
                 VerdictClass.INCOMPLETE,
@@ -417,11 +416,6 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
 
 def _is_whole(facts: Facts) -> bool:
     return facts.ended is not None and facts.ended.how is Ending.WHOLE
-
-
-def _training(facts: Facts) -> tuple[int, int]:
-    """Return the numbers of backward passes and of optimizer steps."""
-    return len(facts.loss), len(facts.optimizer_steps())
 
 
 def _left_out(pair: FactsPair) -> Iterator[FactDifference]:
