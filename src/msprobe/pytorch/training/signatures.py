@@ -26,7 +26,7 @@ from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.training.model_contents import ModelContents, NamedModels, Prefixed
 from msprobe.pytorch.training.optimizer_steps import OptimizerSteps, described, options_of
-from msprobe.pytorch.training.start_state import autocast_types, put_random_states
+from msprobe.pytorch.training.start_state import autocast_types, random_states
 from msprobe.pytorch.values.prints import TensorPrints
 from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors
 
@@ -84,7 +84,7 @@ class SignatureObserver:
         if not session.facts.is_open or session.account is self._begun:
             return
         self._begun = session.account
-        put_random_states(session)
+        session.facts.put("random", random_states())
         found = ModelContents.of(self._models)
         firsts = [
             (name, tensor)

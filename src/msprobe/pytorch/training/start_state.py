@@ -77,7 +77,7 @@ class StartState:
         self._parameters, self._columns = Parameters(), []
         self._with_grad = torch.is_grad_enabled()
         quietly(session, "settings", self._put_settings, models)
-        quietly(session, "random states", put_random_states, session)
+        quietly(session, "random states", self._put_random_states)
         self._known.next_step()
         if models:
             quietly(session, "state of the model", self._put_model, models)
@@ -98,6 +98,14 @@ class StartState:
             self._fixed = encode_fact({name: text for name, text in known if name not in switches})
         encoded = b"%b,%b" % (self._fixed[:-1], encode_fact(switches)[1:])
         self._session.facts.put("settings", msgspec.Raw(encoded))
+
+    def _put_random_states(self) -> None:
+        session = self._session
+        session.facts.put("random", random_states())
+        session.step_undo.callback(session.attempt, "random states", self._put_undrawn)
+
+    def _put_undrawn(self) -> None:
+        self._session.facts.put("undrawn", undrawn_generators())
 
     def _put_model(self, models: Sequence[Prefixed]) -> None:
         found = ModelContents.of(models)
@@ -182,14 +190,9 @@ class StartState:
         self._session.facts.put("buffers_after", found)
 
 
-def put_random_states(session: Session) -> None:
-    """Put the states of the generators now, and when the step ends which of them are unused."""
-    session.facts.put("random", dict([*python_and_numpy_states(), *generator_states()]))
-    session.step_undo.callback(session.attempt, "random states", _put_undrawn, session)
-
-
-def _put_undrawn(session: Session) -> None:
-    session.facts.put("undrawn", undrawn_generators())
+def random_states() -> dict[str, str]:
+    """Return a checksum of the state of each random generator."""
+    return dict([*python_and_numpy_states(), *generator_states()])
 
 
 def modes_of(contents: ModelContents, with_grad: bool) -> Modes:
