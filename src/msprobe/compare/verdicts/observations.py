@@ -299,27 +299,26 @@ def _small_cause(comparison: RankComparison) -> Clue | None:
 
 def _evened(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
     """Return what makes a module's result differ on the way to results that agree; the first."""
-    taken_in = {row.pair.name for row in inexact if row.status.is_difference and _is_taken_in(row)}
+    reasons: dict[str, Row] = {}  # path of a module around it -> the first
+    taken_in: set[str] = set()  # calls that are given other tensors
     for row in inexact:
-        name = row.pair.name
-        parsed = comparison.side_of(row.pair).parsed(name)
-        is_evened = row.origin is None and row.status is Status.DIFFERS and _is_result(row)
-        if not (is_evened and parsed.is_module and parsed.kind is RecordKind.FORWARD):
+        if row.status.is_difference and _is_taken_in(row):
+            taken_in.add(row.pair.name)
+        if row.cause is Cause.HARMLESS and (not row.pair.is_matched or _is_argument(row)):
+            module = comparison.side_of(row.pair).module(row.pair.name)
+            for path in itertools.accumulate(module.split("."), "{}.{}".format):
+                reasons.setdefault(path, row)
+    for row in inexact if reasons else ():
+        if row.origin is not None or row.status is not Status.DIFFERS or not _is_result(row):
             continue
-        if name in taken_in:
-            continue
-        for cause in inexact:
-            if cause.cause is not Cause.HARMLESS:
-                continue
-            place = Place.of(comparison, cause.pair)
-            if not f"{place.module}.".startswith(f"{parsed.path}."):
-                continue
-            if not cause.pair.is_matched:
-                words = lone_words(comparison, cause.pair)
-            elif _is_argument(cause):
-                words = _argument_words(cause, place)
-            else:
-                continue
+        parsed = comparison.parsed(row.pair)
+        is_module = parsed.is_module and parsed.kind is RecordKind.FORWARD
+        if is_module and row.pair.name not in taken_in and parsed.path in reasons:
+            reason = reasons[parsed.path]
+            place = Place.of(comparison, reason.pair)
+            words = _argument_words(reason, place)
+            if not reason.pair.is_matched:
+                words = lone_words(comparison, reason.pair)
             return Clue(f"module {parsed.path} by {row.error:.2g}: {words}", place)
     return None
 
