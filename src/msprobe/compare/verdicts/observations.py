@@ -309,11 +309,11 @@ def _evened(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
             for path in itertools.accumulate(module.split("."), "{}.{}".format):
                 reasons.setdefault(path, row)
     for row in inexact if reasons else ():
-        if row.origin is not None or row.status is not Status.DIFFERS or not _is_result(row):
+        if row.origin is not None or row.status is not Status.DIFFERS or row.error is None:
             continue
         parsed = comparison.parsed(row.pair)
-        is_module = parsed.is_module and parsed.kind is RecordKind.FORWARD
-        if is_module and row.pair.name not in taken_in and parsed.path in reasons:
+        is_made = _is_result(row) and parsed.is_module and parsed.kind is RecordKind.FORWARD
+        if is_made and row.pair.name not in taken_in and parsed.path in reasons:
             reason = reasons[parsed.path]
             place = Place.of(comparison, reason.pair)
             words = _argument_words(reason, place)
