@@ -260,8 +260,12 @@ class _Agreement:
             return None
         if self._calls.is_after_backward(call):
             return None
-        # The loss alone hides the results of other calls: by a factor of 0, or in a mean.
-        needs_gradients |= has_modules or self._calls.makes_other_call(call.pair)
+        # The loss alone hides the results of other calls: by a factor of 0, or in a mean. Where it
+        # is of another precision, so are gradients: none is the same.
+        losses = self._loss.outputs
+        is_same = not any(isinstance(row, Matched) and row.precisions for row in losses)
+        may_hide = is_same or all(row.status is Status.EQUAL for row in losses)
+        needs_gradients |= has_modules or (may_hide and self._calls.makes_other_call(call.pair))
         return self._loss if not needs_gradients or self._has_equal_weight_gradients else None
 
     @cached_property
