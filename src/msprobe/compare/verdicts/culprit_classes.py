@@ -18,7 +18,11 @@ from msprobe.compare.training.gradient_factors import multiple_words
 from msprobe.compare.training.module_settings import changed_options, changed_settings
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.communication import group_words, is_of_group
-from msprobe.compare.verdicts.custom_functions import MAY_BE_INSIDE, lone_call_inside
+from msprobe.compare.verdicts.custom_functions import (
+    MAY_BE_INSIDE,
+    is_custom_function,
+    lone_call_inside,
+)
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
@@ -86,7 +90,7 @@ def class_of(culprit: Culprit) -> VerdictClass:
         return VerdictClass.CALL
     # A module and a custom function of autograd hold code of their own, an API is one kernel.
     parsed = _parsed(culprit)
-    if not parsed.is_module and parsed.prefix != "Autograd":
+    if not parsed.is_module and not is_custom_function(parsed):
         is_proved = row.cause is not Cause.UNPROVED_INPUT
         return VerdictClass.KERNEL if is_proved else VerdictClass.UNEXPLAINED
     draws = operator_named(parsed.class_name or "").draws_random

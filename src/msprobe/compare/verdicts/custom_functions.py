@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from msprobe.compare.model import OperationPair
     from msprobe.compare.sides import Side
     from msprobe.compare.verdicts.ranking import Culprit
+    from msprobe.dump.record_names import RecordName
 
 MAY_BE_INSIDE: Final = (VerdictClass.KERNEL, VerdictClass.GRADIENT, VerdictClass.UNEXPLAINED)
 """Classes of a record whose cause may be a call inside it."""
 
-_PREFIX: Final = "Autograd"
+
+def is_custom_function(parsed: RecordName) -> bool:
+    """Return whether a record is that of an `autograd.Function` of the program."""
+    return parsed.prefix == "Autograd"
 
 
 def lone_call_inside(culprit: Culprit) -> tuple[OperationPair, str] | None:
@@ -32,7 +36,7 @@ def lone_call_inside(culprit: Culprit) -> tuple[OperationPair, str] | None:
     None where the culprit is another call, or both sides make the same ones.
     """
     comparison, own = culprit.comparison, culprit.row.pair
-    if not own.is_matched or comparison.parsed(own).prefix != _PREFIX:
+    if not own.is_matched or not is_custom_function(comparison.parsed(own)):
         return None
     lone = {pair.name: pair for pair in comparison.pairs if not pair.is_matched}
     for side, name in zip(comparison.sides, (own.target, own.reference), strict=True):
@@ -47,7 +51,7 @@ def culprit_inside(culprit: Culprit, culprits: Sequence[Culprit]) -> Culprit:
     """Return the call to blame that a custom function makes, if there is one; else the culprit."""
     comparison, own = culprit.comparison, culprit.row.pair
     others = [each for each in culprits if each.comparison is comparison and each is not culprit]
-    if not others or not own.is_matched or comparison.parsed(own).prefix != _PREFIX:
+    if not others or not own.is_matched or not is_custom_function(comparison.parsed(own)):
         return culprit
     names = set(_inside(comparison.target, own.target or ""))
     return next((each for each in others if each.row.pair.target in names), culprit)

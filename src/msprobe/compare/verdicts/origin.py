@@ -43,7 +43,7 @@ from msprobe.compare.verdicts.origin_state import (
     settle_as_close,
 )
 from msprobe.compare.verdicts.retract_harmless import retract_inconsequential
-from msprobe.compare.verdicts.same_inputs import SameInputs
+from msprobe.compare.verdicts.same_inputs import doubt_inputs
 from msprobe.compare.verdicts.statistics_error import statistics_error
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
@@ -122,7 +122,7 @@ class _Search:
         state.comparison.kept = frozenset(self._makers_of_kept())
         self._unmatched.settle_rest()
         retract_inconsequential(state.calls, state.flow)
-        self._doubt_inputs()
+        doubt_inputs(state)
 
     def _see_through_moves(self) -> None:
         """Let a value without projections differ as the copy or view of it does that has some."""
@@ -141,22 +141,6 @@ class _Search:
             common = self._state.flow.makers(given).common
             for row in (given, *([] if common is None else [self._state.rows[common]])):
                 row.status, row.error, row.finding = made.status, made.error, made.finding
-
-    def _doubt_inputs(self) -> None:
-        """Say of results that nothing explains which input of their call may differ unseen."""
-        inputs = SameInputs(self._state)
-        for row in self._state.rows:
-            is_result = row.origin is Origin.INTRODUCED and row.value.role is Role.OUTPUT
-            if not is_result or row.status not in (Status.DIFFERS, Status.NONFINITE):
-                continue
-            if row.cause not in (None, Cause.FINITE_INPUTS) or not row.pair.is_matched:
-                continue
-            call = self._state.calls.of(row)
-            if call.parsed.is_module or call.is_backward:
-                continue
-            unproved = inputs.unproved(call)
-            if unproved is not None:
-                row.cause, row.subject = Cause.UNPROVED_INPUT, unproved.value.slot
 
     def _makers_of_kept(self) -> Iterator[int]:
         """Yield the places of calls that change a buffer or a parameter; blames those of one side.

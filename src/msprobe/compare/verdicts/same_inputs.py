@@ -9,11 +9,29 @@ from __future__ import annotations
 
 import math
 
-from msprobe.compare.model import Matched, Row
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.mask_differences import hides_its_elements
 from msprobe.compare.verdicts.origin_state import OriginState
-from msprobe.dump.values import Value
+from msprobe.dump.values import Role, Value
+
+
+def doubt_inputs(state: OriginState) -> None:
+    """Say of results that nothing explains which input of their call may differ unseen."""
+    inputs = SameInputs(state)
+    for row in state.rows:
+        is_result = row.origin is Origin.INTRODUCED and row.value.role is Role.OUTPUT
+        if not is_result or row.status not in (Status.DIFFERS, Status.NONFINITE):
+            continue
+        if row.cause not in (None, Cause.FINITE_INPUTS) or not row.pair.is_matched:
+            continue
+        call = state.calls.of(row)
+        if call.parsed.is_module or call.is_backward:
+            continue
+        unproved = inputs.unproved(call)
+        if unproved is not None:
+            row.cause, row.subject = Cause.UNPROVED_INPUT, unproved.value.slot
 
 
 class SameInputs:
@@ -28,24 +46,43 @@ class SameInputs:
 
         Inputs that are known to differ, or are close, are judged elsewhere.
         """
-        if call.start not in self._known:
-            self._known[call.start] = None  # a call that is fed by itself
-            found = (row for row in call.inputs if not self._is_proved(row))
-            self._known[call.start] = next(found, None)
+        waiting = [] if call.start in self._known else [call]
+        while waiting:  # a chain of calls may be longer than Python's stack
+            maker = self._judge(waiting[-1])
+            if maker is None:
+                waiting.pop()
+            else:
+                waiting.append(maker)
         return self._known[call.start]
+
+    def _judge(self, call: Call) -> Call | None:
+        """Judge a call, or return one that makes an input of it and is to be judged before."""
+        self._known[call.start] = None  # until it is known: a call may be fed by itself
+        for row in call.inputs:
+            if self._is_proved(row):
+                continue
+            maker = self._maker(row)
+            if maker is not None and maker.start not in self._known:
+                return maker
+            if maker is None or self._known[maker.start] is not None:
+                self._known[call.start] = row
+                return None
+        return None
 
     def _is_proved(self, row: Row) -> bool:
         if not isinstance(row, Matched) or row.status.is_difference or _shows_elements(row):
             return True
         if not row.holds_tensor:
             return _is_plain(row.value)
-        if self._state.start.shows_equal(row):
-            return True
-        source = self._state.flow.makers(row).common
+        return self._state.start.shows_equal(row)
+
+    def _maker(self, row: Row) -> Call | None:
+        """Return the call that makes a value of others on both sides, and draws nothing."""
+        source = self._state.flow.makers(row).common if row.holds_tensor else None
         maker = None if source is None else self._state.calls.of(self._state.rows[source])
         if maker is None or not maker.inputs or maker.operator.draws_random:
-            return False
-        return self.unproved(maker) is None
+            return None
+        return maker
 
 
 def _shows_elements(row: Matched) -> bool:
