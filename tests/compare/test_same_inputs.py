@@ -126,3 +126,24 @@ def test_the_code_of_a_custom_function_is_no_kernel(
 
     assert found["class"] == "unexplained"
     assert "Autograd.Scaling.0.forward" in found["sentence"]
+
+
+class Negating(Filling):
+    """Makes its mask by more calls than Python's stack is deep."""
+
+    def forward(self, x: Any) -> Any:
+        mask = torch.from_numpy(self.outside)
+        for _ in range(1200):
+            mask = mask.logical_not()
+        return x.masked_fill(mask, 0.5).T.exp().sum()
+
+
+def test_a_chain_of_calls_may_be_longer_than_the_stack(tmp_path: Path) -> None:
+    sides = [
+        record(tmp_path / str(number), Negating(mask))
+        for number, mask in enumerate((_OTHER_MASK, _MASK))
+    ]
+    found = verdict(*sides)
+
+    assert found["class"] == "unexplained"
+    assert "holds the same elements in the same order was not recorded" in found["sentence"]
