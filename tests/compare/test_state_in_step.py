@@ -32,6 +32,7 @@ def recorded(
     autocast: bool = False,
     late_factor: float = 1.0,
     maximize: bool = False,
+    rank: int = 0,
 ) -> Path:
     """Record a step of three micro batches; `between` is called after the first."""
     torch.manual_seed(0)
@@ -40,6 +41,7 @@ def recorded(
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, maximize=maximize)
     batches, labels = torch.randn(3, 6, 3, 8, 8), torch.randint(0, 5, (3, 6))
+    batches += rank
     with recording(folder, level) as observed, observed.step_of(model):
         for number, (x, y) in enumerate(zip(batches, labels, strict=True)):
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -61,6 +63,26 @@ def compared(folder: Path, level: str, **change: Any) -> Any:
 
 def unseen_write(model: nn.Sequential) -> None:
     model[1].running_mean.numpy()[:] += 0.5  # type: ignore[union-attr, operator]
+
+
+def test_a_buffer_that_one_side_takes_from_another_rank_is_communication(tmp_path: Path) -> None:
+    averages: list[Any] = []
+
+    def taken(model: nn.Sequential) -> None:
+        model[1].running_mean.numpy()[:] = averages[0]  # type: ignore[union-attr, operator]
+
+    def ranks(folder: Path, between: Between) -> Path:
+        keep: Between = lambda model: averages.append(model[1].running_mean.numpy().copy())  # noqa: E731
+        for rank, each in enumerate((keep, between)):
+            alone = recorded(folder / str(rank), "L1", between=each, rank=rank)
+            (folder / "all" / "step0").mkdir(parents=True, exist_ok=True)
+            (alone / "step0" / "rank").rename(folder / "all" / "step0" / f"rank{rank}")
+        return folder / "all"
+
+    target, reference = ranks(tmp_path / "target", taken), ranks(tmp_path / "own", lambda _: None)
+    verdict = run_comparison(target, reference, CompareOptions()).summary["verdict"]
+    assert verdict["class"] == "communication"
+    assert "only the target holds what another rank holds, too" in verdict["sentence"]
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])

@@ -25,6 +25,10 @@ class Cause(WordedEnum):
         "changed_state",
         "it agreed when the step began, and was changed since by code that was not recorded",
     )
+    OTHER_RANKS_STATE = (
+        "other_ranks_state",
+        "it agreed when the step began; since then only the {} holds what another rank holds, too",
+    )
     WRITTEN_STATE = "written_state", "it agreed when the step began; calls since differ"
     TAKEN_FROM_TENSOR = "taken_from_tensor", "taken from a tensor that differs"
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from msprobe.collectives.calls import communication_calls, is_communication
 from msprobe.collectives.matching import connect
+from msprobe.compare.call_differences import value_key
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import OperationPair, Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
@@ -286,6 +287,27 @@ def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:
         others = [rank for rank in put_in.get(key, ()) if rank != comparison.rank]
         if others:
             mark(row, Origin.INHERITED, Cause.OTHER_RANK, str(others[0]))
+    for comparison in comparisons:
+        for row in comparison.rows:
+            if row.cause is Cause.CHANGED_STATE and row.origin is Origin.INTRODUCED:
+                shares = [_is_shared(comparisons, comparison, row, side) for side in range(2)]
+                if shares[0] != shares[1]:
+                    subject = "target" if shares[0] else "reference"
+                    mark(row, Origin.INTRODUCED, Cause.OTHER_RANKS_STATE, subject)
+
+
+def _is_shared(
+    comparisons: Sequence[RankComparison], comparison: RankComparison, row: Row, side: int
+) -> bool:
+    """Return whether another rank of a side holds a value of a row: ranks do that broadcast it."""
+    own = value_key(row.values[side])
+    return any(
+        value_key(each.values[side]) == own
+        for other in comparisons
+        if other is not comparison
+        for each in other.rows
+        if each.name == row.name and len(each.values) == len(row.values)
+    )
 
 
 class _Linked:

@@ -45,6 +45,7 @@ _BY_CAUSE: Final = {
     Cause.UNRECORDED_VALUE: VerdictClass.ARGUMENT,
     Cause.CHANGED_BETWEEN: VerdictClass.CALL,
     Cause.CHANGED_STATE: VerdictClass.CALL,
+    Cause.OTHER_RANKS_STATE: VerdictClass.COMMUNICATION,
     Cause.RANDOM_NUMBERS: VerdictClass.RANDOM,
     Cause.RANDOM_STATE: VerdictClass.RANDOM,
     Cause.LONE_PRECISION: VerdictClass.PRECISION,
@@ -146,7 +147,7 @@ def is_without_reason(culprit: Culprit) -> bool:
 
 def moment_of(culprit: Culprit) -> Moment:
     """Return the moment of a training step at which a culprit takes effect."""
-    if culprit.row.cause is Cause.CHANGED_STATE:
+    if culprit.row.cause in (Cause.CHANGED_STATE, Cause.OTHER_RANKS_STATE):
         # An optimizer that calls the model, say, changed it.
         return Moment.UPDATE if culprit.kind == "parameter" else Moment.FORWARD
     if culprit.kind == "parameter" or culprit.row.cause is Cause.PARAMETER:
