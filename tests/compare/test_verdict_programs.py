@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -80,6 +81,36 @@ def test_an_optimizer_that_asks_for_the_loss_again(
     verdict = verdict_on(tmp_path, asked_again, change, {}, level)
 
     assert verdict["class"] == "optimizer_setting"
+    assert words in verdict["sentence"]
+
+
+def cut_out(debugger: PrecisionDebugger, option: tuple[int, int]) -> None:
+    seed, width = option
+    np.random.seed(seed)  # noqa: NPY002
+    model, batch = nn.Linear(24, 1), torch.randn(4, 24)
+
+    def step(_: int) -> None:
+        start = np.random.randint(0, 12)  # noqa: NPY002
+        x = batch.clone()
+        x[:, start : start + width] = 0
+        model(x).square().mean().backward()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize(
+    ("option", "wanted", "words"),
+    [
+        ((2, 3), "random", "the state of the generator numpy differs"),
+        ((1, 4), "argument", "instead of [5, 8, None]"),
+    ],
+)
+def test_where_a_mask_begins_may_be_drawn_by_the_program(
+    tmp_path: Path, option: tuple[int, int], wanted: str, words: str
+) -> None:
+    verdict = verdict_on(tmp_path, cut_out, option, (1, 3), "L1")
+
+    assert verdict["class"] == wanted
     assert words in verdict["sentence"]
 
 

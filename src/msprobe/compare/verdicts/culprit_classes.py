@@ -29,7 +29,7 @@ from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
 from msprobe.dump.stack_frames import Frame, parse_frame
 from msprobe.dump.values import Role
 from msprobe.operators.lookup import operator_named, suggests
-from msprobe.operators.operator import Hint
+from msprobe.operators.operator import Family, Hint
 
 _CLIP_FILE: Final = re.compile(r"clip_grad")
 _OPTIMIZER_FILE: Final = re.compile(r"[/\\]optim(?:izers?)?[/\\](?!lr_scheduler)|optimizer[^/\\]*$")
@@ -179,6 +179,19 @@ def may_be_random(culprit: Culprit) -> bool:
     return is_without_reason(culprit) and (
         _parsed(culprit).is_module or suggests(culprit.row.pair.name, Hint.DRAWS_RANDOM)
     )
+
+
+def may_follow_host(culprit: Culprit) -> bool:
+    """Return whether numbers that the program draws by itself explain a culprit.
+
+    Which calls are made may hang on them, and where a call takes or puts elements: a crop, a mask.
+    """
+    row = culprit.row
+    if not row.pair.is_matched:
+        return True
+    operator = culprit.comparison.side_of(row.pair).operator(row.pair.name)
+    is_place = row.cause is Cause.ARGUMENT and operator.family is Family.MOVING
+    return is_place and all(value.type in ("int", "slice") for value in row.values)
 
 
 def is_ruled_by_mode(culprit: Culprit, modules: Sequence[str]) -> bool:

@@ -28,6 +28,7 @@ from msprobe.compare.verdicts.culprit_classes import (
     is_ruled_by_mode,
     is_without_reason,
     may_be_random,
+    may_follow_host,
     moment_of,
 )
 from msprobe.compare.verdicts.custom_functions import MAY_BE_INSIDE, culprit_inside
@@ -126,8 +127,7 @@ class _Search:
             case VerdictClass.RANDOM:
                 is_drawn = culprit is not None and (
                     may_be_random(culprit)
-                    # Which calls are made, too, may hang on what the program draws by itself.
-                    or (fact.is_drawn_by_host and not culprit.row.pair.is_matched)
+                    or (fact.is_drawn_by_host and may_follow_host(culprit))
                 )
                 return is_drawn or any(each.random_input for each in self._findings.steps)
             case VerdictClass.MODE:
