@@ -19,10 +19,23 @@ _SAME_MEAN: Final = 1e-4
 _MOST: Final = 0.9
 
 
-def cleared_gradients(comparison: RankComparison) -> str | None:
-    """Return which side clears its gradients between micro batches, in words; None if neither.
+_TARGET_CLEARS: Final = (
+    "the target's gradients are cleared between micro batches: after micro batch {} they are those "
+    "of this one alone (step {}, {} gradients)",
+    "clear gradients once a step: after the optimizer, before backward",
+)
+_REFERENCE_CLEARS: Final = (
+    "the target's gradients are not cleared between backward passes, as the reference's are: after "
+    "micro batch {} these are those of this one alone (step {}, {} gradients)",
+    "clear gradients where the reference does: before each backward pass",
+)
 
-    What a micro batch adds is known from the side that sums up: means are linear.
+
+def cleared_gradients(comparison: RankComparison) -> tuple[str, str] | None:
+    """Return that one side clears its gradients between micro batches, and what to do about it.
+
+    In words; None if neither does. What a micro batch adds is known from the side that sums up:
+    means are linear.
     """
     changed = {
         _network(parameter_of(comparison, row))
@@ -34,16 +47,12 @@ def cleared_gradients(comparison: RankComparison) -> str | None:
     gradients = {
         key: sums for key, sums in _gradients(comparison).items() if _network(key) in changed
     }
-    for place, side in enumerate(("target", "reference")):
+    for place, (words, advice) in enumerate((_TARGET_CLEARS, _REFERENCE_CLEARS)):
         # A gradient whose mean is zero tells nothing.
         told = [each for sums in gradients.values() if (each := _told(sums, place)) is not None]
         cleared = [number for number in told if number]
         if cleared and len(cleared) >= _MOST * len(told):
-            return (
-                f"the {side}'s gradients are cleared between micro batches: after micro batch "
-                f"{min(cleared)} they are those of this one alone (step {comparison.step}, "
-                f"{len(cleared)} gradients)"
-            )
+            return words.format(min(cleared), comparison.step, len(cleared)), advice
     return None
 
 

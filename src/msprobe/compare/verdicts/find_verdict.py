@@ -126,8 +126,7 @@ class _Search:
                 return False
             case VerdictClass.RANDOM:
                 is_drawn = culprit is not None and (
-                    may_be_random(culprit)
-                    or (fact.is_drawn_by_host and may_follow_host(culprit))
+                    may_be_random(culprit) or (fact.is_drawn_by_host and may_follow_host(culprit))
                 )
                 return is_drawn or any(each.random_input for each in self._findings.steps)
             case VerdictClass.MODE:
@@ -447,8 +446,8 @@ class _Search:
             observed = self._observed[culprit.comparison.step, culprit.comparison.rank]
             late = observed.late_call
             if observed.cleared is not None:
-                words = observed.cleared
-                next_steps = ["clear gradients once a step: after the optimizer, before backward"]
+                words, advice = observed.cleared
+                next_steps = [advice]
         if late is not None:
             next_steps[:0] = late.place.next
             evidence.append(late.words)

@@ -93,7 +93,7 @@ class StepObservations:
         evened: a call or argument that makes the result of a module differ, though what is made of
             that agrees.
         unused: a call of one side alone that changes a tensor which no recorded call uses.
-        cleared: which side clears gradients between micro batches, in words; None if neither.
+        cleared: that one side clears gradients between micro batches, and what to do; in words.
         has_modules_only: both sides were recorded at level L0.
         broken_off: how the step ended early on both sides, in words; None if it did not.
     """
@@ -122,7 +122,7 @@ class StepObservations:
     small: Clue | None = None
     evened: Clue | None = None
     unused: Clue | None = None
-    cleared: str | None = None
+    cleared: tuple[str, str] | None = None
     has_modules_only: bool = False
     broken_off: str | None = None
 
