@@ -137,9 +137,10 @@ def test_planted_changes_are_named(
 def test_a_second_step_of_the_optimizer_is_seen(tmp_path: Path) -> None:
     train(tmp_path / "reference")
     train(tmp_path / "target", between=double_step)
-    first = bisect_runs(tmp_path / "target", tmp_path / "reference").first
-    assert first is not None
-    assert first.parting.step == PLANTED
+    found = bisect_runs(tmp_path / "target", tmp_path / "reference")
+    assert f"in step {PLANTED}: AdamW makes 2 steps within it in the target" in sentence(found)
+    told = climb(tmp_path / "target", tmp_path / "reference")
+    assert told.verdict_class is VerdictClass.UPDATE
 
 
 def test_micro_batches_make_one_step(tmp_path: Path) -> None:

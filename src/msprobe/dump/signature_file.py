@@ -61,6 +61,8 @@ make it; the norm then takes the place of the projections."""
 AUTOCAST: Final = "autocast"
 """The entry of the settings that is no optimizer: types in which the model computes, if other
 than those of its parameters; earlier versions lack it."""
+OPTIMIZER_STEPS: Final = "steps"
+"""The setting of an optimizer's first group that counts its steps within one; only if several."""
 
 _SPLIT: Final = 1 << 63
 _RANDOM_BITS: Final = 21

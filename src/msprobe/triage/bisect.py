@@ -298,7 +298,8 @@ def _look_at(
     step = parting.step if parting.jump is None else parting.jump
     target, reference = target_file.step(step), reference_file.step(step)
     phase = parting.jump_phase or parting.phase
-    quantity = phase.value if phase.value in QUANTITIES else "gradient"
+    others = "update" if phase is Phase.SETTINGS else "gradient"
+    quantity = phase.value if phase.value in QUANTITIES else others
     row = QUANTITIES.index(quantity)
     places = {name: place for place, name in enumerate(reference.names)}
     shared = [name for name in target.names if name in places]

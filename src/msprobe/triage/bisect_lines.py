@@ -10,7 +10,7 @@ from typing import Final
 from rich.text import Text
 
 from msprobe.dump.records import JsonTree
-from msprobe.dump.signature_file import FOLDER
+from msprobe.dump.signature_file import FOLDER, OPTIMIZER_STEPS
 from msprobe.plain_text import count_text, plain
 from msprobe.report.value_text import number_text
 from msprobe.triage.bisect import Bisection, RankParting
@@ -63,6 +63,12 @@ def _phase_words(first: RankParting) -> str:
     """Return how the runs differ in the phase in which they part."""
     if first.phase is Phase.SETTINGS and first.settings:
         name, target, reference = first.settings[0]
+        if name.endswith(f".{OPTIMIZER_STEPS}"):
+            optimizer = _setting_words(name).removesuffix(f" {OPTIMIZER_STEPS}")
+            return (
+                f"{optimizer} makes {count_text(target or 1, 'step')} within it in the target, "
+                f"{reference or 1} in the reference"
+            )
         return (
             f"{_setting_words(name)} is {json.dumps(target)} in the target, "
             f"{json.dumps(reference)} in the reference"

@@ -11,7 +11,7 @@ from typing import Any, Final
 from msprobe.compare.training.differences import Phase as StepPhase
 from msprobe.compare.verdicts.verdict import Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
-from msprobe.dump.signature_file import find_signatures
+from msprobe.dump.signature_file import OPTIMIZER_STEPS, find_signatures
 from msprobe.triage.bisect import Bisection, RankParting, bisect_runs
 from msprobe.triage.bisect_lines import recording, sentence
 from msprobe.triage.parting import Phase
@@ -48,6 +48,7 @@ _NEXT: Final = {
     VerdictClass.PARAMETERS: "begin both runs with the same parameters",
     VerdictClass.RANDOM: "seed both runs alike",
     VerdictClass.OPTIMIZER_SETTING: "set up the optimizers alike in both runs",
+    VerdictClass.UPDATE: "look at the training loop: the optimizer takes another number of steps",
     VerdictClass.SCHEDULE: "look at the scheduler: its settings, its state after a resume, where "
     "step() is called",
 }
@@ -194,8 +195,10 @@ class WholeRuns:
 
     def _setting(self, first: RankParting) -> VerdictClass:
         """Return the class of settings that differ: a learning rate that agreed is scheduled."""
-        is_rate = bool(first.settings) and first.settings[0][0].endswith(".lr")
-        if is_rate and first.step > self._bisection.begin:
+        option = first.settings[0][0].rpartition(".")[2]
+        if option == OPTIMIZER_STEPS:
+            return VerdictClass.UPDATE
+        if option == "lr" and first.step > self._bisection.begin:
             return VerdictClass.SCHEDULE
         return VerdictClass.OPTIMIZER_SETTING
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final
@@ -17,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 from msprobe.capture.session import Session
 from msprobe.capture.signature import Prints, StepSignatures, no_prints
-from msprobe.dump.signature_file import AUTOCAST
+from msprobe.dump.signature_file import AUTOCAST, OPTIMIZER_STEPS
 from msprobe.pytorch.interception.backward_entry import BackwardEntry
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.module_hooks import keyword_arguments
@@ -58,6 +59,7 @@ class SignatureObserver:
         self._parameters = _Parameters()
         self._sees_inside = False
         self._gradients: list[tuple[list[int], TensorPrints]] = []
+        self._taken: Counter[int] = Counter()
 
     def watch(self, models: Sequence[Prefixed]) -> None:
         """Follow these models from now on."""
@@ -93,6 +95,7 @@ class SignatureObserver:
         ]
         self._parameters.begin([name for name, _ in firsts], [tensor for _, tensor in firsts])
         self._gradients.clear()
+        self._taken.clear()
         session.step_undo.callback(quietly, session, _WHERE, self._end_step)
 
     def _end_step(self) -> None:
@@ -165,6 +168,9 @@ class SignatureObserver:
             {key: described(value) for key, value in options_of(group).items()}
             for group in optimizer.param_groups
         ]
+        self._taken[number] += 1
+        if groups and self._taken[number] > 1:
+            groups[0][OPTIMIZER_STEPS] = self._taken[number]
         self._sink.put_settings(f"{number}.{type(optimizer).__name__}", groups)
 
 
