@@ -114,6 +114,46 @@ def test_where_a_mask_begins_may_be_drawn_by_the_program(
     assert words in verdict["sentence"]
 
 
+class Attention(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.scale = scale
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y if positions is None else y + positions.view(-1, 1) * self.scale
+
+
+class Block(nn.Module):
+    def __init__(self, scale: float | None) -> None:
+        super().__init__()
+        self.attention = Attention(scale or 0.0)
+        self.is_given = scale is not None
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(4.0)
+        y: Tensor = self.attention(x, **({"positions": positions} if self.is_given else {}))
+        return y + positions.view(-1, 1)
+
+
+def positioned(debugger: PrecisionDebugger, scale: float | None) -> None:
+    model, batch = Block(scale), torch.randn(4, 3)
+
+    def step(_: int) -> None:
+        model(batch).square().mean().backward()
+
+    train(debugger, model, step)
+
+
+def test_a_tensor_that_one_side_gives_alone_is_blamed_for_its_effect_only(tmp_path: Path) -> None:
+    harmless = verdict_on(tmp_path / "harmless", positioned, 0.0, None, "mix")
+    harmful = verdict_on(tmp_path / "harmful", positioned, 0.5, None, "mix")
+
+    assert harmless["class"] == "equal"
+    assert harmful["class"] in ("call", "argument")
+
+
 def inner_steps(debugger: PrecisionDebugger, count: int) -> None:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
