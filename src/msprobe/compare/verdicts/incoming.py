@@ -183,7 +183,11 @@ class Incoming:
     def _is_same_call_of_tensors(self, call: Call, row: Row) -> bool:
         """Return whether both sides give a tensor to an argument of the same function."""
         are_tensors = all(value.is_tensor for value in row.values)
-        return isinstance(row, Matched) and are_tensors and not self._state.calls.makes_other_call(call.pair)
+        return (
+            isinstance(row, Matched)
+            and are_tensors
+            and not self._state.calls.makes_other_call(call.pair)
+        )
 
     def _made_by(self, makers: Makers) -> str:
         """Return what made a value on the target's side and what on the reference's."""
