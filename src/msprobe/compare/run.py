@@ -22,7 +22,7 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.ranks import ViewPair, pair_views
 from msprobe.compare.recorders import LeftOut, have_two_recorders, leave_out_unrecorded
 from msprobe.compare.sides import NOISE, REFERENCE, Side
-from msprobe.dump.dump_steps import Dump, DumpStep
+from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
 from msprobe.errors import UsageError
 from msprobe.garbage import collector_paused
 
@@ -243,6 +243,8 @@ class _Comparer:
         self._globs = None if path is None else UnusedGlobs(path, self._tolerances)
         self._noise: NoiseFloor | None = None
         self._names: ParsedNames | None = None
+        # Names of the target's modules → the reference's, as the first step of a rank tells.
+        self._renamed: dict[RankKey, Mapping[str, str]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -313,11 +315,17 @@ class _Comparer:
         """Return two sides with their values paired, measured and judged."""
         from msprobe.compare.levels import recorded_by_both
         from msprobe.compare.matching import join_decompositions, pair_operations
+        from msprobe.compare.matching.renamed_modules import renamed_modules
         from msprobe.compare.value_pairs import pair_values
         from msprobe.compare.verdicts.status import judge_rows
 
         for side in (target, reference):
             self._names = side.share_names(self._names)
+        if target.names != reference.names:
+            if pair.rank not in self._renamed:
+                facts = pair.target.facts, pair.reference.facts
+                self._renamed[pair.rank] = renamed_modules(*facts)
+            target.renamed_modules = self._renamed[pair.rank]
         mode = common_mode(target, reference, notes)
         joined = join_decompositions(target, reference, self._options)
         notes += [note for note in joined if note not in notes]

@@ -66,6 +66,7 @@ class Side:
         damages: notes on damaged files that are not essential.
         mapped_modules: path of each module → the path that both sides share by a mapping file;
             empty without one.
+        renamed_modules: of the target, modules and parameters → their other names in the reference.
         parsed: takes a record's name apart, in one step of C: it is asked two million times in a
             comparison of 300,000 rows.
     """
@@ -83,6 +84,7 @@ class Side:
         ]
         self.joined: Mapping[str, JoinedRecord] = {}
         self.mapped_modules: Mapping[str, str] = {}
+        self.renamed_modules: Mapping[str, str] = {}
         self._mode: Mode | None = None
         self.share_names(None)
 

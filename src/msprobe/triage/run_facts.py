@@ -13,6 +13,7 @@ from enum import IntEnum, StrEnum
 from itertools import chain, groupby, pairwise
 from typing import Final
 
+from msprobe.compare.matching.renamed_modules import renamed_modules
 from msprobe.compare.ranks import ViewPair
 from msprobe.compare.training.differences import Effect, FactDifference, Moment
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
@@ -30,6 +31,7 @@ from msprobe.compare.training.shared_names import with_shared_names
 from msprobe.compare.verdicts.find_verdict import first_effective_fact
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence
+from msprobe.dump.dump_steps import RankKey
 from msprobe.dump.facts import Facts, Loss, OptimizedParameters, OptimizerStep
 from msprobe.dump.rank_view import RankView
 from msprobe.errors import DumpFormatError
@@ -161,6 +163,7 @@ class RunFacts:
         self.notes: list[str] = []
         self.steps: list[StepSeen] = []
         self._views = views
+        self._renamed: dict[RankKey, dict[str, str]] = {}  # as the first step of a rank tells
         self._held = {part: _Held() for part in Part}
         history = TrainingHistory()
         steps = (self._read(step, of_step) for step, of_step in groupby(views, lambda v: v.step))
@@ -187,7 +190,10 @@ class RunFacts:
                 if facts is None
             ]
             if target is not None and reference is not None:
-                target, reference = with_shared_names(target, reference)
+                if view.rank not in self._renamed:
+                    self._renamed[view.rank] = renamed_modules(target, reference)
+                renamed = self._renamed[view.rank]
+                target, reference = with_shared_names(target, reference, renamed=renamed)
                 step.pairs.append(
                     FactsPair(step=number, rank=view.rank, target=target, reference=reference)
                 )

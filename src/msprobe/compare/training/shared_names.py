@@ -24,11 +24,18 @@ _OF_MODULE: Final = "module."  # settings of modules begin so
 
 
 def with_shared_names(
-    target: Facts, reference: Facts, mapped: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+    target: Facts,
+    reference: Facts,
+    mapped: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
+    renamed: Mapping[str, str] | None = None,
 ) -> tuple[Facts, Facts]:
     """Return the facts of both sides with the names by which both know a parameter.
 
-    Of either side, `mapped` tells the paths that both share by a mapping file.
+    Args:
+        target: facts of the target.
+        reference: facts of the reference.
+        mapped: of either side, paths → those that both share by a mapping file.
+        renamed: of the target, names → other names of the reference (`renamed_modules`).
     """
     if are_of_two_frameworks(target, reference):
         target, reference = in_shared_terms(target, reference)
@@ -39,8 +46,11 @@ def with_shared_names(
     names = _names(target), _names(reference)
     if not all(names) or names[0] == names[1]:
         return target, reference
-    shared = shared_paths(*names)
-    return _renamed(target, shared[0]), _renamed(reference, shared[1])
+    of_target, of_reference = map(dict, shared_paths(*names))
+    for name, other in (renamed or {}).items():
+        if name in of_target and other in of_reference:
+            of_target[name] = of_reference[other]
+    return _renamed(target, of_target), _renamed(reference, of_reference)
 
 
 def facts_of(comparison: RankComparison, *, of_replicas: bool = False) -> FactsPair | None:
@@ -56,7 +66,8 @@ def facts_of(comparison: RankComparison, *, of_replicas: bool = False) -> FactsP
     if of_replicas:
         target, reference = _of_replica(target), _of_replica(reference)
     mapped = comparison.target.mapped_modules, comparison.reference.mapped_modules
-    target, reference = with_shared_names(target, reference, mapped)
+    renamed = comparison.target.renamed_modules
+    target, reference = with_shared_names(target, reference, mapped, renamed)
     return FactsPair(step=comparison.step, rank=comparison.rank, target=target, reference=reference)
 
 

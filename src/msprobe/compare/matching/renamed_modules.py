@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that have another name on the other side, found by the parameters that they hold."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+
+from msprobe.compare.matching.module_paths import shared_paths
+from msprobe.dump.facts import Facts
+
+_Modules = dict[str, dict[Hashable, str]]
+
+
+def renamed_modules(target: Facts | None, reference: Facts | None) -> dict[str, str]:
+    """Return names of the target → names of the reference, where these are not the same.
+
+    They are those of modules that hold the same parameters when a step starts, and of these
+    parameters. Of several that hold the same (ones and zeros), those whose own names agree belong
+    together in their order.
+    """
+    own, others = _parameters(target), _parameters(reference)
+    if own.keys() == others.keys():
+        return {}
+    of_target, of_reference = shared_paths(own, others)
+    known = {*of_target.values()} & {*of_reference.values()}
+    own = {path: held for path, held in own.items() if of_target[path] not in known}
+    others = {path: held for path, held in others.items() if of_reference[path] not in known}
+    found: dict[str, str] = {}
+    for by_name in (False, True):
+        partners = _by_content(others, by_name=by_name)
+        for content, paths in _by_content(own, by_name=by_name).items():
+            same = partners.get(content, [])
+            if len(paths) != len(same) or (len(paths) > 1 and not by_name):
+                continue
+            for path, other in zip(paths, same, strict=True):
+                found[path] = other
+                held = others.pop(other)
+                found |= {name: held[key] for key, name in own.pop(path).items()}
+    return found
+
+
+def _parameters(facts: Facts | None) -> _Modules:
+    """Return path of a module → shape and checksum of each of its own parameters → its name."""
+    found: defaultdict[str, dict[Hashable, str]] = defaultdict(dict)
+    columns = None if facts is None else facts.parameters
+    if columns is None:
+        return {}
+    places = zip(columns.name, columns.kind, columns.shape, columns.checksum, strict=False)
+    for name, kind, shape, checksum in places:
+        if kind == "parameter":
+            found[name.rpartition(".")[0]][tuple(shape), checksum or name] = name
+    return found
+
+
+def _by_content(modules: _Modules, *, by_name: bool) -> dict[Hashable, list[str]]:
+    """Return what modules hold, and perhaps their own names → their paths, in order."""
+    found: defaultdict[Hashable, list[str]] = defaultdict(list)
+    for path, held in modules.items():
+        last = path.rpartition(".")[2] if by_name else ""
+        found[frozenset(held), last].append(path)
+    return found

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two writings of one model, whose modules have other names and run in another order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from builders.recordings import recording  # noqa: E402
+from msprobe.compare.matching.renamed_modules import renamed_modules  # noqa: E402
+from msprobe.compare.options import CompareOptions  # noqa: E402
+from msprobe.compare.run import run_comparison  # noqa: E402
+from msprobe.dump.facts import Facts, Parameters  # noqa: E402
+from msprobe.triage.ladder import climb  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Old(nn.Module):
+    """A gate of two parts; the second runs first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"query": nn.Linear(6, 6), "key": nn.Linear(6, 6)})
+        self.layernorm = nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        key, query = self.inner["key"](x), self.inner["query"](x)
+        y: Tensor = self.layernorm(query * key.sigmoid())
+        return y
+
+
+class New(nn.Module):
+    """The same in other words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.layernorm = nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q_proj(x)
+        y: Tensor = self.layernorm(q * self.k_proj(x).sigmoid())
+        return y
+
+
+def recorded(folder: Path, kind: type[nn.Module], lr: float = 0.1, scale: float = 1.0) -> Path:
+    torch.manual_seed(3)
+    blocks = nn.ModuleDict({f"{kind.__name__.lower()}_{number}": kind() for number in range(2)})
+    model = nn.Sequential(*blocks.values()) if kind is New else nn.ModuleList([blocks])
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    batches = torch.randn(3, 5, 6)
+    with recording(folder, "mix") as observed:
+        for x in batches:
+            with observed.step_of(model):
+                y = x
+                for block in blocks.values():
+                    y = block(y * scale)
+                y.pow(3).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return folder
+
+
+def test_another_writing_of_a_model_is_equal(tmp_path: Path) -> None:
+    sides = recorded(tmp_path / "new", New), recorded(tmp_path / "old", Old)
+    verdict: dict[str, Any] = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert (verdict["class"], verdict["confidence"]) == ("equal", "proved")
+    assert not any("parameters" in each for each in verdict["evidence"])
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted", "words"),
+    [
+        ({"lr": 0.11}, "optimizer_setting", "SGD lr is 0.11 in the target, 0.1 in the reference"),
+        ({"scale": 1.01}, "argument", "1.01 instead of 1"),
+    ],
+)
+def test_its_faults_are_named(
+    tmp_path: Path, change: dict[str, float], wanted: str, words: str
+) -> None:
+    sides = recorded(tmp_path / "new", New, **change), recorded(tmp_path / "old", Old)
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == wanted
+    assert words in verdict["sentence"]
+    if wanted == "optimizer_setting":
+        assert words in climb(*sides).verdict["sentence"]
+
+
+def facts(**held: list[str]) -> Facts:
+    """Return facts of modules with parameters of these checksums."""
+    names = [
+        f"{path.replace('__', '.')}.{number}" for path, each in held.items() for number in each
+    ]
+    count = len(names)
+    return Facts(
+        parameters=Parameters(
+            name=names,
+            kind=["parameter"] * count,
+            shape=[[2]] * count,
+            checksum=[each for column in held.values() for each in column],
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "reference", "found"),
+    [
+        (facts(a=["1"]), facts(a=["2"]), {}),  # its name says it
+        (facts(a=["1"], b=["2"]), facts(b=["2"], c=["1"]), {"a": "c", "a.1": "c.1"}),
+        (facts(a=["1"], b=["1"]), facts(c=["1"], d=["1"]), {}),  # one of two
+        (
+            facts(x__n=["1"], y__n=["1"]),
+            facts(u__n=["1"], v__n=["1"]),
+            {"x.n": "u.n", "x.n.1": "u.n.1", "y.n": "v.n", "y.n.1": "v.n.1"},
+        ),
+        (facts(a=["1"]), None, {}),
+    ],
+)
+def test_modules_are_found_by_what_they_hold(
+    target: Facts, reference: Facts | None, found: dict[str, str]
+) -> None:
+    assert renamed_modules(target, reference) == found
