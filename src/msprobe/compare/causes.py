@@ -116,6 +116,10 @@ class Cause(WordedEnum):
     )
     NAN_CALL = "nan_call", "only the target makes this call, and its result holds NaN"
     HARMLESS = "harmless", "without consequence: the result of {} agrees"
+    HARMLESS_BEFORE = (
+        "harmless_before",
+        "without consequence in step {}, before optimizer steps made parameters differ",
+    )
     SHARD = "shard", "one side holds a part of it on each rank: their norms are compared together"
     ABSORBED = "absorbed", "though what it was given is equal; without consequence: {} agrees again"
     SAME_GRADIENTS = (

@@ -72,9 +72,14 @@ class Across:
             if history is None:
                 history = self._histories[comparison.rank] = History()
             else:
+                is_updated = any(training.updated(comparison.rank).values())
                 updates = _Updates(own, training.distances(comparison.rank), history.worst_close)
                 for row in comparison.rows:
-                    if row.origin is Origin.INTRODUCED:
+                    harmless = history.harmless_step(row) if is_updated and row.origin else None
+                    if harmless is not None:
+                        row.origin = None
+                        row.cause, row.subject = Cause.HARMLESS_BEFORE, str(harmless)
+                    elif row.origin is Origin.INTRODUCED:
                         _revise(comparison, row, history, updates)
                         if row.cause is Cause.LEFT_BEHIND and comparison.lone_call is None:
                             comparison.lone_call = history.maker_of(row, comparison.step)
@@ -84,6 +89,7 @@ class Across:
             _inherit_own_updates(comparison, own)
             history.add(comparison)
             _clear_same_training(comparison, own, training.same_gradient(comparison.rank))
+            history.add_harmless(comparison)
         if len(ranks) > 1:
             _settle_ranks(ranks)
         for comparison in ranks:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Origin, Row, Status
+from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.data_flow import fingerprint, fingerprints
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
@@ -18,6 +18,7 @@ from msprobe.dump.values import Role
 UPDATE_GROWTH: Final = 50.0
 """How far an update may enlarge the relative error of a gradient: where terms of it cancel."""
 
+_HARMLESS: Final = (Cause.HARMLESS, Cause.ABSORBED, Cause.SAME_GRADIENTS)
 # Results of calls without a partner that are remembered.
 _MOST_ALONE: Final = 10_000
 
@@ -37,6 +38,7 @@ class History:
         errors: parameter → largest relative error of it and of its gradient.
         worst_error: the largest of them.
         results: pairs of values that calls outside the model made: what an optimizer keeps.
+        harmless: what one side alone has without consequence → the first such step.
         alone: (whether the target made it, a value) → the call without a partner that made it.
     """
 
@@ -47,6 +49,7 @@ class History:
     errors: dict[Parameter, float] = field(default_factory=dict)
     worst_error: float = 0.0
     results: set[Hashable] = field(default_factory=set)
+    harmless: dict[tuple[bool, str], int] = field(default_factory=dict)
     alone: dict[tuple[bool, Hashable], Clue] = field(default_factory=dict)
 
     def add(self, comparison: RankComparison) -> None:
@@ -83,6 +86,16 @@ class History:
         words = f"{lone_words(comparison, row.pair)}, in step {comparison.step}"
         clue = Clue(words, Place.of(comparison, row.pair))
         self.alone[row.pair.target is not None, key] = clue
+
+    def add_harmless(self, comparison: RankComparison) -> None:
+        """Take in what one side alone had without consequence, once all of it was cleared."""
+        for row in comparison.rows:
+            if row.cause in _HARMLESS and not isinstance(row, Matched):
+                self.harmless.setdefault(_alone(row), comparison.step)
+
+    def harmless_step(self, row: Row) -> int | None:
+        """Return a step in which one side alone had the same, without consequence."""
+        return None if isinstance(row, Matched) else self.harmless.get(_alone(row))
 
     def maker_of(self, row: Row, step: int) -> Clue | None:
         """Return the call of an earlier step, without a partner, that made a value of a row."""
@@ -123,6 +136,10 @@ class History:
         if key in self.gradients:
             return not self.gradients[key]
         return self.inexact
+
+
+def _alone(row: Row) -> tuple[bool, str]:
+    return row.target is not None, row.name
 
 
 def _is_explained(comparison: RankComparison, row: Row) -> bool:

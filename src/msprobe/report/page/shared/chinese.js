@@ -520,6 +520,7 @@ export const sentences = {
   "the same parameter as in {}": "与 {} 为同一参数", "a parameter; see {}": "参数；见 {}", "called with {}": "以 {} 调用",
   "it agreed when the step began, and was changed since by code that was not recorded": "该 step 开始时一致，此后被未采集的代码改变",
   "it agreed when the step began; since then only the {} holds what another rank holds, too": "该 step 开始时一致；此后仅 {} 与另一 rank 的值相同",
+  "without consequence in step {}, before optimizer steps made parameters differ": "在 step {} 中无影响；此后优化器使参数有了差异",
   "it agreed when the step began; calls since differ": "该 step 开始时一致；此后的调用有差异",
   "the call was given another argument": "调用的参数值不同", "taken from a tensor that differs": "取自有差异的张量",
   "without consequence: the result of the call shows none": "无影响：调用结果未体现",
