@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _DOUBTFUL: Final = 0.5
 AFTER_BACKWARD: Final = (
     "look at the code between loss.backward() and optimizer.step(): hooks on gradients, division "
-    "of the loss, accumulation, all-reduce, unscaling, zero_grad"
+    "of the loss, accumulation, all-reduce, unscaling, clipping, zero_grad"
 )
 """Where a gradient changes that all calls handed back alike."""
 SHOWN_INPUTS: Final = 3
