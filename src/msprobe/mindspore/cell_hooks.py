@@ -56,7 +56,8 @@ def class_of(cell: nn.Cell) -> str:
     Mixed precision makes ``DenseOpt_2`` of ``Dense``, numbered as it comes.
     """
     kind = type(cell)
-    return (kind.__base__ if _REWRITTEN.search(kind.__module__) else kind).__name__
+    is_rewritten = _REWRITTEN.search(kind.__module__) is not None
+    return kind.__mro__[is_rewritten].__name__
 
 
 class CellNames:
