@@ -72,7 +72,7 @@ def optimizer_step(
     *,
     options: Json | None = None,
     name: str = "torch.optim.adamw.AdamW",
-    steps: float = 0,
+    steps: float | None = 0,
     state: dict[str, Arrays] | None = None,
     **more: Any,
 ) -> Json:

@@ -14,6 +14,9 @@ import pytest
 import mindspore
 from mindspore import Tensor, nn
 from msprobe import open_dump
+from msprobe.capture.session import reset_session
+from msprobe.compare.options import CompareOptions
+from msprobe.compare.run import run_comparison
 from msprobe.dump.facts import Ending, OptimizerStep
 from msprobe.mindspore import PrecisionDebugger
 
@@ -252,3 +255,135 @@ def test_calls_inside_an_optimizer_make_records_if_asked_for(
         own = ["Primitive.matmul.MatMul.1.forward", "Primitive.bias_add.BiasAdd.1.forward"]
         assert [name for name in behind if name in own] == own
         assert (len(behind) > len(own) + 1) == has_apis, behind
+
+
+class Falling(nn.learning_rate_schedule.LearningRateSchedule):
+    """A schedule of the program: the rate halves, from a first one."""
+
+    def __init__(self, first: float) -> None:
+        super().__init__()
+        self.first = first
+
+    def construct(self, step: Tensor) -> Tensor:
+        return self.first * mindspore.ops.pow(0.5, mindspore.ops.cast(step, mindspore.float32))
+
+
+RATES = [0.4, 0.2, 0.1]
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["dynamic graph", "one compiled step"])
+@pytest.mark.parametrize("kind", ["list", "schedule", "by group"])
+def test_schedules_are_asked_for_what_holds_in_the_step(
+    kind: str, in_graph: bool, tmp_path: Path
+) -> None:
+    """The oracle: what plain SGD leaves."""
+    mode = mindspore.GRAPH_MODE if in_graph else mindspore.PYNATIVE_MODE
+    mindspore.set_context(mode=mode)
+    net = nn.SequentialCell(nn.Dense(4, 3), nn.Dense(3, 1))
+    weights = net.trainable_params()
+    groups: Any = [{"params": weights[:2], "lr": 0.25}, {"params": weights[2:]}]
+    rate: Any = Falling(0.4) if kind == "schedule" else RATES
+    given = groups if kind == "by group" else weights
+    # It divides gradients by the scale, and multiplies the decay by it.
+    optimizer = nn.SGD(given, rate, weight_decay=0.5, loss_scale=4.0)
+    loss = nn.WithLossCell(net, nn.MSELoss())
+    train = nn.TrainOneStepCell(loss, optimizer, sens=4.0)
+    target = Tensor(np.ones((2, 1), np.float32))
+    gradients_of = mindspore.value_and_grad(loss, None, weights)
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    updates, gradients = [], []
+    for _ in range(2):
+        gradients.append([one.asnumpy().copy() for one in gradients_of(Tensor(BATCH), target)[1]])
+        before = [one.asnumpy().copy() for one in weights]
+        debugger.start(net)
+        train(Tensor(BATCH), target)
+        debugger.stop()
+        debugger.step()
+        updates.append([(b, b - w.asnumpy()) for b, w in zip(before, weights, strict=True)])
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+
+    for step in range(2):
+        (event,) = facts(tmp_path, step).events
+        options = {
+            event.parameters.name[place]: group.options
+            for group in event.groups
+            for place in group.parameters
+        }
+        for number, one in enumerate(weights):
+            is_constant = kind == "by group" and number < 2
+            rate, decay = (options[one.name][key] for key in ("lr", "weight_decay"))
+            assert rate == pytest.approx(0.25 if is_constant else RATES[step])
+            assert decay == 0.5
+            before, update = updates[step][number]
+            expected = rate * (gradients[step][number] + decay * before)
+            np.testing.assert_allclose(update, expected, rtol=1e-4, atol=1e-6)
+        names = {name for group in event.groups for name in group.options}
+        assert not {name for name in names if "learning_rate" in name or "group" in name}
+
+
+class Net(nn.Cell):
+    """A net that MindSpore can rewrite: its class is that of a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Dense(4, 3)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.first(x)
+
+
+def test_cells_that_mixed_precision_rewrites_keep_their_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # MindSpore writes what it rewrites there
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+
+    net = mindspore.amp.auto_mixed_precision(Net(), "O1")
+    assert type(net.first).__name__ != "Dense"
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    debugger.start(net)
+    net(Tensor(BATCH))
+    debugger.stop()
+    debugger.step()
+    view = open_dump(tmp_path).step(0).rank()
+    assert [*view.records] == ["Cell.first.Dense.forward.0", "Cell.Net.forward.0"]
+    assert view.facts.settings["module.first"].startswith("Dense(")
+
+
+def test_options_of_the_cell_around_a_primitive_are_the_argument(tmp_path: Path) -> None:
+    """Primitives hold them; they are not among the inputs of the call."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    for name, epsilon in (("target", 0.1), ("reference", 1e-7)):
+        reset_session()
+        net = nn.SequentialCell(nn.LayerNorm((4,), epsilon=epsilon))
+        debugger = PrecisionDebugger(dump_path=tmp_path / name, level="mix")
+        debugger.start(net)
+        net(Tensor(BATCH))
+        debugger.stop()
+        debugger.step()
+    found = run_comparison(tmp_path / "target", tmp_path / "reference", CompareOptions())
+    assert found.summary["verdict"]["class"] == "argument"
+    assert "epsilon is 0.1 in the target, 1e-07 in" in found.summary["verdict"]["sentence"]
+
+
+def test_compiled_code_that_leaves_the_same_parameters_is_no_other_program(tmp_path: Path) -> None:
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    for name in ("target", "reference"):
+        reset_session()
+        mindspore.set_seed(3)
+        net = nn.SequentialCell(*(nn.Dense(4, 4) for _ in range(3)))
+        optimizer = nn.SGD(net.trainable_params(), 0.1)
+
+        def loss(x: Tensor, net: Any = net) -> Tensor:
+            return net(x).sum()
+
+        run = mindspore.jit(loss) if name == "target" else loss
+        gradients_of = mindspore.value_and_grad(run, None, optimizer.parameters)
+        debugger = PrecisionDebugger(dump_path=tmp_path / name, level="L1")
+        for _ in range(4):
+            debugger.start(net)
+            optimizer(gradients_of(Tensor(BATCH))[1])
+            debugger.stop()
+            debugger.step()
+    found = run_comparison(tmp_path / "target", tmp_path / "reference", CompareOptions())
+    assert found.summary["verdict"]["class"] != "different_programs"

@@ -260,6 +260,11 @@ def test_verdict_and_next_steps_are_above_the_fold(open_page, width):
     detail = page.locator("#detail").inner_text()
     assert detail.startswith("Evidence · proved\nthe forward pass and all gradients agree")
     assert page.locator("#next .copy").count() == 1
+    # Three steps whose texts take several lines are not cut.
+    long = [f"{n}: look at the code between loss.backward() and optimizer.step()" for n in range(3)]
+    page = open_page(frame, width=width, verdict={**VERDICT, "next": long})
+    ends = [page.locator(each).bounding_box() for each in ("#next", "#next li >> nth=2")]
+    assert ends[1]["y"] + ends[1]["height"] <= ends[0]["y"] + ends[0]["height"] + 1
 
 
 def test_culprits_of_one_cause_are_one_card(open_page):
@@ -681,6 +686,7 @@ def test_print_has_all_sections(open_page, width):
     for part in ("h1", "#next", "#timeline", "#detail", "#rows", "#tree"):
         assert page.locator(part).is_visible(), part
     assert not page.locator("#search").is_visible()
+    assert not page.locator("#tabs").is_visible()
     boxes = [page.locator(part).bounding_box() for part in ("#detail", "#list", "#modules")]
     ends = [box["y"] + box["height"] for box in boxes]
     assert [box["y"] for box in boxes[1:]] >= ends[:2]

@@ -15,7 +15,7 @@ from msprobe.cli import main
 from msprobe.dump.signature_file import FOLDER, SignatureFile, SignatureWriter, random_checksum
 from msprobe.errors import DumpFormatError
 from msprobe.triage.bisect import Bisection, bisect_runs
-from msprobe.triage.bisect_lines import sentence
+from msprobe.triage.bisect_lines import recording, sentence, to_record
 from msprobe.triage.parting import Phase
 
 
@@ -155,6 +155,20 @@ def test_a_setting_that_changes_after_a_drift_is_named(
     assert result.first is not None
     assert (result.first.step, result.first.phase) == (begin, Phase.SETTINGS)
     assert f"lr is {rate} in the target, 0.01 in the reference" in sentence(result)
+
+
+def test_what_parts_runs_before_their_first_common_step_is_to_be_recorded(tmp_path: Path) -> None:
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["parameters"] = state["parameters"] * (1.5 if step >= 9 else 1.0)
+
+    reference = write_run(tmp_path / "reference", first=9)
+    result = bisect_runs(write_run(tmp_path / "target", change=change, first=9), reference)
+    first = result.first
+    assert first is not None
+    assert (first.step, first.phase) == (9, Phase.PARAMETER)
+    assert "an earlier step" in sentence(result)
+    assert to_record(result, first).startswith("record the signatures of the steps before step 9")
+    assert (recording(result, first)["task"], recording(result, first)["step"]) == ("signature", [])
 
 
 def test_a_setting_that_follows_the_drift_is_no_cause(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ The hooks are there between `start` and `stop` only.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import threading
 import time
@@ -37,12 +38,26 @@ class FoundModels(tuple[nn.Cell, ...]):
     __slots__ = ()
 
 
+# The module of a class that MindSpore derives, NetOpt_1_140565048404864.
+_REWRITTEN: Final = re.compile(r"Opt(?:_\d+)+$")
+
+
 def prefixed(models: Sequence[nn.Cell]) -> list[tuple[str, nn.Cell]]:
     """Return models with what the names in them begin with: of several the index, ``1.``."""
     if len(models) < 2 or isinstance(models, FoundModels):
         parts = {*models[0]._cells, *models[0]._params} if models else set()
         return list(zip(found_prefixes(parts), models, strict=False))
     return [(f"{index}.", model) for index, model in enumerate(models)]
+
+
+def class_of(cell: nn.Cell) -> str:
+    """Return the name of a cell's class, as the program writes it.
+
+    Mixed precision makes ``DenseOpt_2`` of ``Dense``, numbered as it comes.
+    """
+    kind = type(cell)
+    is_rewritten = _REWRITTEN.search(kind.__module__) is not None
+    return kind.__mro__[is_rewritten].__name__
 
 
 class CellNames:
@@ -57,7 +72,7 @@ class CellNames:
                 if id(cell) not in seen:
                     seen.add(id(cell))
                     inside = f"{path}." if path else ""
-                    name = f"Cell.{prefix}{inside}{type(cell).__name__}"
+                    name = f"Cell.{prefix}{inside}{class_of(cell)}"
                     self._named.append((weakref.ref(cell), name))
 
     def items(self) -> Iterator[tuple[nn.Cell, str]]:

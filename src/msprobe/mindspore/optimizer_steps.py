@@ -31,17 +31,20 @@ from msprobe.dump.facts import (
 from msprobe.mindspore.adapter import host_values
 from msprobe.mindspore.compiled.optimizers import OPTIMIZERS, is_optimizer
 from msprobe.mindspore.describing import dtype_name
-from msprobe.mindspore.guard import quietly
+from msprobe.mindspore.guard import Guard, must_not_run, quietly
 from msprobe.mindspore.start_state import print_of
 
 # Attributes of every cell, and some of every optimizer, are no settings.
 _NO_OPTIONS: Final = frozenset(
     (
         *vars(nn.Cell()),
-        *("decay_flags", "global_step", "learning_rate", "optim_filter", "param_length"),
+        *("decay_flags", "enable_tuple_broaden", "exec_weight_decay", "global_step"),
+        *("global_step_increase_tensor", "grad_centralization_flags", "init_learning_rate"),
+        *("learning_rate", "need_scale", "optim_filter", "param_length", "reciprocal_scale"),
         "skip_auto_parallel_compile",
     )
 )
+_NO_OPTION_PREFIXES: Final = ("_", "dynamic_", "group_", "is_group", "learning_rate_group")
 _WHERE: Final = "optimizer step"
 
 Row = list[int | float | None]
@@ -286,7 +289,10 @@ def states_of(optimizer: Any, parameters: Sequence[Any]) -> dict[str, list[Any]]
 
 
 def groups_of(optimizer: Any) -> Iterator[OptimizerGroup]:
-    """Yield the groups of an optimizer, parameters of equal settings together."""
+    """Yield the groups of an optimizer, parameters of equal settings together.
+
+    Schedules are asked for what holds in its next step.
+    """
     places = {id(one): place for place, one in enumerate(optimizer.parameters)}
     groups = getattr(optimizer, "param_groups", None)
     if groups is not None:  # those of mindspore.experimental
@@ -303,6 +309,9 @@ def groups_of(optimizer: Any) -> Iterator[OptimizerGroup]:
     decayed = getattr(optimizer, "decay_flags", ())  # MindSpore leaves out gamma and beta
     rates = _of_parameters(optimizer, "lr", "learning_rate", len(places))
     decays = _of_parameters(optimizer, "weight_decay", "weight_decay", len(places))
+    scale = common.get("loss_scale")  # MindSpore multiplies the decay by it
+    if isinstance(scale, float):
+        decays = [one / scale if isinstance(one, int | float) else one for one in decays]
     together: dict[str, tuple[Option, Option, list[int]]] = {}
     for place, (rate, decay) in enumerate(zip(rates, decays, strict=True)):
         is_left_out = len(decayed) > place and not decayed[place]
@@ -320,15 +329,25 @@ def _attributes(optimizer: Any) -> Mapping[str, Any]:
     return {
         key: value
         for key, value in {**vars(optimizer), **parameters}.items()
-        if key not in _NO_OPTIONS and not key.startswith(("_", "is_group", "dynamic_"))
+        if key not in _NO_OPTIONS and not key.startswith(_NO_OPTION_PREFIXES)
     }
 
 
 def _of_parameters(optimizer: Any, name: str, common: str, count: int) -> list[Option]:
     """Return a setting of each of `count` parameters."""
     own = [*(getattr(optimizer, f"group_{name}", None) or ())][:count]
-    shared = [] if len(own) == count else [_described(getattr(optimizer, common, None))]
-    return [*map(_described, own), *shared * (count - len(own))]
+    shared = [] if len(own) == count else [getattr(optimizer, common, None)]
+    settings = [*own, *shared * (count - len(own))]
+    now = {id(one): _described(_now(optimizer, one)) for one in settings}
+    return [now[id(one)] for one in settings]
+
+
+def _now(optimizer: Any, value: Any) -> Any:
+    """Return what a setting is in the next step, if that can be asked for."""
+    if not isinstance(value, nn.Cell) or must_not_run():
+        return value
+    with Guard():  # not called as a cell: in graph mode it would be compiled
+        return value.construct(optimizer.global_step)
 
 
 def _described(value: Any) -> Option:
@@ -337,7 +356,7 @@ def _described(value: Any) -> Option:
         return value
     if isinstance(value, tuple | list) and all(isinstance(one, int | float) for one in value):
         return list(value)
-    if isinstance(value, nn.Cell):  # a schedule
+    if isinstance(value, nn.Cell):  # a schedule that was not asked
         return f"<{type(value).__name__}>"
     values = host_values(value) if isinstance(value, Tensor) and value.size == 1 else None
     return None if values is None else values.reshape(-1)[0].item()

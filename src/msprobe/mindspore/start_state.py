@@ -15,7 +15,7 @@ from msprobe.capture.session import Session
 from msprobe.capture.statistics import Projections
 from msprobe.dump.facts import Modes, Parameters
 from msprobe.mindspore.adapter import host_values, on_host
-from msprobe.mindspore.cell_hooks import prefixed
+from msprobe.mindspore.cell_hooks import class_of, prefixed
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.run_config_hooks import (
@@ -164,7 +164,7 @@ def cell_settings(models: Sequence[nn.Cell]) -> dict[str, str]:
     for prefix, model in prefixed(models):
         for path, cell in model.cells_and_names():
             name = f"module.{prefix}{path}".rstrip(".")
-            shown = f"{type(cell).__name__}({cell.extend_repr()})"
+            shown = f"{class_of(cell)}({cell.extend_repr()})"
             found[name] = shown
             for key, text in plain_settings(cell, without=NO_SETTINGS):
                 if f"{key}=" not in shown:

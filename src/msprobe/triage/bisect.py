@@ -149,6 +149,14 @@ class Bisection:
         """The rank in which it begins."""
         return self.partings[0] if self.partings else None
 
+    @property
+    def parted_before(self) -> bool:
+        """Whether the runs were apart when their first common step began, which is a later one."""
+        first = self.first
+        if first is None or first.phase is not Phase.PARAMETER or first.is_precision:
+            return False
+        return first.step == self.begin > 0
+
 
 def bisect_runs(target: Path, reference: Path, noise: Path | None = None) -> Bisection:
     """Compare the signatures of two runs.

@@ -9,6 +9,7 @@ from typing import Final
 
 from rich.text import Text
 
+from msprobe.compare.training.start import BEFORE
 from msprobe.dump.records import JsonTree
 from msprobe.dump.signature_file import FOLDER, OPTIMIZER_STEPS
 from msprobe.plain_text import count_text, plain
@@ -56,7 +57,8 @@ def sentence(found: Bisection) -> str:
         return f"the runs part in step {parting.step}{where}: {words}, and drift from there: {why}"
     drift = f", after a drift from step {parting.step} on" if parting.drifts else ""
     words = _phase_words(first)
-    return plain(f"the runs part in step {parting.jump}{where}{drift}: {words}")
+    before = BEFORE if found.parted_before else ""
+    return plain(f"the runs part in step {parting.jump}{where}{drift}: {words}{before}")
 
 
 def _phase_words(first: RankParting) -> str:
@@ -135,21 +137,29 @@ def _details(found: Bisection, first: RankParting) -> Iterator[Text]:
             "  to know what is noise, record the reference twice, and give the second with --again",
             "dim",
         )
-    yield Text("  record this step of both runs in full, each in its own dump path:")
+    yield Text(f"  {to_record(found, first)}:")
     yield Text(f"    {json.dumps(recording(found, first))}")
-    yield Text(plain(f"  then: msprobe triage {found.target} {found.reference}"))
+    command = "bisect" if found.parted_before else "triage"
+    yield Text(plain(f"  then: msprobe {command} {found.target} {found.reference}"))
+
+
+def to_record(found: Bisection, first: RankParting) -> str:
+    """Return what to record next, in words."""
+    if found.parted_before:
+        return f"record the signatures of the steps before step {first.step} of both runs, too"
+    return f"record step {first.step} of both runs in full, each in its own dump path"
 
 
 def recording(found: Bisection, first: RankParting) -> dict[str, JsonTree]:
-    """Return the configuration that records the step of the target in full."""
+    """Return the configuration for the target that records what `to_record` says."""
     path = found.target.parent if found.target.is_file() else found.target
     path = path.parent if path.name == FOLDER else path
     number = first.rank.removeprefix("rank")
     return {
-        "task": "statistics",
+        "task": "signature" if found.parted_before else "statistics",
         "dump_path": str(path),
         "rank": [int(number)] if number.isdecimal() else [],
-        "step": [first.step],
+        "step": [] if found.parted_before else [first.step],
         "level": "mix",
     }
 

@@ -13,7 +13,7 @@ from msprobe.compare.verdicts.verdict import Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.dump.signature_file import OPTIMIZER_STEPS, find_signatures
 from msprobe.triage.bisect import Bisection, RankParting, bisect_runs
-from msprobe.triage.bisect_lines import recording, sentence
+from msprobe.triage.bisect_lines import recording, sentence, to_record
 from msprobe.triage.parting import Phase
 from msprobe.triage.rungs import (
     Answer,
@@ -148,9 +148,7 @@ class WholeRuns:
         if self._first is None:
             return _ANY_STEP
         config = json.dumps(recording(bisection, self._first))
-        return (
-            f"record step {self._first.step} of both runs in full, each in its dump path: {config}"
-        )
+        return f"{to_record(bisection, self._first)}: {config}"
 
     @property
     def verdict(self) -> Mapping[str, Any]:

@@ -73,13 +73,18 @@ def inner_checkpointed(net: nn.Module) -> nn.Module:
     return net
 
 
+def mixed_as_mindspore_does(net: nn.Module) -> nn.Module:
+    net.front = Holder("_backbone", net.front)
+    return net
+
+
 def in_a_task(net: nn.Module) -> nn.Module:
     return Holder("model", net)
 
 
 @pytest.mark.parametrize(
     "wrap",
-    [replicated, replicated_and_compiled, inner_checkpointed, in_a_task],
+    [replicated, replicated_and_compiled, inner_checkpointed, mixed_as_mindspore_does, in_a_task],
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("swapped", [False, True], ids=["wrapped target", "wrapped reference"])

@@ -174,6 +174,29 @@ def test_a_parameter_that_differs_at_the_start() -> None:
     assert re.match(r"parameters: a\.bias differs when step 0 starts by up to 0\.0\d+ of", found)
 
 
+@pytest.mark.parametrize(
+    ("number", "count", "is_later"), [(4, 4, True), (4, 0, False), (4, None, True), (0, 4, False)]
+)
+def test_parameters_that_an_earlier_step_may_have_moved(
+    number: int, count: int | None, is_later: bool
+) -> None:
+    """Adam counts its steps; plain SGD does not."""
+    sides = []
+    for factor in (1.01, 1.0):
+        before = {name: each * factor for name, each in arrays().items()}
+        made = optimizer_step(before, arrays(1), adamw(before, arrays(1)), steps=count)
+        sides.append(facts(parameters=start_state(before), events=[made]))
+    pair = FactsPair(step=number, rank=0, target=sides[0], reference=sides[1])
+    history = TrainingHistory()
+    history.add([pair], {0: False})
+
+    found = history.differences()[0]
+
+    assert f"differ when step {number} starts" in found.words
+    assert ("an earlier step" in found.words) == is_later
+    assert any(each.startswith("record the steps before step 4") for each in found.next) == is_later
+
+
 def with_first(word: float, values: Arrays) -> Arrays:
     """Return arrays whose first element is NaN or infinite."""
     return {name: np.where(np.arange(each.size) == 0, word, each) for name, each in values.items()}
@@ -587,6 +610,22 @@ def test_an_optimizer_without_a_rule_is_judged_by_size() -> None:
 
     assert [each.split(":")[0] for each in found] == ["update"]
     assert said(differences((updated(rounded, **mine), updated(RIGHT, **mine)))) == []
+
+
+def test_gradients_that_were_not_read_are_not_said_to_agree() -> None:
+    """A training step that is compiled as a whole shows none."""
+    wrong = {name: each * 1.01 for name, each in RIGHT.items()}
+    sides = updated(wrong, name="mine.Muon"), updated(RIGHT, name="mine.Muon")
+    for side in sides:
+        columns = side["events"][0]["parameters"]
+        columns["gradient"] = {name: [None] * 3 for name in columns["gradient"]}
+        columns["samples"]["gradient"] = [None] * 3
+
+    (found,) = differences(sides)
+
+    assert found.is_unread
+    assert "though parameter and state agree before it" in found.words
+    assert found.words.endswith("its gradients were not read")
 
 
 def test_a_second_call_of_the_optimizer() -> None:

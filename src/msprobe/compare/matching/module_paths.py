@@ -9,7 +9,10 @@ from typing import Final
 
 # Attributes under which wrappers hold the wrapped module.
 _WRAPPERS: Final = frozenset(
-    ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_fpw_module")
+    (
+        *("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"),
+        *("_fpw_module", "_backbone"),  # the last of MindSpore's mixed precision and losses
+    )
 )
 # Paths further in than this were never the prefix of a whole model.
 _MAX_PREFIX_PARTS: Final = 4

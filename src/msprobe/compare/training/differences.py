@@ -99,6 +99,7 @@ class FactDifference:
         is_partial: of several batches of its step, others agree.
         is_drawn_by_host: the program draws from Python's or NumPy's generator, which differs: code
             may branch by it.
+        is_unread: the gradients before it were not read, so that the calls must agree.
     """
 
     verdict: VerdictClass
@@ -115,6 +116,7 @@ class FactDifference:
     micro: int = 0
     is_partial: bool = False
     is_drawn_by_host: bool = False
+    is_unread: bool = False
 
 
 def of_sides(target: _Known, reference: _Known) -> Iterator[tuple[str, str, _Known, _Known]]:

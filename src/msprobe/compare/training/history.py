@@ -102,6 +102,12 @@ class TrainingHistory:
         self._has_same_gradients = False
         self._jump: float = math.inf
 
+    @property
+    def has_same_updates(self) -> bool:
+        """Whether the optimizers of every step left all parameters equal to the bit."""
+        ranks = self._ranks.values()
+        return bool(ranks) and not self.changed_steps and all(rank.updated for rank in ranks)
+
     def add_data(
         self,
         pairs: Sequence[FactsPair],

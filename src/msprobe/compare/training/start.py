@@ -37,6 +37,16 @@ _OF_HOST: Final = frozenset({"python", "numpy"})
 _PLACE: Final = re.compile(r"env\.|git\.branch|os$")
 _MOST_SETTINGS: Final = 4
 
+BEFORE: Final = (
+    "; what made them differ came before: an earlier step, which was not compared, or a checkpoint"
+)
+"""Of parameters that differ when the first step starts that was compared, if it is a later one."""
+
+_EARLIER_STEPS: Final = (
+    'record the steps before step {} of both runs, too ("task": "signature"): msprobe bisect names '
+    "the one in which they part"
+)
+
 
 def settings_differences(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield the settings that differ: one difference for those that choose how is computed."""
@@ -294,7 +304,9 @@ def _moved(
         if change.relative is not None and not change.not_finite:
             size = f" by up to {change.relative:.2g} of the norm"
         agreed = "it" if len(far) == 1 else "they"
+        is_later = is_first and _went_on(pair)
         since = alone if is_first else f", though {agreed} agreed after the step before"
+        since += BEFORE if is_later else ""
         if not is_first and worst in frozen_in_both(pair):
             since = f", though {agreed} agreed when the step before began"
         verdict = VerdictClass.PARAMETERS
@@ -312,12 +324,22 @@ def _moved(
             effect=Effect.NONE if change.is_bound and change.may_be_rounding else Effect.CERTAIN,
             parameter=worst,
             next=(
+                *((_EARLIER_STEPS.format(pair.step),) if is_later else ()),
                 "compare the checkpoints that the runs began with (msprobe compare-ckpt), and how "
                 "parameters are initialised",
             )
             if is_first
             else ("look for code that changes parameters between two optimizer steps",),
         )
+
+
+def _went_on(pair: FactsPair) -> bool:
+    """Return whether both runs may have trained before the step: optimizers count their steps."""
+    sides = [facts.optimizer_steps() for facts in pair.sides]
+    counts = [
+        {n for step in steps for n in step.parameters.steps if n is not None} for steps in sides
+    ]
+    return pair.step > 0 and all(not known or max(known) > 0 for known in counts)
 
 
 def _reshaped(pair: FactsPair) -> str:

@@ -176,18 +176,34 @@ def _unexplained(pair: StepPair, names: Sequence[str]) -> Iterator[FactDifferenc
         if not after[name].is_rounding and all(change[name].is_equal for change in given)
     ]
     if far:
+        # A compiled training step shows no gradients.
+        is_known = all(map(_knows_gradient, pair.columns, pair.places[far[0]]))
+        agree = "parameter, gradient and state" if is_known else "parameter and state"
+        unseen = "" if is_known else "; its gradients were not read"
         yield _update(
             pair,
             f"{some_of(far, pair.total)} {are(far, 'differs', 'differ')} after the "
-            f"step of {pair.short_name}, though parameter, gradient and state agree before it "
-            f"(step {pair.pair.step})",
+            f"step of {pair.short_name}, though {agree} agree before it "
+            f"(step {pair.pair.step}){unseen}",
             far,
             Effect.POSSIBLE,
+            is_unread=not is_known,
         )
 
 
+def _knows_gradient(parameters: OptimizedParameters, place: int) -> bool:
+    """Return whether a gradient was read, or there is none."""
+    has_gradient = at(parameters.has_gradient, place)
+    return not has_gradient or at(parameters.gradient.checksum, place) is not None
+
+
 def _update(
-    pair: StepPair, words: str, names: Sequence[str], effect: Effect = Effect.CERTAIN
+    pair: StepPair,
+    words: str,
+    names: Sequence[str],
+    effect: Effect = Effect.CERTAIN,
+    *,
+    is_unread: bool = False,
 ) -> FactDifference:
     return pair.difference(
         VerdictClass.UPDATE,
@@ -196,4 +212,5 @@ def _update(
         effect=effect,
         parameter=names[0],
         next=_LOOK,
+        is_unread=is_unread,
     )

@@ -114,7 +114,8 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
                 VerdictClass.COMMUNICATION if is_sent else VerdictClass.CALL
             ), f"{lone}: {words}"
     is_reshaped = found is VerdictClass.CALL and culprit.row.status is Status.SHAPE
-    if found not in (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM) and not is_reshaped:
+    open_classes = VerdictClass.UNEXPLAINED, VerdictClass.RANDOM, VerdictClass.KERNEL
+    if found not in open_classes and not is_reshaped:
         return found, words
     comparison, row = culprit.comparison, culprit.row
     pair = row.pair
@@ -122,12 +123,19 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         return found, words
     own, other = comparison.target.view.facts, comparison.reference.view.facts
     parsed = [parse_record_name(name or "") for name in (pair.target, pair.reference)]
-    if own is None or other is None or not all(name.is_module for name in parsed):
+    paths = [name.path for name in parsed]
+    if found is VerdictClass.KERNEL:  # primitives of MindSpore hold arguments of their own
+        paths = [culprit.module] * 2 if culprit.module else []
+    elif not all(name.is_module for name in parsed):
+        paths = []
+    if own is None or other is None or not paths:
         return found, words
     if are_of_two_frameworks(own, other):
         own, other = in_shared_terms(own, other)
-    given = (own.settings, other.settings), [name.path for name in parsed]
+    given = (own.settings, other.settings), paths
     options = changed_options(*given)
+    if found is VerdictClass.KERNEL and not (options is not None and options.are_values):
+        return found, words
     if options is not None:
         words = f"{culprit_place(culprit)}: {options.words}"
         return (VerdictClass.ARGUMENT if options.are_values else found), words

@@ -141,7 +141,7 @@ class _Search:
                 return self._is_communication_used(fact)
             case VerdictClass.INCOMPLETE:
                 return bool(self._findings.counts[Status.MISSING] or self._findings.counts["added"])
-        if fact.moment in (Moment.LOSS, Moment.REDUCE):
+        if fact.moment in (Moment.LOSS, Moment.REDUCE) or fact.is_unread:
             return observed is not None and _agrees_until(observed, fact)
         return self._differs_after(fact)
 
@@ -498,7 +498,7 @@ def _is_clipping_of(fact: FactDifference, step: StepObservations, found: Gradien
 
 def _agrees_until(observed: StepObservations, fact: FactDifference) -> bool:
     """Return whether everything agrees until the loss, or until gradients are reduced."""
-    if fact.moment is Moment.REDUCE:
+    if fact.moment is Moment.REDUCE or fact.is_unread:
         return observed.is_shared_exact
     has_factor = fact.verdict is VerdictClass.GRADIENT
     return observed.exact_passes > fact.micro or (

@@ -11,7 +11,9 @@ from typing import Final
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Match, Mode, Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.verdicts.culprit_classes import class_of
 from msprobe.compare.verdicts.ranking import Culprit
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.numerics.tolerances import Tolerances
 from msprobe.plain_text import place_text
 
@@ -21,7 +23,7 @@ logger = logging.getLogger(__name__)
 _DOUBTFUL: Final = 0.5
 AFTER_BACKWARD: Final = (
     "look at the code between loss.backward() and optimizer.step(): hooks on gradients, division "
-    "of the loss, accumulation, all-reduce, unscaling, zero_grad"
+    "of the loss, accumulation, all-reduce, unscaling, clipping, zero_grad"
 )
 """Where a gradient changes that all calls handed back alike."""
 SHOWN_INPUTS: Final = 3
@@ -50,7 +52,7 @@ def for_culprit(culprit: Culprit, total: int, *, same_seeds: bool = False) -> li
         )
     elif row.cause in (Cause.ACCUMULATED, Cause.CHANGED_GRADIENT):
         steps.append(AFTER_BACKWARD)
-    elif comparison.mode is not Mode.TENSOR:
+    elif comparison.mode is not Mode.TENSOR and class_of(culprit) is not VerdictClass.ARGUMENT:
         scope = f"of module {culprit.module}" if culprit.module else "around it"
         steps.append(f"capture the calls {scope} with task tensor, and compare their elements")
     if total > 1:

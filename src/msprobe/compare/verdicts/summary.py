@@ -164,6 +164,7 @@ class Summary:
             facts=self._training.differences(),
             steps=self._steps,
             changed_steps=frozenset(self._training.changed_steps),
+            has_same_updates=self._training.has_same_updates,
             scope=self._scope.words(),
             paired=self._scope.paired,
             meanings=self._training.meanings,

@@ -76,6 +76,7 @@ class Verdict:
         evidence: what speaks for it, and what else differs.
         where: its place; None where there is none.
         next: what to do now.
+        has_same_updates: the optimizers of every step left all parameters equal to the bit.
         scope: how the two dumps differ in what was recorded; said first.
     """
 
@@ -119,6 +120,7 @@ class Findings:
         facts: differences of the training, in the order in which they take effect.
         steps: what the rows of each step and rank say.
         changed_steps: steps after which a parameter was not exactly equal.
+        has_same_updates: the optimizers of every step left all parameters equal to the bit.
         scope: how the two dumps differ in what was recorded.
         paired: operations with a partner, and the smaller number of operations of the two sides.
         noise: what was found by measured noise, for each step and rank that it was measured for.
@@ -135,6 +137,7 @@ class Findings:
     facts: Sequence[FactDifference] = ()
     steps: Sequence[StepObservations] = ()
     changed_steps: frozenset[int] = frozenset()
+    has_same_updates: bool = False
     scope: Sequence[str] = ()
     paired: tuple[int, int] = (0, 0)
     meanings: Mapping[tuple[int, int | str], Meanings] = field(default_factory=dict)

@@ -22,9 +22,13 @@ _FEW_CALLS: Final = 6
 
 
 def are_different_programs(findings: Findings) -> bool:
-    """Return whether too few calls have partners to compare the two."""
+    """Return whether too few calls have partners to compare the two.
+
+    Compiled code shows few calls, and leaves the same parameters.
+    """
     paired, total = findings.paired
-    return total >= _FEW_CALLS and paired < _LEAST_PAIRED * total
+    is_little = total >= _FEW_CALLS and paired < _LEAST_PAIRED * total
+    return is_little and not findings.has_same_updates
 
 
 def different_programs(findings: Findings) -> Verdict:

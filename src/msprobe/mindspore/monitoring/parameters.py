@@ -10,12 +10,10 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from numpy.typing import NDArray
 
-from mindspore import Tensor, nn
+from mindspore import Tensor
 from msprobe.capture.session import Session
-from msprobe.dump.facts import OptimizerGroup
 from msprobe.mindspore.adapter import values_of
 from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.optimizer_steps import groups_of, states_of
@@ -24,10 +22,6 @@ from msprobe.monitor.rows import Stream
 
 Named = tuple[Key, Any]
 
-# The rate before its schedule, and what optimizers of MindSpore compute with.
-_NO_SETTINGS: Final = frozenset(
-    {"init_learning_rate", "global_step_increase_tensor", "reciprocal_scale"}
-)
 _FIRST: Final = frozenset({"moment1", "exp_avg", "adam_m", "lamb_m"})
 _SECOND: Final = frozenset({"moment2", "exp_avg_sq", "adam_v", "lamb_v"})
 
@@ -154,24 +148,7 @@ class Parameters:
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the settings of the optimizer, by group; of schedules what holds now."""
-        return [
-            {
-                **{name: one for name, one in group.options.items() if name not in _NO_SETTINGS},
-                "lr": self._rate(group),
-            }
-            for group in groups_of(self._optimizer)
-        ]
-
-    def _rate(self, group: OptimizerGroup) -> Any:
-        """Return the learning rate with which the optimizer steps next."""
-        optimizer = self._optimizer
-        rate: Any = getattr(optimizer, "learning_rate", None)
-        if isinstance(rate, tuple | list | nn.CellList) and group.parameters:
-            rate = rate[group.parameters[0]]
-        if not isinstance(rate, LearningRateSchedule):
-            return group.options.get("lr")
-        values = values_of(rate(optimizer.global_step))
-        return None if values is None else float(values.reshape(-1)[0])
+        return [group.options for group in groups_of(self._optimizer)]
 
     # -- inside ----------------------------------------------------------------------------------
 
