@@ -248,10 +248,11 @@ def _named_parameters(facts: Facts | None) -> Iterator[tuple[str, Hashable]]:
                 yield f"the parameter {name} after its update", _key_of(dtype, shape, norm, pair)
     start = facts.parameters
     if start is not None:
-        columns = start.kind, start.name, start.dtype, start.shape, start.norm, start.projections
-        for kind, name, dtype, shape, norm, pair in zip(*columns, strict=False):
+        named = map("the {} {}".format, start.kind, start.name)
+        rest = start.dtype, start.shape, start.norm, start.projections
+        for words, dtype, shape, norm, pair in zip(named, *rest, strict=False):
             if pair is not None:
-                yield f"the {kind} {name}", _key_of(dtype, shape, norm, pair)
+                yield words, _key_of(dtype, shape, norm, pair)
 
 
 def _key_of(
