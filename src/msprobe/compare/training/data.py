@@ -23,8 +23,9 @@ from msprobe.compare.training.facts_pair import (
     FactsPair,
 )
 from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of
+from msprobe.compare.training.gradients import has_same_training
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Data
+from msprobe.dump.facts import Data, Facts
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import parse_record_name
 from msprobe.numerics.number_types import Kind, kind_of
@@ -73,6 +74,8 @@ class DataHistory:
         self._batches: list[_Batch] = []
         self._uneven: FactDifference | None = None
         self._other_order: dict[int, str] = {}
+        # Steps that train alike: batches that vmap makes of samples look like others.
+        self._alike: set[int] = set()
         self.split: str | None = None
         self._is_recorded = True
 
@@ -87,6 +90,8 @@ class DataHistory:
         if not all(sides):
             self._is_recorded = False
             return
+        if has_same_training(pair, pair.steps):
+            self._alike.add(pair.step)
         counts = len(sides[0]), len(sides[1])
         if counts[0] != counts[1] and pair.ran_through:
             same = is_split(pair.target.data, pair.reference.data)
@@ -96,6 +101,8 @@ class DataHistory:
                 self.split = self._uneven.words
                 return
             sides = _without_further(*sides)
+        elif self._uneven is None and pair.ran_through and _calls_other_models(pair):
+            self._uneven = self._of_counts(pair, counts, same=False)
         self._other_order[pair.step] = _models_words(pair)
         batches = [
             _Batch(pair.step, micro, own, _named_as(own, other))
@@ -153,6 +160,7 @@ class DataHistory:
         # Samples or edges may come in any order within a batch: the values tell if it matters.
         is_permuted = not order and all(map(_holds_the_same, apart))
         is_certain = order or models or (_changed(first) and not is_permuted)
+        is_certain = is_certain and first.step not in self._alike
         tensor = (first.target or first.reference)[0]
         yield self._difference(
             first.step,
@@ -180,15 +188,22 @@ class DataHistory:
             )
             # An optimizer that one side alone calls has forward passes of its own.
             is_consequence = same or pair.has_lone_optimizer
-            effect = Effect.NONE if is_consequence else Effect.CERTAIN
+            certain = Effect.POSSIBLE if pair.step in self._alike else Effect.CERTAIN
+            effect = Effect.NONE if is_consequence else certain
             return self._difference(pair.step, words, effect)
         # An optimizer that is another one calls the model, or a part of it is called by itself.
         of_parts = _are_of_parts(pair.target.data, pair.reference.data)
         is_consequence = of_parts or pair.asks_otherwise
+        called = [Counter(_models_called(facts)) for facts in pair.sides]
+        apart = [name for name in called[1] | called[0] if called[0][name] != called[1][name]]
+        name = ""
+        if len(called[0] | called[1]) > 1:
+            name = apart[0]
+            counts = called[0][name], called[1][name]
         times = ["once" if count == 1 else f"{count} times" for count in counts]
         words = (
-            f"step {pair.step} calls the model {times[0]} in the target, {times[1]} in the "
-            "reference, "
+            f"step {pair.step} calls {name or 'the model'} {times[0]} in the target, "
+            f"{times[1]} in the reference, "
         ) + (
             f"with {passes} backward pass{'es' * (passes > 1)} on either side"
             if passes
@@ -248,10 +263,7 @@ class DataHistory:
 
 def _models_words(pair: FactsPair) -> str:
     """Return that a step calls the same models in another order; empty where it does not."""
-    called = [
-        [parse_record_name(batch[0].record or "").base for batch in _by_micro(facts.data)]
-        for facts in pair.sides
-    ]
+    called = [_models_called(facts) for facts in pair.sides]
     if called[0] == called[1] or Counter(called[0]) != Counter(called[1]):
         return ""
     place = next(i for i, both in enumerate(zip(*called, strict=True)) if both[0] != both[1])
@@ -260,6 +272,22 @@ def _models_words(pair: FactsPair) -> str:
         f"step {pair.step} calls the models in another order: {now} in the target where the "
         f"reference calls {then}"
     )
+
+
+def _calls_other_models(pair: FactsPair) -> bool:
+    """Return whether sides with the same models call each of them another number of times."""
+    called = [Counter(_models_called(facts)) for facts in pair.sides]
+    paths = {parse_record_name(f"{name}.forward.0").path for name in called[0] | called[1]}
+    held = [[] if facts.parameters is None else facts.parameters.name for facts in pair.sides]
+    is_shared = all(
+        any(name.startswith(f"{path}.") for name in names) for path in paths for names in held
+    )
+    return is_shared and called[0] != called[1] and pair.passes[0] == pair.passes[1]
+
+
+def _models_called(facts: Facts) -> list[str]:
+    """Return the models that are given data, in order."""
+    return [parse_record_name(batch[0].record or "").base for batch in _by_micro(facts.data)]
 
 
 def _named_as(target: Sequence[Data], reference: Sequence[Data]) -> Sequence[Data]:

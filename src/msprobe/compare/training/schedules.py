@@ -137,7 +137,9 @@ class ScheduleHistory:
     def _is_schedule(self, rates: _Rates) -> bool:
         if None not in rates.base and not same(*rates.base):
             return False
-        if rates.base == (None, None) and not self._apart(rates) and _has_one_ratio(rates):
+        # Rates that fall by one factor are one ratio and a shift: the schedulers' counters decide.
+        apart = self._epochs_apart() if self._schedules else self._apart(rates)
+        if rates.base == (None, None) and not apart and _has_one_ratio(rates):
             return False
         is_constant = len({*rates.target}) == len({*rates.reference}) == 1
         return bool(self._schedules) or not is_constant or rates.base != (None, None)

@@ -25,6 +25,7 @@ from msprobe.compare.training.facts_pair import (
 from msprobe.compare.training.gradients import has_same_training
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.verdicts.calls import Calls
+from msprobe.compare.verdicts.data_flow import DataFlow
 from msprobe.compare.verdicts.history import UPDATE_GROWTH, History, parameter_of
 from msprobe.compare.verdicts.origin_state import mark
 from msprobe.compare.verdicts.proof import prove
@@ -273,7 +274,8 @@ def _clear_same_training(
         steps = pair.steps
         if has_same_training(pair, steps, tolerance):
             updates = (comparison.places.get(step.target.record, -1) for step in steps)
-            retract_without_effect(Calls(comparison), max(updates))
+            flow = DataFlow(comparison.rows, comparison.reference.names)
+            retract_without_effect(Calls(comparison), flow, max(updates))
 
 
 def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:

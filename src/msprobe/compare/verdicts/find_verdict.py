@@ -87,10 +87,8 @@ class _Search:
         if factor is not None and fact is not None and _is_clipping_of(fact, *factor):
             return self._of_fact(fact)
         culprit = self._culprit
-        steps = [fact.step] if fact is not None else []
-        steps += [culprit.comparison.step] if culprit is not None else []
         given = first_given(self._findings)
-        if given is not None and all(step > given.step for step in steps):
+        if given is not None and self._is_before(given, fact, culprit):
             return without_cause(self._findings)
         if fact is not None and self._comes_first(fact, culprit, factor):
             return self._of_fact(fact)
@@ -219,6 +217,17 @@ class _Search:
             return self._differs_after(fact)
         is_parameter = culprit.kind == "parameter" or culprit.row.cause is Cause.PARAMETER
         return is_parameter or _is_one_sided(culprit)
+
+    def _is_before(
+        self, given: StepObservations, fact: FactDifference | None, culprit: Culprit | None
+    ) -> bool:
+        """Return whether a tensor from outside differs before a fact and a culprit take effect."""
+        if fact is not None and (fact.step, fact.moment) <= (given.step, Moment.FORWARD):
+            return False
+        if culprit is None or culprit.comparison.step > given.step:
+            return True
+        place = culprit.comparison.step, culprit.comparison.rank
+        return place == (given.step, given.rank) and culprit.row.pair.position > given.given_at
 
     def _is_later(self, culprit: Culprit, step: int, moment: Moment) -> bool:
         """Return whether a culprit does not come before a moment of a step."""

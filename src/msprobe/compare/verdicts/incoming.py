@@ -166,7 +166,13 @@ class Incoming:
         is_part = own_code and row.status is Status.SHAPE
         is_same_call = not call.is_backward and self._is_same_call_of_tensors(call, row)
         made = next(iter((*makers.target, *makers.reference)))
-        if one_sided and is_same_call and not is_part and state.rows[made].pair.is_matched:
+        if (
+            one_sided
+            and is_same_call
+            and not is_part
+            and state.rows[made].pair.is_matched
+            and not self._is_another_tensor(row, makers)
+        ):
             side = "reference" if makers.target else "target"
             where = f"{name_of(state, made)} and here, in the {side} alone,"
             self._blame_feeding(row, Cause.CHANGED_BETWEEN, where)
@@ -177,7 +183,18 @@ class Incoming:
         self._blame_feeding(
             row,
             Cause.UNRECORDED_VALUE if one_sided else Cause.OTHER_VALUE,
-            self._made_by(makers),
+            self._made_by(row, makers),
+        )
+
+    def _is_another_tensor(self, row: Row, makers: Makers) -> bool:
+        """Return whether the value that no call made is not what a call made on the other side.
+
+        A change keeps the shape, and does not turn a result into a parameter.
+        """
+        known = self._state.start.names_of(row)
+        return row.status is Status.SHAPE or any(
+            name is not None and not made
+            for name, made in zip(known, (makers.target, makers.reference), strict=True)
         )
 
     def _is_same_call_of_tensors(self, call: Call, row: Row) -> bool:
@@ -189,14 +206,17 @@ class Incoming:
             and not self._state.calls.makes_other_call(call.pair)
         )
 
-    def _made_by(self, makers: Makers) -> str:
+    def _made_by(self, row: Row, makers: Makers) -> str:
         """Return what made a value on the target's side and what on the reference's."""
         state = self._state
         sides = [next(iter(side), None) for side in (makers.target, makers.reference)]
         names = [None if index is None else name_of(state, index) for index in sides]
         if names[0] == names[1]:  # another result of the same call
             names = [None if index is None else state.rows[index].name for index in sides]
-        found, expected = (_NO_CALL if name is None else f"the result of {name}" for name in names)
+        found, expected = (
+            known or _NO_CALL if name is None else f"the result of {name}"
+            for name, known in zip(names, state.start.names_of(row), strict=True)
+        )
         return f"{found} instead of {expected}"
 
     def _blame_code_around(self, call: Call, parent: str, row: Row) -> None:

@@ -76,6 +76,7 @@ class StepObservations:
         backward_differs: a gradient differs.
         random_input: a record whose random state differs though nothing before it does.
         given: a tensor from outside that is no parameter, if the first difference is in it.
+        given_at: position of the call that is given it.
         given_samples: it holds integers, or one row for each sample: labels, masks, rewards.
         proof: whether the differences are rounding; None where every value is equal.
         factor: factor of the gradients, where the forward pass agrees.
@@ -108,6 +109,7 @@ class StepObservations:
     backward_differs: bool = False
     random_input: str | None = None
     given: Clue | None = None
+    given_at: int = 0
     given_samples: bool = False
     proof: Proof | None = None
     factor: GradientFactor | None = None
@@ -172,6 +174,7 @@ def observe(comparison: RankComparison) -> StepObservations:
             None,
         ),
         given=_given(comparison, differing[0]) if differing else None,
+        given_at=differing[0].pair.position if differing else 0,
         given_samples=bool(differing) and _are_samples(comparison, differing[0]),
         proof=comparison.proof,
         factor=_factor(comparison, backward) if backward and not forward_differs else None,

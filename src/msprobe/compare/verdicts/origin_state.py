@@ -52,6 +52,16 @@ class StartState:
             return None
         return f"the model's {target} instead of its {reference}"
 
+    def names_of(self, row: Row) -> tuple[str | None, str | None]:
+        """Return which parameter or buffer each value of a row is, in words."""
+        target, reference = (
+            None
+            if value is None
+            else names.get(_key_of(value.dtype, value.shape or (), value.norm, value.projections))
+            for value, names in zip((row.target, row.reference), self._names, strict=True)
+        )
+        return target, reference
+
     def shows_equal(self, row: Row) -> bool:
         """Return whether facts have one checksum for both values of a row: of data, a buffer."""
         sums: set[str | None] = set()
@@ -84,6 +94,14 @@ class StartState:
             for facts in self._comparison.facts
         ]
         return (sides[0], sides[1]) if sides[0] == sides[1] else ({}, {})
+
+    @cached_property
+    def _names(self) -> list[dict[Hashable, str]]:
+        """Of each side, what tells parameters apart → their names, of those with projections."""
+        return [
+            {key: name for name, key in _named_parameters(facts)}
+            for facts in self._comparison.facts
+        ]
 
     @cached_property
     def _contents(self) -> list[dict[Hashable, set[str | None]]]:
@@ -216,6 +234,25 @@ def _contents_of(facts: Facts | None) -> dict[Hashable, set[str | None]]:
         ):
             found[_key_of(dtype, shape, norm, pair)].add(checksum)
     return found
+
+
+def _named_parameters(facts: Facts | None) -> Iterator[tuple[str, Hashable]]:
+    """Yield parameters and buffers in words, and by what their elements are recognised."""
+    if facts is None:
+        return
+    for step in facts.optimizer_steps():
+        own, after = step.parameters, step.parameters.after
+        columns = own.name, own.dtype, own.shape, after.norm, after.projections
+        for name, dtype, shape, norm, pair in zip(*columns, strict=False):
+            if pair is not None:
+                yield f"the parameter {name} after its update", _key_of(dtype, shape, norm, pair)
+    start = facts.parameters
+    if start is not None:
+        named = map("the {} {}".format, start.kind, start.name)
+        rest = start.dtype, start.shape, start.norm, start.projections
+        for words, dtype, shape, norm, pair in zip(named, *rest, strict=False):
+            if pair is not None:
+                yield words, _key_of(dtype, shape, norm, pair)
 
 
 def _key_of(

@@ -71,8 +71,11 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
                 replaced |= dict.fromkeys(_bases(call), module.pair.name)
 
 
-def retract_without_effect(calls: Calls, updated: int) -> None:
-    """Clear the origins in a step that comes to the same loss and the same gradients."""
+def retract_without_effect(calls: Calls, flow: DataFlow, updated: int) -> None:
+    """Clear the origins in a step that comes to the same loss and the same gradients.
+
+    A call after the optimizer is cleared if no result that differs is the last of what it leads to.
+    """
     is_same = not any(map(calls.makes_other_call, calls.pairs))
     for call in calls:
         if calls.is_kept(call):
@@ -82,10 +85,33 @@ def retract_without_effect(calls: Calls, updated: int) -> None:
         _clear(call, taken_in, Cause.SAME_GRADIENTS, "", is_same=False)
         found = _found(call, has_same_gradients=True)
         is_late = call.pair.position > updated and calls.is_after_backward(call)
-        if is_late and any(r.origin is not Origin.INHERITED for r in found):
-            continue  # it may come after the optimizer
+        is_blamed = any(row.origin is not Origin.INHERITED for row in found)
+        if is_late and is_blamed and _has_effect(call, calls, flow):
+            continue
         if found:
             _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=is_same)
+
+
+def _has_effect(call: Call, calls: Calls, flow: DataFlow) -> bool:
+    """Return whether a result that differs, and that no call takes in, follows from a call."""
+    seen = {call.start}
+    waiting = [call]
+    while waiting:
+        top = waiting.pop()
+        for row in top.outputs:
+            if not row.status.is_difference:
+                continue
+            users = [*flow.target.users(row), *flow.reference.users(row)]
+            later = [
+                user for each in users if (user := calls.of(calls.rows[each])).start > top.start
+            ]
+            # One side alone returns a further result: the places of a maximum, say.
+            is_further = top.is_matched and not isinstance(row, Matched)
+            if not later and not is_further:
+                return True
+            waiting += [user for user in later if user.start not in seen]
+            seen.update(user.start for user in later)
+    return False
 
 
 def _found(call: Call, *, has_same_gradients: bool = False) -> list[Row]:

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts on what calls are fed with, which models are called, and calls after the optimizer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.func import functional_call, grad, vmap  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from msprobe.capture.session import reset_session  # noqa: E402
+from msprobe.compare.options import CompareOptions  # noqa: E402
+from msprobe.compare.run import run_comparison  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+
+pytestmark = [pytest.mark.torch]
+
+Run = Callable[[PrecisionDebugger, Any], None]
+
+
+def verdict_on(folder: Path, run: Run, change: Any, base: Any = None) -> dict[str, Any]:
+    for name, option in (("target", change), ("reference", base)):
+        torch.manual_seed(1)
+        reset_session()
+        run(PrecisionDebugger(dump_path=str(folder / name), task="statistics", level="mix"), option)
+    reset_session()
+    summary = run_comparison(folder / "target", folder / "reference", CompareOptions()).summary
+    verdict: dict[str, Any] = summary["verdict"]
+    return verdict
+
+
+def train(debugger: PrecisionDebugger, model: nn.Module, step: Callable[[int], None]) -> None:
+    for number in range(3):
+        debugger.start(model)
+        step(number)
+        debugger.stop()
+        debugger.step()
+
+
+def test_labels_that_differ_come_before_a_later_call(tmp_path: Path) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        x, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+        if change:
+            labels[0] = 2
+
+        def step(_: int) -> None:
+            one_hot = torch.zeros(5, 3)
+            one_hot[torch.arange(5), labels[:5]] = 1.0
+            out = model(x)
+            ((out - one_hot) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            out.detach().mul(0.5 if change else 0.25).sum()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, "labels")
+    assert verdict["class"] == "data", verdict["sentence"]
+    assert "(labels, say)" in verdict["sentence"]
+
+
+def adapted(debugger: PrecisionDebugger, change: str | None) -> None:
+    """MAML with one inner step for each of four tasks."""
+    model = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    xs, ys = torch.randn(4, 5, 1), torch.randn(4, 5, 1)
+
+    def fit(p: dict[str, Any], x: Any, y: Any) -> Any:
+        return functional.mse_loss(functional_call(model, p, (x,)), y)
+
+    def task(x: Any, y: Any) -> Any:
+        p = dict(model.named_parameters())
+        g = grad(fit)(p, x, y)
+        new = {k: p[k] - 0.05 * g[k] for k in p}
+        return fit(p if change == "old" else new, x, y)
+
+    def step(_: int) -> None:
+        tasks = zip(xs, ys, strict=True)
+        losses = vmap(task)(xs, ys) if change == "vmap" else torch.stack([task(*t) for t in tasks])
+        losses.mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+def test_a_parameter_that_takes_the_place_of_a_result_is_named(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, adapted, "old")
+    assert verdict["class"] == "argument", verdict["sentence"]
+    assert "fed with the parameter 0.weight instead of the result of" in verdict["sentence"]
+
+
+def test_tasks_that_vmap_takes_at_once_accuse_nobody(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, adapted, "vmap")
+    assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
+
+
+def test_tensors_in_another_order_were_not_changed_in_between(tmp_path: Path) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        first, second = nn.Linear(4, 2), nn.Linear(6, 1)
+        model = nn.ModuleDict({"first": first, "second": second})
+        x = torch.randn(5, 4)
+
+        def step(_: int) -> None:
+            made = torch.tanh(first(x))
+            out = second(torch.cat([made, x] if change else [x, made], -1))
+            out.square().mean().backward()
+            model.zero_grad()
+
+        train(debugger, model, step)
+
+    sentence = verdict_on(tmp_path, run, "order")["sentence"]
+    assert "fed with the result of Torch.tanh.0.forward instead of" in sentence
+
+
+class Networks(nn.Module):
+    """A critic and its target network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(3, 1)
+        self.t = copy.deepcopy(self.q).requires_grad_(False)
+
+
+def bootstrapped(debugger: PrecisionDebugger, change: str | None) -> None:
+    model = Networks()
+    optimizer = torch.optim.Adam(model.q.parameters(), 0.1)
+    x, after = torch.randn(2, 8, 3)
+
+    def step(_: int) -> None:
+        with torch.no_grad():
+            goal = 1 + 0.9 * (model.q if change == "online" else model.t)(after)
+        optimizer.zero_grad()
+        functional.mse_loss(model.q(x), goal).backward()
+        optimizer.step()
+        for p, t in zip(model.q.parameters(), model.t.parameters(), strict=True):
+            if change == "in place":
+                t.data.mul_(0.95).add_(p.data, alpha=0.05)
+            else:
+                t.data.copy_(0.05 * p.data + 0.95 * t.data)
+
+    train(debugger, model, step)
+
+
+def test_a_model_that_is_called_in_place_of_another_is_named(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, bootstrapped, "online")
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "calls Module." in verdict["sentence"]
+    assert "times in the target" in verdict["sentence"]
+
+
+def test_other_calls_after_the_optimizer_with_the_same_results_accuse_nobody(
+    tmp_path: Path,
+) -> None:
+    verdict = verdict_on(tmp_path, bootstrapped, "in place")
+    assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
+
+
+def test_a_rate_that_falls_by_one_factor_is_a_setting_and_no_shift(tmp_path: Path) -> None:
+    def run(debugger: PrecisionDebugger, rate: float) -> None:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.RMSprop(model.parameters(), rate)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, factor=0.5, patience=0, threshold=10.0, threshold_mode="abs"
+        )
+        x = torch.randn(4, 3)
+
+        def step(_: int) -> None:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            plateau.step(loss.item())
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, 0.02, 0.01)
+    assert verdict["class"] == "optimizer_setting", verdict["sentence"]
+    assert "behind" not in verdict["sentence"]
