@@ -56,6 +56,9 @@ class Made(Protocol):
     def __contains__(self, both: object) -> bool:
         """Return whether they are no data."""
 
+    def makes(self, data: Data, *, is_target: bool) -> bool:
+        """Return whether recorded calls made an input, which may be one side's alone."""
+
     def is_faulty(self, both: tuple[Data, Data]) -> bool:
         """Return whether they are what a call to blame made of the data."""
 
@@ -288,8 +291,16 @@ def _without(batch: _Batch, made_inside: Made) -> _Batch:
         if _key(both[0]) != _key(both[1]) and both in made_inside
         for each in both
     }
+    names = [{each.where for each in side} for side in (batch.target, batch.reference)]
+    alone = names[0] ^ names[1] if names[0] & names[1] else set()
     sides = [
-        [each for each in side if id(each) not in made] for side in (batch.target, batch.reference)
+        [
+            each
+            for each in side
+            if id(each) not in made
+            and not (each.where in alone and made_inside.makes(each, is_target=not place))
+        ]
+        for place, side in enumerate((batch.target, batch.reference))
     ]
     return _Batch(batch.step, batch.micro, sides[0], sides[1])
 
