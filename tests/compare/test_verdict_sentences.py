@@ -404,3 +404,23 @@ def test_what_the_program_draws_and_hands_to_a_call_is_random(tmp_path: Path) ->
 
     assert verdict["class"] == "random"
     assert "the state of the generator numpy differs" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_padding_is_no_other_data_where_the_training_is_the_same(
+    tmp_path: Path, is_masked: bool
+) -> None:
+    sides = tmp_path / "target", tmp_path / "reference"
+    for side in sides:
+        torch.manual_seed(0)
+        net, words = nn.Embedding(9, 4), torch.randint(1, 9, (3, 5))
+        if side.name == "target":
+            words = F.pad(words, (0, 3))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with recording(side, "mix") as observed, observed.step_of(net):
+            (net(words).square().sum(-1) * (words != 0 if is_masked else 1)).sum().backward()
+            optimizer.step()
+
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == ("equal" if is_masked else "data"), verdict["sentence"]

@@ -131,8 +131,13 @@ class DataHistory:
             b.keys[0] == b.keys[1] or _is_rounding(b) for b in self._batches
         )
 
-    def differences(self) -> Iterator[FactDifference]:
-        """Yield what differs in the batches: the first one, and what all of them say of it."""
+    def differences(self, alike_since: float = math.inf) -> Iterator[FactDifference]:
+        """Yield what differs in the batches: the first one, and what all of them say of it.
+
+        Args:
+            alike_since: the step from which losses and gradients are the same: what is of another
+                shape is only padded, perhaps.
+        """
         if self._uneven is not None:
             yield self._uneven
         differing = [batch for batch in self._batches if batch.keys[0] != batch.keys[1]]
@@ -156,11 +161,12 @@ class DataHistory:
         # Samples or edges may come in any order within a batch: the values tell if it matters.
         is_permuted = not order and all(map(_holds_the_same, apart))
         is_certain = order or models or (_changed(first) and not is_permuted)
+        is_padded = alike_since <= first.step and all(map(_is_reshaped, apart))
         tensor = (first.target or first.reference)[0]
         yield self._difference(
             first.step,
             order or models or self._batch_words(apart),
-            Effect.CERTAIN if is_certain else Effect.POSSIBLE,
+            Effect.NONE if is_padded else Effect.CERTAIN if is_certain else Effect.POSSIBLE,
             verdict=VerdictClass.ORDER
             if models
             else VerdictClass.ARGUMENT
@@ -292,7 +298,7 @@ def _without(batch: _Batch, made_inside: Made) -> _Batch:
         for each in both
     }
     names = [{each.where for each in side} for side in (batch.target, batch.reference)]
-    alone = names[0] ^ names[1] if names[0] & names[1] else set()
+    alone = names[0] ^ names[1]
     sides = [
         [
             each
@@ -392,6 +398,12 @@ def _tensors(batch: _Batch) -> list[tuple[Data, Data]]:
 def _changed(batch: _Batch) -> list[tuple[Data, Data]]:
     """Return the tensors that both sides have, and that differ."""
     return [both for both in _tensors(batch) if _key(both[0]) != _key(both[1])]
+
+
+def _is_reshaped(batch: _Batch) -> bool:
+    """Return whether all tensors that differ have other shapes."""
+    changed = _changed(batch)
+    return bool(changed) and all(each.shape != other.shape for each, other in changed)
 
 
 def _holds_the_same(batch: _Batch) -> bool:
