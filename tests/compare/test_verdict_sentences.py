@@ -393,11 +393,11 @@ def test_what_the_program_draws_and_hands_to_a_call_is_random(tmp_path: Path) ->
     for seed, side in enumerate(sides):
         torch.manual_seed(0)
         net, x = nn.Linear(6, 4), torch.randn(5, 6)
-        numpy.random.seed(seed)
+        numpy.random.seed(seed)  # noqa: NPY002 - the state that facts hold is this one
         with recording(side, "mix") as observed:
             for _ in range(2):
                 with observed.step_of(net):
-                    gate = torch.tensor(numpy.random.permutation(4))
+                    gate = torch.tensor(numpy.random.permutation(4))  # noqa: NPY002
                     (net(x) * gate).square().mean().backward()
 
     verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
@@ -424,3 +424,20 @@ def test_padding_is_no_other_data_where_the_training_is_the_same(
     verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
 
     assert verdict["class"] == ("equal" if is_masked else "data"), verdict["sentence"]
+
+
+def test_a_packed_sequence_is_no_other_data_but_a_call(tmp_path: Path) -> None:
+    x, net = torch.randn(3, 5, 4), nn.ModuleList([nn.GRU(4, 6, batch_first=True)])
+
+    def train(side: str) -> Tensor:
+        given = x
+        if side == "reference":
+            lengths = torch.tensor([3, 5, 4])
+            pack = nn.utils.rnn.pack_padded_sequence
+            given = pack(x, lengths, batch_first=True, enforce_sorted=False)
+        return net[0](given)[1].square().mean()
+
+    verdict = verdict_on(tmp_path, train, net)
+
+    assert verdict["class"] == "call"
+    assert "only the reference calls Torch.sort.0.forward" in verdict["sentence"]
