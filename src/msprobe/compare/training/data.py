@@ -297,18 +297,27 @@ def _without(batch: _Batch, made_inside: Made) -> _Batch:
         if _key(both[0]) != _key(both[1]) and both in made_inside
         for each in both
     }
-    names = [{each.where for each in side} for side in (batch.target, batch.reference)]
-    alone = names[0] ^ names[1]
+    both_sides = batch.target, batch.reference
+    alone = {each.where for each in both_sides[0]} ^ {each.where for each in both_sides[1]}
+    formed = [
+        each.where
+        for place, side in enumerate(both_sides)
+        for each in side
+        if each.where in alone and made_inside.makes(each, is_target=not place)
+    ]
     sides = [
-        [
-            each
-            for each in side
-            if id(each) not in made
-            and not (each.where in alone and made_inside.makes(each, is_target=not place))
-        ]
-        for place, side in enumerate((batch.target, batch.reference))
+        [each for each in side if id(each) not in made and not _is_form(each.where, alone, formed)]
+        for side in both_sides
     ]
     return _Batch(batch.step, batch.micro, sides[0], sides[1])
+
+
+def _is_form(where: str, alone: set[str], formed: Sequence[str]) -> bool:
+    """Return whether calls made an argument, or the other side's form of it, for one side alone."""
+    return where in alone and any(
+        where == each or where.startswith(f"{each}.") or each.startswith(f"{where}.")
+        for each in formed
+    )
 
 
 def _alone_words(batch: _Batch) -> list[str]:
