@@ -428,11 +428,11 @@ def test_padding_is_no_other_data_where_the_training_is_the_same(
 
 def test_a_packed_sequence_is_no_other_data_but_a_call(tmp_path: Path) -> None:
     x, net = torch.randn(3, 5, 4), nn.ModuleList([nn.GRU(4, 6, batch_first=True)])
+    lengths = torch.tensor([3, 5, 4])
 
     def train(side: str) -> Tensor:
         given = x
         if side == "reference":
-            lengths = torch.tensor([3, 5, 4])
             pack = nn.utils.rnn.pack_padded_sequence
             given = pack(x, lengths, batch_first=True, enforce_sorted=False)
         return net[0](given)[1].square().mean()

@@ -147,7 +147,8 @@ class MadeInside(Made):
             is_drawn = draws and mark is not None
             # Of two calls that draw in place of each other, one is blamed.
             is_blamed = is_blamed or (is_drawn and not row.pair.is_matched)
-            if is_own:
+            # Of calls that one side alone makes, those that follow from the first take more in.
+            if is_own or (is_blamed and not row.pair.is_matched):
                 self._given |= keys
             # Another number of samples is no consequence of a call.
             if is_blamed and other is not None and row.status is not Status.SHAPE:
