@@ -38,8 +38,8 @@ def collective_of(culprit: Culprit, culprits: Iterable[Culprit]) -> Culprit:
 def lone_communication(culprit: Culprit) -> OperationPair | None:
     """Return the communication that one side alone makes of a call's result; None if none."""
     comparison, row = culprit.comparison, culprit.row
-    marks = row.pair.is_matched and [*map(fingerprint, row.values)]
-    for pair in comparison.pairs if marks else ():
+    marks = [*map(fingerprint, row.values)]
+    for pair in comparison.pairs if len(marks) > 1 else ():
         is_later = pair.position > row.pair.position and not pair.is_matched
         if is_later and is_communication(comparison.parsed(pair)):
             side = comparison.side_of(pair)
