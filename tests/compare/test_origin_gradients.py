@@ -239,3 +239,49 @@ def test_a_collective_inherits_what_another_rank_put_in(tmp_path: Path) -> None:
     ).row(0, named=True)
     assert row["origin"] == "inherited"
     assert "rank 1" in row["reason"]
+
+
+@pytest.mark.parametrize("whole", [1.0, 1.5])
+def test_a_gradient_that_is_summed_in_fewer_parts_is_no_lost_one(
+    tmp_path: Path, whole: float
+) -> None:
+    def written(folder: Path, *, parts: int, factor: float = 1.0) -> Path:
+        dump = DumpBuilder(folder, "statistics")
+        given, weight = [value(X)], {"weight": value(W, **TRAINED)}
+        dump.call(FC, given, [value(X @ W, 1, **TRAINED)], parameters=weight)
+        for name in ("", ".1")[:parts]:
+            dump.gradients(f"Module.fc.Linear.parameters_grad{name}", weight=value(X.T @ G))
+        total = value(X.T @ G * np.float32(2 * factor))
+        dump.gradients("Module.fc.Linear.parameters_grad_reduced", weight=total)
+        return dump.write()
+
+    found = compare(
+        written(tmp_path / "t", parts=1, factor=whole), written(tmp_path / "r", parts=2)
+    )
+
+    assert bool(found.culprits) is (whole != 1)
+
+
+def test_a_reduction_that_one_side_leaves_out_is_named_for_what_it_is_given(
+    tmp_path: Path,
+) -> None:
+    """Where a tensor is distributed, each rank adds its part of the bias."""
+
+    def written(folder: Path, share: Array, *, is_reduced: bool) -> Path:
+        dump = DumpBuilder(folder, "statistics")
+        dump.call("Functional.linear.0.forward", [value(X), value(W)], [value(share, 1)])
+        if is_reduced:
+            given = [value(share, 1)]
+            dump.call("Distributed.all_reduce.0.forward", given, [value(2 * share, 2)])
+        total = value(2 * share, 2) if is_reduced else value(share, 1)
+        dump.call("Torch.tanh.0.forward", [total], [value(np.tanh(2 * share), 3)])
+        return dump.write()
+
+    found = compare(
+        written(tmp_path / "t", X @ W + 1, is_reduced=False),
+        written(tmp_path / "r", X @ W, is_reduced=True),
+    )
+
+    verdict = found.summary["verdict"]
+    assert verdict["class"] == "communication"
+    assert "only the reference calls Distributed.all_reduce.0.forward" in verdict["sentence"]

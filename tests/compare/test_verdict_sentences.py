@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -309,3 +310,134 @@ def test_a_loss_that_agrees_within_tolerance_does_not_vouch_for_another_call(
 
     assert verdict["class"] == "call"
     assert "only the target calls Functional.gelu.0.forward" in verdict["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(torch.bool, "call"), (torch.bfloat16, "precision")]
+)
+def test_a_cast_is_a_matter_of_precision_if_numbers_stay_numbers(
+    tmp_path: Path, kind: torch.dtype, expected: str
+) -> None:
+    sides = tmp_path / "target", tmp_path / "reference"
+    for side in sides:
+        torch.manual_seed(0)
+        net, x = nn.Linear(6, 6), torch.randn(5, 6)
+        with recording(side, "L1") as observed, observed.step_of(net):
+            gate = F.relu(x)
+            y = net(x) * (gate.to(kind) if side.name == "target" else gate)
+            y.square().mean().backward()
+
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == expected, verdict["sentence"]
+
+
+def verdict_on(folder: Path, train: Callable[[str], Any], net: nn.Module) -> Any:
+    """Return the verdict on two steps that begin alike; `train` is told which side it is."""
+    sides = folder / "target", folder / "reference"
+    start = {name: each.clone() for name, each in net.state_dict().items()}
+    for side in sides:
+        net.load_state_dict(start)
+        net.zero_grad()
+        torch.manual_seed(0)
+        with recording(side, "mix") as observed, observed.step_of(net):
+            train(side.name).backward()
+    return run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+
+def test_a_further_term_of_the_loss_is_named_where_its_gradient_joins(tmp_path: Path) -> None:
+    x, net = torch.randn(5, 6), nn.Linear(6, 4)
+
+    def train(side: str) -> Tensor:
+        flat = net(x).flatten()
+        loss = flat.square().mean()
+        return loss + 0.1 * flat.logsumexp(0) if side == "target" else loss
+
+    verdict = verdict_on(tmp_path, train, net)
+
+    assert verdict["class"] == "call"
+    assert "only the target calls Tensor.__add__.0.forward" in verdict["sentence"]
+
+
+def test_a_model_that_is_given_another_ones_result_for_data_is_called_as_often(
+    tmp_path: Path,
+) -> None:
+    x, other, net = torch.randn(5, 6), torch.randn(5, 4), nn.ModuleList([nn.Linear(6, 4)])
+    net.append(nn.Linear(4, 4))
+
+    def train(side: str) -> Tensor:
+        own = net[0](x)
+        return (net[1](own if side == "target" else other * 2) + own).square().mean()
+
+    verdict = verdict_on(tmp_path, train, net)
+
+    assert "calls the model" not in verdict["sentence"]
+    assert "only the reference calls Tensor.__mul__.0.forward" in verdict["sentence"]
+
+
+def test_a_detached_result_that_a_model_is_given_is_no_data(tmp_path: Path) -> None:
+    x, net = torch.randn(5, 6), nn.ModuleList([nn.Linear(6, 4), nn.Bilinear(4, 6, 2)])
+
+    def train(side: str) -> Tensor:
+        own = net[0](x)
+        return net[1](own.detach() if side == "target" else own, x).square().mean() + own.sum()
+
+    verdict = verdict_on(tmp_path, train, net)
+
+    assert verdict["class"] in ("call", "gradient")
+    assert "the model gets other arguments" not in verdict["sentence"]
+
+
+def test_what_the_program_draws_and_hands_to_a_call_is_random(tmp_path: Path) -> None:
+    sides = tmp_path / "target", tmp_path / "reference"
+    for seed, side in enumerate(sides):
+        torch.manual_seed(0)
+        net, x = nn.Linear(6, 4), torch.randn(5, 6)
+        numpy.random.seed(seed)  # noqa: NPY002 - the state that facts hold is this one
+        with recording(side, "mix") as observed:
+            for _ in range(2):
+                with observed.step_of(net):
+                    gate = torch.tensor(numpy.random.permutation(4))  # noqa: NPY002
+                    (net(x) * gate).square().mean().backward()
+
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == "random"
+    assert "the state of the generator numpy differs" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_padding_is_no_other_data_where_the_training_is_the_same(
+    tmp_path: Path, is_masked: bool
+) -> None:
+    sides = tmp_path / "target", tmp_path / "reference"
+    for side in sides:
+        torch.manual_seed(0)
+        net, words = nn.Embedding(9, 4), torch.randint(1, 9, (3, 5))
+        if side.name == "target":
+            words = F.pad(words, (0, 3))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with recording(side, "mix") as observed, observed.step_of(net):
+            (net(words).square().sum(-1) * (words != 0 if is_masked else 1)).sum().backward()
+            optimizer.step()
+
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == ("equal" if is_masked else "data"), verdict["sentence"]
+
+
+def test_a_packed_sequence_is_no_other_data_but_a_call(tmp_path: Path) -> None:
+    x, net = torch.randn(3, 5, 4), nn.ModuleList([nn.GRU(4, 6, batch_first=True)])
+    lengths = torch.tensor([3, 5, 4])
+
+    def train(side: str) -> Tensor:
+        given = x
+        if side == "reference":
+            pack = nn.utils.rnn.pack_padded_sequence
+            given = pack(x, lengths, batch_first=True, enforce_sorted=False)
+        return net[0](given)[1].square().mean()
+
+    verdict = verdict_on(tmp_path, train, net)
+
+    assert verdict["class"] == "call"
+    assert "only the reference calls Torch.sort.0.forward" in verdict["sentence"]

@@ -9,6 +9,7 @@ import math
 import signal
 import zlib
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -485,6 +486,25 @@ def test_schedules(tmp_path, debugger):
     assert names == ["ExponentialLR", "ReduceLROnPlateau", "ReduceLROnPlateau", "SequentialLR"]
     assert found[0].last_epoch == 1
     assert [event.lr for event in found[:3]] == [[0.5], [0.5], [0.25]]
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_numbers_of_numpy_are_numbers(tmp_path, debugger, kind):
+    run = debugger()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=kind(0.5), momentum=kind(0.25))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: kind(0.5) ** epoch)
+    run.start(model)
+    model(BATCH).sum().backward()
+    optimizer.step()
+    schedule.step()
+    run.stop()
+    run.step()
+    step, scheduled = facts_of(tmp_path).events
+    assert step.groups[0].options["lr"] == 0.5
+    assert step.groups[0].options["momentum"] == 0.25
+    assert scheduled.lr == [0.25]
+    assert msprobe.open_dump(tmp_path).step(0).rank().incomplete_reason is None
 
 
 def test_odd_parameters_are_noted_and_spoil_nothing(tmp_path, debugger):

@@ -823,6 +823,15 @@ def test_a_missing_mean_over_ranks() -> None:
     assert any("the target's gradients are not averaged over its 2 ranks" in each for each in found)
 
 
+def test_ranks_of_which_one_does_not_clip_have_the_same_gradients() -> None:
+    limited = {"events": [clip(max=2.0), *got(times(0.5))["events"]]}
+
+    found = said(differences((limited, limited), (got(times(1)), limited), ranks=2))
+
+    assert any("the target does not clip" in each for each in found)
+    assert not any("averaged" in each for each in found)
+
+
 @pytest.mark.parametrize(("start", "gradient"), [(1.0, 1.0), (1.5, 1.0), (1.0, 2.0)])
 def test_shards_are_compared_together(start: float, gradient: float) -> None:
     """As FSDP against DDP: each of two ranks holds a half of each parameter and gradient."""

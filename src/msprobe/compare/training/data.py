@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -23,7 +23,6 @@ from msprobe.compare.training.facts_pair import (
     FactsPair,
 )
 from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of
-from msprobe.compare.training.gradients import has_same_training
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data, Facts
 from msprobe.dump.formats.dtypes import normal_dtype
@@ -57,6 +56,9 @@ class Made(Protocol):
     def __contains__(self, both: object) -> bool:
         """Return whether they are no data."""
 
+    def makes(self, data: Data, *, is_target: bool) -> bool:
+        """Return whether recorded calls made an input, which may be one side's alone."""
+
     def is_faulty(self, both: tuple[Data, Data]) -> bool:
         """Return whether they are what a call to blame made of the data."""
 
@@ -74,8 +76,6 @@ class DataHistory:
         self._batches: list[_Batch] = []
         self._uneven: FactDifference | None = None
         self._other_order: dict[int, str] = {}
-        # Steps that train alike: batches that vmap makes of samples look like others.
-        self._alike: set[int] = set()
         self.split: str | None = None
         self._is_recorded = True
 
@@ -90,8 +90,6 @@ class DataHistory:
         if not all(sides):
             self._is_recorded = False
             return
-        if has_same_training(pair, pair.steps):
-            self._alike.add(pair.step)
         counts = len(sides[0]), len(sides[1])
         if counts[0] != counts[1] and pair.ran_through:
             same = is_split(pair.target.data, pair.reference.data)
@@ -135,10 +133,17 @@ class DataHistory:
             b.keys[0] == b.keys[1] or _is_rounding(b) for b in self._batches
         )
 
-    def differences(self) -> Iterator[FactDifference]:
-        """Yield what differs in the batches: the first one, and what all of them say of it."""
-        if self._uneven is not None:
-            yield self._uneven
+    def differences(self, alike_since: float = math.inf) -> Iterator[FactDifference]:
+        """Yield what differs in the batches: the first one, and what all of them say of it.
+
+        Args:
+            alike_since: the step from which losses and gradients are the same: what is of another
+                shape is only padded, perhaps, or batches that vmap made of samples.
+        """
+        uneven = self._uneven
+        if uneven is not None:
+            may_be_alike = uneven.effect is Effect.CERTAIN and alike_since <= uneven.step
+            yield replace(uneven, effect=Effect.POSSIBLE) if may_be_alike else uneven
         differing = [batch for batch in self._batches if batch.keys[0] != batch.keys[1]]
         apart = [batch for batch in differing if not _is_rounding(batch)]
         if not apart:
@@ -160,12 +165,14 @@ class DataHistory:
         # Samples or edges may come in any order within a batch: the values tell if it matters.
         is_permuted = not order and all(map(_holds_the_same, apart))
         is_certain = order or models or (_changed(first) and not is_permuted)
-        is_certain = is_certain and first.step not in self._alike
+        trains_alike = alike_since <= first.step
+        is_certain = is_certain and not trains_alike
+        is_padded = trains_alike and all(map(_is_reshaped, apart))
         tensor = (first.target or first.reference)[0]
         yield self._difference(
             first.step,
             order or models or self._batch_words(apart),
-            Effect.CERTAIN if is_certain else Effect.POSSIBLE,
+            Effect.NONE if is_padded else Effect.CERTAIN if is_certain else Effect.POSSIBLE,
             verdict=VerdictClass.ORDER
             if models
             else VerdictClass.ARGUMENT
@@ -188,8 +195,7 @@ class DataHistory:
             )
             # An optimizer that one side alone calls has forward passes of its own.
             is_consequence = same or pair.has_lone_optimizer
-            certain = Effect.POSSIBLE if pair.step in self._alike else Effect.CERTAIN
-            effect = Effect.NONE if is_consequence else certain
+            effect = Effect.NONE if is_consequence else Effect.CERTAIN
             return self._difference(pair.step, words, effect)
         # An optimizer that is another one calls the model, or a part of it is called by itself.
         of_parts = _are_of_parts(pair.target.data, pair.reference.data)
@@ -316,10 +322,27 @@ def _without(batch: _Batch, made_inside: Made) -> _Batch:
         if _key(both[0]) != _key(both[1]) and both in made_inside
         for each in both
     }
+    both_sides = batch.target, batch.reference
+    alone = {each.where for each in both_sides[0]} ^ {each.where for each in both_sides[1]}
+    formed = [
+        each.where
+        for place, side in enumerate(both_sides)
+        for each in side
+        if each.where in alone and made_inside.makes(each, is_target=not place)
+    ]
     sides = [
-        [each for each in side if id(each) not in made] for side in (batch.target, batch.reference)
+        [each for each in side if id(each) not in made and not _is_form(each.where, alone, formed)]
+        for side in both_sides
     ]
     return _Batch(batch.step, batch.micro, sides[0], sides[1])
+
+
+def _is_form(where: str, alone: set[str], formed: Sequence[str]) -> bool:
+    """Return whether calls made an argument, or the other side's form of it, for one side alone."""
+    return where in alone and any(
+        where == each or where.startswith(f"{each}.") or each.startswith(f"{where}.")
+        for each in formed
+    )
 
 
 def _alone_words(batch: _Batch) -> list[str]:
@@ -409,6 +432,12 @@ def _tensors(batch: _Batch) -> list[tuple[Data, Data]]:
 def _changed(batch: _Batch) -> list[tuple[Data, Data]]:
     """Return the tensors that both sides have, and that differ."""
     return [both for both in _tensors(batch) if _key(both[0]) != _key(both[1])]
+
+
+def _is_reshaped(batch: _Batch) -> bool:
+    """Return whether all tensors that differ have other shapes."""
+    changed = _changed(batch)
+    return bool(changed) and all(each.shape != other.shape for each, other in changed)
 
 
 def _holds_the_same(batch: _Batch) -> bool:

@@ -366,7 +366,10 @@ def _unreduced(
 
 
 def _are_alike(gradients: Sequence[Fingerprint]) -> bool:
-    return len({each.checksum for each in gradients}) == 1
+    """Return whether ranks have the same gradient, but for the rounding of a clipping."""
+    return len({each.checksum for each in gradients}) == 1 or all(
+        _distance(each, gradients[0], 0.0) <= SAME_GRADIENT for each in gradients
+    )
 
 
 def total_norm_differences(pair: FactsPair, meanings: Meanings) -> Iterator[FactDifference]:

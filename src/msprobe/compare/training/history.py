@@ -78,6 +78,7 @@ class _RankHistory:
     settings: frozenset[str] = frozenset()
     has_same_scales: bool = False
     distances: dict[str, float] = field(default_factory=dict)
+    alike_since: float = math.inf  # the step from which both sides train alike
 
     @property
     def farthest(self) -> float:
@@ -234,7 +235,7 @@ class TrainingHistory:
         """Return all differences, in the order in which they take effect."""
         found: list[FactDifference] = []
         for history in self._ranks.values():
-            found += map(self._with_jump, history.data.differences())
+            found += map(self._with_jump, history.data.differences(history.alike_since))
             found += history.schedules.differences()
         found += (self._with_history(each) for each in self.found)
         return sorted(found, key=lambda each: (each.step, each.moment))
@@ -261,6 +262,7 @@ class TrainingHistory:
         history.schedules.add(pair, steps)
         yield from settings_differences(pair)
         trains_alike = has_same_training(pair, steps, self.same_gradient(pair.rank))
+        history.alike_since = min(history.alike_since, pair.step) if trains_alike else math.inf
         yield from parameter_differences(pair, _unchanged(pair, history), trains_alike=trains_alike)
         yield from history.random.differences(pair)
         yield from mode_differences(pair)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from msprobe.collectives.calls import is_communication
-from msprobe.compare.model import Matched, Row
+from msprobe.compare.model import Matched, OperationPair, Row
+from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.dump.record_names import parse_record_name
+from msprobe.dump.values import Role
 
 
 def is_of_group(row: Row) -> bool:
@@ -31,6 +33,21 @@ def collective_of(culprit: Culprit, culprits: Iterable[Culprit]) -> Culprit:
         and is_communication(parse_record_name(each.row.pair.name))
     )
     return next(same, culprit)
+
+
+def lone_communication(culprit: Culprit) -> OperationPair | None:
+    """Return the communication that one side alone makes of a call's result; None if none."""
+    comparison, row = culprit.comparison, culprit.row
+    marks = [*map(fingerprint, row.values)]
+    for pair in comparison.pairs if len(marks) > 1 else ():
+        is_later = pair.position > row.pair.position and not pair.is_matched
+        if is_later and is_communication(comparison.parsed(pair)):
+            side = comparison.side_of(pair)
+            given = (v for v in side.values(pair.name) if v.role is Role.INPUT and v.is_tensor)
+            mark = marks[pair.target is None]
+            if mark is not None and mark in map(fingerprint, given):
+                return pair
+    return None
 
 
 def group_words(row: Row, place: str) -> str:

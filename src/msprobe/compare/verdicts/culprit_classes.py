@@ -17,17 +17,19 @@ from msprobe.compare.training.frameworks import are_of_two_frameworks, in_shared
 from msprobe.compare.training.gradient_factors import multiple_words
 from msprobe.compare.training.module_settings import changed_options, changed_settings
 from msprobe.compare.verdicts.calls import is_cast
-from msprobe.compare.verdicts.communication import group_words, is_of_group
+from msprobe.compare.verdicts.communication import group_words, is_of_group, lone_communication
 from msprobe.compare.verdicts.custom_functions import (
     MAY_BE_INSIDE,
     is_custom_function,
     lone_call_inside,
 )
+from msprobe.compare.verdicts.places import lone_words
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
 from msprobe.dump.stack_frames import Frame, parse_frame
 from msprobe.dump.values import Role
+from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.lookup import operator_named, suggests
 from msprobe.operators.operator import Family, Hint
 
@@ -69,7 +71,7 @@ def class_of(culprit: Culprit) -> VerdictClass:
     row = culprit.row
     if is_communication(_parsed(culprit)) or is_of_group(row):
         return VerdictClass.COMMUNICATION
-    if not row.pair.is_matched and is_cast(_parsed(culprit)):
+    if _is_lone_cast(culprit):
         return VerdictClass.PRECISION
     known = None if row.cause is None else _BY_CAUSE.get(row.cause)
     if known is VerdictClass.ARGUMENT and culprit.kind == "backward" and row.holds_tensor:
@@ -113,6 +115,12 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
             return (
                 VerdictClass.COMMUNICATION if is_sent else VerdictClass.CALL
             ), f"{lone}: {words}"
+    if found in (VerdictClass.KERNEL, VerdictClass.UNEXPLAINED):
+        # The result of one side may be a share that is still to be summed.
+        sent = lone_communication(culprit)
+        if sent is not None:
+            lone = lone_words(culprit.comparison, sent)
+            return VerdictClass.COMMUNICATION, f"{lone}: {words}"
     is_reshaped = found is VerdictClass.CALL and culprit.row.status is Status.SHAPE
     open_classes = VerdictClass.UNEXPLAINED, VerdictClass.RANDOM, VerdictClass.KERNEL
     if found not in open_classes and not is_reshaped:
@@ -192,10 +200,11 @@ def may_be_random(culprit: Culprit) -> bool:
 def may_follow_host(culprit: Culprit) -> bool:
     """Return whether numbers that the program draws by itself explain a culprit.
 
-    Which calls are made may hang on them, and where a call takes or puts elements: a crop, a mask.
+    Which calls are made may hang on them, what a call makes a tensor of (`torch.tensor`), and where
+    it takes or puts elements: a crop, a mask.
     """
     row = culprit.row
-    if not row.pair.is_matched:
+    if not row.pair.is_matched or row.cause is Cause.UNPROVED_INPUT:
         return True
     operator = culprit.comparison.side_of(row.pair).operator(row.pair.name)
     is_place = row.cause is Cause.ARGUMENT and operator.family is Family.MOVING
@@ -243,7 +252,7 @@ def culprit_words(culprit: Culprit) -> str:
             return f"no gradient gets to {where}, in the {other}"
         if culprit.kind == "parameter_grad":
             return f"{row.value.slot} of {where} gets no gradient in the {other}"
-        if is_cast(_parsed(culprit)) and row.holds_tensor:
+        if _is_lone_cast(culprit):
             return f"only the {own} calls {where}, a cast to {row.value.dtype}"
         return f"only the {own} calls {where}"
     if is_of_group(row):
@@ -290,6 +299,13 @@ def _other_call(culprit: Culprit) -> str:
     target = culprit.comparison.target.operator(pair.target)
     reference = culprit.comparison.reference.operator(pair.reference)
     return pair.reference if target.name != reference.name else ""
+
+
+def _is_lone_cast(culprit: Culprit) -> bool:
+    """Return whether only one side casts to a floating type; truth values have no precision."""
+    row = culprit.row
+    is_float = epsilon_of(row.value.dtype) > 0
+    return is_float and not row.pair.is_matched and is_cast(_parsed(culprit))
 
 
 def _parsed(culprit: Culprit) -> RecordName:

@@ -52,9 +52,7 @@ class GradientFlow:
         if shares is None or (not shares and state.has_difference):
             self._judge_unknown(call, row)
             return
-        if any(share.status.is_difference for share in shares):
-            if not any(share.status.is_difference and share.pair.is_matched for share in shares):
-                self._blame_lone(shares)
+        if self.has_lone_shares(call, row) or any(share.status.is_difference for share in shares):
             mark(row, Origin.INHERITED)
             return
         if self._is_sum_of(row, shares):
@@ -64,6 +62,15 @@ class GradientFlow:
             state.inherit_unrecorded(row)
             return
         mark(row, Origin.INTRODUCED, Cause.CHANGED_GRADIENT if shares else Cause.OTHER_START)
+
+    def has_lone_shares(self, call: Call, row: Row) -> bool:
+        """Return whether a gradient differs by shares of calls of one side, which are blamed."""
+        shares = self._shares(call, row) or ()
+        differing = [share for share in shares if share.status.is_difference]
+        if not differing or any(share.pair.is_matched for share in differing):
+            return False
+        self._blame_lone(shares)
+        return True
 
     def is_lone_rounding(self, call: Call, row: Row) -> bool:
         """Return whether the rounding of shares of calls of one side explains a gradient.

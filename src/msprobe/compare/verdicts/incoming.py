@@ -145,7 +145,9 @@ class Incoming:
                 explained = explained or found is Blame.EARLIER
             elif state.explains(index) and maker.pair.position < row.pair.position:
                 explained = True
-        if explained or blamed:
+        one_sided = not (makers.target and makers.reference)
+        is_sum = one_sided and call.is_backward
+        if explained or blamed or (is_sum and self._gradients.has_lone_shares(call, row)):
             mark(row, Origin.INHERITED)
             return
         is_outside = not call.is_backward and state.calls.parent(call.pair) is None
@@ -157,7 +159,6 @@ class Incoming:
             # One side makes its data (random ones, say) while it is recorded, the other before.
             mark(row, Origin.INPUT, Cause.MODEL_INPUT)
             return
-        one_sided = not (makers.target and makers.reference)
         if one_sided and state.may_inherit(row):
             state.inherit_unrecorded(row)
             return

@@ -51,6 +51,14 @@ class MadeInside(Made):
         (found, own), (_, other) = sides if made[0] else reversed(sides)
         return _CULPRIT in found[_key(own)] and _key(other) in self._given
 
+    def makes(self, data: Data, *, is_target: bool) -> bool:
+        """Return whether recorded calls made an input that the other side does not take from them.
+
+        One that needs no gradient any more, say: the detached result of another model.
+        """
+        made = self._made[not is_target]
+        return _key(data) in made and not _encloses(data, made)
+
     def is_faulty(self, both: tuple[Data, Data]) -> bool:
         """Return whether the inputs of both sides are what a call to blame made of the data."""
         keys = zip(self._made, both, strict=True)
@@ -58,20 +66,27 @@ class MadeInside(Made):
         return both in self and all(_CULPRIT in each for each in found)
 
     def given(self, pair: FactsPair) -> FactsPair:
-        """Return facts without results of models, if these alone make the counts differ."""
+        """Return facts without results of models, if these alone make the counts differ.
+
+        A call that both sides make takes such a result, perhaps, where the other one takes data.
+        """
         counts = {*map(_micro_batches, pair.sides)}
         if len(counts) == 1 or is_split(pair.target.data, pair.reference.data):
             return pair
+        records = [{each.record for each in facts.data} for facts in pair.sides]
+        names = [set(side.names) for side in self._comparison.sides]
+        lone = [(records[0] & names[1]) - records[1], (records[1] & names[0]) - records[0]]
         target, reference = (
             replace(
                 facts,
                 data=[
                     each
                     for each in facts.data
-                    if _RESULT not in made.get(_key(each), ()) or _encloses(each, made)
+                    if each.record not in besides
+                    and (_RESULT not in made.get(_key(each), ()) or _encloses(each, made))
                 ],
             )
-            for facts, made in zip(pair.sides, self._made, strict=True)
+            for facts, made, besides in zip(pair.sides, self._made, lone, strict=True)
         )
         is_even = 0 < _micro_batches(target) == _micro_batches(reference)
         return dataclasses.replace(pair, target=target, reference=reference) if is_even else pair
@@ -132,7 +147,8 @@ class MadeInside(Made):
             is_drawn = draws and mark is not None
             # Of two calls that draw in place of each other, one is blamed.
             is_blamed = is_blamed or (is_drawn and not row.pair.is_matched)
-            if is_own:
+            # Of calls that one side alone makes, those that follow from the first take more in.
+            if is_own or (is_blamed and not row.pair.is_matched):
                 self._given |= keys
             # Another number of samples is no consequence of a call.
             if is_blamed and other is not None and row.status is not Status.SHAPE:

@@ -27,6 +27,7 @@ from msprobe.dump.record_names import (
     PARAMETER_GRADIENTS,
     RecordKind,
     forward_name,
+    parameters_grad_name,
     parse_record_name,
 )
 from msprobe.dump.values import Role, Value
@@ -56,11 +57,14 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
         if not found or calls.is_kept(call):
             continue
         if call.parsed.kind in PARAMETER_GRADIENTS:
-            parts = [row for row in found if isinstance(row, Matched) and _is_shard(row)]
-            if call.parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED and len(parts) == len(found):
+            if call.parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED and all(
+                map(_is_shard, found)
+            ):
                 _clear(call, found, Cause.SHARD, "", is_same=False)
-                continue
-            _retract_replaced(call, found, replaced)
+            elif not call.is_matched and _has_equal_sum(calls, call):
+                _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=False)
+            else:
+                _retract_replaced(call, found, replaced)
             continue
         has_own = calls.is_in_backward(call) or _has_gradients_of_its_own(call, found)
         module = agreement.around(call, needs_gradients=has_own)
@@ -159,8 +163,21 @@ def _is_replaced(row: Row) -> bool:
     return row.value.role is Role.PARAMETER and not is_shared
 
 
-def _is_shard(row: Matched) -> bool:
+def _has_equal_sum(calls: Calls, call: Call) -> bool:
+    """Return whether both sides add up the same gradient, one of them in fewer parts."""
+    name = parameters_grad_name(call.parsed.base, 0, RecordKind.PARAMETERS_GRAD_REDUCED)
+    whole = calls.named(name, is_target=call.pair.target is not None)
+    return (
+        whole is not None
+        and whole.is_matched
+        and all(_is_shard(row) or not row.status.is_difference for row in whole.rows)
+    )
+
+
+def _is_shard(row: Row) -> bool:
     """Return whether one side holds a part of what the other one holds."""
+    if not isinstance(row, Matched):
+        return False
     shapes = [value.shape for value in row.values]
     return row.status is Status.SHAPE and None not in shapes and is_part(*shapes)  # type: ignore[arg-type]
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import (
@@ -424,6 +425,8 @@ def _kept(value: Any) -> Any:
 
 def described(value: Any) -> Option:
     """Return a setting in the form in which it is written."""
+    if isinstance(value, np.generic):  # what a schedule computed by NumPy is
+        return described(value.item())
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from numbers import Real
 from types import GeneratorType
 from typing import Any, Final
 
@@ -218,7 +219,7 @@ class _Numbers:
     def wait(self) -> list[Number]:
         self._columns.wait()
         return [
-            float(one) if isinstance(one, int | float) else row[0] if row else None
+            float(one) if isinstance(one, Real) else row[0] if row else None
             for one, row in zip(self._values, self._columns.samples, strict=True)
         ]
 
