@@ -121,28 +121,26 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         if sent is not None:
             lone = lone_words(culprit.comparison, sent)
             return VerdictClass.COMMUNICATION, f"{lone}: {words}"
-    is_reshaped = found is VerdictClass.CALL and culprit.row.status is Status.SHAPE
-    open_classes = VerdictClass.UNEXPLAINED, VerdictClass.RANDOM, VerdictClass.KERNEL
-    if found not in open_classes and not is_reshaped:
-        return found, words
+    return _by_settings(culprit, found, words)
+
+
+def _by_settings(culprit: Culprit, found: VerdictClass, words: str) -> tuple[VerdictClass, str]:
+    """Return class and words of a cause, by what modules were made with where that differs."""
     comparison, row = culprit.comparison, culprit.row
     pair = row.pair
-    if culprit.kind != "forward" or row.value.role is not Role.OUTPUT or not pair.is_matched:
-        return found, words
+    is_kernel = found is VerdictClass.KERNEL
+    is_reshaped = found is VerdictClass.CALL and row.status is Status.SHAPE
+    is_open = is_kernel or found in (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM) or is_reshaped
+    is_result = culprit.kind == "forward" and row.value.role is Role.OUTPUT and pair.is_matched
+    paths = _modules_with_settings(culprit, is_kernel=is_kernel) if is_open and is_result else []
     own, other = comparison.target.view.facts, comparison.reference.view.facts
-    parsed = [parse_record_name(name or "") for name in (pair.target, pair.reference)]
-    paths = [name.path for name in parsed]
-    if found is VerdictClass.KERNEL:  # primitives of MindSpore hold arguments of their own
-        paths = [culprit.module] * 2 if culprit.module else []
-    elif not all(name.is_module for name in parsed):
-        paths = []
     if own is None or other is None or not paths:
         return found, words
     if are_of_two_frameworks(own, other):
         own, other = in_shared_terms(own, other)
     given = (own.settings, other.settings), paths
     options = changed_options(*given)
-    if found is VerdictClass.KERNEL and not (options is not None and options.are_values):
+    if is_kernel and not (options is not None and options.are_values):
         return found, words
     if options is not None:
         words = f"{culprit_place(culprit)}: {options.words}"
@@ -154,6 +152,15 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         VerdictClass.PRECISION if held.are_types else found,
         f"{words}; of its settings {held.words}",
     )
+
+
+def _modules_with_settings(culprit: Culprit, *, is_kernel: bool) -> list[str]:
+    """Return the paths of a culprit's module, on both sides; empty where it is none."""
+    if is_kernel:  # primitives of MindSpore hold arguments of their own
+        return [culprit.module] * 2 if culprit.module else []
+    pair = culprit.row.pair
+    parsed = [parse_record_name(name or "") for name in (pair.target, pair.reference)]
+    return [name.path for name in parsed] if all(name.is_module for name in parsed) else []
 
 
 def is_without_reason(culprit: Culprit) -> bool:
