@@ -98,6 +98,58 @@ def test_its_faults_are_named(
         assert summary["introduced_total"] == 0
 
 
+class Kept:
+    """What one version of a library keeps from call to call."""
+
+
+class Worded(nn.Module):
+    """Two versions of a library: other buffers, looked up in another order, other results."""
+
+    def __init__(self, is_new: bool) -> None:
+        super().__init__()
+        self.is_new = is_new
+        self.words, self.places = nn.Embedding(9, 6), nn.Embedding(9, 6)
+        self.head = nn.Linear(6, 1)
+        self.register_buffer("ids", torch.arange(8).expand(1, -1), persistent=False)
+        self.register_buffer("kinds", torch.zeros(1, 8, dtype=torch.long), persistent=False)
+        if is_new:
+            self.register_buffer("scale", torch.tensor([2.0, 3.0]))
+
+    def forward(self, words: Tensor) -> dict[str, Any]:
+        ids, kinds = self.get_buffer("ids"), self.get_buffer("kinds")
+        if self.is_new:
+            ids, kinds = ids[:, :5], kinds[:, :5]
+        else:
+            kinds, ids = kinds[:, :5], ids[:, :5]
+        y = self.head(self.words(words) + self.places(ids) + self.places(kinds))
+        return {"y": y, "cache" if self.is_new else "past": Kept()}
+
+
+def versioned(folder: Path, level: str, *, is_new: bool, limit: float = 0.0) -> Path:
+    torch.manual_seed(3)
+    model = Worded(is_new)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(folder, level) as observed:
+        for words in torch.randint(0, 9, (2, 4, 5)):
+            with observed.step_of(model):
+                model(words)["y"].square().mean().backward()
+                if limit:
+                    nn.utils.clip_grad_norm_(model.parameters(), limit)
+                optimizer.step()
+                optimizer.zero_grad()
+    return folder
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_what_another_version_keeps_and_looks_up_is_no_cause(tmp_path: Path, level: str) -> None:
+    old = versioned(tmp_path / "old", level, is_new=False)
+    for limit in (0.0, 0.01):
+        new = versioned(tmp_path / f"new{limit}", level, is_new=True, limit=limit)
+        summary = run_comparison(new, old, CompareOptions()).summary
+        assert summary["verdict"]["class"] == ("clipping" if limit else "equal")
+        assert summary["introduced_total"] == 0
+
+
 def facts(**held: list[str]) -> Facts:
     """Return facts of modules with parameters of these checksums."""
     names = [

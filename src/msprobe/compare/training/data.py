@@ -284,10 +284,7 @@ def _calls_other_models(pair: FactsPair) -> bool:
     """Return whether sides with the same models call each of them another number of times."""
     called = [Counter(_models_called(facts)) for facts in pair.sides]
     paths = {parse_record_name(f"{name}.forward.0").path for name in called[0] | called[1]}
-    held = [[] if facts.parameters is None else facts.parameters.name for facts in pair.sides]
-    is_shared = all(
-        any(name.startswith(f"{path}.") for name in names) for path in paths for names in held
-    )
+    is_shared = all(f"module.{path}" in facts.settings for path in paths for facts in pair.sides)
     return is_shared and called[0] != called[1] and pair.passes[0] == pair.passes[1]
 
 

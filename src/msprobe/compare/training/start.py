@@ -358,9 +358,17 @@ def _reshaped(pair: FactsPair) -> str:
 def _present(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield parameters that only one side has.
 
-    As many on both sides, and none of them with a common name, are a model with other names.
+    As many on both sides, and none of them with a common name, are a model with other names. Of
+    buffers the calls tell whether they are used: a mask may be kept, or made anew.
     """
     starts = pair.starts
+    buffers = {
+        name
+        for columns in (pair.target.parameters, pair.reference.parameters)
+        if columns is not None
+        for name, kind in zip(columns.name, columns.kind, strict=False)
+        if kind == "buffer"
+    }
     is_renamed = len(starts[0]) == len(starts[1]) and starts[0].keys().isdisjoint(starts[1])
     for side, _, own, other in of_sides(*starts):
         names = [name for name in own if name not in other]
@@ -369,7 +377,7 @@ def _present(pair: FactsPair) -> Iterator[FactDifference]:
                 VerdictClass.PARAMETERS,
                 Moment.PARAMETERS,
                 f"only the {side} has {some_of(names, len(own))}",
-                effect=Effect.NONE if is_renamed else Effect.POSSIBLE,
+                effect=Effect.NONE if is_renamed or buffers.issuperset(names) else Effect.POSSIBLE,
                 parameter=names[0],
             )
 

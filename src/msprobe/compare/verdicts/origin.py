@@ -306,7 +306,8 @@ class _Search:
             mark(row, Origin.INTRODUCED)
             return
         if row.status is Status.MISSING or row.status is Status.ADDED:
-            self._judge_lost(call, row, incoming)
+            if row.holds_tensor:  # else a cache by another name: what takes it in tells its effect
+                self._judge_lost(call, row, incoming)
             return
         if self._judge_hidden(call, row, incoming):
             return

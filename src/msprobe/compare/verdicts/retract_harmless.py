@@ -53,6 +53,12 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
     agreement = _Agreement(calls, flow)
     replaced: dict[str, str] = {}
     for call in calls:
+        taken_in = [row for row in call.inputs if row.origin is Origin.INPUT and row.holds_tensor]
+        if taken_in and not call.is_backward:
+            # Calls of another program take their tensors in another order.
+            module = agreement.around(call, needs_gradients=True)
+            if module is not None:
+                _clear(call, taken_in, Cause.HARMLESS, module.pair.name, is_same=False)
         found = _found(call)
         if not found or calls.is_kept(call):
             continue
@@ -400,7 +406,12 @@ class _Agreement:
 
     def _have_equal_results(self, module: Call) -> bool:
         if module.start not in self._results:
-            outputs = [row for row in module.rows if row.value.role is Role.OUTPUT]
+            # A cache by another name is no result.
+            outputs = [
+                row
+                for row in module.rows
+                if row.value.role is Role.OUTPUT and (isinstance(row, Matched) or row.holds_tensor)
+            ]
             self._results[module.start] = bool(outputs) and _agree(outputs, module.inputs)
         return self._results[module.start]
 
