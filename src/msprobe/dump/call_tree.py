@@ -27,8 +27,8 @@ class CallTree:
     micro_step_count: int | None
 
 
-def read_call_tree(path: Path | None) -> CallTree:
-    """Return the content of a file; that of no file is empty.
+def read_call_tree(path: Path) -> CallTree:
+    """Return the content of a ``construct.json``.
 
     Raises:
         DumpFormatError: the file is damaged.
@@ -36,8 +36,7 @@ def read_call_tree(path: Path | None) -> CallTree:
     parents: dict[str, str | None] = {}
     micro_steps: dict[str, int] = {}
     micro_step_count = None
-    entries = {} if path is None else read_json_object(path)
-    for key, entry in entries.items():
+    for key, entry in read_json_object(path).items():
         name = sys.intern(key)
         match entry:
             case int() if name == "megatron_micro_step_number":

@@ -143,7 +143,10 @@ class RankView:
             parents = {name: call.parent for name, call in calls if call.order != OUTSIDE_CONSTRUCT}
             cut_cycles(parents)
             return CallTree(parents=parents, micro_steps={}, micro_step_count=None)
-        return read_call_tree(self._optional_file(layout.CONSTRUCT_JSON))
+        path = self._optional_file(layout.CONSTRUCT_JSON)
+        if path is None:
+            return CallTree(parents={}, micro_steps={}, micro_step_count=None)
+        return read_call_tree(path)
 
     @property
     def flow(self) -> Mapping[str, Mapping[str, tuple[str, str]]]:
