@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,11 +18,31 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=1000, deadline=None)
 settings.load_profile("same")
 
+# Each recording notes the commit and the changes of the code beside it, and starts git for it. Here
+# git finds no repository, except in tests that use the fixture `git_repositories`.
+os.environ["GIT_DIR"] = os.devnull
+
+
+_ALL_SLOW = re.compile(r"^pytestmark = .*mark\.slow", re.MULTILINE)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--overwrite", action="store_true", help="write golden files anew instead of comparing"
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a module whose tests are all deselected: some import trainers, or build models.
+
+    The expressions are those of ``make test`` and ``make test-slow``.
+    """
+    wanted = config.option.markexpr
+    if wanted not in ("slow", "not slow") or not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    is_left_out = "mark.slow" not in text if wanted == "slow" else _ALL_SLOW.search(text)
+    return True if is_left_out else None
 
 
 def pytest_collection_finish() -> None:
@@ -29,6 +51,12 @@ def pytest_collection_finish() -> None:
     They live until the end, and it would look at them again and again.
     """
     gc.freeze()
+
+
+@pytest.fixture
+def git_repositories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let git find repositories."""
+    monkeypatch.delenv("GIT_DIR")
 
 
 @pytest.fixture

@@ -67,12 +67,14 @@ def test_the_build_names_the_address(tree):
         "ssh://git@github.com/owner/repo.git",
     ],
 )
+@pytest.mark.usefixtures("git_repositories")
 def test_a_checkout_of_a_public_host(tree, origin):
     subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
     subprocess.run(["git", "remote", "add", "origin", origin], cwd=tree, check=True)
     assert urls(tree) == PROJECT
 
 
+@pytest.mark.usefixtures("git_repositories")
 @pytest.mark.parametrize("origin", ["git@git.company.example:owner/repo.git", "/srv/repo.git"])
 def test_a_checkout_of_another_host(tree, origin):
     subprocess.run(["git", "init", "-q"], cwd=tree, check=True)

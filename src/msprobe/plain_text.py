@@ -88,6 +88,11 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def times_text(count: int) -> str:
+    """Return how often something is done: ``"once"``, ``"3 times"``."""
+    return "once" if count == 1 else f"{count} times"
+
+
 def size_text(size_bytes: float) -> str:
     """Return a number of bytes: ``512 B``, ``1.2 MB``."""
     for unit in ("B", "kB", "MB", "GB"):

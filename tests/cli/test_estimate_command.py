@@ -9,6 +9,7 @@ from textwrap import dedent
 
 import pytest
 
+from builders.warm_python import run_warm
 from msprobe.cli import main
 
 pytest.importorskip("torch")
@@ -48,13 +49,10 @@ def test_records_and_disk_are_those_of_a_recording(
     assert main(words) == 0
     (found,) = json.loads(capfd.readouterr().out)
     assert not (tmp_path / "msprobe_dump").exists()
-    import subprocess
-    import sys
-
     short = (tmp_path / "train.py").read_text().replace("range(200)", "range(2)")
     (tmp_path / "train.py").write_text(short)
-    command = [sys.executable, "-m", "msprobe", "run", "--task", task, "-o", "dump", "train.py"]
-    subprocess.run(command, check=True, capture_output=True)
+    ran = run_warm("-m", "msprobe", "run", "--task", task, "-o", "dump", "train.py")
+    assert ran.returncode == 0, ran.stderr
     account = json.loads((tmp_path / "dump/step1/rank/account.json").read_text())
     assert found["records"] == account["records"]
     assert found["size_bytes"] == pytest.approx(size(tmp_path / "dump/step1"), rel=0.2)

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 import msprobe.checks.op_config as op_config  # noqa: E402
 from builders.recordings import recording  # noqa: E402
+from builders.warm_python import run_warm  # noqa: E402
 from msprobe.checks.op_config import read_op_config  # noqa: E402
 from msprobe.cli import main  # noqa: E402
 
@@ -47,7 +46,7 @@ def test_a_script_of_recorded_data(config, tmp_path, capsys):
     assert main(["-f", "pytorch", "op_generate", *arguments]) == 0
     script = out / "Functional.softmax.0.backward.py"
     assert capsys.readouterr().out.strip() == str(script)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    done = run_warm(script)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()[1:]]
     assert [row[-1] for row in rows] == ["pass"] * 5

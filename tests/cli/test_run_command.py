@@ -80,6 +80,12 @@ def record_warm(folder: Path, *words: str | Path) -> subprocess.CompletedProcess
     return run_warm("-m", "msprobe", "run", "--out", "dump", *words, cwd=folder)
 
 
+def trace_of(script: Path, ended: subprocess.CompletedProcess[str]) -> str:
+    """Return what Python prints of an exception that ends a script which was started alone."""
+    frames = ended.stderr[ended.stderr.index(f'  File "{script}"') :]
+    return f"Traceback (most recent call last):\n{frames}"
+
+
 def view(folder: Path, step: int) -> RankView:
     return open_dump(folder / "dump").step(step).rank()
 
@@ -158,7 +164,7 @@ def test_records_are_those_of_an_edited_script(tmp_path: Path) -> None:
     )
     write(tmp_path, edited, "edited.py")
     assert run_warm("edited.py", cwd=tmp_path, text="from stdin").returncode == 0
-    assert record(tmp_path, "--level", "L0", "--step", "all", "train.py").returncode == 0
+    assert record_warm(tmp_path, "--level", "L0", "--step", "all", "train.py").returncode == 0
     for step in range(3):
         pair = [open_dump(tmp_path / name).step(step).rank() for name in ("dump", "by_hand")]
         found, expected = (one.records for one in pair)
@@ -176,7 +182,7 @@ def test_records_are_those_of_an_edited_script(tmp_path: Path) -> None:
     ],
 )
 def test_a_script_ends_as_it_ends(tmp_path: Path, ending: str, code: int, how: Ending) -> None:
-    write(
+    script = write(
         tmp_path,
         f"""
         import signal
@@ -189,11 +195,12 @@ def test_a_script_ends_as_it_ends(tmp_path: Path, ending: str, code: int, how: E
         {ending}
         """,
     )
-    alone = start(tmp_path, "train.py")
-    recorded = record(tmp_path, "train.py")
+    alone = run_warm(script, cwd=tmp_path)
+    recorded = record_warm(tmp_path, script)
     assert alone.returncode == recorded.returncode == code
     assert recorded.stdout == alone.stdout
-    assert alone.stderr in recorded.stderr
+    if alone.stderr:
+        assert trace_of(script, alone) in recorded.stderr
     assert recorded.stderr.count("Traceback") == alone.stderr.count("Traceback")
     facts = view(tmp_path, 0).facts
     assert facts is not None
@@ -217,9 +224,19 @@ def test_a_script_behind_a_link_finds_the_modules_beside_it(tmp_path: Path) -> N
     assert (recorded.returncode, recorded.stdout) == (0, plain.stdout)
 
 
-def test_an_exception_in_backward_has_no_frames_of_msprobe(tmp_path: Path) -> None:
-    text = """
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("torch.mm(x, torch.ones(3, 3))", "x.item()", "x + torch.ones(7)", "softmax(x, dim=7)"),
+        "Breaks.apply(x).sum().backward()",
+    ],
+)
+def test_the_traceback_of_a_call_that_fails_has_its_line_and_no_frames_of_msprobe(
+    call: str, tmp_path: Path
+) -> None:
+    text = f"""
         import torch
+        from torch.nn.functional import softmax
 
         class Breaks(torch.autograd.Function):
             @staticmethod
@@ -230,38 +247,16 @@ def test_an_exception_in_backward_has_no_frames_of_msprobe(tmp_path: Path) -> No
             def backward(context, gradient):
                 raise RuntimeError("in backward")
 
-        net = torch.nn.Linear(2, 2)
-        Breaks.apply(net(torch.ones(1, 2))).sum().backward()
-    """
-    write(tmp_path, text)
-    plain, recorded = (
-        start(tmp_path, *words, "train.py") for words in ((), ("-m", "msprobe", "run"))
-    )
-    assert plain.returncode == recorded.returncode == 1
-    plain_trace = plain.stderr[plain.stderr.index("Traceback") :]
-    assert "in backward" in plain_trace
-    assert plain_trace in recorded.stderr
-
-
-@pytest.mark.parametrize(
-    "call", ["torch.mm(x, torch.ones(3, 3))", "x.item()", "x + torch.ones(7)", "softmax(x, dim=7)"]
-)
-def test_the_line_of_a_call_that_fails_is_in_the_traceback(call: str, tmp_path: Path) -> None:
-    text = f"""
-        import torch
-        from torch.nn.functional import softmax
-
         def fails(x):
             return {call}
 
         fails(torch.nn.Linear(2, 2)(torch.ones(2, 2)))
     """
-    write(tmp_path, text)
-    plain, recorded = (
-        start(tmp_path, *words, "train.py") for words in ((), ("-m", "msprobe", "run"))
-    )
+    script = write(tmp_path, text)
+    plain, recorded = run_warm(script, cwd=tmp_path), record_warm(tmp_path, script)
+    assert plain.returncode == recorded.returncode == 1
     assert f"return {call}" in plain.stderr
-    assert plain.stderr in recorded.stderr
+    assert trace_of(script, plain) in recorded.stderr
 
 
 def test_a_step_that_begins_inside_vmap_has_its_random_states(tmp_path: Path) -> None:
@@ -274,7 +269,7 @@ def test_a_step_that_begins_inside_vmap_has_its_random_states(tmp_path: Path) ->
         vmap(grad(loss), in_dims=(None, 0))(dict(net.named_parameters()), torch.ones(3, 2))
     """
     write(tmp_path, text)
-    assert "FAILED" not in record(tmp_path, "train.py").stderr
+    assert "FAILED" not in record_warm(tmp_path, "train.py").stderr
     facts = open_dump(tmp_path / "dump").step(0).rank().facts
     assert facts is not None
     assert "cpu" in facts.random
@@ -302,8 +297,8 @@ def test_a_module_runs_as_with_python_m(tmp_path: Path) -> None:
         """,
         "package/__main__.py",
     )
-    alone = start(tmp_path, "-m", "package", "-m", "x")
-    recorded = record(tmp_path, "-m", "package", "-m", "x")
+    alone = run_warm("-m", "package", "-m", "x", cwd=tmp_path)
+    recorded = record_warm(tmp_path, "-m", "package", "-m", "x")
     assert recorded.stdout == alone.stdout, recorded.stderr
     assert recorded.returncode == 0
     assert modules_of(tmp_path) == ["Module.Linear.forward.0"]
@@ -589,7 +584,7 @@ def test_nothing_to_record_is_said(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "no torch\n")
     assert "imported neither torch nor mindspore" in done.stderr
     write(tmp_path, "import torch\nprint(torch.ones(1))")
-    assert "nothing was recorded" in record(tmp_path, "train.py").stderr
+    assert "nothing was recorded" in record_warm(tmp_path, "train.py").stderr
 
 
 @pytest.mark.parametrize(

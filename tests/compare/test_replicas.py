@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from textwrap import dedent
 
 import pytest
 
 import msprobe
 from builders.networks import write_dump
+from builders.warm_python import run_warm
 from msprobe.compare.model import Mode
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.replicas import compare_replicas
@@ -304,8 +303,8 @@ def test_the_data_of_each_rank_explains_nothing(tmp_path, drift):
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(dedent(RANKS))
     for rank, own in enumerate((0.0, drift)):
-        command = [sys.executable, "train.py", str(rank), str(own)]
-        subprocess.run(command, cwd=tmp_path, check=True)
+        ended = run_warm("train.py", str(rank), str(own), cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
     summary = compare_replicas(tmp_path / "dump", CompareOptions()).summary
     verdict = summary["verdict"]
     if drift:

@@ -95,7 +95,15 @@ def packed(content: object) -> bytes:
     return zlib.compress(json.dumps(content).encode())
 
 
-BOMB = zlib.compress(bytes(1 << 30), 9)
+def bomb() -> bytes:
+    """Return a GiB of zeros, compressed; each MiB of it is the same bytes."""
+    packer = zlib.compressobj(wbits=-15)
+    part = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
+    check = ((1 << 30) % 65521) << 16 | 1  # Adler-32 of a GiB of zeros
+    return b"\x78\x9c" + part * 1024 + b"\x03\x00" + check.to_bytes(4, "big")
+
+
+BOMB = bomb()
 HOSTILE = {
     "count": ("head", "", packed({"side": "target", "rows": {"nodes": 1 << 40, "edges": 0}})),
     "bomb": ("text block", "", BOMB),

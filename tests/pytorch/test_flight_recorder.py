@@ -7,8 +7,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ import torch
 from torch import nn
 
 from builders.recordings import Recording, recording
+from builders.warm_python import run_warm
 from msprobe import open_dump
 from msprobe.errors import UsageError
 
@@ -163,8 +162,7 @@ if sys.argv[2] == "after":
 def test_an_exception_that_ends_the_training_writes_the_last_steps(
     where: str, steps: list[int], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), where]
-    subprocess.run(command, check=False, capture_output=True)
+    run_warm("-c", SCRIPT, tmp_path, where)
     if not steps:
         assert not list((tmp_path / "dump").glob("step*"))
         return

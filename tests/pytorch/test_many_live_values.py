@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from builders.warm_python import run_warm
 
 pytestmark = pytest.mark.torch
 
@@ -41,9 +41,7 @@ print("looked", looked)
 def test_live_values_are_not_looked_through_for_each_new_one(tmp_path: Path, operator: str) -> None:
     count = 10_000
     program = PROGRAM.replace("OPERATOR", operator)
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path), str(count)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    ended = run_warm("-c", program, tmp_path, str(count))
+    assert ended.returncode == 0, ended.stderr
     looked = int(ended.stdout.split()[-1])
     assert 0 < looked < 3 * count

@@ -6,8 +6,6 @@ from __future__ import annotations
 import csv
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from families import FAMILIES, REFERENCES, differences, train
 from torch import Tensor, nn
 
 from builders.recordings import Recording, recording
+from builders.warm_python import run_warm
 from msprobe import open_dump
 
 pytestmark = pytest.mark.torch
@@ -361,8 +360,7 @@ for value in (-1.0, -2.0):
 
 
 def test_a_killed_run_keeps_what_was_found(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert run_warm("-c", KILLED, tmp_path).returncode == -signal.SIGKILL
     record = open_dump(tmp_path).step(0).rank().records["Torch.log.0.forward"]
     assert record.notes["finding"] == "source"
 

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from builders.recordings import recording
+from builders.warm_python import run_warm
 from msprobe import open_dump
 from msprobe.errors import ConfigError, UsageError
 
@@ -204,8 +203,7 @@ for size in (3, 3, 4):
     debugger.stop()
     debugger.step()
 """
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = run_warm("-c", script, tmp_path)
     assert "mat1 and mat2" in done.stderr
     found = replayed(tmp_path / "dump", 2)
     assert found["exception"].startswith("RuntimeError: mat1 and mat2")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from builders.recordings import Json, read, recording
+from builders.warm_python import run_warm
 
 pytestmark = pytest.mark.torch
 
@@ -102,11 +102,9 @@ def test_records_are_the_same_without_the_extensions(tmp_path: Path) -> None:
     record(tmp_path / "with")
     code = "import sys, pathlib, test_without_extensions as t; t.record(pathlib.Path(sys.argv[1]))"
     paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent), *sys.path]
-    subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "without")],
-        env=os.environ | {"MSPROBE_NATIVE": "0", "PYTHONPATH": os.pathsep.join(paths)},
-        check=True,
-    )
+    environment = os.environ | {"MSPROBE_NATIVE": "0", "PYTHONPATH": os.pathsep.join(paths)}
+    ended = run_warm("-c", code, tmp_path / "without", env=environment)
+    assert ended.returncode == 0, ended.stderr
     records = records_of(tmp_path / "with")
     assert records == nearly(records_of(tmp_path / "without"))
     assert any("Autograd.Cube" in name for name in records)

@@ -665,7 +665,8 @@ SPEAKERS = (
 )
 # Whose errors are shown, too: at the value, or as a note on what was left out.
 READERS = (
-    *("dump/formats/*.py", "dump/open_file.py", "dump/rank_view.py", "dump/reader.py"),
+    *("dump/formats/*.py", "dump/open_file.py", "dump/rank_view.py", "dump/rank_records.py"),
+    *("dump/call_tree.py", "dump/reader.py"),
     *("dump/record_index.py", "dump/journal.py", "dump/stored_values.py", "dump/tensor_*.py"),
     *("dump/value_reader.py", "dump/value_types.py", "dump/facts.py", "json_text.py"),
     *("compare/tensors/tensor_*.py", "replay/arguments.py", "report/*_server.py"),

@@ -184,6 +184,7 @@ def test_packages_are_compared_by_normalised_names() -> None:
     assert found.rows == [("torch", "2.1", "2.2", "error"), ("only", "1", "None", "info")]
 
 
+@pytest.mark.usefixtures("git_repositories")
 def test_the_system_names_python_and_the_commit(tmp_path: Path) -> None:
     git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@e"]
     for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):

@@ -427,6 +427,7 @@ def test_text_that_reaches_no_training_is_listed_and_never_passes(
     assert is_difference(found.level)
 
 
+@pytest.mark.usefixtures("git_repositories")
 @pytest.mark.parametrize(
     ("change", "place"),
     [("commit", "git.commit"), ("edit", "git.changes"), ("edit again", "git.diff")],

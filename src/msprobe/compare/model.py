@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from msprobe.compare.causes import Cause
-from msprobe.dump.values import Value
+from msprobe.dump.values import Role, Value
 from msprobe.numerics.element_metrics import ElementMetrics
 from msprobe.numerics.number_types import epsilon_of
 
@@ -164,6 +164,11 @@ class Row(msgspec.Struct, kw_only=True, gc=False):
     def holds_tensor(self) -> bool:
         """Whether either value is a tensor."""
         return self.value.is_tensor
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is an argument that is no tensor."""
+        return self.value.role is Role.INPUT and not self.holds_tensor
 
     @property
     def name(self) -> str:

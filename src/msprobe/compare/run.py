@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from msprobe.compare.result import CompareResult, TableFormat
     from msprobe.compare.set_aside import SetAside
     from msprobe.compare.tensors.tensor_rows import TensorWork
-    from msprobe.dump.rank_view import ParsedNames
+    from msprobe.dump.rank_records import ParsedNames
 
 PathLike = str | os.PathLike[str]
 

@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from msprobe.compare.model import Mode
-from msprobe.dump.rank_view import ParsedNames, RankView
+from msprobe.dump.rank_records import ParsedNames
+from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordName, forward_name
 from msprobe.dump.stack_frames import parse_frame, user_frames, user_line
 from msprobe.dump.values import Role, Value

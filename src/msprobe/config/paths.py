@@ -54,12 +54,13 @@ def parse_dump_path(value: object, *, source: str | Path) -> Path:
     return path
 
 
-def parse_reference(value: str, key: str, *, source: str | Path) -> Path | None:
+def parse_reference(value: str, *, source: str | Path) -> Path | None:
     """Return the path of a recorded run; None for the word `REPLICAS`.
 
     Raises:
         ConfigError: there is nothing at the path.
     """
+    key = "diff_check.reference"
     if value == REPLICAS:
         return None
     path = _absolute(value, key, source) if value.strip() else None

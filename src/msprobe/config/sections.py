@@ -234,7 +234,7 @@ def _overflow_check(keys: OverflowCheckKeys, *, source: str | Path) -> OverflowC
 def _diff_check(keys: DiffCheckKeys, *, source: str | Path) -> DiffCheckSection:
     _check_limit(keys.diff_nums, "diff_check.diff_nums", source)
     return DiffCheckSection(
-        reference=parse_reference(keys.reference, "diff_check.reference", source=source),
+        reference=parse_reference(keys.reference, source=source),
         diff_nums=keys.diff_nums,
         compare=keys.compare,
         black_list=tuple(keys.black_list),

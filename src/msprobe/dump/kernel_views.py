@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from msprobe.dump import layout
 from msprobe.dump.array_statistics import array_statistics
+from msprobe.dump.call_tree import CallTree
 from msprobe.dump.dump_steps import Dump, DumpStep
 from msprobe.dump.kernel_code import CodeMap, flat_name
 from msprobe.dump.kernel_files import (
@@ -32,7 +33,7 @@ from msprobe.dump.kernel_files import (
     read_kernel_values,
 )
 from msprobe.dump.kernel_ir import read_ir
-from msprobe.dump.rank_view import CallTree, RankView
+from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_index import RecordIndex
 from msprobe.dump.records import JsonTree
 from msprobe.dump.tensor_files import npy_type_and_shape

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,24 +13,22 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from msprobe.dump import layout
+from msprobe.dump.call_tree import CallTree, cut_cycles, read_call_tree
 from msprobe.dump.facts import Facts, facts_lines, parse_facts
 from msprobe.dump.journal import DumpHead, JournalContents, read_journal
 from msprobe.dump.json_files import fact_parts
 from msprobe.dump.lines import OUTSIDE_CONSTRUCT
 from msprobe.dump.locking import is_claimed
 from msprobe.dump.lost_tensors import missing_tensor_files, unrecorded_tensor_files
+from msprobe.dump.rank_records import Records, journal_index
 from msprobe.dump.record_index import (
     RecordIndex,
-    Span,
     read_bytes,
     read_json_object,
     read_record_index,
 )
-from msprobe.dump.record_names import RecordName, parse_record_name
-from msprobe.dump.record_views import Record
 from msprobe.dump.records import JsonTree
 from msprobe.dump.tensor_files import StoredTensor, locate_tensor_file, read_tensor
-from msprobe.dump.value_reader import ValueReader
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError, RecordNotFoundError
 from msprobe.plain_text import reason
@@ -55,149 +52,6 @@ _CACHED: Final = (
     "_index",
     "_frames_by_name",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallTree:
-    """Content of ``construct.json``.
-
-    Attributes:
-        parents: record name → the record it ran inside, or None; in call order, without cycles.
-        micro_steps: record name → micro step (Megatron only).
-        micro_step_count: number of micro steps (Megatron only).
-    """
-
-    parents: Mapping[str, str | None]
-    micro_steps: Mapping[str, int]
-    micro_step_count: int | None
-
-
-# Names of other ranks and steps are mostly the same; those of other parts of a model are not.
-_MOST_SHARED: Final = 4
-
-
-class ParsedNames(dict[str, RecordName]):
-    """Names taken apart when they are first asked for.
-
-    Args:
-        level: helps to read the oldest names.
-    """
-
-    def __init__(self, level: str) -> None:
-        super().__init__()
-        self.level = level
-
-    def __missing__(self, name: str) -> RecordName:
-        """Take a name apart."""
-        found = self[name] = parse_record_name(name, level=self.level)
-        return found
-
-
-class Records(Mapping[str, Record]):
-    """The records of a rank by name, in file order; each is parsed when it is asked for.
-
-    Attributes:
-        names: the names taken apart.
-    """
-
-    def __init__(self, index: RecordIndex, level: str) -> None:
-        """Make a view of `index`; `level` helps to read the oldest names."""
-        self._index = index
-        self._level = level
-        self._reader = ValueReader(index.path, level=level)
-        self.names = ParsedNames(level)
-        self._kept: dict[str, list[Value]] | None = None
-
-    def __getitem__(self, name: str) -> Record:
-        """Return one record.
-
-        Raises:
-            RecordNotFoundError: there is none of that name (also a `KeyError`).
-            DumpFormatError: its text is damaged.
-        """
-        return Record(name=self.parsed(name), data=self.data(name), reader=self._reader)
-
-    def data(self, name: str) -> JsonTree:
-        """Return one record as it is in the file, its name not parsed.
-
-        Raises:
-            RecordNotFoundError: there is none of that name (also a `KeyError`).
-            DumpFormatError: its text is damaged.
-        """
-        try:
-            return self._index[name]
-        except KeyError:
-            raise RecordNotFoundError(self._index.path, f"holds no record {name!r}") from None
-
-    def values_of(self, name: str) -> list[Value]:
-        """Return the values of one record; made anew by each call unless they are kept.
-
-        Raises:
-            RecordNotFoundError: there is none of that name (also a `KeyError`).
-            DumpFormatError: its text is damaged, or a value is of a wrong type.
-        """
-        if self._kept is not None and name in self._kept:
-            return self._kept[name]
-        parsed = self.parsed(name)
-        text = self._text(name)
-        found = None if text is None else self._reader.read_usual(text, parsed)
-        if found is None:
-            found = self._reader.read(self.data(name), parsed)
-        if self._kept is not None:
-            self._kept[name] = found
-        return found
-
-    def keep_values(self) -> None:
-        """Keep the values that are asked for from now on: for who reads all of them twice."""
-        self._kept = {} if self._kept is None else self._kept
-
-    def has_same(self, other: Records, name: str) -> bool:
-        """Return whether another dump has the same record, to the byte; False if unsure."""
-        return self._level == other._level and self._index.has_same(other._index, name)
-
-    def share_names(self, names: ParsedNames | None) -> ParsedNames:
-        """Take names apart once for several dumps, which mostly hold the same; return the names."""
-        if names is None or names.level != self._level:
-            return self.names
-        if len(names) <= _MOST_SHARED * len(self):
-            self.names = names
-        return self.names
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names in file order: the order of execution."""
-        return iter(self._index)
-
-    def __len__(self) -> int:
-        """Return the number of records."""
-        return len(self._index)
-
-    def __contains__(self, name: object) -> bool:
-        """Return whether there is a record of that name, without parsing it."""
-        return name in self._index
-
-    def parsed(self, name: str) -> RecordName:
-        """Return a name taken apart, without reading the record."""
-        return self.names[name]
-
-    def _text(self, name: str) -> bytes | None:
-        """Return the JSON text of a record; None if there is none, or it is parsed already."""
-        return self._index.text(name) if name in self._index else None
-
-    def may_list_parameters(self, name: str) -> bool:
-        """Return whether a record may have parameters; cheap, errs on the safe side."""
-        return self._index.may_hold(name, b'"parameters"')
-
-    def may_hold_any(self, name: str, words: Iterable[bytes]) -> bool:
-        """Return whether a record's JSON has one of these texts in it; errs on the safe side."""
-        return any(self._index.may_hold(name, word) for word in words)
-
-    def words_present(self, words: Iterable[bytes]) -> tuple[bytes, ...]:
-        """Return those of these texts that the JSON of any record may have in it."""
-        return tuple(word for word in words if self._index.any_may_hold(word))
-
-    def may_be_nonfinite(self, name: str) -> bool:
-        """Return whether a record may hold a NaN or infinity; cheap, errs on the safe side."""
-        return self._index.may_be_nonfinite(name)
 
 
 class RankView:
@@ -287,9 +141,12 @@ class RankView:
         if self._journal is not None:
             calls = sorted(self._journal.index.calls.items(), key=lambda item: item[1].order)
             parents = {name: call.parent for name, call in calls if call.order != OUTSIDE_CONSTRUCT}
-            _cut_cycles(parents)
+            cut_cycles(parents)
             return CallTree(parents=parents, micro_steps={}, micro_step_count=None)
-        return _read_call_tree(self._optional_file(layout.CONSTRUCT_JSON))
+        path = self._optional_file(layout.CONSTRUCT_JSON)
+        if path is None:
+            return CallTree(parents={}, micro_steps={}, micro_step_count=None)
+        return read_call_tree(path)
 
     @property
     def flow(self) -> Mapping[str, Mapping[str, tuple[str, str]]]:
@@ -502,7 +359,7 @@ class RankView:
     def _index(self) -> RecordIndex:
         if self._journal is None:
             return read_record_index(self.records_path)
-        return _journal_records(self._journal)
+        return journal_index(self._journal)
 
     @cached_property
     def _frames_by_name(self) -> Mapping[str, list[str]]:
@@ -554,61 +411,9 @@ def find_records_file(directory: Path) -> str:
     raise DumpFormatError(directory, f"holds neither {layout.DUMP_JSON} nor {layout.DEBUG_JSON}")
 
 
-def read_journal_records(journal: JournalContents) -> Records:
-    """Return the records that a left-over journal holds.
-
-    Raises:
-        DumpFormatError: the journal cannot be read.
-    """
-    return Records(_journal_records(journal), journal.index.head.level)
-
-
-def _journal_records(journal: JournalContents) -> RecordIndex:
-    in_order = sorted(journal.index.records.items(), key=lambda item: item[1].order)
-    entries = {name: Span(span.offset, span.offset + span.length) for name, span in in_order}
-    return RecordIndex(journal.path, {}, entries, read_bytes(journal.path))
-
-
 def _guess_framework(index: RecordIndex) -> str:
     # Dumps before 1.2 did not name it; only MindSpore has cells.
     return "mindspore" if any(name.startswith("Cell.") for name in index) else "pytorch"
-
-
-def _read_call_tree(path: Path | None) -> CallTree:
-    parents: dict[str, str | None] = {}
-    micro_steps: dict[str, int] = {}
-    micro_step_count = None
-    if path is None:
-        return CallTree(parents={}, micro_steps={}, micro_step_count=None)
-    for key, entry in read_json_object(path).items():
-        name = sys.intern(key)
-        match entry:
-            case int() if name == "megatron_micro_step_number":
-                micro_step_count = entry
-            case None | str():
-                parents[name] = entry and sys.intern(entry)
-            case [None | str() as parent, int() as micro_step]:
-                parents[name] = parent
-                micro_steps[name] = micro_step
-            case _:
-                raise DumpFormatError(path, f"the entry of {name!r} is neither a name nor null")
-    _cut_cycles(parents)
-    return CallTree(parents=parents, micro_steps=micro_steps, micro_step_count=micro_step_count)
-
-
-def _cut_cycles(parents: dict[str, str | None]) -> None:
-    """Take parents out of cycles, as a damaged file may have them: each call is below a root."""
-    safe: set[str] = set()
-    for name in parents:
-        seen: dict[str, None] = {}
-        current: str | None = name
-        while current is not None and current not in safe:
-            seen[current] = None
-            parent = parents.get(current)
-            if parent in seen:
-                parents[current] = parent = None
-            current = parent
-        safe.update(seen)
 
 
 def _read_frames(path: Path, entries: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -24,7 +24,7 @@ from msprobe.dump.lost_tensors import (
     unfinished_records,
     unrecorded_tensor_files,
 )
-from msprobe.dump.rank_view import read_journal_records
+from msprobe.dump.rank_records import read_journal_records
 from msprobe.dump.reader import find_rank_folders
 from msprobe.dump.record_index import (
     RecordIndex,

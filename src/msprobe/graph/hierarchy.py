@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from msprobe.collectives.calls import is_communication
+from msprobe.dump.call_tree import cut_cycles
 from msprobe.dump.record_names import (
     PARAMETER_GRADIENTS,
     RecordKind,
@@ -203,27 +204,14 @@ def _innermost(path: str, by_path: Mapping[str, str]) -> str | None:
 
 def _nest(calls: Mapping[str, _Call]) -> list[_Call]:
     """Put each call inside its parent; return those at the top."""
-    _cut_cycles(calls)
+    parents = {key: call.parent for key, call in calls.items()}
+    cut_cycles(parents)
     roots: list[_Call] = []
-    for call in calls.values():
+    for key, call in calls.items():
+        call.parent = parents[key]
         above = None if call.parent is None else calls.get(call.parent)
         (roots if above is None else above.children).append(call)
     return roots
-
-
-def _cut_cycles(calls: Mapping[str, _Call]) -> None:
-    """Take parents out of circles, as damaged files may have them."""
-    safe: set[str] = set()
-    for key in calls:
-        seen: dict[str, None] = {}
-        current: str | None = key
-        while current is not None and current in calls and current not in safe:
-            seen[current] = None
-            parent = calls[current].parent
-            if parent in seen:
-                calls[current].parent = parent = None
-            current = parent
-        safe.update(seen)
 
 
 def _number_micro_steps(roots: Sequence[_Call]) -> None:

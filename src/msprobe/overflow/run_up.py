@@ -9,7 +9,8 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
-from msprobe.dump.rank_view import RankView, Records
+from msprobe.dump.rank_records import Records
+from msprobe.dump.rank_view import RankView
 from msprobe.dump.values import Value
 from msprobe.errors import DumpFormatError
 from msprobe.overflow.examined import Examined, examine

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import re
+import sys
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Final
 
 from msprobe.run_config.levels import Difference, Item, ItemResult, Level, listed
@@ -32,6 +36,16 @@ def collect_packages() -> dict[str, str]:
 
     One that was installed from a repository has its commit behind its version.
     """
+    changed_ns = {}
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            changed_ns[folder] = Path(folder).stat().st_mtime_ns
+    return dict(_packages_in(tuple(changed_ns.items())))
+
+
+@functools.lru_cache(1)
+def _packages_in(_folders: tuple[tuple[str, int], ...]) -> dict[str, str]:
+    """Return the packages; they are looked for again when a folder of ``sys.path`` has changed."""
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
         name, version = _name_and_version(distribution)

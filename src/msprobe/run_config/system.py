@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -77,6 +78,7 @@ def compare_systems(bench: Mapping[str, str], cmp: Mapping[str, str]) -> ItemRes
     return listed(Item.SYSTEM, _COLUMNS, differences, compared=len(names))
 
 
+@functools.cache
 def _cpu_name() -> str:
     for line in _text_of(Path("/proc/cpuinfo"), 20_000).splitlines():
         key, _, value = line.partition(":")
@@ -85,6 +87,7 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
+@functools.cache
 def _cpu_instructions() -> str:
     """Return the vector instructions, which change the order of additions in sums."""
     for line in _text_of(Path("/proc/cpuinfo"), 20_000).splitlines():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -93,11 +94,11 @@ def _users_file(name: str) -> Path | None:
 
 
 def _git(folder: Path) -> dict[str, str]:
-    commit = output_of(["git", "-C", str(folder), "rev-parse", "HEAD"])
-    if not commit:
+    head = output_of(["git", "-C", str(folder), "rev-parse", "HEAD", "--abbrev-ref", "HEAD"])
+    if not head:
         return {}
+    commit, branch = head.split()
     changes = output_of(["git", "-C", str(folder), "status", "--porcelain", "-uno"])
-    branch = output_of(["git", "-C", str(folder), "rev-parse", "--abbrev-ref", "HEAD"])
     found = {"git.commit": commit, "git.branch": branch, "git.changes": changes or "none"}
     if changes:
         # What was changed, not only where.
@@ -125,11 +126,18 @@ def output_of(command: list[str], *, limit: int = _MAX_TEXT) -> str:
 
 def _digest_of(path: Path) -> str:
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
+        state = path.stat()
+        if state.st_size > _MAX_FILE_BYTES:
             return ""
-        return _digest(path.read_bytes())
+        return _digest_of_state(path, state.st_ino, state.st_size, state.st_mtime_ns)
     except OSError:
         return ""
+
+
+@functools.lru_cache(_MAX_FILES)
+def _digest_of_state(path: Path, *_state: int) -> str:
+    """Return the digest of a file; each recording of a process asks for the same files."""
+    return _digest(path.read_bytes())
 
 
 def _digest(content: bytes) -> str:

@@ -171,7 +171,7 @@ def bisect_runs(target: Path, reference: Path, noise: Path | None = None) -> Bis
     """
     target_files, reference_files = signature_files(target), signature_files(reference)
     again = {} if noise is None else signature_files(noise)
-    notes = _only_in(target_files, reference_files, "rank", target, reference)
+    notes = _only_in(target_files, reference_files, target, reference)
     common = [rank for rank in target_files if rank in reference_files]
     if not common and len(target_files) == len(reference_files) == 1:
         common = [*target_files]  # two files, whatever their names
@@ -415,7 +415,6 @@ def _flat(settings: Any, prefix: str = "") -> list[tuple[str, Any]]:
 def _only_in(
     in_target: Mapping[str, Path],
     in_reference: Mapping[str, Path],
-    what: str,
     target: Path,
     reference: Path,
 ) -> list[str]:
@@ -428,7 +427,7 @@ def _only_in(
     ):
         alone = [name for name in names if name not in others]
         if alone:
-            notes.append(f"only {where} has {what} {', '.join(alone)}")
+            notes.append(f"only {where} has rank {', '.join(alone)}")
     return notes
 
 

@@ -11,6 +11,7 @@ from msprobe.compare.training.differences import Effect, FactDifference, Moment,
 from msprobe.compare.training.facts_pair import FactsPair, clip_coefficient, same
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Clip, Facts, OptimizerStep, Scaler
+from msprobe.plain_text import times_text
 
 _SAME_COEFFICIENT: Final = 1e-6
 
@@ -46,13 +47,9 @@ def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
                 moment = Moment.REDUCE
                 words = (
                     f"the {side} calls {event.function} {len(own_clips)} times, the {lacking} "
-                    f"{_times(len(others))}, with the limit {shown(event.max)}"
+                    f"{times_text(len(others))}, with the limit {shown(event.max)}"
                 )
             yield _clipping(pair, words, _effect_of(event), moment)
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def clips_other_parameters(pair: FactsPair) -> bool:

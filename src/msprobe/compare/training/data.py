@@ -28,6 +28,7 @@ from msprobe.dump.facts import Data, Facts
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import parse_record_name
 from msprobe.numerics.number_types import Kind, kind_of
+from msprobe.plain_text import times_text
 
 # Sums of the same elements in another order agree this far.
 _SAME_SUM: Final = 1e-6
@@ -206,7 +207,7 @@ class DataHistory:
         if len(called[0] | called[1]) > 1:
             name = apart[0]
             counts = called[0][name], called[1][name]
-        times = ["once" if count == 1 else f"{count} times" for count in counts]
+        times = [times_text(count) for count in counts]
         words = (
             f"step {pair.step} calls {name or 'the model'} {times[0]} in the target, "
             f"{times[1]} in the reference, "

@@ -307,7 +307,7 @@ def _evened(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
     for row in inexact:
         if row.status.is_difference and _is_taken_in(row):
             taken_in.add(row.pair.name)
-        if row.cause is Cause.HARMLESS and (not row.pair.is_matched or _is_argument(row)):
+        if row.cause is Cause.HARMLESS and (not row.pair.is_matched or row.is_argument):
             module = comparison.side_of(row.pair).module(row.pair.name)
             for path in itertools.accumulate(module.split("."), "{}.{}".format):
                 reasons.setdefault(path, row)
@@ -328,10 +328,6 @@ def _evened(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
 
 def _is_taken_in(row: Row) -> bool:
     return row.value.role is Role.INPUT and row.holds_tensor
-
-
-def _is_argument(row: Row) -> bool:
-    return row.value.role is Role.INPUT and not row.holds_tensor
 
 
 def _argument_words(row: Row, place: Place) -> str:

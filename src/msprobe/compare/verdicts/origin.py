@@ -3,31 +3,30 @@
 
 The operations are gone through in their order. A difference in an input of a call is traced to
 the call that made it (`incoming`, `gradient_flow`). A difference in a result is compared with the
-error that the call's inputs and its own rounding explain (`conditioning`). Calls that one side
-lacks are judged by the users of their results (`unmatched_calls`).
+error that the call's inputs and its own rounding explain (`arrivals`, `conditioning`). Calls that
+one side lacks are judged by the users of their results (`unmatched_calls`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
-from msprobe.compare.model import Matched, Mode, Origin, Row, Status
+from msprobe.compare.model import Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.gradient_factors import multiple_words
-from msprobe.compare.verdicts.calls import Call, Calls
-from msprobe.compare.verdicts.conditioning import (
-    Bound,
-    Operand,
-    backward_bound,
-    forward_bound,
-    operand_of,
-    quotient_error,
+from msprobe.compare.verdicts.arrivals import (
+    NEAR,
+    SAFETY,
+    Arrivals,
+    error_bound,
+    explained_error,
 )
+from msprobe.compare.verdicts.calls import Call, Calls
+from msprobe.compare.verdicts.conditioning import Bound, Operand, operand_of
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.incoming import Incoming
@@ -52,16 +51,12 @@ from msprobe.numerics.number_types import epsilon_of
 from msprobe.numerics.tolerances import EXACT
 from msprobe.operators.operator import Family
 
-# How far beyond a first-order bound an error must be to be more than rounding.
-_SAFETY: Final = 4.0
 # Statistics see only a part of an error, of inputs and outputs not the same part.
 _SAFETY_OF_STATISTICS: Final = 30.0
 # NaN and Inf can follow from differences of this relative size; smaller ones do not explain them.
 _LARGE_ERROR: Final = 0.5
 # Losses that are made by other calls agree so far, in units of their type's resolution.
 _LOSS_ROUNDINGS: Final = 64.0
-# What a module may make of the errors of its inputs, where its calls do not tell.
-_NEAR: Final = 10.0
 
 
 def find_origins(comparison: RankComparison) -> None:
@@ -98,7 +93,7 @@ class _Search:
         self._unmatched = UnmatchedCalls(state)
         is_coarse = state.comparison.mode is not Mode.TENSOR
         self._sees_statistics_only = state.comparison.mode is Mode.STATISTICS
-        self._safety = _SAFETY_OF_STATISTICS if is_coarse else _SAFETY
+        self._safety = _SAFETY_OF_STATISTICS if is_coarse else SAFETY
         self._gradients = GradientFlow(state, self._unmatched, self._safety)
         self._incoming = Incoming(state, self._unmatched, self._gradients)
         self._is_exact_mode = state.comparison.mode is Mode.MD5
@@ -189,7 +184,7 @@ class _Search:
         lone = [loss for loss in (target, reference) if not loss.pair.is_matched]
         largest = max(map(self._unmatched.largest_input, lone), default=0.0)
         # It may be the small difference of large numbers.
-        if error * (reference.value.norm or 0.0) <= _SAFETY * epsilon * largest:
+        if error * (reference.value.norm or 0.0) <= SAFETY * epsilon * largest:
             return
         for loss in lone:
             self._unmatched.blame_for(loss)
@@ -271,7 +266,7 @@ class _Search:
             for row in differing:
                 mark(row, Origin.INHERITED)
             return
-        incoming = _Arrivals.of(self._state, call)
+        incoming = Arrivals.of(self._state, call)
         for row in differing:
             self._judge_output(call, row, incoming)
 
@@ -289,7 +284,7 @@ class _Search:
             if not forward.is_matched
         )
 
-    def _judge_output(self, call: Call, row: Row, incoming: _Arrivals) -> None:
+    def _judge_output(self, call: Call, row: Row, incoming: Arrivals) -> None:
         state = self._state
         if call.pair.name in state.blamed_parents:
             self._blame_own_code(call, row)
@@ -323,7 +318,7 @@ class _Search:
         else:
             self._judge_size(call, row, incoming)
 
-    def _judge_by_parts(self, call: Call, row: Row, incoming: _Arrivals) -> bool:
+    def _judge_by_parts(self, call: Call, row: Row, incoming: Arrivals) -> bool:
         """Judge a module's result by those of the calls inside; return whether that settles it."""
         state = self._state
         if not state.calls.has_inner(call):
@@ -357,7 +352,7 @@ class _Search:
             return False
         made = (each for part in calls.parts(call) for each in part.outputs)
         errors = (each.error or 0.0 for each in made if each.holds_tensor)
-        return row.error <= _NEAR * max(errors, default=0.0)
+        return row.error <= NEAR * max(errors, default=0.0)
 
     def _blame_own_code(self, call: Call, row: Row) -> None:
         """Blame a tensor that only one side gives to a module, else the module's own code."""
@@ -371,14 +366,14 @@ class _Search:
             shown = ": ".join(filter(None, (first.name, multiple_words(first))))
             mark(row, Origin.INTRODUCED, Cause.OWN_CODE, shown)
 
-    def _judge_hidden(self, call: Call, row: Row, incoming: _Arrivals) -> bool:
+    def _judge_hidden(self, call: Call, row: Row, incoming: Arrivals) -> bool:
         """Let a result inherit from inputs whose difference statistics hide, if there are any."""
         if not self._sees_statistics_only or incoming.differs:
             return False
         hidden = hidden_difference(self._state, call)
         if hidden is None:
             return False
-        is_explained = row.error is not None and row.error <= _NEAR * hidden.error < math.inf
+        is_explained = row.error is not None and row.error <= NEAR * hidden.error < math.inf
         if is_explained or hidden.differs:
             mark(row, Origin.INHERITED, None if is_explained else Cause.DOUBTFUL_MASK)
         return is_explained or hidden.differs
@@ -392,7 +387,7 @@ class _Search:
             if not maker.pair.is_matched
         )
 
-    def _shows_argument(self, call: Call, row: Row, incoming: _Arrivals) -> bool:
+    def _shows_argument(self, call: Call, row: Row, incoming: Arrivals) -> bool:
         """Return whether a result differs by more than the tensors that came in explain.
 
         The arguments of a module take effect in the calls inside it, where these are recorded.
@@ -412,7 +407,7 @@ class _Search:
         if result is None or row.error is None or row.error <= incoming.worst_error:
             return False
         bound = self._bound(call, row, incoming, result)
-        return result.error > _SAFETY * (bound.own + bound.passed_on)
+        return result.error > SAFETY * (bound.own + bound.passed_on)
 
     def _acts_unseen(self, call: Call) -> bool:
         """Return whether the effect of an argument may be where the record does not show it.
@@ -439,7 +434,7 @@ class _Search:
         else:
             inherit(row, maker)
 
-    def _judge_lost(self, call: Call, row: Row, incoming: _Arrivals) -> None:
+    def _judge_lost(self, call: Call, row: Row, incoming: Arrivals) -> None:
         """Judge a result that one side does not have."""
         if incoming.differs:
             mark(row, Origin.INHERITED)
@@ -448,7 +443,7 @@ class _Search:
         else:
             mark(row, Origin.INTRODUCED)
 
-    def _judge_nonfinite(self, row: Row, incoming: _Arrivals) -> None:
+    def _judge_nonfinite(self, row: Row, incoming: Arrivals) -> None:
         if incoming.has_nonfinite:
             mark(row, Origin.INHERITED)
         elif incoming.worst_error >= _LARGE_ERROR or (incoming.differs and incoming.is_broken):
@@ -458,7 +453,7 @@ class _Search:
         else:
             mark(row, Origin.INTRODUCED, Cause.FINITE_INPUTS)
 
-    def _judge_size(self, call: Call, row: Row, incoming: _Arrivals) -> None:
+    def _judge_size(self, call: Call, row: Row, incoming: Arrivals) -> None:
         """Compare the size of a difference with that explained by inputs and rounding."""
         if incoming.differs and row.error is not None and row.error <= incoming.worst_error:
             mark(row, Origin.INHERITED)
@@ -472,10 +467,10 @@ class _Search:
         is_measured = self._state.comparison.noise is not None and not incoming.differs
         bound = self._bound(call, row, incoming, result)
         may_settle = not (self._is_exact_mode or incoming.differs or is_measured)
-        if may_settle and result.error <= _SAFETY * bound.own:
+        if may_settle and result.error <= SAFETY * bound.own:
             settle_as_close(row, Cause.ROUNDING)
             return
-        explained = self._explained(bound)
+        explained = explained_error(bound, self._safety)
         is_explained = result.error <= explained or self._is_exact_mode
         if incoming.is_inexact and is_explained and not is_measured:
             if may_settle and row.error <= incoming.worst_error:
@@ -497,107 +492,16 @@ class _Search:
         else:
             mark(row, Origin.INTRODUCED, self._randomness(call, incoming))
 
-    def _bound(self, call: Call, row: Row, incoming: _Arrivals, result: Operand) -> Bound:
-        family = call.operator.family
+    def _bound(self, call: Call, row: Row, incoming: Arrivals, result: Operand) -> Bound:
         has_inner = call.parsed.is_module and self._state.calls.has_inner(call)
-        if has_inner:
-            family = Family.COMPOSITE
-        if call.is_backward:
-            return backward_bound(family, incoming.incoming, incoming.saved, result)
-        bound = forward_bound(family, incoming.incoming, result)
-        if call.operator.divisor is None or result.error <= self._explained(bound):
-            return bound
-        return Bound(bound.own, bound.passed_on + _quotient_error(call, row, result))
+        return error_bound(call, row, incoming, result, has_inner=has_inner, safety=self._safety)
 
-    def _explained(self, bound: Bound) -> float:
-        return _SAFETY * bound.own + self._safety * bound.passed_on
-
-    def _randomness(self, call: Call, incoming: _Arrivals) -> Cause | None:
+    def _randomness(self, call: Call, incoming: Arrivals) -> Cause | None:
         """Return the cause that a call may have: it draws random numbers."""
         if incoming.differs or call.pair.target is None:
             return None
         notes = self._state.comparison.target.view.records[call.pair.target].data
         return Cause.RANDOM_NUMBERS if isinstance(notes, dict) and "rng" in notes else None
-
-
-class _Arrivals:
-    """Summary of the inputs of a call.
-
-    Attributes:
-        differs: something differs beyond its tolerance.
-        is_inexact: something is not exactly equal.
-        is_broken: something differs in shape or kind, or is missing.
-        has_nonfinite: something is NaN or infinite on one side only.
-        suspect: call with an argument, no tensor, that may be at fault: index of its first row.
-        worst_error: largest relative error.
-    """
-
-    def __init__(
-        self, own: Sequence[Row], saved: Sequence[Row], suspect: int | None = None
-    ) -> None:
-        self._own = own
-        self._saved = saved
-        self.differs = False
-        self.is_inexact = False
-        self.is_broken = False
-        self.has_nonfinite = False
-        self.worst_error = 0.0
-        self.suspect = suspect
-        for rows in (own, saved):
-            for row in rows:
-                if row.status is not Status.EQUAL:
-                    self._take_inexact(row)
-
-    @classmethod
-    def of(cls, state: OriginState, call: Call) -> _Arrivals:
-        """Return the summary of the inputs of a call."""
-        if not call.is_backward:
-            return cls(call.inputs, (), call.start if call.start in state.suspects else None)
-        forward = state.calls.forward_of(call)
-        if forward is None:
-            return cls(call.inputs, ())
-        suspect = forward.start if forward.start in state.suspects else None
-        return cls(call.inputs, forward.rows, suspect)
-
-    @cached_property
-    def incoming(self) -> list[Operand]:
-        """Tensors that came in: gradients, for a backward record."""
-        return [operand for operand in map(operand_of, self._own) if operand is not None]
-
-    @cached_property
-    def saved(self) -> list[Operand]:
-        """Tensors of the forward call, for a backward record."""
-        return [operand for operand in map(operand_of, self._saved) if operand is not None]
-
-    def is_near(self, row: Row) -> bool:
-        """Return whether a result is hardly further apart than what came in."""
-        if row.status is not Status.DIFFERS or row.error is None:
-            return False
-        result = operand_of(row)
-        rounding = 0.0 if result is None else result.epsilon
-        return row.error <= _NEAR * max(self.worst_error, rounding)
-
-    @property
-    def reaches_zero(self) -> bool:
-        """Whether an input that differs reaches zero on one side alone: a divisor, a root."""
-        return any(
-            row.status is Status.DIFFERS
-            and isinstance(row, Matched)
-            and _has_zero_between(row.target) is not _has_zero_between(row.reference)
-            for row in self._own
-        )
-
-    def _take_inexact(self, row: Row) -> None:
-        if not row.holds_tensor:
-            self.differs |= row.origin is not None
-            return
-        self.is_inexact = True
-        if row.status.is_difference:
-            self.differs = True
-            self.has_nonfinite |= row.status is Status.NONFINITE
-            self.is_broken |= row.status is not Status.DIFFERS
-        if row.error is not None and math.isfinite(row.error):
-            self.worst_error = max(self.worst_error, row.error)
 
 
 def _extent(value: Value) -> tuple[float | None, ...]:
@@ -610,36 +514,7 @@ def _is_lacking(row: Row) -> bool:
     return is_alone and row.holds_tensor and row.cause is Cause.UNRECORDED_CODE
 
 
-def _quotient_error(call: Call, row: Row, result: Operand) -> float:
-    """Return the error of a division by tiny elements; 0 where it is not known."""
-    divisor = call.operator.divisor
-    assert divisor is not None
-    place = row.value.argument.rpartition(".")[2]
-    found = {}
-    for position in (divisor - 1, divisor, divisor + 1):
-        names = (str(position), f"{position}.{place}")
-        found[position] = next((each for each in call.inputs if each.value.argument in names), None)
-    numerator, by = (
-        None if (each := found[position]) is None else operand_of(each)
-        for position in (divisor - 1, divisor)
-    )
-    if numerator is None or by is None:
-        return 0.0
-    return quotient_error(numerator, by, _factor(call, found[divisor + 1]), result) or 0.0
-
-
-def _factor(call: Call, row: Row | None) -> float:
-    """Return the number by which a quotient is multiplied: the step size of an optimizer."""
-    named = row or next((each for each in call.inputs if each.value.argument == "value"), None)
-    number = None if named is None else named.value.value
-    return float(number) if isinstance(number, (int, float)) else 1.0
-
-
-def _has_zero_between(value: Value) -> bool:
-    return value.max is not None and value.min is not None and value.min <= 0 <= value.max
-
-
-def _growth(result: Operand, incoming: _Arrivals) -> tuple[Cause, str]:
+def _growth(result: Operand, incoming: Arrivals) -> tuple[Cause, str]:
     before = incoming.worst_error
     if not before:
         return Cause.UNEXPLAINED, ""

@@ -113,7 +113,6 @@ def culprit_groups(culprits: Sequence[Culprit]) -> list[CulpritGroup]:
 
 def _group_key(culprit: Culprit) -> Hashable:
     row = culprit.row
-    is_argument = row.value.role is Role.INPUT and not row.holds_tensor
     return (
         culprit.source,
         culprit.kind,
@@ -121,7 +120,7 @@ def _group_key(culprit: Culprit) -> Hashable:
         _call_name(culprit),
         row.value.slot,
         # Two different numbers in one line are two mistakes.
-        row.finding if is_argument else "",
+        row.finding if row.is_argument else "",
     )
 
 

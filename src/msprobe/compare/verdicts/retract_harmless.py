@@ -131,7 +131,7 @@ def _found(call: Call, *, has_same_gradients: bool = False) -> list[Row]:
     found = [row for row in call.rows if row.origin not in (None, Origin.INPUT)]
     if has_same_gradients and call.parsed.is_module:
         # Its arguments have no effect elsewhere, either: buffers are compared when a step starts.
-        return [] if any(not _is_argument(row) and _stays(call, row) for row in found) else found
+        return [] if any(not row.is_argument and _stays(call, row) for row in found) else found
     return [] if any(_stays(call, row) for row in found) else found
 
 
@@ -207,16 +207,12 @@ def _has_gradients_of_its_own(call: Call, found: Sequence[Row]) -> bool:
 
     What another argument makes of a result may hide in the sum with a larger value.
     """
-    is_argument = any(row.origin is Origin.INTRODUCED and _is_argument(row) for row in found)
+    is_argument = any(row.origin is Origin.INTRODUCED and row.is_argument for row in found)
     return (
         call.is_backward
         or is_argument
         or any(row.cause in _OF_GRADIENTS or _is_replaced(row) for row in found)
     )
-
-
-def _is_argument(row: Row) -> bool:
-    return row.value.role is Role.INPUT and not row.holds_tensor
 
 
 def _stays(call: Call, row: Row) -> bool:
@@ -232,7 +228,7 @@ def _stays(call: Call, row: Row) -> bool:
         return True
     # One that makes up for an input that differs (`norm` of an inverse FFT) has its effect there.
     tensors = (*call.outputs, *(each for each in call.inputs if each.holds_tensor))
-    return _is_argument(row) and not any(each.status.is_difference for each in tensors)
+    return row.is_argument and not any(each.status.is_difference for each in tensors)
 
 
 def _has_equal_inputs(call: Call) -> bool:

@@ -83,23 +83,22 @@ class _GradientReader(ops.Primitive):  # type: ignore[misc]  # MindSpore is unty
 
 def handing_over(cell: str, side: str) -> Look:
     """Return a maker of the function that hands over all gradients of a value, and returns it."""
-    return Look(partial(_passing, cell, side, 0))
+    return Look(partial(_passing, cell, side))
 
 
-def _passing(cell: str, side: str, first: int, structure: Structure) -> Callable[..., Any]:
+def _passing(cell: str, side: str, structure: Structure) -> Callable[..., Any]:
     """Return a function that returns a value as it is, after its tensors were handed over.
 
     Args:
         cell: the cell's name.
         side: of its backward record.
-        first: number of the first leaf.
         structure: how the value is built.
     """
     code = Written("value")
     places = tensors(structure, "value")
     if not places:
         return code.returning("value")
-    numbers = [first + place.number for place in places]
+    numbers = [place.number for place in places]
     done = code.let("done", delivery(code, places, partial(_take, cell, side, numbers)))
 
     def waiting(place: Place) -> str:

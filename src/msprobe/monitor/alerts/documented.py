@@ -120,19 +120,19 @@ class Anomaly:
             f"{self.step}, current value {self.value}, history mean {self.average}."
         )
 
-    def record(self, pp_stage: int, group_mates: Sequence[int]) -> tuple[str, dict[str, Any]]:
+    def record(self) -> tuple[str, dict[str, Any]]:
         """Return key and value of the alarm in ``anomaly.json``; `op` and `value` are added."""
         key = f"{self.tag}_step_{self.step}_call_{self.call_id}"
         return key, {
             "rank": self.rank,
             "step": self.step,
             "micro_step": self.micro_step,
-            "pp_stage": pp_stage,
+            "pp_stage": 0,
             "vpp_stage": self.vpp_stage,
             "call_id": self.call_id,
             "tag_name": self.tag,
             "message": self.message,
-            "group_mates": list(group_mates),
+            "group_mates": [],
             "op": self.op,
             "value": self.value,
         }
@@ -209,25 +209,17 @@ def tag_of(rows: Rows, row: int) -> str:
 class AnomalyFile:
     """``anomaly.json``: one JSON object, to which alarms are appended in place."""
 
-    def __init__(self, path: Path, pp_stage: int = 0, group_mates: Sequence[int] = ()) -> None:
-        """Replace the file of an earlier run.
-
-        Args:
-            path: the file; its folder is made.
-            pp_stage: stage of the pipeline, for the records.
-            group_mates: ranks of the pipeline's group.
-        """
+    def __init__(self, path: Path) -> None:
+        """Replace the file of an earlier run; its folder is made."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, [b"{\n}\n"])
         self._path = path
-        self._stage = pp_stage
-        self._mates = tuple(group_mates)
         self._is_empty = True
 
     def __call__(self, anomaly: Anomaly) -> None:
         """Append an alarm and log its message."""
         logger.warning("%s", anomaly.message)
-        key, record = anomaly.record(self._stage, self._mates)
+        key, record = anomaly.record()
         entry = strict_json({key: record}, indent=None).strip()[1:-1]
         with self._path.open("r+", encoding="utf-8") as file:
             file.seek(0, 2)
