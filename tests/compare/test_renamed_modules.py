@@ -105,9 +105,9 @@ class Kept:
 class Worded(nn.Module):
     """Two versions of a library: other buffers, looked up in another order, other results."""
 
-    def __init__(self, is_new: bool) -> None:
+    def __init__(self, is_new: bool, factor: float) -> None:
         super().__init__()
-        self.is_new = is_new
+        self.is_new, self.factor = is_new, factor
         self.words, self.places = nn.Embedding(9, 6), nn.Embedding(9, 6)
         self.head = nn.Linear(6, 1)
         self.register_buffer("ids", torch.arange(8).expand(1, -1), persistent=False)
@@ -119,15 +119,20 @@ class Worded(nn.Module):
         ids, kinds = self.get_buffer("ids"), self.get_buffer("kinds")
         if self.is_new:
             ids, kinds = ids[:, :5], kinds[:, :5]
+            mask = words.gt(2).logical_and(words.ne(3))
         else:
             kinds, ids = kinds[:, :5], ids[:, :5]
-        y = self.head(self.words(words) + self.places(ids) + self.places(kinds))
+            mask = words.gt(3)
+        found = (self.words(words) + self.places(ids) + self.places(kinds)) * mask.unsqueeze(-1)
+        y = self.head(found * self.factor)
         return {"y": y, "cache" if self.is_new else "past": Kept()}
 
 
-def versioned(folder: Path, level: str, *, is_new: bool, limit: float = 0.0) -> Path:
+def versioned(
+    folder: Path, level: str, *, is_new: bool, limit: float = 0.0, factor: float = 1.0
+) -> Path:
     torch.manual_seed(3)
-    model = Worded(is_new)
+    model = Worded(is_new, factor)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording(folder, level) as observed:
         for words in torch.randint(0, 9, (2, 4, 5)):
@@ -148,6 +153,11 @@ def test_what_another_version_keeps_and_looks_up_is_no_cause(tmp_path: Path, lev
         summary = run_comparison(new, old, CompareOptions()).summary
         assert summary["verdict"]["class"] == ("clipping" if limit else "equal")
         assert summary["introduced_total"] == 0
+    new = versioned(tmp_path / "new", level, is_new=True, factor=1.5)
+    summary = run_comparison(new, old, CompareOptions()).summary
+    assert summary["verdict"]["class"] == "argument"
+    assert "1.5 instead of 1.0" in summary["verdict"]["sentence"]
+    assert len(summary["culprit_groups"]) == 1
 
 
 def facts(**held: list[str]) -> Facts:

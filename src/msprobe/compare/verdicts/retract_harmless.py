@@ -54,13 +54,14 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
     replaced: dict[str, str] = {}
     for call in calls:
         taken_in = [row for row in call.inputs if row.origin is Origin.INPUT and row.holds_tensor]
-        if taken_in and not call.is_backward:
-            # Calls of another program take their tensors in another order.
-            module = agreement.around(call, needs_gradients=True)
-            if module is not None:
-                _clear(call, taken_in, Cause.HARMLESS, module.pair.name, is_same=False)
         found = _found(call)
-        if not found or calls.is_kept(call):
+        if not (found or taken_in) or calls.is_kept(call):
+            continue
+        if _needs_no_gradient(call) and not _has_effect(call, calls, flow):
+            # Masks and positions of another program are made by other calls, in another order.
+            _clear(call, [*taken_in, *found], Cause.HARMLESS, "what uses it", is_same=False)
+            continue
+        if not found:
             continue
         if call.parsed.kind in PARAMETER_GRADIENTS:
             if call.parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED and all(
@@ -100,6 +101,13 @@ def retract_without_effect(calls: Calls, flow: DataFlow, updated: int) -> None:
             continue
         if found:
             _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=is_same)
+
+
+def _needs_no_gradient(call: Call) -> bool:
+    """Return whether a call of a forward pass makes tensors that no gradient flows back to."""
+    values = [value for row in call.outputs for value in row.values if value.is_tensor]
+    is_constant = bool(values) and all(value.requires_grad is False for value in values)
+    return is_constant and call.parsed.kind is RecordKind.FORWARD and not call.is_backward
 
 
 def _has_effect(call: Call, calls: Calls, flow: DataFlow) -> bool:
