@@ -57,7 +57,12 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
         found = _found(call)
         if not (found or taken_in) or calls.is_kept(call):
             continue
-        if _needs_no_gradient(call) and not _has_effect(call, calls, flow):
+        begins = bool(taken_in) or any(row.origin is Origin.INTRODUCED for row in found)
+        if (
+            begins
+            and _needs_no_gradient(call)
+            and not _has_effect(call, calls, flow, numbers_hide=True)
+        ):
             # Masks and positions of another program are made by other calls, in another order.
             _clear(call, [*taken_in, *found], Cause.HARMLESS, "what uses it", is_same=False)
             continue
@@ -110,8 +115,15 @@ def _needs_no_gradient(call: Call) -> bool:
     return is_constant and call.parsed.kind is RecordKind.FORWARD and not call.is_backward
 
 
-def _has_effect(call: Call, calls: Calls, flow: DataFlow) -> bool:
-    """Return whether a result that differs, and that no call takes in, follows from a call."""
+def _has_effect(call: Call, calls: Calls, flow: DataFlow, *, numbers_hide: bool = False) -> bool:
+    """Return whether a result that differs, and that no call takes in, follows from a call.
+
+    Args:
+        call: the call.
+        calls: all calls.
+        flow: the flow of their data.
+        numbers_hide: a single number that agrees, such as a loss, shows nothing.
+    """
     seen = {call.start}
     waiting = [call]
     while waiting:
@@ -127,9 +139,15 @@ def _has_effect(call: Call, calls: Calls, flow: DataFlow) -> bool:
             is_further = top.is_matched and not isinstance(row, Matched)
             if not later and not is_further:
                 return True
+            if numbers_hide and any(map(_is_number, later)):
+                return True
             waiting += [user for user in later if user.start not in seen]
             seen.update(user.start for user in later)
     return False
+
+
+def _is_number(call: Call) -> bool:
+    return any(math.prod(row.value.shape or ()) == 1 for row in call.outputs)
 
 
 def _found(call: Call, *, has_same_gradients: bool = False) -> list[Row]:
