@@ -61,7 +61,7 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
         if (
             begins
             and _needs_no_gradient(call)
-            and not _has_effect(call, calls, flow, numbers_hide=True)
+            and not _has_effect(call, calls, flow, needs_proof=True)
         ):
             # Masks and positions of another program are made by other calls, in another order.
             _clear(call, [*taken_in, *found], Cause.HARMLESS, "what uses it", is_same=False)
@@ -115,21 +115,22 @@ def _needs_no_gradient(call: Call) -> bool:
     return is_constant and call.parsed.kind is RecordKind.FORWARD and not call.is_backward
 
 
-def _has_effect(call: Call, calls: Calls, flow: DataFlow, *, numbers_hide: bool = False) -> bool:
+def _has_effect(call: Call, calls: Calls, flow: DataFlow, *, needs_proof: bool = False) -> bool:
     """Return whether a result that differs, and that no call takes in, follows from a call.
 
     Args:
         call: the call.
         calls: all calls.
         flow: the flow of their data.
-        numbers_hide: a single number that agrees, such as a loss, shows nothing.
+        needs_proof: a single number that agrees, such as a loss, shows nothing; nor do statistics
+            of truth values.
     """
     seen = {call.start}
     waiting = [call]
     while waiting:
         top = waiting.pop()
         for row in top.outputs:
-            if not row.status.is_difference:
+            if not row.status.is_difference and (not needs_proof or _is_shown(row)):
                 continue
             users = [*flow.target.users(row), *flow.reference.users(row)]
             later = [
@@ -139,15 +140,16 @@ def _has_effect(call: Call, calls: Calls, flow: DataFlow, *, numbers_hide: bool 
             is_further = top.is_matched and not isinstance(row, Matched)
             if not later and not is_further:
                 return True
-            if numbers_hide and any(map(_is_number, later)):
-                return True
             waiting += [user for user in later if user.start not in seen]
             seen.update(user.start for user in later)
     return False
 
 
-def _is_number(call: Call) -> bool:
-    return any(math.prod(row.value.shape or ()) == 1 for row in call.outputs)
+def _is_shown(row: Row) -> bool:
+    """Return whether a value that agrees shows that its elements do, in their order."""
+    return not row.holds_tensor or all(
+        math.prod(value.shape or ()) > 1 and value.projections is not None for value in row.values
+    )
 
 
 def _found(call: Call, *, has_same_gradients: bool = False) -> list[Row]:
