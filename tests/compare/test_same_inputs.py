@@ -128,6 +128,28 @@ def test_the_code_of_a_custom_function_is_no_kernel(
     assert "Autograd.Scaling.0.forward" in found["sentence"]
 
 
+class Places(torch.nn.Module):
+    """Puts the coordinates of a grid together."""
+
+    def __init__(self, indexing: str) -> None:
+        super().__init__()
+        self.indexing = indexing
+
+    def forward(self, x: Any) -> Any:
+        y, z = torch.meshgrid(torch.arange(4.0), torch.arange(4.0), indexing=self.indexing)
+        return (torch.stack([z, y], -1).view(4, 8) * x).sum()
+
+
+def test_an_argument_whose_result_only_seems_to_agree_is_named(tmp_path: Path) -> None:
+    """Both grids are views of the same numbers, repeated along another dimension."""
+    sides = record(tmp_path / "xy", Places("xy")), record(tmp_path / "ij", Places("ij"))
+
+    found = verdict(*sides)
+
+    assert found["class"] == "argument"
+    assert "indexing of Torch.meshgrid.0.forward" in found["sentence"]
+
+
 class Negating(Filling):
     """Makes its mask by more calls than Python's stack is deep."""
 

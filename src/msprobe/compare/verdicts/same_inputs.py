@@ -13,7 +13,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.mask_differences import hides_its_elements
-from msprobe.compare.verdicts.origin_state import OriginState
+from msprobe.compare.verdicts.origin_state import OriginState, mark
 from msprobe.dump.values import Role, Value
 
 
@@ -30,8 +30,15 @@ def doubt_inputs(state: OriginState) -> None:
         if call.parsed.is_module or call.is_backward:
             continue
         unproved = inputs.unproved(call)
-        if unproved is not None:
-            row.cause, row.subject = Cause.UNPROVED_INPUT, unproved.value.slot
+        if unproved is None:
+            continue
+        given, reason = unproved
+        if reason.cause is Cause.NO_EFFECT and not reason.holds_tensor:
+            # What another argument made of the elements shows here.
+            mark(reason, Origin.INTRODUCED, Cause.ARGUMENT)
+            mark(row, Origin.INHERITED)
+        else:
+            row.cause, row.subject = Cause.UNPROVED_INPUT, given.value.slot
 
 
 class SameInputs:
@@ -41,36 +48,52 @@ class SameInputs:
         self._state = state
         self._known: dict[int, Row | None] = {}
 
-    def unproved(self, call: Call) -> Row | None:
+    def unproved(self, call: Call) -> tuple[Row, Row] | None:
         """Return the first input of a call of which no proof was recorded; None if there is none.
 
         Inputs that are known to differ, or are close, are judged elsewhere.
+
+        Returns:
+            The input; and the input of the call that made it, or of one before, that has no proof:
+            itself, if none of these is known.
         """
-        waiting = [] if call.start in self._known else [call]
+        for row in call.inputs:
+            if row.status.is_difference or self._is_proved(row):
+                continue
+            maker = self._maker(row)
+            reason = row if maker is None else self._unproved_of(maker)
+            if reason is not None:
+                return row, reason
+        return None
+
+    def _unproved_of(self, maker: Call) -> Row | None:
+        """Return what has no proof of all that a call's results hang on."""
+        waiting = [] if maker.start in self._known else [maker]
         while waiting:  # a chain of calls may be longer than Python's stack
-            maker = self._judge(waiting[-1])
-            if maker is None:
+            before = self._judge(waiting[-1])
+            if before is None:
                 waiting.pop()
             else:
-                waiting.append(maker)
-        return self._known[call.start]
+                waiting.append(before)
+        return self._known[maker.start]
 
     def _judge(self, call: Call) -> Call | None:
         """Judge a call, or return one that makes an input of it and is to be judged before."""
         self._known[call.start] = None  # until it is known: a call may be fed by itself
         for row in call.inputs:
-            if self._is_proved(row):
+            if not row.status.is_difference and self._is_proved(row):
                 continue
-            maker = self._maker(row)
+            maker = None if row.status.is_difference else self._maker(row)
             if maker is not None and maker.start not in self._known:
                 return maker
-            if maker is None or self._known[maker.start] is not None:
-                self._known[call.start] = row
+            reason = row if maker is None else self._known[maker.start]
+            if reason is not None:
+                self._known[call.start] = reason
                 return None
         return None
 
     def _is_proved(self, row: Row) -> bool:
-        if not isinstance(row, Matched) or row.status.is_difference or _shows_elements(row):
+        if not isinstance(row, Matched) or _shows_elements(row):
             return True
         if not row.holds_tensor:
             return _is_plain(row.value)
