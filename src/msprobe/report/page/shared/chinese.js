@@ -368,7 +368,7 @@ export const sentences = {
   "{} and here, in the {} alone,": "{} 与此处之间、仅在{}中",
   "{} (a buffer, a constant or unrecorded code), though everything before agrees": "{}（缓冲区、常量或未记录的代码），而此前一切均一致",
   "module of a sum of products": "乘加类模块", "call of a sum of products": "乘加类调用", "module of {}": "{} 类模块", "call of {}": "{} 调用",
-  "{} instead of {}, alone: {} other outputs of a {} agree in type": "仅此处为 {} 而非 {}：另有 {} 个{}的输出类型一致", "what is made of it": "由它得到的结果",
+  "{} instead of {}, alone: {} other outputs of a {} agree in type": "仅此处为 {} 而非 {}：另有 {} 个{}的输出类型一致", "what is made of it": "由它得到的结果", "what uses it": "使用它的调用",
   "that call, or one before it without a partner": "该调用，或其之前未匹配的调用", "its inputs already differ": "其输入已有差异",
   "no call: it is a new constant, and only its users count": "没有调用：它是新常量，只有使用者有影响",
   "the same samples are divided among the {} ranks in another way": "相同的样本以另一方式分给 {} 个 rank",
