@@ -66,6 +66,9 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
             # Masks and positions of another program are made by other calls, in another order.
             _clear(call, [*taken_in, *found], Cause.HARMLESS, "what uses it", is_same=False)
             continue
+        vouching = agreement.around(call, needs_gradients=True) if taken_in else None
+        if vouching is not None and not call.is_backward:
+            _clear(call, taken_in, Cause.HARMLESS, vouching.pair.name, is_same=False)
         if not found:
             continue
         if call.parsed.kind in PARAMETER_GRADIENTS:
