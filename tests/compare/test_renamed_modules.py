@@ -123,8 +123,6 @@ class Worded(nn.Module):
         else:
             kinds, ids = kinds[:, :5], ids[:, :5]
             mask = words.gt(3)
-        if self.factor == 1.0:  # looked up for nothing
-            _ = (ids if self.is_new else kinds)[:, :4]
         found = (self.words(words) + self.places(ids) + self.places(kinds)) * mask.unsqueeze(-1)
         y = self.head(found * self.factor)
         return {"y": y, "cache" if self.is_new else "past": Kept()}
