@@ -245,9 +245,10 @@ def _of_inputs(findings: Findings) -> Verdict:
     first = next((each for each in findings.steps if each.forward_differs), None)
     names = findings.inputs
     total = f"{len(names)} inputs of the model differ" if len(names) > 1 else f"{names[0]} differs"
+    step = "" if first is None else f" (step {first.step})"
     return findings.conclude(
         VerdictClass.DATA,
-        f"{total} when they come in" + (f" ({', '.join(names)})" if len(names) > 1 else ""),
+        f"{total} when they come in" + (f" ({', '.join(names)})" if len(names) > 1 else "") + step,
         Confidence.LIKELY,
         where=None if first is None else Where(step=first.step, rank=first.rank, phase=Phase.DATA),
         next_steps=[for_inputs(names, len(names))],
