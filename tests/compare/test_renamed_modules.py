@@ -119,7 +119,7 @@ class Worded(nn.Module):
         ids, kinds = self.get_buffer("ids"), self.get_buffer("kinds")
         if self.is_new:
             ids, kinds = ids[:, :5], kinds[:, :5]
-            mask = words.gt(2).logical_and(words.ne(3))
+            mask = words.ge(4).logical_or(words.ge(5))
         else:
             kinds, ids = kinds[:, :5], ids[:, :5]
             mask = words.gt(3)

@@ -22,6 +22,7 @@ from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.training.fingerprints import is_part
 from msprobe.compare.verdicts.calls import Call, Calls, names_of
 from msprobe.compare.verdicts.data_flow import DataFlow
+from msprobe.compare.verdicts.same_inputs import shows_elements
 from msprobe.compare.verdicts.statistics_error import statistics_error
 from msprobe.dump.record_names import (
     PARAMETER_GRADIENTS,
@@ -149,10 +150,10 @@ def _has_effect(call: Call, calls: Calls, flow: DataFlow, *, needs_proof: bool =
 
 
 def _is_shown(row: Row) -> bool:
-    """Return whether a value that agrees shows that its elements do, in their order."""
-    return not row.holds_tensor or all(
-        math.prod(value.shape or ()) > 1 and value.projections is not None for value in row.values
-    )
+    """Return whether a value that agrees shows that its elements do, and is no single number."""
+    if not isinstance(row, Matched) or not row.holds_tensor:
+        return True
+    return math.prod(row.value.shape or ()) > 1 and shows_elements(row)
 
 
 def _found(call: Call, *, has_same_gradients: bool = False) -> list[Row]:

@@ -93,7 +93,7 @@ class SameInputs:
         return None
 
     def _is_proved(self, row: Row) -> bool:
-        if not isinstance(row, Matched) or _shows_elements(row):
+        if not isinstance(row, Matched) or shows_elements(row):
             return True
         if not row.holds_tensor:
             return _is_plain(row.value)
@@ -108,7 +108,7 @@ class SameInputs:
         return maker
 
 
-def _shows_elements(row: Matched) -> bool:
+def shows_elements(row: Matched) -> bool:
     """Return whether a row of two tensors that agree shows that their elements do."""
     target, reference = row.values
     if row.metrics is not None or (target.md5 is not None and target.md5 == reference.md5):
