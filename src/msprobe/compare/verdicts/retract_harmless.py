@@ -65,7 +65,7 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
             and not _has_effect(call, calls, flow, needs_proof=True)
         ):
             # Masks and positions of another program are made by other calls, in another order.
-            _clear(call, [*taken_in, *found], Cause.HARMLESS, "what uses it", is_same=False)
+            _clear(call, [*taken_in, *found], Cause.HARMLESS, "what uses it", is_same=True)
             continue
         vouching = agreement.around(call, needs_gradients=True) if taken_in else None
         if vouching is not None and not call.is_backward:
