@@ -214,7 +214,8 @@ def shared_names(target: Side, reference: Side, options: CompareOptions) -> Shar
         {path: shared[other] for path, other in known.items()}
         for known, shared in zip(mapped, (of_target, of_reference), strict=True)
     ]
-    for path, other in target.renamed_modules.items():
+    is_mapped = layers is not None or cells is not None  # what the user says counts
+    for path, other in () if is_mapped else target.renamed_modules.items():
         if path in paths[0] and other in paths[1]:
             paths[0][path] = paths[1][other]
     translated = speaks_mindspore if any(speaks_mindspore) else [True, False]

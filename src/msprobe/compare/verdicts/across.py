@@ -17,7 +17,7 @@ from msprobe.collectives.calls import communication_calls, is_communication
 from msprobe.collectives.matching import connect
 from msprobe.compare.call_differences import value_key
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import OperationPair, Origin, Row
+from msprobe.compare.model import Matched, OperationPair, Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.facts_pair import (
     FactsPair,
@@ -297,7 +297,8 @@ def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:
             mark(row, Origin.INHERITED, Cause.OTHER_RANK, str(others[0]))
     for comparison in comparisons:
         for row in comparison.rows:
-            if row.cause is Cause.CHANGED_STATE and row.origin is Origin.INTRODUCED:
+            is_blamed = row.cause is Cause.CHANGED_STATE and row.origin is Origin.INTRODUCED
+            if is_blamed and isinstance(row, Matched):
                 shares = [_is_shared(comparisons, comparison, row, side) for side in range(2)]
                 if shares[0] != shares[1]:
                     subject = "target" if shares[0] else "reference"
