@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Final
 
 from msprobe.collectives.calls import communication_calls, is_communication
@@ -274,7 +274,8 @@ def _clear_same_training(
         steps = pair.steps
         if has_same_training(pair, steps, tolerance):
             updates = (comparison.places.get(step.target.record, -1) for step in steps)
-            flow = DataFlow(comparison.rows, comparison.reference.names)
+            names = comparison.reference.names
+            flow = cache(partial(DataFlow, comparison.rows, names))  # few steps need it
             retract_without_effect(Calls(comparison), flow, max(updates))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Final
@@ -91,7 +91,7 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
                 replaced |= dict.fromkeys(_bases(call), module.pair.name)
 
 
-def retract_without_effect(calls: Calls, flow: DataFlow, updated: int) -> None:
+def retract_without_effect(calls: Calls, flow: Callable[[], DataFlow], updated: int) -> None:
     """Clear the origins in a step that comes to the same loss and the same gradients.
 
     A call after the optimizer is cleared if no result that differs is the last of what it leads to.
@@ -106,7 +106,7 @@ def retract_without_effect(calls: Calls, flow: DataFlow, updated: int) -> None:
         found = _found(call, has_same_gradients=True)
         is_late = call.pair.position > updated and calls.is_after_backward(call)
         is_blamed = any(row.origin is not Origin.INHERITED for row in found)
-        if is_late and is_blamed and _has_effect(call, calls, flow):
+        if is_late and is_blamed and _has_effect(call, calls, flow()):
             continue
         if found:
             _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=is_same)
