@@ -32,7 +32,11 @@ CALLS = {
     "tensor_parallel": {"functional_all_gather_single", "functional_reduce_scatter_single"},
     "scheduled_pipeline": {"isend", "irecv", "batch_isend_irecv"},
 }
+# Memory that nobody has filled holds NaN: a record of it would be seen by `overflow_check`.
 CODE = """
+import torch
+torch.use_deterministic_algorithms(True)
+assert torch.utils.deterministic.fill_uninitialized_memory
 import msprobe.pytorch
 from families.training import differences
 from msprobe.capture.session import reset_session

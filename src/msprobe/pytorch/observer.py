@@ -6,8 +6,8 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from msprobe.config import CompileMode, Level, Task
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.distributed.collective_facts import CollectiveFacts
 from msprobe.pytorch.distributed.collectives import CollectiveRecorder
+from msprobe.pytorch.distributed.dry_runs import hook_dry_runs
 from msprobe.pytorch.distributed.process_groups import CollectiveObserver
 from msprobe.pytorch.gradients.parameter_gradients import ParameterGradients
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
@@ -207,6 +208,7 @@ class Observer:
         elif session.facts.is_open:
             facts = CollectiveFacts(session, lambda: self._losses.count)
             session.attempt("hooking collectives", self._install_collectives, facts)
+        session.attempt("dry runs", self._install_dry_runs)
         if self.kernels is not None:
             session.attempt("dispatch mode", self.kernels.install)
         if self._noise is not None:  # below the mode that records kernels
@@ -289,6 +291,22 @@ class Observer:
         undo = self._session.undo
         undo.callback(hook_collectives(observer))
         undo.callback(hook_functional_collectives(observer))
+
+    def _install_dry_runs(self) -> None:
+        self._session.undo.callback(hook_dry_runs(self._unobserved))
+
+    @contextmanager
+    def _unobserved(self) -> Iterator[None]:
+        """Context in which nothing is recorded, not even a loss."""
+        session, losses = self._session, self._losses
+        before = session.observing
+        session.observing, losses.is_asleep = False, True
+        try:
+            yield
+        finally:
+            self._adapter.forget_values()  # written unseen
+            losses.is_asleep = False
+            session.observing = before and session.capturing
 
     def _install_mode(self, apis: ApiObserver) -> None:
         # The engine restores the mode stack after each node: inside it only the flag changes.

@@ -35,11 +35,20 @@ class Losses:
     """Takes the roots of the backward passes that the training starts.
 
     Attributes:
+        is_asleep: whether backward passes are left out for a while.
         is_installed: whether backward passes are watched.
         count: backward passes of the step that have begun.
     """
 
-    __slots__ = ("_entries", "_fact_of", "_scale_of", "_session", "count", "is_installed")
+    __slots__ = (
+        "_entries",
+        "_fact_of",
+        "_scale_of",
+        "_session",
+        "count",
+        "is_asleep",
+        "is_installed",
+    )
 
     def __init__(
         self,
@@ -57,7 +66,7 @@ class Losses:
         self._session = session
         self._fact_of = fact_of
         self._scale_of = scale_of
-        self.is_installed = False
+        self.is_installed = self.is_asleep = False
         self.count = 0
         self._entries = 0
 
@@ -74,7 +83,8 @@ class Losses:
     @contextmanager
     def _around(self, roots: Sequence[Any], _gradients: Sequence[Any]) -> Iterator[None]:
         session = self._session
-        if is_tracing() or _graph_task() != -1 or threading.get_ident() != session.thread:
+        in_own_thread = threading.get_ident() == session.thread
+        if self.is_asleep or is_tracing() or _graph_task() != -1 or not in_own_thread:
             yield
             return
         quietly(session, "loss", self._take, roots)
