@@ -116,6 +116,10 @@ class Cause(WordedEnum):
     )
     NAN_CALL = "nan_call", "only the target makes this call, and its result holds NaN"
     HARMLESS = "harmless", "without consequence: the result of {} agrees"
+    HIDDEN_EFFECT = (
+        "hidden_effect",
+        "what uses it is given other differences, too: nothing tells whether it has an effect",
+    )
     HARMLESS_BEFORE = (
         "harmless_before",
         "without consequence in step {}, before optimizer steps made parameters differ",

@@ -17,7 +17,12 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from msprobe.compare.matching.call_signature import CallSignatureReader, likeness, numbers_likeness
+from msprobe.compare.matching.call_signature import (
+    CallSignatureReader,
+    are_unrelated,
+    likeness,
+    numbers_likeness,
+)
 from msprobe.compare.matching.runs import slide_holes
 from msprobe.compare.matching.sequences import IndexPair, align, monotone, most_alike
 
@@ -223,7 +228,11 @@ class Aligner:
             return self._settle_runs(target, reference, pairs, choose)
         if len(target) != len(reference):
             pairs = self._slide(target, reference, target_keys, reference_keys, pairs)
-        return [(target[i], reference[j]) for i, j in pairs]
+        paired = [(target[i], reference[j]) for i, j in pairs]
+        return [pair for pair in paired if not self._are_unrelated(*pair)]
+
+    def _are_unrelated(self, target: Call, reference: Call) -> bool:
+        return are_unrelated(self._read_target(target.name), self._read_reference(reference.name))
 
     def _slide(
         self,

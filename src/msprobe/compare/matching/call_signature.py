@@ -28,6 +28,7 @@ class CallSignature:
             elements that no call of the step made. None without any.
         scales: rough sizes of its first and last tensor; equal for most calls with nearly the
             same values. None without numbers.
+        first: kind and rank of its first tensor; None without any.
         shapes: shape of each tensor.
         numbers: statistics of its tensors, for likeness.
     """
@@ -36,6 +37,7 @@ class CallSignature:
     values: Hashable
     outside: Hashable
     scales: Hashable
+    first: tuple[str, int] | None
     shapes: tuple[tuple[int, ...] | None, ...]
     numbers: tuple[float, ...]
 
@@ -68,6 +70,13 @@ def likeness(first: CallSignature, second: CallSignature) -> float:
         return 1.0
     shapes = _shared_part(first.shapes, second.shapes)
     return 0.6 * shapes + 0.4 * numbers_likeness(first, second)
+
+
+def are_unrelated(first: CallSignature, second: CallSignature) -> bool:
+    """Return whether two calls act on another kind of numbers in another number of dimensions."""
+    if first.first is None or second.first is None:
+        return False
+    return all(one != other for one, other in zip(first.first, second.first, strict=True))
 
 
 def numbers_likeness(first: CallSignature, second: CallSignature) -> float:
@@ -105,6 +114,7 @@ def _signature(values: list[Value]) -> CallSignature:
         values=facts,
         outside=hash(outside) if outside else None,
         scales=_scales(tensors),
+        first=(_kind(tensors[0].dtype), len(shapes[0] or ())) if tensors else None,
         shapes=shapes,
         numbers=tuple(numbers),
     )

@@ -215,6 +215,11 @@ class Calls:
         return any(not name.is_module and name.kind is not RecordKind.DEBUG for name in parsed)
 
     @cached_property
+    def has_backward(self) -> bool:
+        """Whether backward passes of calls were recorded."""
+        return any(self.parse(pair).kind is RecordKind.BACKWARD for pair in self.pairs)
+
+    @cached_property
     def has_modules(self) -> bool:
         """Whether modules were recorded."""
         return any(

@@ -58,6 +58,12 @@ def fingerprint(value: Value | None) -> Fingerprint | None:
     return (value.dtype, value.shape, *numbers)
 
 
+def _content(value: Value) -> Hashable:
+    """Return a key that equal values have in common; others may have it, too."""
+    numbers = (value.max, value.min, value.mean, value.norm, value.md5, value.pair)
+    return (value.dtype, value.shape, *numbers) if value.is_tensor else None
+
+
 class _Places:
     """Row numbers by hash of a key; two arrays, as a dict takes ten times the memory."""
 
@@ -119,6 +125,10 @@ class _SideFlow:
     def _users_by_id(self) -> _Places:
         return self._indices(Role.INPUT, _value_id)
 
+    @cached_property
+    def _users_by_content(self) -> _Places:
+        return self._indices(Role.INPUT, _content)
+
     def _indices(self, role: Role, key_of: Callable[[Value], Hashable | None]) -> _Places:
         """Return the rows of values with one role by a key of theirs."""
         pick = self._pick
@@ -153,11 +163,19 @@ class _SideFlow:
         latest = found[max(end - _MOST_MAKERS, 0) : end][::-1]
         return [index for index in latest if fingerprint(self._pick(self._rows[index])) == key]
 
-    def users(self, row: Row) -> Sequence[int]:
-        """Return the input rows that hold the same recognised value."""
+    def users(self, row: Row, *, by_content: bool = False) -> Sequence[int]:
+        """Return the input rows that hold the same recognised value.
+
+        Args:
+            row: the value.
+            by_content: of a value that was not recognised return all that may hold it.
+        """
         value = self._pick(row)
-        number = None if value is None else value.value_id
-        return () if number is None else self._users_by_id.at(number)
+        if value is None:
+            return ()
+        if value.value_id is not None:
+            return self._users_by_id.at(value.value_id)
+        return self._users_by_content.at(_content(value)) if by_content else ()
 
     def _count_before(self, indices: Sequence[int], position: int) -> int:
         """Return how many of some rows, which are in order, ran before a position."""

@@ -21,8 +21,13 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.training.fingerprints import is_part
 from msprobe.compare.verdicts.calls import Call, Calls, names_of
+from msprobe.compare.verdicts.consequences import (
+    Consequences,
+    Effect,
+    is_constant,
+    needs_no_gradient,
+)
 from msprobe.compare.verdicts.data_flow import DataFlow
-from msprobe.compare.verdicts.same_inputs import shows_elements
 from msprobe.compare.verdicts.statistics_error import statistics_error
 from msprobe.dump.record_names import (
     PARAMETER_GRADIENTS,
@@ -52,35 +57,29 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
     what its gradients do is judged by itself.
     """
     agreement = _Agreement(calls, flow)
+    consequences = Consequences(calls, flow)
     replaced: dict[str, str] = {}
+    hidden: list[Row] = []
     for call in calls:
         taken_in = [row for row in call.inputs if row.origin is Origin.INPUT and row.holds_tensor]
         found = _found(call)
         if not (found or taken_in) or calls.is_kept(call):
             continue
-        begins = bool(taken_in) or any(row.origin is Origin.INTRODUCED for row in found)
-        if (
-            begins
-            and _needs_no_gradient(call)
-            and not _has_effect(call, calls, flow, needs_proof=True)
-        ):
-            # Masks and positions of another program are made by other calls, in another order.
-            _clear(call, [*taken_in, *found], Cause.HARMLESS, "what uses it", is_same=True)
-            continue
+        begun = [row for row in (*taken_in, *found) if row.origin is not Origin.INHERITED]
+        if _is_of_constants(call, calls, begun):
+            effect = consequences.effect(call, begun)
+            if effect is Effect.NONE:
+                _clear(call, [*taken_in, *found], Cause.HARMLESS, "what uses it", is_same=True)
+                continue
+            if effect is Effect.HIDDEN and not any(isinstance(row, Matched) for row in begun):
+                hidden += found
         vouching = agreement.around(call, needs_gradients=True) if taken_in else None
         if vouching is not None and not call.is_backward:
             _clear(call, taken_in, Cause.HARMLESS, vouching.pair.name, is_same=False)
         if not found:
             continue
         if call.parsed.kind in PARAMETER_GRADIENTS:
-            if call.parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED and all(
-                map(_is_shard, found)
-            ):
-                _clear(call, found, Cause.SHARD, "", is_same=False)
-            elif not call.is_matched and _has_equal_sum(calls, call):
-                _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=False)
-            else:
-                _retract_replaced(call, found, replaced)
+            _retract_parameter_gradients(call, found, calls, replaced)
             continue
         has_own = calls.is_in_backward(call) or _has_gradients_of_its_own(call, found)
         module = agreement.around(call, needs_gradients=has_own)
@@ -89,6 +88,16 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
             _clear(call, found, Cause.HARMLESS, module.pair.name, is_same=is_same)
             if any(map(_is_replaced, found)):
                 replaced |= dict.fromkeys(_bases(call), module.pair.name)
+    _leave_to_others(hidden, calls.rows)
+
+
+def _leave_to_others(hidden: Sequence[Row], rows: Sequence[Row]) -> None:
+    """Clear what may be without consequence where something else is blamed for a result."""
+    own = set(map(id, hidden))
+    if any(row.origin is Origin.INTRODUCED and id(row) not in own for row in rows):
+        for row in hidden:
+            if row.origin is not None:
+                row.origin, row.cause = None, Cause.HIDDEN_EFFECT
 
 
 def retract_without_effect(calls: Calls, flow: Callable[[], DataFlow], updated: int) -> None:
@@ -106,54 +115,17 @@ def retract_without_effect(calls: Calls, flow: Callable[[], DataFlow], updated: 
         found = _found(call, has_same_gradients=True)
         is_late = call.pair.position > updated and calls.is_after_backward(call)
         is_blamed = any(row.origin is not Origin.INHERITED for row in found)
-        if is_late and is_blamed and _has_effect(call, calls, flow()):
+        if is_late and is_blamed and Consequences(calls, flow()).are_seen(call):
             continue
         if found:
             _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=is_same)
 
 
-def _needs_no_gradient(call: Call) -> bool:
-    """Return whether a call of a forward pass makes tensors that no gradient flows back to."""
-    values = [value for row in call.outputs for value in row.values if value.is_tensor]
-    is_constant = bool(values) and all(value.requires_grad is False for value in values)
-    return is_constant and call.parsed.kind is RecordKind.FORWARD and not call.is_backward
-
-
-def _has_effect(call: Call, calls: Calls, flow: DataFlow, *, needs_proof: bool = False) -> bool:
-    """Return whether a result that differs, and that no call takes in, follows from a call.
-
-    Args:
-        call: the call.
-        calls: all calls.
-        flow: the flow of their data.
-        needs_proof: a single number that agrees, such as a loss, shows nothing; nor do statistics
-            of truth values.
-    """
-    seen = {call.start}
-    waiting = [call]
-    while waiting:
-        top = waiting.pop()
-        for row in top.outputs:
-            if not row.status.is_difference and (not needs_proof or _is_shown(row)):
-                continue
-            users = [*flow.target.users(row), *flow.reference.users(row)]
-            later = [
-                user for each in users if (user := calls.of(calls.rows[each])).start > top.start
-            ]
-            # One side alone returns a further result: the places of a maximum, say.
-            is_further = top.is_matched and not isinstance(row, Matched)
-            if not later and not is_further:
-                return True
-            waiting += [user for user in later if user.start not in seen]
-            seen.update(user.start for user in later)
-    return False
-
-
-def _is_shown(row: Row) -> bool:
-    """Return whether a value that agrees shows that its elements do, and is no single number."""
-    if not isinstance(row, Matched) or not row.holds_tensor:
-        return True
-    return math.prod(row.value.shape or ()) > 1 and shows_elements(row)
+def _is_of_constants(call: Call, calls: Calls, begun: Sequence[Row]) -> bool:
+    """Return whether what begins to differ in a call are tensors that need no gradient."""
+    if not begun or call.is_backward or any(row.cause in _OF_GRADIENTS for row in begun):
+        return False
+    return needs_no_gradient(call, calls) or all(map(is_constant, begun))
 
 
 def _found(call: Call, *, has_same_gradients: bool = False) -> list[Row]:
@@ -220,11 +192,18 @@ def _is_shard(row: Row) -> bool:
     return row.status is Status.SHAPE and None not in shapes and is_part(*shapes)  # type: ignore[arg-type]
 
 
-def _retract_replaced(call: Call, found: Sequence[Row], replaced: Mapping[str, str]) -> None:
-    """Clear the gradients of parameters that were replaced, without consequence."""
+def _retract_parameter_gradients(
+    call: Call, found: Sequence[Row], calls: Calls, replaced: Mapping[str, str]
+) -> None:
+    """Clear parts of gradients, sums of other parts, and those of parameters that were replaced."""
     module = replaced.get(call.parsed.base)
     is_other = not call.is_matched or all(row.status is Status.SHAPE for row in found)
-    if module is not None and is_other:
+    is_reduced = call.parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED
+    if is_reduced and all(map(_is_shard, found)):
+        _clear(call, found, Cause.SHARD, "", is_same=False)
+    elif not call.is_matched and _has_equal_sum(calls, call):
+        _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=False)
+    elif module is not None and is_other:
         _clear(call, found, Cause.HARMLESS, module, is_same=False)
 
 

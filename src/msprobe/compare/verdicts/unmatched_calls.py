@@ -120,15 +120,22 @@ class UnmatchedCalls:
         state = self._state
         lone = [row for index in makers if not (row := state.rows[index]).pair.is_matched]
         for row in lone:
-            if not row.value.requires_grad:
-                self._blame(state.calls.of(row), Cause.CUTTING_CALL)
+            call = state.calls.of(row)
+            if not row.value.requires_grad and self._takes_gradients(call):
+                self._blame(call, Cause.CUTTING_CALL)
                 return True
-        for call in map(state.calls.of, lone):
+        for call in (state.calls.of(row) for row in lone if row.value.requires_grad):
             is_fed = self._chain_of(call).is_fed_with_difference or self._had_lost_gradient(call)
             if not is_fed:
                 self._blame(call, Cause.GRADIENT_CALL)
                 return True
         return False
+
+    def _takes_gradients(self, call: Call) -> bool:
+        """Return whether an unmatched call, or those that feed it, takes in what requires one."""
+        feeding = self._state.upstream(call, self._unmatched_sources)
+        calls = (call, *(maker for _, maker in feeding))
+        return any(row.value.requires_grad for each in calls for row in each.inputs)
 
     def _had_lost_gradient(self, call: Call) -> bool:
         """Return whether a call is given something that requires a gradient on one side alone."""

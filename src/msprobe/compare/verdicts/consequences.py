@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Consequences`: what the difference in a call's results comes to, along the flow of data.
+
+Another program makes its masks and positions by other calls, in another order. They are without
+consequence where everything that is made of them agrees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum, auto
+from heapq import heappop, heappush
+from typing import Final
+
+from msprobe.compare.model import Matched, Origin, Row
+from msprobe.compare.verdicts.calls import Call, Calls
+from msprobe.compare.verdicts.data_flow import DataFlow
+from msprobe.compare.verdicts.same_inputs import shows_elements
+from msprobe.dump.record_names import RecordKind
+from msprobe.dump.values import Role
+from msprobe.numerics.number_types import epsilon_of
+
+# What is made of masks and positions is near; of a whole model it is not worth following.
+_MOST_CALLS: Final = 2000
+
+
+class Effect(Enum):
+    """What is made of the constants of a call."""
+
+    NONE = auto()
+    """Everything that is made of them agrees."""
+    HIDDEN = auto()
+    """What uses them is given other differences, too: nothing tells the effects apart."""
+    SHOWN = auto()
+    """A result differs for no other reason, or nothing tells."""
+
+
+class Consequences:
+    """Follows differences from a call to the values that they end in."""
+
+    def __init__(self, calls: Calls, flow: DataFlow) -> None:
+        self._calls = calls
+        self._flow = flow
+
+    def are_seen(self, call: Call) -> bool:
+        """Return whether a result that differs, and that no call takes in, follows from a call."""
+        seen = {call.start}
+        waiting = [call]
+        while waiting:
+            top = waiting.pop()
+            for row in top.outputs:
+                if not row.status.is_difference:
+                    continue
+                later = self._later_users(row, top)
+                if not later and not _is_further(top, row):
+                    return True
+                waiting += [user for user in later if user.start not in seen]
+                seen.update(user.start for user in later)
+        return False
+
+    def effect(self, call: Call, begun: Sequence[Row]) -> Effect:
+        """Return what is made of constants that a call takes in or makes.
+
+        Nothing is, if everything that is made of them agrees, element by element. A call that is
+        given something else that differs proves nothing; another one of its kind must.
+
+        Args:
+            call: the call.
+            begun: its rows that are blamed.
+        """
+        chain = {call.start: False}  # place of a call → whether it is given other differences
+        waiting = [call.start]
+        proved: set[str] = set()
+        unknown: set[str] = set()
+        while waiting:
+            top = self._calls.of(self._calls.rows[heappop(waiting)])
+            if len(chain) > _MOST_CALLS or self._makes_other_gradients(top):
+                return Effect.SHOWN
+            differing = [row for row in top.outputs if row.status.is_difference or not _shown(row)]
+            hands_on = self._shows_inside(top) and _has_agreeing_result(top)
+            if not differing or (hands_on and top is not call):
+                proved.add(top.operator.name)
+                continue
+            if hands_on and all(map(is_constant, begun)):
+                users = [user for row in begun for user in self._users(row)]
+                followed = [user for user in users if call.pair.name in self._parents(user)]
+            else:
+                chain[top.start] = top is not call and self._has_other_differences(top, chain)
+                if chain[top.start] and top.is_matched:
+                    if not self._shows_inside(top):  # no call inside takes it in
+                        unknown.add(top.operator.name)
+                    continue
+                if any(self._is_end(top, row) for row in differing):
+                    return Effect.SHOWN
+                proved.update("a number" for row in differing if _is_for_the_program(row))
+                later = (self._later_users(row, top) for row in differing)
+                followed = [user for users in later for user in self._innermost(users)]
+            for user in followed:
+                if user.start not in chain:
+                    chain[user.start] = False
+                    heappush(waiting, user.start)
+        if unknown <= proved:
+            return Effect.NONE if proved else Effect.SHOWN
+        return Effect.HIDDEN
+
+    def _users(self, row: Row) -> list[Call]:
+        """Return the calls that take a row's values in, on either side."""
+        sides = (self._flow.target, self._flow.reference)
+        found = {
+            self._calls.of(self._calls.rows[index]).start: index
+            for side in sides
+            for index in side.users(row, by_content=True)
+        }
+        return [self._calls.of(self._calls.rows[index]) for index in found.values()]
+
+    def _is_end(self, call: Call, row: Row) -> bool:
+        """Return whether nothing recorded takes a result in, nor the program, as a number."""
+        is_left = _is_further(call, row) or _is_for_the_program(row)
+        return not is_left and not self._later_users(row, call)
+
+    def _later_users(self, row: Row, call: Call) -> list[Call]:
+        return [user for user in self._users(row) if user.start > call.start]
+
+    def _innermost(self, users: list[Call]) -> list[Call]:
+        """Return the users of a value that have no other of them inside."""
+        around = {parent for user in users for parent in self._parents(user)}
+        return [user for user in users if user.pair.name not in around]
+
+    def _shows_inside(self, call: Call) -> bool:
+        """Return whether what a call does is shown by those inside it."""
+        return self._calls.records_apis and self._calls.has_inner(call)
+
+    def _parents(self, call: Call) -> Iterator[str]:
+        parent = self._calls.parent(call.pair)
+        is_target = call.pair.target is not None
+        while parent is not None:
+            yield parent
+            parent = self._calls.parent_of(parent, is_target=is_target)
+
+    def _has_other_differences(self, call: Call, chain: Mapping[int, bool]) -> bool:
+        """Return whether a call is given something that differs for another reason.
+
+        Args:
+            call: the call.
+            chain: the calls that it may be fed by, and whether they are.
+        """
+        rows = self._calls.rows
+        seen = {call.start}
+        waiting = [call]
+        while waiting:  # calls of one side alone hand on what they are given
+            for row in waiting.pop().inputs:
+                if not row.status.is_difference or not row.holds_tensor:
+                    continue
+                makers = self._flow.makers(row)
+                made = [rows[index] for index in (*makers.target, *makers.reference)]
+                if not made and isinstance(row, Matched):
+                    return True
+                for each in made:
+                    maker = self._calls.of(each)
+                    is_other = each.status.is_difference if maker.is_matched else _begins(each)
+                    if chain.get(maker.start, is_other):
+                        return True
+                    if not (maker.is_matched or maker.start in chain or maker.start in seen):
+                        seen.add(maker.start)
+                        waiting.append(maker)
+        return False
+
+    def _makes_other_gradients(self, call: Call) -> bool:
+        """Return whether a call makes other gradients of the same."""
+        backward = self._calls.backward_of(call, is_target=call.pair.target is not None)
+        if backward is None or not call.is_matched:
+            return False
+        given = any(row.status.is_difference for row in backward.inputs)
+        return not given and any(row.status.is_difference for row in backward.outputs)
+
+
+def needs_no_gradient(call: Call, calls: Calls) -> bool:
+    """Return whether no gradient flows back to what a call of a forward pass makes."""
+    if call.parsed.kind is not RecordKind.FORWARD:
+        return False
+    values = [value for row in call.outputs for value in row.values if value.is_tensor]
+    if not values:
+        return False
+    if all(value.requires_grad is False for value in values):
+        return True
+    backward = (calls.backward_of(call, is_target=side) for side in (True, False))
+    return calls.has_backward and not any(backward)
+
+
+def is_constant(row: Row) -> bool:
+    """Return whether a row is of a tensor, or none, that a call is given without a gradient."""
+    tensors = [value for value in row.values if not value.is_null]
+    return row.value.role is Role.INPUT and all(
+        value.is_tensor and value.requires_grad is False for value in tensors
+    )
+
+
+def _begins(row: Row) -> bool:
+    return row.origin is Origin.INTRODUCED
+
+
+def _has_agreeing_result(call: Call) -> bool:
+    """Return whether a tensor that a call makes agrees; others may be kept by one program alone."""
+    return any(
+        row.holds_tensor and not row.status.is_difference and _shown(row) for row in call.outputs
+    )
+
+
+def _shown(row: Row) -> bool:
+    """Return whether a value that agrees shows that its elements do, and is no single number."""
+    if not isinstance(row, Matched) or not row.holds_tensor:
+        return True
+    return math.prod(row.value.shape or ()) > 1 and shows_elements(row)
+
+
+def _is_further(call: Call, row: Row) -> bool:
+    """Return whether one side alone returns a further result: the places of a maximum, say."""
+    return call.is_matched and not isinstance(row, Matched)
+
+
+def _is_for_the_program(row: Row) -> bool:
+    """Return whether a value is one truth value or integer; what the program does by it shows."""
+    return all(
+        value.is_tensor and math.prod(value.shape or ()) == 1 and not epsilon_of(value.dtype)
+        for value in row.values
+    )
