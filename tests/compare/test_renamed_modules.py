@@ -187,6 +187,16 @@ def facts(**held: list[str]) -> Facts:
             facts(u__n=["1"], v__n=["1"]),
             {"x.n": "u.n", "x.n.1": "u.n.1", "y.n": "v.n", "y.n.1": "v.n.1"},
         ),
+        (  # changed, between two that are known
+            facts(a=["1"], b=["2"], c=["3"]),
+            facts(x=["1"], y=["9"], z=["3"]),
+            {"a": "x", "a.1": "x.1", "b": "y", "b.2": "y.9", "c": "z", "c.3": "z.3"},
+        ),
+        (  # one of two
+            facts(a=["1"], b=["2"], c=["3"]),
+            facts(x=["1"], y=["9"], w=["8"], z=["3"]),
+            {"a": "x", "a.1": "x.1", "c": "z", "c.3": "z.3"},
+        ),
         (facts(a=["1"]), None, {}),
     ],
 )

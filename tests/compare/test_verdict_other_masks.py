@@ -66,7 +66,8 @@ class Model(nn.Module):
             mask = torch.where(places[None] > places[:, None] - seen, -1e9, 0.0)
             rows = (mask,)
         x = x + self.places(places)
-        return self.head(self.second(self.first(x, *rows), *rows)).squeeze(-1)
+        y: Tensor = self.head(self.second(self.first(x, *rows), *rows))
+        return y.squeeze(-1)
 
 
 def record(folder: Path, options: Mapping[str, Any], level: str) -> Path:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import pairwise
 
 from msprobe.compare.matching.module_paths import shared_paths
 from msprobe.dump.facts import Facts
 
-_Modules = dict[str, dict[Hashable, str]]
+# Path of a module → shape and checksum of each of its own parameters → its name.
+_Modules = dict[str, dict[tuple[tuple[int, ...], str], str]]
 
 
 def renamed_modules(target: Facts | None, reference: Facts | None) -> dict[str, str]:
@@ -17,7 +19,8 @@ def renamed_modules(target: Facts | None, reference: Facts | None) -> dict[str, 
 
     They are those of modules that hold the same parameters when a step starts, and of these
     parameters. Of several that hold the same (ones and zeros), those whose own names agree belong
-    together in their order.
+    together in their order. What is left between two such modules belongs together in its order,
+    if the shapes agree: one of them was changed.
     """
     own, others = _parameters(target), _parameters(reference)
     if own.keys() == others.keys():
@@ -26,6 +29,7 @@ def renamed_modules(target: Facts | None, reference: Facts | None) -> dict[str, 
     known = {*of_target.values()} & {*of_reference.values()}
     own = {path: held for path, held in own.items() if of_target[path] not in known}
     others = {path: held for path, held in others.items() if of_reference[path] not in known}
+    orders = list(own), list(others)
     found: dict[str, str] = {}
     for by_name in (False, True):
         partners = _by_content(others, by_name=by_name)
@@ -37,12 +41,31 @@ def renamed_modules(target: Facts | None, reference: Facts | None) -> dict[str, 
                 found[path] = other
                 held = others.pop(other)
                 found |= {name: held[key] for key, name in own.pop(path).items()}
+    for path, other in _between(*orders, found) if found else ():
+        changed, into = own[path], others.get(other, {})
+        if [shape for shape, _ in changed] == [shape for shape, _ in into]:
+            found |= {path: other, **dict(zip(changed.values(), into.values(), strict=True))}
     return found
 
 
+def _between(
+    target: Sequence[str], reference: Sequence[str], found: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """Return pairs of the modules that are left, where as many are between the same neighbours."""
+    places = {path: place for place, path in enumerate(reference)}
+    anchors = [(-1, -1)]
+    anchors += [(i, places[found[path]]) for i, path in enumerate(target) if path in found]
+    anchors.append((len(target), len(reference)))
+    pairs: list[tuple[str, str]] = []
+    for (begin, other_begin), (end, other_end) in pairwise(anchors):
+        left = target[begin + 1 : end], reference[other_begin + 1 : other_end]
+        if len(left[0]) == len(left[1]):
+            pairs += zip(*left, strict=True)
+    return pairs
+
+
 def _parameters(facts: Facts | None) -> _Modules:
-    """Return path of a module → shape and checksum of each of its own parameters → its name."""
-    found: defaultdict[str, dict[Hashable, str]] = defaultdict(dict)
+    found: defaultdict[str, dict[tuple[tuple[int, ...], str], str]] = defaultdict(dict)
     columns = None if facts is None else facts.parameters
     if columns is None:
         return {}

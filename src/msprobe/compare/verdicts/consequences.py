@@ -86,7 +86,7 @@ class Consequences:
                 users = [user for row in begun for user in self._users(row)]
                 followed = [user for user in users if call.pair.name in self._parents(user)]
             else:
-                chain[top.start] = top is not call and self._has_other_differences(top, chain)
+                chain[top.start] = top is not call and self._has_other_differences(top, chain, call)
                 if chain[top.start] and top.is_matched:
                     if not self._shows_inside(top):  # no call inside takes it in
                         unknown.add(top.operator.name)
@@ -138,11 +138,12 @@ class Consequences:
             yield parent
             parent = self._calls.parent_of(parent, is_target=is_target)
 
-    def _has_other_differences(self, call: Call, chain: Mapping[int, bool]) -> bool:
+    def _has_other_differences(self, call: Call, chain: Mapping[int, bool], begin: Call) -> bool:
         """Return whether a call is given something that differs for another reason.
 
         Args:
             call: the call.
+            begin: the first of the chain.
             chain: the calls that it may be fed by, and whether they are.
         """
         rows = self._calls.rows
@@ -158,8 +159,7 @@ class Consequences:
                     return True
                 for each in made:
                     maker = self._calls.of(each)
-                    is_other = each.status.is_difference if maker.is_matched else _begins(each)
-                    if chain.get(maker.start, is_other):
+                    if chain.get(maker.start, _is_other(each, begin)):
                         return True
                     if not (maker.is_matched or maker.start in chain or maker.start in seen):
                         seen.add(maker.start)
@@ -196,8 +196,14 @@ def is_constant(row: Row) -> bool:
     )
 
 
-def _begins(row: Row) -> bool:
-    return row.origin is Origin.INTRODUCED
+def _is_other(row: Row, begin: Call) -> bool:
+    """Return whether a result differs on its own; calls of the other side alone belong together."""
+    if row.pair.is_matched:
+        return row.status.is_difference
+    is_of_one_side = not begin.is_matched and (row.pair.target is None) is (
+        begin.pair.target is None
+    )
+    return row.origin is Origin.INTRODUCED and is_of_one_side
 
 
 def _has_agreeing_result(call: Call) -> bool:

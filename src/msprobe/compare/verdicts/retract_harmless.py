@@ -92,9 +92,10 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
 
 
 def _leave_to_others(hidden: Sequence[Row], rows: Sequence[Row]) -> None:
-    """Clear what may be without consequence where something else is blamed for a result."""
+    """Clear what may be without consequence where something else is blamed with a reason."""
     own = set(map(id, hidden))
-    if any(row.origin is Origin.INTRODUCED and id(row) not in own for row in rows):
+    blamed = (row for row in rows if row.origin is Origin.INTRODUCED and id(row) not in own)
+    if any(row.cause not in _WITHOUT_REASON for row in blamed):
         for row in hidden:
             if row.origin is not None:
                 row.origin, row.cause = None, Cause.HIDDEN_EFFECT
