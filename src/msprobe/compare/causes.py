@@ -98,6 +98,10 @@ class Cause(WordedEnum):
     NO_GRADIENT = "no_gradient", "no gradient flows here on one side"
     CUT_HERE = "cut_here", "the forward call's result does not require a gradient"
     CUT_BEFORE = "cut_before", "the forward pass cut the graph before this call"
+    DETACHED = (
+        "detached",
+        "the forward call is given it without a gradient in the {}: detached, or under no_grad",
+    )
 
     # Calls that only one side makes
     USED_CALL = "used_call", "only the {} makes this call, and what uses its result differs"

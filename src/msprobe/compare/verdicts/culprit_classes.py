@@ -256,7 +256,8 @@ def culprit_words(culprit: Culprit) -> str:
         if row.cause is Cause.NAN_CALL:
             return f"only the {own} calls {where}, which makes NaN"
         if culprit.kind == "backward":
-            return f"no gradient gets to {where}, in the {other}"
+            why = f": {reason}" if row.cause is Cause.DETACHED else ""
+            return f"no gradient gets to {where}, in the {other}{why}"
         if culprit.kind == "parameter_grad":
             return f"{row.value.slot} of {where} gets no gradient in the {other}"
         if _is_lone_cast(culprit):

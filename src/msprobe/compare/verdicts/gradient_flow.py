@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import count
 from typing import Final
 
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Matched, Missing, Origin, Row, Status
+from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import backward_bound, exact_operand, operand_of
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
     inherit,
+    lacking_side,
     lost_gradient,
     mark,
     settle_as_close,
@@ -35,6 +36,8 @@ from msprobe.dump.values import Role, Value
 _SUM_GROWTH: Final = 4.0
 # A loss such as a logarithm near zero enlarges more; so far apart it is not told from a fault.
 _DOUBTFUL: Final = 0.01
+# Calls to look at behind an input without a gradient.
+_FARTHEST: Final = 200
 
 
 class GradientFlow:
@@ -118,8 +121,7 @@ class GradientFlow:
         elif not shares and state.may_inherit(row):
             state.inherit_unrecorded(row)
         elif not isinstance(row, Matched):
-            side = "target" if isinstance(row, Missing) else "reference"
-            mark(row, Origin.INTRODUCED, Cause.NO_PARAMETER_GRADIENT, side)
+            mark(row, Origin.INTRODUCED, Cause.NO_PARAMETER_GRADIENT, lacking_side(row))
         else:
             mark(row, Origin.INTRODUCED, Cause.ACCUMULATED)
 
@@ -227,12 +229,16 @@ class GradientFlow:
             return False
         cut = any(lost_gradient(row) for row in forward.outputs)
         lost_before = self._lost_before(forward)
+        lost = next((row for row in forward.inputs if lost_gradient(row)), None)
+        detached = None if lost is None else _side_without(lost)
         explained = state.has_difference and not cut
         for row in call.rows:
             if not row.status.is_difference:
                 continue
             if explained or lost_before:
                 row.origin = Origin.INHERITED
+            elif cut and detached is not None:
+                mark(row, Origin.INTRODUCED, Cause.DETACHED, detached)
             elif cut:
                 mark(row, Origin.INTRODUCED, Cause.CUT_HERE)
             elif row.value.is_tensor:
@@ -250,8 +256,10 @@ class GradientFlow:
             return False
         place = row.value.argument
         for incoming in forward.inputs:
-            if incoming.value.argument != place or not lost_gradient(incoming):
+            if incoming.value.argument != place:
                 continue
+            if not lost_gradient(incoming):
+                return self._is_cut_behind(incoming)
             makers = state.flow.makers(incoming)
             if self._unmatched.blame_cut({*makers.target, *makers.reference}):
                 return True
@@ -260,6 +268,34 @@ class GradientFlow:
             if common is not None and lost_gradient(state.rows[common]):
                 return self._has_backward(state.calls.of(state.rows[common]))
         return False
+
+    def _is_cut_behind(self, row: Row) -> bool:
+        """Return whether a call that a value comes from was given something without a gradient.
+
+        A backward pass that asks for some gradients only passes over what does not lead to them.
+        """
+        state = self._state
+        sources = self._makers_of_inputs
+        first = state.flow.makers(row).common
+        if first is None:
+            return False
+        call = state.calls.of(state.rows[first])
+        behind = (call, *(maker for _, maker in state.upstream(call, sources, _FARTHEST)))
+        return any(lost_gradient(each) for one in behind for each in one.inputs)
+
+    def _makers_of_inputs(self, call: Call) -> Iterator[tuple[Row, int]]:
+        for row in call.inputs:
+            common = self._state.flow.makers(row).common if row.holds_tensor else None
+            if common is not None:
+                yield row, common
+
+    def is_detached(self, call: Call, row: Row) -> bool:
+        """Return whether the forward call was given a gradient's input without one on one side."""
+        forward = self._state.calls.forward_of(call)
+        return forward is not None and any(
+            incoming.value.argument == row.value.argument and lost_gradient(incoming)
+            for incoming in forward.inputs
+        )
 
     def _has_backward(self, forward: Call) -> bool:
         """Return whether the backward record of a call exists on one side, to be blamed itself."""
@@ -384,3 +420,8 @@ def _values(rows: Iterable[Row]) -> list[Value]:
 def _doubtful(row: Row) -> float:
     """Return how far a gradient may be apart and still be what becomes of rounding."""
     return _DOUBTFUL if len({value.dtype for value in row.values}) == 1 else math.inf
+
+
+def _side_without(row: Row) -> str:
+    """Return the side where a value requires no gradient, in words."""
+    return "reference" if row.value.requires_grad else "target"

@@ -36,6 +36,7 @@ from msprobe.compare.verdicts.origin_state import (
     OriginState,
     StartState,
     inherit,
+    lacking_side,
     lost_gradient,
     mark,
     name_of,
@@ -440,6 +441,8 @@ class _Search:
             mark(row, Origin.INHERITED)
         elif call.is_backward and self._gradients.explains_missing_gradient(call, row):
             mark(row, Origin.INHERITED, Cause.CUT_BEFORE)
+        elif call.is_backward and self._gradients.is_detached(call, row):
+            mark(row, Origin.INTRODUCED, Cause.DETACHED, lacking_side(row))
         else:
             mark(row, Origin.INTRODUCED)
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Final
 
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Origin, Row, Status
+from msprobe.compare.model import Matched, Missing, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.buffers import kept_values
 from msprobe.compare.training.facts_pair import FactsPair
@@ -293,3 +293,9 @@ def lost_gradient(row: Row) -> bool:
     """Return whether a value requires a gradient on one side only."""
     flags = {value.requires_grad for value in row.values}
     return flags == {True, False}
+
+
+def lacking_side(row: Row) -> str:
+    """Return the side that lacks a value, in words."""
+    is_target = isinstance(row, Missing) or (isinstance(row, Matched) and row.target.is_null)
+    return "target" if is_target else "reference"

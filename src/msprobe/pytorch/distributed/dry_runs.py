@@ -2,8 +2,8 @@
 """Leaving out the calls with which a pipeline stage learns its shapes.
 
 Before its first micro-batch each stage of ``torch.distributed.pipelining`` runs its module, and the
-last one the loss and its gradients, with memory that nobody has filled. What these calls see differs
-from run to run and may be NaN; no number of the training comes from it.
+last one the loss and its gradients, with memory that nobody has filled. What these calls see is
+another one in each run and may be NaN; no number of the training comes from it.
 """
 
 from __future__ import annotations

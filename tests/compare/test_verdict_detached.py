@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that one side takes without their gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from builders.recordings import recording  # noqa: E402
+from msprobe.compare.options import CompareOptions  # noqa: E402
+from msprobe.compare.run import run_comparison  # noqa: E402
+
+pytestmark = [pytest.mark.torch]
+
+
+class Flow(nn.Module):
+    """A scale and a shift; the logarithm of the scale is a term of the loss."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.net, self.own = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+        self.place = place
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scale = self.net(x).tanh()
+        y = x * scale.exp() - (scale.detach() if self.place == "argument" else scale)
+        if self.place == "behind":
+            scale = scale.detach()
+        return y, scale.sum(1) + self.own.sum()
+
+
+def recorded(folder: Path, place: str) -> Path:
+    torch.manual_seed(2)
+    model = Flow(place)
+    with recording(folder, "mix") as observed:
+        for x in torch.randn(2, 5, 4):
+            with observed.step_of(model):
+                x.requires_grad_()
+                y, logarithm = model(x)
+                # A first backward pass that asks for the gradient of the data alone.
+                (slope,) = torch.autograd.grad(logarithm.sum() + y.sum(), x, create_graph=True)
+                (y.square().sum() + slope.square().sum()).backward()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("place", "call"), [("argument", "Tensor.__sub__.0.backward"), ("behind", "Tensor.sum.")]
+)
+def test_what_is_detached_is_said_to_be(tmp_path: Path, place: str, call: str) -> None:
+    sides = recorded(tmp_path / "target", place), recorded(tmp_path / "reference", "")
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == "gradient"
+    assert call in verdict["sentence"]
+    assert "without a gradient in the target: detached" in verdict["sentence"]
