@@ -25,6 +25,7 @@ from msprobe.compare.training.facts_pair import (
 from msprobe.compare.training.gradients import has_same_training
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.verdicts.calls import Calls
+from msprobe.compare.verdicts.computed_before import ComputedBefore, is_of_structure
 from msprobe.compare.verdicts.data_flow import DataFlow
 from msprobe.compare.verdicts.history import UPDATE_GROWTH, History, parameter_of
 from msprobe.compare.verdicts.origin_state import mark
@@ -86,6 +87,8 @@ class Across:
                             comparison.lone_call = history.maker_of(row, comparison.step)
                     elif row.cause is Cause.OUTSIDE and history.handed_on(row):
                         mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
+                if is_updated:
+                    _inherit_structure(comparison, history)
             _inherit_updates(comparison, training)
             _inherit_own_updates(comparison, own)
             history.add(comparison)
@@ -95,6 +98,18 @@ class Across:
             _settle_ranks(ranks)
         for comparison in ranks:
             comparison.proof = prove(comparison)
+
+
+def _inherit_structure(comparison: RankComparison, history: History) -> None:
+    """Explain calls of one side alone inside modules that an earlier step shows to be the same."""
+    if history.same_inside is None:
+        return
+    step, modules = history.same_inside
+    inside = ComputedBefore(comparison)
+    for row in comparison.rows:
+        is_inherited = row.origin is Origin.INHERITED and is_of_structure(row)
+        if is_inherited and inside.explains(row, modules):
+            row.cause, row.subject = Cause.HARMLESS_BEFORE, str(step)
 
 
 class _Updates:

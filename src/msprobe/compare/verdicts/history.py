@@ -11,6 +11,7 @@ from typing import Final
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.verdicts.computed_before import ComputedBefore
 from msprobe.compare.verdicts.data_flow import fingerprint, fingerprints
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.dump.values import Role
@@ -39,6 +40,8 @@ class History:
         worst_error: the largest of them.
         results: pairs of values that calls outside the model made: what an optimizer keeps.
         harmless: what one side alone has without consequence → the first such step.
+        same_inside: the first step in which nothing differed with consequence, and the modules that
+            compute the same by other calls in it.
         alone: (whether the target made it, a value) → the call without a partner that made it.
     """
 
@@ -50,6 +53,7 @@ class History:
     worst_error: float = 0.0
     results: set[Hashable] = field(default_factory=set)
     harmless: dict[tuple[bool, str], int] = field(default_factory=dict)
+    same_inside: tuple[int, set[str]] | None = None
     alone: dict[tuple[bool, Hashable], Clue] = field(default_factory=dict)
 
     def add(self, comparison: RankComparison) -> None:
@@ -92,6 +96,10 @@ class History:
         for row in comparison.rows:
             if row.cause in _HARMLESS and not isinstance(row, Matched):
                 self.harmless.setdefault(_alone(row), comparison.step)
+        if self.same_inside is not None or all(pair.is_matched for pair in comparison.pairs):
+            return
+        if all(row.origin is None for row in comparison.rows):
+            self.same_inside = comparison.step, ComputedBefore(comparison).modules()
 
     def harmless_step(self, row: Row) -> int | None:
         """Return a step in which one side alone had the same, without consequence."""

@@ -188,7 +188,7 @@ def _kind_of(comparison: RankComparison, row: Row) -> JumpKind | None:
         return JumpKind.STEP
     if row.cause in _UNTRACED:
         return JumpKind.UNTRACED
-    if row.status is Status.DIFFERS or not row.holds_tensor:
+    if row.status is Status.DIFFERS or not row.holds_tensor or row.cause is Cause.HARMLESS_BEFORE:
         return None
     if row.pair.is_matched:
         return JumpKind.STRUCTURE
