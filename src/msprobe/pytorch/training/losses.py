@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
@@ -45,6 +45,7 @@ class Losses:
         "_fact_of",
         "_scale_of",
         "_session",
+        "_tells_operations",
         "count",
         "is_asleep",
         "is_installed",
@@ -55,6 +56,8 @@ class Losses:
         session: Session,
         scale_of: Callable[[torch.Tensor], torch.Tensor | None] | None = None,
         fact_of: Callable[[torch.Tensor], Callable[..., Loss] | None] = lambda _: Loss,
+        *,
+        tells_operations: bool = True,
     ) -> None:
         """Create it.
 
@@ -62,10 +65,12 @@ class Losses:
             session: gets the values, and learns of exceptions.
             scale_of: returns what a root was multiplied by; its value is then told without that.
             fact_of: returns what makes the fact of a root; None to leave it out.
+            tells_operations: whether the facts name the operations that made the roots.
         """
         self._session = session
         self._fact_of = fact_of
         self._scale_of = scale_of
+        self._tells_operations = tells_operations
         self.is_installed = self.is_asleep = False
         self.count = 0
         self._entries = 0
@@ -115,7 +120,7 @@ class Losses:
                 micro=micro,
                 shape=shape_of(root),
                 dtype=str(root.dtype),
-                made_by=_made_by(root),
+                made_by=_made_by(root) if self._tells_operations else [],
             )
             scale = None if self._scale_of is None else self._scale_of(root)
             prints = [print_] if scale is None else [print_, Fingerprint(scale.detach())]
@@ -150,8 +155,8 @@ def _numbers(node: Any) -> str:
 
     Tensors, which have a raw form as well, are not touched: that may call a user's hook.
     """
-    kept = dir(node)
-    names = (name for name in kept if name.startswith(_SAVED) and f"_raw{name}" not in kept)
+    # Nodes of a user's function have attributes of their own, those of torch have none.
+    names = _names(node) if hasattr(node, "__dict__") else _names_of_kind(type(node))
     values = ((name.removeprefix(_SAVED), getattr(node, name)) for name in names)
     told = [
         f"{name}={value - _UNSIGNED if value >= _UNSIGNED // 2 else value}"
@@ -159,3 +164,12 @@ def _numbers(node: Any) -> str:
         if isinstance(value, int | float)
     ]
     return f"({', '.join(told)})" if told else ""
+
+
+def _names(node: object) -> list[str]:
+    """Return the names of what a node, or a kind of them, keeps besides tensors."""
+    kept = dir(node)
+    return [name for name in kept if name.startswith(_SAVED) and f"_raw{name}" not in kept]
+
+
+_names_of_kind: Final = lru_cache(maxsize=256)(_names)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from types import FrameType
 from typing import Any, Final
 
@@ -53,7 +54,7 @@ class SignatureObserver:
         self._roots: frozenset[int] = frozenset()
         self._begun: object = None
         self._data = ModelCalls(session, batch_index)
-        self._losses = Losses(session)
+        self._losses = Losses(session, tells_operations=False)
         self._backward = BackwardEntry()
         self._optimizers = OptimizerSteps(session, lambda _: lambda: None, self._draft_of)
         self._parameters = _Parameters()
@@ -103,6 +104,9 @@ class SignatureObserver:
         gradient = no_prints(len(names))
         for places, prints in self._gradients:
             found = prints.wait()
+            if len(self._gradients) == 1 and places == list(range(len(names))):
+                gradient = found
+                break
             earlier = gradient["checksum"][places]
             gradient[places] = found
             # An optimizer may step several times.
@@ -116,7 +120,8 @@ class SignatureObserver:
         self._session.undo.callback(hook.remove)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self.enter(module, args, sys._getframe(1))
+        if self._sees_inside or id(module) in self._roots:
+            self.enter(module, args, sys._getframe(1))
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
         """Take the data of a call of a model that begins.
@@ -239,6 +244,11 @@ class _Parameters:
         before = np.concatenate([reading.wait() for reading in self._before])
         # What is not trained is read again only if it seems to have changed.
         after = TensorPrints(self._tensors, self._known, Ask.FROZEN).wait()
-        types = [str(tensor.dtype).removeprefix("torch.") for tensor in self._tensors]
+        types = [_name_of(tensor.dtype) for tensor in self._tensors]
         self._tensors, self._before = [], []
         return self._names, types, before, after
+
+
+@cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

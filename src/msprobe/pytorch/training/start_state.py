@@ -218,6 +218,8 @@ def modes_of(contents: ModelContents, with_grad: bool) -> Modes:
 def autocast_types() -> Iterator[tuple[str, str]]:
     """Yield the devices on which autocast is on, with the type that it computes in."""
     for device in ("cpu", "cuda", "npu", "xpu"):
+        if not hasattr(torch, device):  # quicker than the exception
+            continue
         try:
             if torch.is_autocast_enabled(device):
                 yield device, str(torch.get_autocast_dtype(device))
