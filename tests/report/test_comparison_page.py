@@ -277,7 +277,9 @@ def test_only_rounding_that_is_proved_has_no_alarming_badge(open_page, confidenc
 
 def test_the_badge_is_in_the_line_of_a_long_sentence_that_leads_to_its_call(open_page):
     page = open_page(transformer(6).frame, verdict={**VERDICT, "sentence": "a word or two " * 20})
-    assert page.locator(".headline").bounding_box()["y"] <= page.locator(".badge").bounding_box()["y"]
+    assert (
+        page.locator(".headline").bounding_box()["y"] <= page.locator(".badge").bounding_box()["y"]
+    )
 
 
 def test_the_words_of_differences_without_an_origin_are_explained(open_page):
