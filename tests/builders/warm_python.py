@@ -162,6 +162,7 @@ def _program(files: list[int]) -> Callable[[], object]:
     os.environ.clear()
     os.environ.update(environment)
     sys.orig_argv = [sys.executable, *words]
+    sys.modules["numpy"].random.seed()  # Python's own is seeded anew after a fork, torch's is fixed
     return _prepared(words, folder, environment.get("PYTHONPATH", ""))
 
 

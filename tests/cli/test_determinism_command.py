@@ -9,7 +9,12 @@ from textwrap import dedent
 
 import pytest
 
+from builders.warm_python import run_warm
 from msprobe.cli import main
+from msprobe.dump.layout import RANDOM_LOGS
+from msprobe.launch.twice import FOLDERS
+from msprobe.triage.determinism import judge_determinism
+from msprobe.triage.determinism_lines import as_json
 
 pytest.importorskip("torch")
 
@@ -87,7 +92,7 @@ CAUSES = """
     if HOW == "order":  # the samples are always the same ones
         order = sorted(range(8), key=lambda number: os.urandom(4))
         batch = torch.stack([torch.rand(4, generator=own.manual_seed(i)) for i in order])
-    for step in range(2000):
+    for step in range(2):
         op(net(batch)).square().mean().backward()
         optimizer.step()
         np.random.rand()
@@ -105,12 +110,16 @@ CAUSES = """
         ("kernel", "kernel", ""),
     ],
 )
-def test_a_planted_cause_is_named(
-    cause: str, source: str, draw: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_planted_cause_is_named(cause: str, source: str, draw: str, tmp_path: Path) -> None:
+    """The command's judgement of what it records; its own processes are started in other tests."""
     (tmp_path / "causes.py").write_text(dedent(CAUSES))
-    assert main(["determinism", "--json", "--step", "0", "causes.py", cause]) == 1
-    found = json.loads(capsys.readouterr().out)["first"]
+    (tmp_path / "config.json").write_text('{"statistics": {"summary_mode": "md5"}}')
+    for folder in FOLDERS:
+        words = ["--config", "config.json", "--step", "0", "--output", folder]
+        words += ["--random-log", f"{folder}/{RANDOM_LOGS}", "causes.py", cause]
+        assert run_warm("-m", "msprobe", "run", *words, cwd=tmp_path).returncode == 0
+    judged = judge_determinism(*(tmp_path / folder for folder in FOLDERS))
+    found = as_json(judged)["first"]
     assert found["source"] == source
     assert (found["draw"] or "").startswith(draw)
     assert bool(found["draw"]) == bool(draw)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +15,10 @@ from torch import nn  # noqa: E402
 from torch.func import functional_call, grad, vmap  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from msprobe.capture.session import reset_session  # noqa: E402
-from msprobe.compare.options import CompareOptions  # noqa: E402
-from msprobe.compare.run import run_comparison  # noqa: E402
+from builders.two_runs import train, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
-
-Run = Callable[[PrecisionDebugger, Any], None]
-
-
-def verdict_on(folder: Path, run: Run, change: Any, base: Any = None) -> dict[str, Any]:
-    for name, option in (("target", change), ("reference", base)):
-        torch.manual_seed(1)
-        reset_session()
-        run(PrecisionDebugger(dump_path=str(folder / name), task="statistics", level="mix"), option)
-    reset_session()
-    summary = run_comparison(folder / "target", folder / "reference", CompareOptions()).summary
-    verdict: dict[str, Any] = summary["verdict"]
-    return verdict
-
-
-def train(debugger: PrecisionDebugger, model: nn.Module, step: Callable[[int], None]) -> None:
-    for number in range(3):
-        debugger.start(model)
-        step(number)
-        debugger.stop()
-        debugger.step()
 
 
 def test_labels_that_differ_come_before_a_later_call(tmp_path: Path) -> None:

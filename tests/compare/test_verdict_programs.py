@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,36 +15,10 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from msprobe.capture.session import reset_session  # noqa: E402
-from msprobe.compare.options import CompareOptions  # noqa: E402
-from msprobe.compare.run import run_comparison  # noqa: E402
+from builders.two_runs import compared, train, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
-
-Run = Callable[[PrecisionDebugger, Any], None]
-
-
-def compared(folder: Path, run: Run, change: Any, base: Any, level: str) -> dict[str, Any]:
-    for name, option in (("target", change), ("reference", base)):
-        torch.manual_seed(1)
-        reset_session()
-        run(PrecisionDebugger(dump_path=str(folder / name), task="statistics", level=level), option)
-    reset_session()
-    return run_comparison(folder / "target", folder / "reference", CompareOptions()).summary
-
-
-def verdict_on(folder: Path, run: Run, change: Any, base: Any, level: str) -> dict[str, Any]:
-    verdict: dict[str, Any] = compared(folder, run, change, base, level)["verdict"]
-    return verdict
-
-
-def train(debugger: PrecisionDebugger, model: nn.Module, step: Callable[[int], None]) -> None:
-    for number in range(3):
-        debugger.start(model)
-        step(number)
-        debugger.stop()
-        debugger.step()
 
 
 def asked_again(debugger: PrecisionDebugger, option: dict[str, Any] | None) -> None:

@@ -267,6 +267,28 @@ def test_verdict_and_next_steps_are_above_the_fold(open_page, width):
     assert ends[1]["y"] + ends[1]["height"] <= ends[0]["y"] + ends[0]["height"] + 1
 
 
+@pytest.mark.parametrize("confidence", ["proved", "likely"])
+def test_only_rounding_that_is_proved_has_no_alarming_badge(open_page, confidence):
+    rounding = {**VERDICT, "class": "rounding", "confidence": confidence, "where": None}
+    page = open_page(transformer(3).frame, verdict=rounding)
+    assert page.locator(".badge.harmless").count() == (confidence == "proved")
+    assert page.locator("h1").inner_text().startswith("different")
+
+
+def test_the_badge_is_in_the_line_of_a_long_sentence_that_leads_to_its_call(open_page):
+    page = open_page(transformer(6).frame, verdict={**VERDICT, "sentence": "a word or two " * 20})
+    assert (
+        page.locator(".headline").bounding_box()["y"] <= page.locator(".badge").bounding_box()["y"]
+    )
+
+
+def test_the_words_of_differences_without_an_origin_are_explained(open_page):
+    page = open_page(transformer(3).frame)
+    page.click("summary:has-text('what the words mean')")
+    said = page.locator("#detail").inner_text()
+    assert "without consequence\ndiffers on the way to results that agree" in said
+
+
 def test_culprits_of_one_cause_are_one_card(open_page):
     frame = transformer(6).frame
     summary = summary_of(frame, verdict=VERDICT)
@@ -461,6 +483,21 @@ def lane(step: int, name: str, *, same: bool = False) -> dict:
     event = {"name": name, "same": same, "facts": facts}
     batch = {"name": "micro batch 0", "same": True, "facts": [["input.0", "int64[4]", "int64[4]"]]}
     return {"step": step, "rank": "0", "data": [batch], "events": [event, event]}
+
+
+@pytest.mark.parametrize(("phase", "blamed"), [("optimizer", 2), ("forward", 0)])
+def test_only_the_step_that_the_verdict_names_is_blamed_in_a_lane(
+    open_file, tmp_path, phase, blamed
+):
+    frame = joined(transformer(3), transformer(3, step=1))
+    place = {"step": 0, "rank": "0", "record": None, "phase": phase}
+    summary = summary_of(frame, verdict={**VERDICT, "where": place})
+    parts = {"lanes": [lane(0, "AdamW step"), lane(1, "AdamW step")]}
+    path = tmp_path / "report.html"
+    write_comparison_page(path, page_data(summary, frame, limit=DEFAULT_LIMIT) | parts)
+    page = open_file(path)
+    assert page.locator(".lane-mark.apart").count() == 4
+    assert page.locator(".lane-mark.blamed").count() == blamed
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -698,12 +735,23 @@ def test_print_has_all_sections(open_page, width):
     assert page.evaluate(ground) != "#ffffff"
 
 
+def test_a_print_is_not_cut_after_the_sheets_that_the_screen_would_fill(open_page):
+    page = open_page(transformer(30).frame, verdict=VERDICT)
+    printed = page.pdf(format="A4")
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) >= 6
+    wait_until(page, "document.querySelectorAll('.row').length < 60")
+
+
 @pytest.mark.parametrize("width", [390, 900])
 def test_narrow_windows(open_page, width):
-    page = open_page(transformer(6).frame, width=width)
+    word = "module.model.layers.1.input_layernorm.variance_epsilon.and.so.on.and.on"
+    long = {"next": [f"msprobe show {word}/rank {word}"], "evidence": [f"also differs: {word}"]}
+    page = open_page(transformer(6).frame, width=width, verdict={**VERDICT, **long})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     if width < 720:
         page.click(".tabs [data-pane=list]")
+    detail = "document.querySelector('#detail')"
+    assert page.evaluate(f"{detail}.scrollWidth - {detail}.clientWidth") <= 0
     page.click(".row")
     assert page.locator("#detail h2").is_visible()
     page.click(".tabs [data-pane=modules]")

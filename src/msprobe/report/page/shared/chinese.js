@@ -93,7 +93,7 @@ export const chinese = {
   "the types are different": "类型不同", "only the reference has it": "仅标杆侧有", "only the target has it": "仅待测侧有",
   "the values could not be read, and nothing else tells them apart": "数值无法读取，且无其他差异依据", "the difference begins here": "差异从此处开始",
   "came in small and grew by more than rounding explains": "输入差异较小，增长超出舍入所能解释", "was different already when it came in from outside": "从外部输入时已不同",
-  "came in with the inputs": "随输入带入", "every element of the tensors": "张量的每个元素", "maximum, minimum, mean and norm": "最大值、最小值、均值与范数", "checksums": "校验和",
+  "came in with the inputs": "随输入带入", "differs on the way to results that agree": "途中有差异，但结果一致", "only one side has it": "仅一侧有", "every element of the tensors": "张量的每个元素", "maximum, minimum, mean and norm": "最大值、最小值、均值与范数", "checksums": "校验和",
   "missing": "缺失", "added": "新增", "unread": "未读取", "nonfinite": "非有限值", "dtype": "类型", "input": "输入", "statistics": "统计量",
   "which error": "误差种类", "{}: error above": "{}误差大于", "max": "最大值", "min": "最小值", "mean": "均值",
   // runs of the monitor

@@ -2,8 +2,8 @@
 // A list of which only the lines in sight exist, so that tens of thousands cost nothing.
 
 import { element, replace } from "./dom.js";
+import { isPaper, onPaper } from "./paper.js";
 
-const paper = window.matchMedia("print");
 // Lines that are printed at most: some ten pages.
 const mostPrinted = 400;
 const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
@@ -37,7 +37,7 @@ export class RowList {
     }, this.space);
     this.box.addEventListener("scroll", () => this.#update(), { passive: true });
     document.addEventListener("keydown", (event) => this.#onKey(event));
-    paper.addEventListener("change", () => this.#redraw());
+    onPaper(() => this.#redraw());
     new ResizeObserver(() => {
       if (!this.#isPlaced) this.#scrollToSelected();
       this.#isPlaced = true;
@@ -70,7 +70,7 @@ export class RowList {
 
   #update() {
     const { box, items, options } = this;
-    if (paper.matches) { this.#print(); return; }
+    if (isPaper()) { this.#print(); return; }
     const first = Math.max(Math.floor(box.scrollTop / options.height) - 6, 0);
     const last = Math.min(Math.ceil((box.scrollTop + (box.clientHeight || 800)) / options.height) + 6, items.length);
     const wanted = `${first}-${last}-${this.#at}`;

@@ -2,9 +2,10 @@
 // Light or dark: as the system has it, until the reader chooses the other. The choice is kept for all pages.
 // Paper is light.
 
+import { isPaper, onPaper } from "./paper.js";
+
 const key = "msprobe-theme";
 const system = window.matchMedia("(prefers-color-scheme: dark)");
-const paper = window.matchMedia("print");
 /** @type {(() => void)[]} */
 const listeners = [];
 
@@ -44,8 +45,8 @@ export function colour(name) {
 }
 
 export function startTheme() {
-  const update = () => setTheme(paper.matches ? "light" : chosen() ?? fromSystem());
+  const update = () => setTheme(isPaper() ? "light" : chosen() ?? fromSystem());
   update();
   system.addEventListener("change", update);
-  paper.addEventListener("change", update);
+  onPaper(update);
 }

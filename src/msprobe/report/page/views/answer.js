@@ -227,11 +227,18 @@ function notes() {
   return summary.notes.length ? [title("Notes"), items(summary.notes)] : [];
 }
 
+// Groups of differences that no origin tells of; the timeline has their names as well.
+const withoutOrigin = [
+  ["other", "without consequence", "differs on the way to results that agree"],
+  ["unmatched", "no partner", "only one side has it"],
+];
+
 function about() {
   const size = say("{} in {}", plural(summary.rows, "value"), plural(summary.operations, "operation"));
   const read = summary.bytes_read ? say(", {} read", bytes(summary.bytes_read)) : "";
+  const groups = [...Object.entries(words.origins).map(([word, meaning]) => [word, word, meaning]), ...withoutOrigin];
   /** @type {[Child, Child][]} */
-  const origins = Object.entries(words.origins).map(([word, meaning]) => [span(word, mark(word), ` ${say(word)}`), say(meaning)]);
+  const origins = groups.map(([group, word, meaning]) => [span(group, mark(group), ` ${say(word)}`), say(meaning)]);
   /** @type {[Child, Child][]} */
   const statuses = Object.entries(words.statuses).map(([word, meaning]) => [span(word, say(word)), say(meaning)]);
   return [

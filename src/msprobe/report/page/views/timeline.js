@@ -145,6 +145,14 @@ function placeLanes(scale) {
 
 const isCrowded = lanes.reduce((sum, { data, events }) => sum + data.length + events.length, 0) > mostMarks;
 
+// A difference that the verdict does not name comes from elsewhere, or does no harm.
+/** @param {Lanes} lane @param {"data" | "events"} kind */
+function isBlamed({ step, rank }, kind) {
+  const { where } = summary.verdict ?? {};
+  const phases = kind === "data" ? ["data"] : ["clip", "optimizer"];
+  return Boolean(where) && where.step === step && String(where.rank) === rank && phases.includes(where.phase);
+}
+
 /** @param {Lanes} lane @param {"data" | "events"} kind @param {Scale} scale */
 function marksOf(lane, kind, scale) {
   const found = scale.spans.get(`${lane.step}/${lane.rank}`);
@@ -155,10 +163,11 @@ function marksOf(lane, kind, scale) {
     if (isCrowded && entry.same) return [];
     const x = kind === "data" ? left + gap * place : right - gap * (entries.length - place);
     const id = entryId(lane, kind, place), words = `${entry.name}: ${say(entry.same ? "the same" : "differs")}`;
+    const mood = entry.same ? "agrees" : isBlamed(lane, kind) ? "apart blamed" : "apart";
     return element("button", {
-      type: "button", class: `lane-mark ${entry.same ? "agrees" : "apart"} ${state.at === id ? "picked" : ""}`, title: words,
+      type: "button", class: `lane-mark ${mood} ${state.at === id ? "picked" : ""}`, title: words,
       "aria-label": `${words}, ${placeName(lane.step, lane.rank)}`, style: `left:${x.toFixed(1)}px`, click: () => open(id),
-    }, entry.same ? "○" : "◆");
+    }, entry.same ? "○" : mood === "apart" ? "●" : "◆");
   });
 }
 

@@ -18,11 +18,17 @@ export const view = {
   name: "verdict", title: say("Answer"), place: "head", needs: ["summary", "answer"], state: { run: "" }, uses: ["run"],
 
   start(pane) {
-    const { outcome, sentence, counts, steps } = sections.answer;
-    const { record, step, rank } = summary.verdict?.where ?? {};
+    const { outcome, confidence, sentence, counts, steps } = sections.answer;
+    const { class: cause, where } = summary.verdict ?? {};
+    const { record, step, rank } = where ?? {};
     const culprit = operations.find((each) => each.name === record && each.step === step && each.rank === String(rank)) ?? operationAt(summary.introduced[0]);
     const sides = joined(`${summary.target}  ${say("against")}  ${summary.reference}`, say(counts));
-    replace(pane, element("h1", {}, span(`badge ${outcome.split(/\W/)[0]}`, say(outcome)), culprit ? link(sentence, () => open(culprit.id), { class: "link headline" }) : say(sentence)),
+    const isHarmless = confidence === "proved" && (cause === "rounding" || cause === "precision");
+    const badge = span(`badge ${isHarmless ? "harmless" : outcome.split(/\W/)[0]}`, say(outcome));
+    // The badge lies in the link: a long link beside it would begin on the next line.
+    const headline = culprit ? link(sentence, () => open(culprit.id), { class: "link headline" }) : element("span", {}, say(sentence));
+    headline.prepend(badge);
+    replace(pane, element("h1", {}, headline),
       element("p", { id: "sides", class: "dim" }, sides), steps.length ? nextSteps(steps) : null);
     if (!severalRuns) return;
     select.append(element("option", { value: "" }, say("all steps and ranks")));
