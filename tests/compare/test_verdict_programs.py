@@ -618,6 +618,38 @@ def test_what_a_blamed_call_makes_of_drawn_numbers_is_no_data(
     assert words in verdict["sentence"]
 
 
+def jittered(debugger: PrecisionDebugger, option: str) -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 1))
+    data = torch.linspace(-1, 1, 90).view(3, 6, 5)
+    if option == "data":
+        data[1, 2, 3] = 4
+
+    def step(number: int) -> None:
+        noise = torch.randn(6, 5)
+        if option == "draw":
+            torch.rand(1)
+        model(data[number] + (noise * 0.1).clamp(-0.2, 0.2)).square().mean().backward()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize(
+    ("option", "kind", "words"),
+    [
+        ("draw", "random", "the generator cpu differs when step 1 starts"),
+        ("data", "data", "step 1"),
+    ],
+)
+def test_other_noise_on_the_same_data_is_no_other_data(
+    tmp_path: Path, option: str, kind: str, words: str, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, jittered, option, "", level)
+
+    assert verdict["class"] == kind
+    assert words in verdict["sentence"]
+
+
 def two_schedules(debugger: PrecisionDebugger, factor: float) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     parts = [model[0], model[1:]]

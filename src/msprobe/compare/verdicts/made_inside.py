@@ -28,6 +28,8 @@ from msprobe.operators.operator import Flow, Operator
 
 _RESULT: Final = "result"
 _CULPRIT: Final = "culprit"
+_OTHER_DRAW: Final = "other draw"
+_OUTSIDE: Final = "outside"
 
 
 class MadeInside(Made):
@@ -60,10 +62,12 @@ class MadeInside(Made):
         return _key(data) in made and not _encloses(data, made)
 
     def is_faulty(self, both: tuple[Data, Data]) -> bool:
-        """Return whether the inputs of both sides are what a call to blame made of the data."""
+        """Return whether a call to blame, or numbers that differ, made the inputs of the data."""
         keys = zip(self._made, both, strict=True)
         found = [made[_key(data)] for made, data in keys if _key(data) in made]
-        return both in self and all(_CULPRIT in each for each in found)
+        return both in self and all(
+            _CULPRIT in each or {_OTHER_DRAW, _OUTSIDE} <= each for each in found
+        )
 
     def given(self, pair: FactsPair) -> FactsPair:
         """Return facts without results of models, if these alone make the counts differ.
@@ -99,7 +103,8 @@ class MadeInside(Made):
         """Return key → the records around the calls that made such a value.
 
         `_RESULT` is among them if it hangs on a module or a parameter, not on drawn numbers alone;
-        `_CULPRIT` if it hangs on a call to blame.
+        `_CULPRIT` if it hangs on a call to blame, `_OTHER_DRAW` on drawn numbers that differ,
+        `_OUTSIDE` on what no call made.
         """
         comparison = self._comparison
         side = comparison.side(is_target=is_target)
@@ -107,8 +112,9 @@ class MadeInside(Made):
         position, name = -1, ""
         seen: set[Hashable] = set()
         outside: set[Hashable] = set()  # what calls were given before any call made it
+        of_data: set[Hashable] = set()  # what was made of it, of tensors without a gradient
         keys: set[Hashable] = set()
-        depends = is_blamed = draws = is_module = picks = False
+        depends = is_blamed = draws = is_module = picks = has_other_draw = takes_data = False
         for row in comparison.rows:
             own, other = (row.target, row.reference)[:: 1 if is_target else -1]
             if own is None:
@@ -118,7 +124,7 @@ class MadeInside(Made):
                 keys, is_blamed = set(), False
                 name = (row.pair.target if is_target else row.pair.reference) or ""
                 draws, is_module = side.operator(name).draws_random, side.parsed(name).is_module
-                picks = False
+                picks = has_other_draw = takes_data = False
             # Numbers that both sides draw by the same call, with the same arguments, are data.
             # A batch may be put together from lengths and other numbers that follow from it.
             # Which sample of a data set a call takes is data, too.
@@ -135,16 +141,21 @@ class MadeInside(Made):
             if own.role is not Role.OUTPUT:
                 if mark not in seen:
                     outside.add(mark)
+                    takes_data = takes_data or not own.requires_grad
                 keys.add(_key(own))
                 known = found.get(_key(own), ())
                 depends = depends or bool(own.requires_grad) or _RESULT in known
                 is_blamed = is_blamed or _CULPRIT in known
+                has_other_draw = has_other_draw or _OTHER_DRAW in known
+                takes_data = takes_data or _key(own) in of_data
                 continue
             seen.add(mark)
+            of_data |= {_key(own)} if takes_data else set()
             if mark is not None and mark in outside:
                 continue  # it is only handed on, as lengths are by a packed sequence
             is_result = depends or own.requires_grad or is_module
             is_drawn = draws and mark is not None
+            has_other_draw = has_other_draw or (is_drawn and row.status.is_difference)
             # Of two calls that draw in place of each other, one is blamed.
             is_blamed = is_blamed or (is_drawn and not row.pair.is_matched)
             # Of calls that one side alone makes, those that follow from the first take more in.
@@ -153,11 +164,12 @@ class MadeInside(Made):
             # Another number of samples is no consequence of a call.
             if is_blamed and other is not None and row.status is not Status.SHAPE:
                 self._given.add(_key(other))
-            if not (is_result or is_blamed or is_drawn):
+            if not (is_result or is_blamed or is_drawn or has_other_draw):
                 continue
             around = found.setdefault(_key(own), set())
             outer = None if around else name  # else it is only handed on
             around.update([_RESULT] * is_result + [_CULPRIT] * is_blamed)
+            around.update([_OTHER_DRAW] * has_other_draw + [_OUTSIDE] * takes_data)
             while outer is not None:
                 around.add(outer)
                 outer = side.parent(outer)
