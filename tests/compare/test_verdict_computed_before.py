@@ -62,7 +62,7 @@ def recorded(folder: Path, *, is_fused: bool, later: float = 1.0) -> Path:
             nn.init.normal_(parameter, std=0.02)
     optimizer = torch.optim.AdamW(model.parameters(), 0.1)
     with recording(folder, "mix") as observed:
-        for number in range(4):
+        for number in range(3):
             words = torch.randint(0, TOKENS, (2, 8))
             with observed.step_of(model):
                 if number:

@@ -962,3 +962,24 @@ def test_a_kernel_that_computes_in_the_type_of_autocast(tmp_path: Path, level: s
 
     assert verdict["class"] == "precision"
     assert "autocast is torch.bfloat16 on cpu in the target" in verdict["sentence"]
+
+
+def sampled(debugger: PrecisionDebugger, temperature: float) -> None:
+    model = nn.Linear(3, 4)
+
+    def step(_: int) -> None:
+        with torch.no_grad():
+            scores = model(torch.eye(3)) * 9
+            torch.multinomial((scores / temperature).softmax(-1), 1).add(1)
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_other_probabilities_are_an_effect_though_the_same_is_drawn(
+    tmp_path: Path, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, sampled, 1.01, 1.0, level)
+
+    assert verdict["class"] == "argument", verdict["sentence"]
+    assert "1.01 instead of 1.0" in verdict["sentence"]

@@ -28,7 +28,7 @@ from msprobe.operators.operator import Flow, Operator
 
 _RESULT: Final = "result"
 _CULPRIT: Final = "culprit"
-_OTHER_DRAW: Final = "other draw"
+_OTHER_DRAW: Final = "other_draw"
 _OUTSIDE: Final = "outside"
 
 
