@@ -13,6 +13,7 @@ import pytest
 mindspore = pytest.importorskip("mindspore")
 
 from mindspore import Tensor, nn  # noqa: E402
+from msprobe.capture.session import reset_session  # noqa: E402
 from msprobe.compare.options import CompareOptions  # noqa: E402
 from msprobe.compare.run import run_comparison  # noqa: E402
 from msprobe.mindspore import PrecisionDebugger  # noqa: E402
@@ -40,13 +41,17 @@ def _record(folder: Path, is_tanh: bool) -> Path:
     for each in net.get_parameters():
         each.set_data(Tensor(0.3 * generator.standard_normal(each.shape).astype(np.float32)))
     net.set_train()
-    compiled = mindspore.jit(lambda x: (net(x) + 3.0).mean())
-    step = mindspore.value_and_grad(compiled, None, net.trainable_params())
+
+    def loss_of(x: Tensor) -> Tensor:
+        return (net(x) + 20.0).mean()
+
+    step = mindspore.value_and_grad(mindspore.jit(loss_of), None, net.trainable_params())
     optimizer = nn.SGD(net.trainable_params(), 0.01)
     folder.mkdir()
     config = folder / "config.json"
     wanted = {"task": "statistics", "level": "L1", "dump_path": str(folder / "dump")}
     config.write_text(json.dumps({**wanted, "rank": [], "step": []}))
+    reset_session()
     debugger = PrecisionDebugger(str(config))
     debugger.start(net)
     _, gradients = step(Tensor(generator.standard_normal((8, 8)).astype(np.float32)))
