@@ -30,6 +30,7 @@ from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.operator import Family
 
+_COMPILED: Final = "Jit."  # functions that MindSpore compiles
 _IN_PLACE: Final = re.compile(r"[^_]_$")
 
 
@@ -89,6 +90,8 @@ class StepObservations:
             side alone makes with it.
         lone_call: a call of an earlier step that one side alone makes, whose result this one uses.
         knows_updates: both sides recorded what the optimizer got and made of it.
+        compiled: the first call of compiled code that makes another result of equal inputs, by
+            little. A whole program is no single call, whose rounding would explain it.
         small: an argument, or a call that draws random numbers, of one side alone, whose effect is
             within the tolerance of its type.
         evened: a call or argument that makes the result of a module differ, though what is made of
@@ -121,6 +124,7 @@ class StepObservations:
     lone_users: Mapping[str, Clue] = field(default_factory=dict)
     lone_call: Clue | None = None
     knows_updates: bool = False
+    compiled: Clue | None = None
     small: Clue | None = None
     evened: Clue | None = None
     unused: Clue | None = None
@@ -196,7 +200,22 @@ def observe(comparison: RankComparison) -> StepObservations:
         knows_updates=all(
             facts is not None and facts.optimizer_steps() for facts in comparison.facts
         ),
+        compiled=_compiled(comparison, inexact),
     )
+
+
+def _compiled(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
+    """Return the first compiled function whose result alone is not exactly equal."""
+    given = {row.pair.name for row in inexact if not _is_result(row)}
+    for row in inexact:
+        name = row.pair.name
+        is_compiled = name.startswith(_COMPILED) and row.pair.is_matched
+        if is_compiled and _is_result(row) and name not in given:
+            place = Place.of(comparison, row.pair)
+            error = "" if row.error is None else f" by {row.error:.2g}"
+            words = f"{row.name}{place.line} differs{error} though all it is given is equal"
+            return Clue(words, place)
+    return None
 
 
 def _broken_off(comparison: RankComparison) -> str | None:

@@ -262,6 +262,9 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     if unmatched and not inside and not agreeing:
         words = "no value is on both sides"
         return findings.conclude(VerdictClass.UNEXPLAINED, words, Confidence.PROVED)
+    compiled = next((each for each in findings.steps if each.compiled is not None), None)
+    if compiled is not None and compiled.compiled is not None:
+        return _unseen(findings, compiled, compiled.compiled)
     arguments = sum(each.idle_arguments for each in findings.steps)
     others = ""
     evened = next((each.evened for each in findings.steps if each.evened is not None), None)
@@ -309,6 +312,23 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
         Confidence.POSSIBLE,
         where=Where.at(unused.unused.place, unused.rank),
         next_steps=unused.unused.place.next,
+    )
+
+
+def _unseen(findings: Findings, observed: StepObservations, compiled: Clue) -> Verdict:
+    """Return that compiled code comes to another result, and nothing inside of it was seen."""
+    later = [step for step in findings.changed_steps if step >= observed.step]
+    changed = f"; the parameters differ after step {min(later)}" if later else ""
+    return findings.conclude(
+        VerdictClass.UNEXPLAINED,
+        f"{compiled.words} (step {observed.step}){changed}; it is compiled, and no rounding "
+        "explains what was not recorded inside of it",
+        Confidence.POSSIBLE,
+        where=Where.at(compiled.place, observed.rank),
+        next_steps=[
+            *compiled.place.next,
+            "record both runs without compiling, or at level mix",
+        ],
     )
 
 
