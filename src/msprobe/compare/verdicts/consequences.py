@@ -75,11 +75,11 @@ class Consequences:
         unknown: set[str] = set()
         while waiting:
             top = self._calls.of(self._calls.rows[heappop(waiting)])
+            differing = [row for row in top.outputs if row.status.is_difference or not _shown(row)]
             # Other probabilities are an effect, though the same numbers were drawn this time.
-            is_drawn = top is not call and top.operator.draws_random
+            is_drawn = top is not call and top.operator.draws_random and not differing
             if len(chain) > _MOST_CALLS or is_drawn or self._makes_other_gradients(top):
                 return Effect.SHOWN
-            differing = [row for row in top.outputs if row.status.is_difference or not _shown(row)]
             hands_on = self._shows_inside(top) and _has_agreeing_result(top)
             if not differing or (hands_on and top is not call):
                 proved.add(top.operator.name)
