@@ -172,4 +172,4 @@ def _names(node: object) -> list[str]:
     return [name for name in kept if name.startswith(_SAVED) and f"_raw{name}" not in kept]
 
 
-_names_of_kind: Final = lru_cache(maxsize=256)(_names)
+_names_of_kind: Final[Callable[[object], list[str]]] = lru_cache(maxsize=256)(_names)
