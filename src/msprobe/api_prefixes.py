@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from typing import Final
 
+COMPILED: Final = "Jit"
+"""The prefix of functions that MindSpore compiles: each is a program, not one call."""
 API_PREFIXES: Final = (
     "Aten",
     "Autograd",
     "Distributed",
     "Functional",
-    "Jit",
+    COMPILED,
     "MindSpeed",
     "Mint",
     "MintDistributed",

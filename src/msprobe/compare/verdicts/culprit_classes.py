@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from msprobe.api_prefixes import COMPILED
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
@@ -91,9 +92,11 @@ def class_of(culprit: Culprit) -> VerdictClass:
         return VerdictClass.ARGUMENT
     if row.status in (Status.SHAPE, Status.ADDED, Status.MISSING):
         return VerdictClass.CALL
-    # A module and a custom function of autograd hold code of their own, an API is one kernel.
+    # Modules, custom functions of autograd and compiled ones hold code of their own, an API is one
+    # kernel.
     parsed = _parsed(culprit)
-    if not parsed.is_module and not is_custom_function(parsed):
+    holds_code = parsed.is_module or is_custom_function(parsed) or parsed.prefix == COMPILED
+    if not holds_code:
         is_proved = row.cause is not Cause.UNPROVED_INPUT
         return VerdictClass.KERNEL if is_proved else VerdictClass.UNEXPLAINED
     draws = operator_named(parsed.class_name or "").draws_random

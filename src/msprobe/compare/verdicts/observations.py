@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from msprobe.api_prefixes import COMPILED
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
@@ -30,7 +31,6 @@ from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.operator import Family
 
-_COMPILED: Final = "Jit."  # functions that MindSpore compiles
 _IN_PLACE: Final = re.compile(r"[^_]_$")
 
 
@@ -209,7 +209,7 @@ def _compiled(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None
     given = {row.pair.name for row in inexact if not _is_result(row)}
     for row in inexact:
         name = row.pair.name
-        is_compiled = name.startswith(_COMPILED) and row.pair.is_matched
+        is_compiled = name.startswith(f"{COMPILED}.") and row.pair.is_matched
         if is_compiled and _is_result(row) and name not in given:
             place = Place.of(comparison, row.pair)
             error = "" if row.error is None else f" by {row.error:.2g}"
