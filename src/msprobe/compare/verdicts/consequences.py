@@ -52,7 +52,8 @@ class Consequences:
             for row in top.outputs:
                 if not row.status.is_difference:
                     continue
-                later = self._later_users(row, top)
+                users = self._users(row, by_content=False)
+                later = [user for user in users if user.start > top.start]
                 if not later and not _is_further(top, row):
                     return True
                 waiting += [user for user in later if user.start not in seen]
@@ -106,13 +107,13 @@ class Consequences:
             return Effect.NONE if proved else Effect.SHOWN
         return Effect.HIDDEN
 
-    def _users(self, row: Row) -> list[Call]:
+    def _users(self, row: Row, *, by_content: bool = True) -> list[Call]:
         """Return the calls that take a row's values in, on either side."""
         sides = (self._flow.target, self._flow.reference)
         found = {
             self._calls.of(self._calls.rows[index]).start: index
             for side in sides
-            for index in side.users(row, by_content=True)
+            for index in side.users(row, by_content=by_content)
         }
         return [self._calls.of(self._calls.rows[index]) for index in found.values()]
 
