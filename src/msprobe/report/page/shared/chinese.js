@@ -420,6 +420,7 @@ export const sentences = {
   "step {} of both sides {}, and no later value is known": "两侧的 step {} 都{}，其后的数值未知",
       "{} that was recorded": "{}（已记录的部分）",
       "{} differs by {} though all it is given is equal (step {})": "{} 相差 {}，但其全部输入相同（步 {}）",
+      "{}{} differs{} though all it is given is equal": "{1}{2} 有差异{3}，但其全部输入相同",
       "the parameters differ after step {}": "参数在步 {} 之后不同",
       "it is compiled, and no rounding explains what was not recorded inside of it": "它是编译代码，内部未记录的部分不能用舍入解释",
       "record both runs without compiling, or at level mix": "不编译地记录两次运行，或使用级别 mix 记录",
