@@ -29,7 +29,7 @@ from msprobe.dump.facts import Ending, Facts
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, forward_name
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
-from msprobe.operators.operator import Family
+from msprobe.operators.operator import Family, InPlace, Operator
 
 _IN_PLACE: Final = re.compile(r"[^_]_$")
 
@@ -308,15 +308,25 @@ def _small_cause(comparison: RankComparison) -> Clue | None:
         side = comparison.side_of(pair)
         if side.parsed(pair.name).kind is not RecordKind.FORWARD:
             continue
-        if not pair.is_matched and side.operator(pair.name).draws_random:
+        tensors = [row for row in rows if row.holds_tensor]
+        if not pair.is_matched and _makes_random(side.operator(pair.name), tensors):
             return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
         idle = [row for row in rows if row.cause is Cause.NO_EFFECT]
-        tensors = [row for row in rows if row.holds_tensor]
         is_made = all((row.status is Status.EQUAL) is not _is_result(row) for row in tensors)
         if idle and tensors and is_made:
             place = Place.of(comparison, pair)
             return Clue(_argument_words(idle[0], place), place, is_argument=True)
     return None
+
+
+def _makes_random(operator: Operator, tensors: Sequence[Row]) -> bool:
+    """Return whether a call makes random numbers of its own.
+
+    What changes the tensors that it is given (dropout, attention) has a large effect where it
+    draws; one as small as rounding tells that its probability is 0.
+    """
+    is_new = operator.reads_shape_only or operator.in_place is InPlace.OVERWRITES
+    return operator.draws_random and (is_new or all(map(_is_result, tensors)))
 
 
 def _evened(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
