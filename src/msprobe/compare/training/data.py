@@ -79,6 +79,7 @@ class DataHistory:
         self._other_order: dict[int, str] = {}
         self.split: str | None = None
         self._is_recorded = True
+        self._has_passes = False  # backward ones
 
     def add(self, pair: FactsPair, made_inside: Made | None = None) -> None:
         """Take in the batches of a step.
@@ -88,6 +89,7 @@ class DataHistory:
             made_inside: the inputs that calls of the step made; None where they are not known.
         """
         sides = [_by_micro(facts.data) for facts in pair.sides]
+        self._has_passes |= any(pair.passes)
         if not all(sides):
             self._is_recorded = False
             return
@@ -165,10 +167,13 @@ class DataHistory:
         is_given = not order and bool(alone) and not any(map(_changed, apart))
         # Samples or edges may come in any order within a batch: the values tell if it matters.
         is_permuted = not order and all(map(_holds_the_same, apart))
-        is_certain = order or models or (_changed(first) and not is_permuted)
+        is_reshaped = all(map(_is_reshaped, apart))
         trains_alike = alike_since <= first.step
+        # What generates may be given the whole text each time, or its last word and a cache.
+        may_be_alike = is_permuted or (is_reshaped and not self._has_passes)
+        is_certain = order or models or (_changed(first) and not may_be_alike)
         is_certain = is_certain and not trains_alike
-        is_padded = trains_alike and all(map(_is_reshaped, apart))
+        is_padded = trains_alike and is_reshaped
         tensor = (first.target or first.reference)[0]
         yield self._difference(
             first.step,

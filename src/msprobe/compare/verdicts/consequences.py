@@ -43,22 +43,31 @@ class Consequences:
         self._calls = calls
         self._flow = flow
 
-    def are_seen(self, call: Call) -> bool:
-        """Return whether a result that differs, and that no call takes in, follows from a call."""
-        seen = {call.start}
+    def unseen(self, call: Call) -> list[Call]:
+        """Return the calls that a call's results reach, itself first, if nobody sees that they do.
+
+        What is made inside of a call whose results agree does not leave it.
+
+        Returns:
+            none if a result that differs, and that no call takes in, follows from the call.
+        """
+        found = {call.start: call}
         waiting = [call]
         while waiting:
             top = waiting.pop()
-            for row in top.outputs:
-                if not row.status.is_difference:
-                    continue
+            differing = [row for row in top.outputs if row.status.is_difference]
+            if self._has_agreeing_parent(top):
+                continue
+            if top is not call and not differing and _is_choice(top):
+                return []
+            for row in differing:
                 users = self._users(row, by_content=False)
                 later = [user for user in users if user.start > top.start]
                 if not later and not _is_further(top, row):
-                    return True
-                waiting += [user for user in later if user.start not in seen]
-                seen.update(user.start for user in later)
-        return False
+                    return []
+                waiting += [user for user in later if user.start not in found]
+                found.update((user.start, user) for user in later)
+        return list(found.values())
 
     def effect(self, call: Call, begun: Sequence[Row]) -> Effect:
         """Return what is made of constants that a call takes in or makes.
@@ -77,9 +86,8 @@ class Consequences:
         while waiting:
             top = self._calls.of(self._calls.rows[heappop(waiting)])
             differing = [row for row in top.outputs if row.status.is_difference or not _shown(row)]
-            # Other probabilities are an effect, though the same numbers were drawn this time.
-            is_drawn = top is not call and top.operator.draws_random and not differing
-            if len(chain) > _MOST_CALLS or is_drawn or self._makes_other_gradients(top):
+            is_chosen = top is not call and not differing and _is_choice(top)
+            if len(chain) > _MOST_CALLS or is_chosen or self._makes_other_gradients(top):
                 return Effect.SHOWN
             hands_on = self._shows_inside(top) and _has_agreeing_result(top)
             if not differing or (hands_on and top is not call):
@@ -141,6 +149,16 @@ class Consequences:
             yield parent
             parent = self._calls.parent_of(parent, is_target=is_target)
 
+    def _has_agreeing_parent(self, call: Call) -> bool:
+        is_target = call.pair.target is not None
+        around = (self._calls.named(name, is_target=is_target) for name in self._parents(call))
+        return any(
+            each is not None
+            and _has_agreeing_result(each)
+            and all(not row.status.is_difference or _is_further(each, row) for row in each.outputs)
+            for each in around
+        )
+
     def _has_other_differences(self, call: Call, chain: Mapping[int, bool], begin: Call) -> bool:
         """Return whether a call is given something that differs for another reason.
 
@@ -196,6 +214,19 @@ def is_constant(row: Row) -> bool:
     tensors = [value for value in row.values if not value.is_null]
     return row.value.role is Role.INPUT and all(
         value.is_tensor and value.requires_grad is False for value in tensors
+    )
+
+
+def _is_choice(call: Call) -> bool:
+    """Return whether a call draws or chooses by numbers that differ: a maximum's place, say.
+
+    Other numbers are an effect, though the same was chosen this time.
+    """
+    by = (row for row in call.inputs if row.status.is_difference and row.holds_tensor)
+    is_by_number = any(epsilon_of(value.dtype) for row in by for value in row.values)
+    made = (value for row in call.outputs for value in row.values)
+    return call.operator.draws_random or (
+        is_by_number and not any(epsilon_of(value.dtype) for value in made)
     )
 
 

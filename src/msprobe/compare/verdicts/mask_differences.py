@@ -3,7 +3,7 @@
 
 Of true and false values statistics keep only the largest and the least. Two masks with both kinds
 of element look equal, wherever these are. Projections of zeros and ones are small whole numbers,
-often the same. Beside an element of -3.4e38 no other counts in a norm
+often the same. Beside elements of -3.4e38 or -1e9 no other counts in a norm
 or a mean. Elements in another order are told by projections, which not every value has. The inputs
 of the call that made such a value tell more.
 """
@@ -22,6 +22,8 @@ from msprobe.dump.values import Value
 
 # How many calls upstream the origin of a mask is looked for.
 _FARTHEST: Final = 60
+# Beside larger elements, smaller ones with this share of the whole are lost in a tolerance.
+_NOTHING: Final = 1e-3
 
 
 class Hidden(NamedTuple):
@@ -82,7 +84,21 @@ def hides_its_elements(value: Value) -> bool:
     """Return whether neither statistics nor projections tell where a tensor's elements are."""
     if not value.is_tensor or value.md5 is not None:
         return False
-    return _is_mask(value) or is_limit(value.min) or is_limit(value.max)
+    is_ruled = _is_mask(value) or is_limit(value.min) or is_limit(value.max)
+    return is_ruled or _is_ruled_by_extreme(value)
+
+
+def _is_ruled_by_extreme(value: Value) -> bool:
+    """Return whether next to the largest elements, all of them equal, no other one counts.
+
+    Scores masked with -1e9 agree within any tolerance, whatever the scores are.
+    """
+    if value.norm is None or value.mean is None or value.max is None or value.min is None:
+        return False
+    extreme = max(value.max, value.min, key=abs)
+    total = value.mean * math.prod(value.shape or ())
+    is_constant = value.max == value.min
+    return not is_constant and math.isclose(value.norm * value.norm, total * extreme, rel_tol=_NOTHING)
 
 
 def _is_mask(value: Value) -> bool:

@@ -68,11 +68,18 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
         begun = [row for row in (*taken_in, *found) if row.origin is not Origin.INHERITED]
         if _is_of_constants(call, calls, begun):
             effect = consequences.effect(call, begun)
-            if effect is Effect.NONE:
+            reached = [call] if effect is Effect.NONE else []
+            if effect is Effect.HIDDEN:
+                # Nothing else tells where gradients flow.
+                reached = [] if calls.has_backward else consequences.unseen(call)
+                if not any(isinstance(row, Matched) for row in begun):
+                    hidden += found
+            if reached:
                 _clear(call, [*taken_in, *found], Cause.HARMLESS, "what uses it", is_same=True)
+                for user in reached:
+                    inherited = [row for row in user.rows if row.origin is Origin.INHERITED]
+                    _clear(user, inherited, Cause.HARMLESS, "what uses it", is_same=False)
                 continue
-            if effect is Effect.HIDDEN and not any(isinstance(row, Matched) for row in begun):
-                hidden += found
         vouching = agreement.around(call, needs_gradients=True) if taken_in else None
         if vouching is not None and not call.is_backward:
             _clear(call, taken_in, Cause.HARMLESS, vouching.pair.name, is_same=False)
@@ -116,7 +123,7 @@ def retract_without_effect(calls: Calls, flow: Callable[[], DataFlow], updated: 
         found = _found(call, has_same_gradients=True)
         is_late = call.pair.position > updated and calls.is_after_backward(call)
         is_blamed = any(row.origin is not Origin.INHERITED for row in found)
-        if is_late and is_blamed and Consequences(calls, flow()).are_seen(call):
+        if is_late and is_blamed and not Consequences(calls, flow()).unseen(call):
             continue
         if found:
             _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=is_same)
