@@ -84,6 +84,8 @@ def test_rounding_that_grows_over_steps_accuses_no_kernel(tmp_path: Path) -> Non
     # The kernel and the dropout of one side each may draw random numbers, and did not.
     assert summary["verdict"]["confidence"] == "proved", summary["verdict"]["sentence"]
     assert summary["introduced_total"] == 0
+    (furthest, *_) = summary["verdict"]["evidence"]
+    assert furthest.startswith("furthest apart is "), furthest
 
 
 @pytest.mark.parametrize("later", [1.02, 1.5])

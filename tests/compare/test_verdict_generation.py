@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from builders.two_runs import verdict_on
 from torch import Tensor, nn
 
+from builders.two_runs import verdict_on
 from msprobe.pytorch import PrecisionDebugger
 
 pytestmark = [pytest.mark.torch]

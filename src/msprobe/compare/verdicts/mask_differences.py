@@ -98,7 +98,9 @@ def _is_ruled_by_extreme(value: Value) -> bool:
     extreme = max(value.max, value.min, key=abs)
     total = value.mean * math.prod(value.shape or ())
     is_constant = value.max == value.min
-    return not is_constant and math.isclose(value.norm * value.norm, total * extreme, rel_tol=_NOTHING)
+    return not is_constant and math.isclose(
+        value.norm * value.norm, total * extreme, rel_tol=_NOTHING
+    )
 
 
 def _is_mask(value: Value) -> bool:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, OperationPair, Origin, Row, Status
@@ -94,6 +94,22 @@ class Jump:
     growth: float | None
 
 
+class Distance(NamedTuple):
+    """How far apart a result is.
+
+    Attributes:
+        error: the L2 norm of the difference, relative to that of the result.
+        epsilon: the resolution of the coarser of its types.
+        row: name of the result.
+        line: where it was made, in brackets; empty if unknown.
+    """
+
+    error: float
+    epsilon: float
+    row: str
+    line: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
     """Evidence on whether the differences of a step and rank are rounding.
@@ -106,6 +122,8 @@ class Proof:
         has_two_precisions: whether calls of the sides ran in types of different precision.
         absorbed: the first difference without a reason that has no consequence; None if there is
             none.
+        furthest: the result of the forward pass that is furthest apart, in its norm; None if none
+            differs.
     """
 
     jumps: tuple[Jump, ...]
@@ -114,6 +132,7 @@ class Proof:
     differing: int
     has_two_precisions: bool
     absorbed: Jump | None = None
+    furthest: Distance | None = None
 
     @property
     def is_rounding(self) -> bool:
@@ -145,7 +164,22 @@ def prove(comparison: RankComparison) -> Proof:
         differing=sum(row.status.is_difference for row in found),
         has_two_precisions=any(isinstance(row, Matched) and row.precisions for row in rows),
         absorbed=None if absorbed is None else _jump(comparison, absorbed, JumpKind.ABSORBED),
+        furthest=_furthest(comparison, found),
     )
+
+
+def _furthest(comparison: RankComparison, found: Sequence[Row]) -> Distance | None:
+    end = comparison.end_of_forward if found else 0
+    worst = None
+    for row in found:
+        is_result = row.value.role is Role.OUTPUT and row.pair.position < end
+        epsilon = max(epsilon_of(value.dtype) for value in row.values)
+        if is_result and epsilon and row.error and (worst is None or row.error > worst[0]):
+            worst = row.error, epsilon, row
+    if worst is None:
+        return None
+    error, epsilon, row = worst
+    return Distance(error, epsilon, row.name, Place.of(comparison, row.pair).line)
 
 
 def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[Row, JumpKind]]:

@@ -66,20 +66,13 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
         if not (found or taken_in) or calls.is_kept(call):
             continue
         begun = [row for row in (*taken_in, *found) if row.origin is not Origin.INHERITED]
+        effect = Effect.SHOWN
         if _is_of_constants(call, calls, begun):
-            effect = consequences.effect(call, begun)
-            reached = [call] if effect is Effect.NONE else []
-            if effect is Effect.HIDDEN:
-                # Nothing else tells where gradients flow.
-                reached = [] if calls.has_backward else consequences.unseen(call)
-                if not any(isinstance(row, Matched) for row in begun):
-                    hidden += found
-            if reached:
-                _clear(call, [*taken_in, *found], Cause.HARMLESS, "what uses it", is_same=True)
-                for user in reached:
-                    inherited = [row for row in user.rows if row.origin is Origin.INHERITED]
-                    _clear(user, inherited, Cause.HARMLESS, "what uses it", is_same=False)
-                continue
+            effect = _retract_constants(call, begun, calls, consequences)
+        if effect is Effect.NONE:
+            continue
+        if effect is Effect.HIDDEN and not any(isinstance(row, Matched) for row in begun):
+            hidden += found
         vouching = agreement.around(call, needs_gradients=True) if taken_in else None
         if vouching is not None and not call.is_backward:
             _clear(call, taken_in, Cause.HARMLESS, vouching.pair.name, is_same=False)
@@ -96,6 +89,25 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
             if any(map(_is_replaced, found)):
                 replaced |= dict.fromkeys(_bases(call), module.pair.name)
     _leave_to_others(hidden, calls.rows)
+
+
+def _retract_constants(
+    call: Call, begun: Sequence[Row], calls: Calls, consequences: Consequences
+) -> Effect:
+    """Clear what a call takes in or makes of constants, and what follows, if it has no effect.
+
+    Where no gradient flows, the results of all calls tell.
+    """
+    effect = consequences.effect(call, begun)
+    reached = [call] if effect is Effect.NONE else []
+    if effect is Effect.HIDDEN and not calls.has_backward:
+        reached = consequences.unseen(call)
+    for each in reached:
+        rows = [row for row in each.rows if row.origin is Origin.INHERITED]
+        if each is call:
+            rows += begun
+        _clear(each, rows, Cause.HARMLESS, "what uses it", is_same=each is call)
+    return Effect.NONE if reached else effect
 
 
 def _leave_to_others(hidden: Sequence[Row], rows: Sequence[Row]) -> None:

@@ -121,9 +121,26 @@ def without_cause(findings: Findings) -> Verdict:
         (f"{precisions}; " if precisions else "")
         + f"every difference is explained by the rounding of its call or by its inputs{more}",
         Confidence.PROVED if clue is None else Confidence.LIKELY,
+        evidence=_furthest(findings),
         where=_where_of_precision(findings),
         next_steps=["compare both runs with one of higher precision to see which is nearer"],
     )
+
+
+def _furthest(findings: Findings) -> list[str]:
+    """Return how far apart results get, in words."""
+    distances = [
+        (each.proof.furthest, each.step)
+        for each in findings.steps
+        if each.proof is not None and each.proof.furthest is not None
+    ]
+    if not distances:
+        return []
+    (error, epsilon, row, line), step = max(distances)
+    return [
+        f"furthest apart is {row}{line}, step {step}: {error:.2g} of its norm, "
+        f"{error / epsilon:.2g} times the resolution of its type"
+    ]
 
 
 def _of_given(findings: Findings, first: StepObservations, given: Clue) -> Verdict:

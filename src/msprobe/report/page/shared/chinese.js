@@ -237,6 +237,7 @@ export const sentences = {
   "{}, step {}, with as small an effect": "{}，step {}，其影响同样小", "{}it is made by ": "{}由以下调用产生：",
   "before its last {} call{} ": "在其最后 {1} 次调用之前，", "no value is on both sides": "没有两侧共有的值",
   "every difference is explained by the rounding of its call or by its inputs{}": "所有差异均可由调用自身的舍入或其输入解释{}",
+  "furthest apart is {}, step {}: {} of its norm, {} times the resolution of its type": "相差最大的是 {}，step {}：为其范数的 {}，为其类型分辨率的 {} 倍",
   "holds no dump (no {}, {} or {}); name the dump_path of a recording": "不含 dump（没有 {}、{} 或 {}）；请给出录制的 dump_path",
   "{} after the backward pass began": "{}，在反向开始之后", "{} of {} gets no gradient in the {}": "{2} 的 {1} 在{3}没有梯度",
   "{}, step {}; its own effect is as small as rounding, and nothing else explains what follows": "{}，step {}；其自身影响与舍入相当，而后续差异没有其他解释",
