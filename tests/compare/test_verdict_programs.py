@@ -983,3 +983,26 @@ def test_other_probabilities_are_an_effect_though_the_same_is_drawn(
 
     assert verdict["class"] == "argument", verdict["sentence"]
     assert "1.01 instead of 1.0" in verdict["sentence"]
+
+
+def counted(debugger: PrecisionDebugger, is_counted: bool) -> None:  # noqa: FBT001
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    for _ in range(3):
+        debugger.start(model)
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).square().mean().backward()
+        optimizer.step()
+        debugger.stop()
+        if is_counted:
+            debugger.step()
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_trainings_that_one_side_does_not_count(tmp_path: Path, *, is_counted: bool) -> None:
+    verdict = verdict_on(tmp_path, counted, is_counted, not is_counted)
+    side = "reference" if is_counted else "target"
+
+    assert verdict["class"] == "incomplete"
+    assert f"step 0 of the {side} holds 3 times the batches" in verdict["sentence"]
+    assert f"record the {side} again" in verdict["next"][0]

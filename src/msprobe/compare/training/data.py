@@ -191,6 +191,19 @@ class DataHistory:
 
     def _of_counts(self, pair: FactsPair, counts: tuple[int, int], *, same: bool) -> FactDifference:
         """Return that the sides call the model so many times, in micro batches or besides."""
+        trainings = 0 if same else _trainings(pair, counts)
+        if trainings:
+            side = "target" if counts[0] > counts[1] else "reference"
+            return self._difference(
+                pair.step,
+                f"step {pair.step} of the {side} holds {trainings} times the batches and the optimizer "
+                "steps of the other side: the debugger's step() is not called after each of them",
+                Effect.CERTAIN,
+                verdict=VerdictClass.INCOMPLETE,
+                next=(
+                    f"call step() at the end of each training step, and record the {side} again",
+                ),
+            )
         passes = 0 if same or len({*pair.passes}) > 1 else pair.passes[0]
         holds_same = not same and _distinct(pair.target.data) == _distinct(pair.reference.data)
         if not passes and not holds_same:
@@ -435,6 +448,20 @@ def _tensors(batch: _Batch) -> list[tuple[Data, Data]]:
 def _changed(batch: _Batch) -> list[tuple[Data, Data]]:
     """Return the tensors that both sides have, and that differ."""
     return [both for both in _tensors(batch) if _key(both[0]) != _key(both[1])]
+
+
+def _trainings(pair: FactsPair, counts: tuple[int, int]) -> int:
+    """Return how many times one side trained, batches and optimizer steps alike; 0 if it did not.
+
+    Args:
+        pair: the facts of a step.
+        counts: how many batches each side has.
+    """
+    steps = [Counter(each.number for each in facts.optimizer_steps()) for facts in pair.sides]
+    (few, fewer), (many, more) = sorted(zip(counts, steps, strict=True), key=lambda side: side[0])
+    times, rest = divmod(many, few)
+    is_repeated = not rest and more == {number: times * n for number, n in fewer.items()}
+    return times if fewer and is_repeated else 0
 
 
 def _is_reshaped(batch: _Batch) -> bool:

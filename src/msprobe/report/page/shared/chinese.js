@@ -225,6 +225,8 @@ export const sentences = {
   "the data agree, as {} in the target and {} in the reference (batches: {})": "数据一致，目标侧为 {}，标杆侧为 {}（批次数：{}）",
   "{} is the batch that the reference has in step {}": "{} 是标杆侧在 step {} 的批次", "micro batch {}": "微批次 {}",
   "step {} has {} micro batch{} in the target, {} in the reference": "step {1} 在待测侧有 {2} 个微批次，标杆侧 {4} 个",
+  "step {} of the {} holds {} times the batches and the optimizer steps of the other side: the debugger's step() is not called after each of them": "{2}的 step {1} 含有另一侧 {3} 倍的批次和优化器步：并非每次训练后都调用了调试器的 step()",
+  "call step() at the end of each training step, and record the {} again": "在每个训练步结束时调用 step()，并重新录制{}",
   "step {} calls the model {} in the target, {} in the reference, with {} backward pass{} on either side": "step {1} 在待测侧调用模型 {2}，标杆侧 {3}，两侧反向均为 {4} 次",
   "step {} calls the model {} in the target, {} in the reference, on the same data": "step {1} 在待测侧调用模型 {2}，标杆侧 {3}，数据相同",
   "step {} calls the model {} in the target, {} in the reference, ": "step {1} 在待测侧调用模型 {2}，标杆侧 {3}，",
