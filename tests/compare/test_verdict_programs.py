@@ -985,7 +985,7 @@ def test_other_probabilities_are_an_effect_though_the_same_is_drawn(
     assert "1.01 instead of 1.0" in verdict["sentence"]
 
 
-def counted(debugger: PrecisionDebugger, is_counted: bool) -> None:  # noqa: FBT001
+def counted(debugger: PrecisionDebugger, is_counted: bool) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.Adam(model.parameters(), 0.1)
     for _ in range(3):

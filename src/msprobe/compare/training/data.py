@@ -196,8 +196,9 @@ class DataHistory:
             side = "target" if counts[0] > counts[1] else "reference"
             return self._difference(
                 pair.step,
-                f"step {pair.step} of the {side} holds {trainings} times the batches and the optimizer "
-                "steps of the other side: the debugger's step() is not called after each of them",
+                f"step {pair.step} of the {side} holds {trainings} times the batches and the "
+                "optimizer steps of the other side: the debugger's step() is not called after each "
+                "of them",
                 Effect.CERTAIN,
                 verdict=VerdictClass.INCOMPLETE,
                 next=(
