@@ -169,11 +169,10 @@ class DataHistory:
         is_permuted = not order and all(map(_holds_the_same, apart))
         is_reshaped = all(map(_is_reshaped, apart))
         trains_alike = alike_since <= first.step
-        # What generates may be given the whole text each time, or its last word and a cache.
-        may_be_alike = is_permuted or (is_reshaped and not self._has_passes)
-        is_certain = order or models or (_changed(first) and not may_be_alike)
+        is_certain = order or models or (_changed(first) and not is_permuted)
         is_certain = is_certain and not trains_alike
-        is_padded = trains_alike and is_reshaped
+        # What generates may be given the whole text each time, or its last word and a cache.
+        is_padded = is_reshaped and (trains_alike or not self._has_passes)
         tensor = (first.target or first.reference)[0]
         yield self._difference(
             first.step,

@@ -8,15 +8,15 @@ consequence where everything that is made of them agrees.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from enum import Enum, auto
 from heapq import heappop, heappush
 from typing import Final
 
-from msprobe.compare.model import Matched, Origin, Row
+from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.data_flow import DataFlow
-from msprobe.compare.verdicts.same_inputs import shows_elements
+from msprobe.compare.verdicts.same_inputs import is_opaque, shows_elements
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
@@ -60,7 +60,8 @@ class Consequences:
                 continue
             if top is not call and not differing and _is_choice(top):
                 return []
-            for row in differing:
+            hiding = [row for row in top.outputs if row.status is Status.CLOSE and _hides(row)]
+            for row in (*differing, *hiding):
                 users = self._users(row, by_content=False)
                 later = [user for user in users if user.start > top.start]
                 if not later and not _is_further(top, row):
@@ -80,24 +81,31 @@ class Consequences:
             begun: its rows that are blamed.
         """
         chain = {call.start: False}  # place of a call → whether it is given other differences
+        around: set[str] = set()  # the records around them
         waiting = [call.start]
         proved: set[str] = set()
         unknown: set[str] = set()
         while waiting:
             top = self._calls.of(self._calls.rows[heappop(waiting)])
+            around.update(self._parents(top))
             differing = [row for row in top.outputs if row.status.is_difference or not _shown(row)]
             is_chosen = top is not call and not differing and _is_choice(top)
             if len(chain) > _MOST_CALLS or is_chosen or self._makes_other_gradients(top):
                 return Effect.SHOWN
-            hands_on = self._shows_inside(top) and _has_agreeing_result(top)
-            if not differing or (hands_on and top is not call):
+            is_agreeing = _has_agreeing_result(top)
+            hands_on = self._shows_inside(top) and is_agreeing
+            # A result that one side alone returns, and nobody uses, changes no other one.
+            is_proved = is_agreeing and not any(self._is_left(top, row) for row in differing)
+            if is_proved or not differing or (hands_on and top is not call):
                 proved.add(top.operator.name)
                 continue
             if hands_on and all(map(is_constant, begun)):
                 users = [user for row in begun for user in self._users(row)]
                 followed = [user for user in users if call.pair.name in self._parents(user)]
             else:
-                chain[top.start] = top is not call and self._has_other_differences(top, chain, call)
+                chain[top.start] = top is not call and self._has_other_differences(
+                    top, chain, around, call
+                )
                 if chain[top.start] and top.is_matched:
                     if not self._shows_inside(top):  # no call inside takes it in
                         unknown.add(top.operator.name)
@@ -130,6 +138,10 @@ class Consequences:
         is_left = _is_further(call, row) or _is_for_the_program(row)
         return not is_left and not self._later_users(row, call)
 
+    def _is_left(self, call: Call, row: Row) -> bool:
+        """Return whether a result is one of both sides, or taken in by a call."""
+        return not _is_further(call, row) or bool(self._later_users(row, call))
+
     def _later_users(self, row: Row, call: Call) -> list[Call]:
         return [user for user in self._users(row) if user.start > call.start]
 
@@ -159,13 +171,16 @@ class Consequences:
             for each in around
         )
 
-    def _has_other_differences(self, call: Call, chain: Mapping[int, bool], begin: Call) -> bool:
+    def _has_other_differences(
+        self, call: Call, chain: Mapping[int, bool], around: Set[str], begin: Call
+    ) -> bool:
         """Return whether a call is given something that differs for another reason.
 
         Args:
             call: the call.
             begin: the first of the chain.
             chain: the calls that it may be fed by, and whether they are.
+            around: the records around these, whose results may be theirs.
         """
         rows = self._calls.rows
         seen = {call.start}
@@ -180,7 +195,8 @@ class Consequences:
                     return True
                 for each in made:
                     maker = self._calls.of(each)
-                    if chain.get(maker.start, _is_other(each, begin)):
+                    is_other = maker.pair.name not in around and _is_other(each, begin)
+                    if chain.get(maker.start, is_other):
                         return True
                     if not (maker.is_matched or maker.start in chain or maker.start in seen):
                         seen.add(maker.start)
@@ -254,9 +270,15 @@ def _shown(row: Row) -> bool:
     return math.prod(row.value.shape or ()) > 1 and shows_elements(row)
 
 
+def _hides(row: Row) -> bool:
+    """Return whether a tensor may agree only since some of its elements rule the others."""
+    is_tensor = isinstance(row, Matched) and row.holds_tensor
+    return is_tensor and math.prod(row.value.shape or ()) > 1 and not _shown(row)
+
+
 def _is_further(call: Call, row: Row) -> bool:
-    """Return whether one side alone returns a further result: the places of a maximum, say."""
-    return call.is_matched and not isinstance(row, Matched)
+    """Return whether one side alone returns a further result: places of a maximum, or a cache."""
+    return call.is_matched and (not isinstance(row, Matched) or any(map(is_opaque, row.values)))
 
 
 def _is_for_the_program(row: Row) -> bool:

@@ -28,6 +28,7 @@ from msprobe.compare.verdicts.consequences import (
     needs_no_gradient,
 )
 from msprobe.compare.verdicts.data_flow import DataFlow
+from msprobe.compare.verdicts.same_inputs import is_opaque
 from msprobe.compare.verdicts.statistics_error import statistics_error
 from msprobe.dump.record_names import (
     PARAMETER_GRADIENTS,
@@ -89,6 +90,21 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
             if any(map(_is_replaced, found)):
                 replaced |= dict.fromkeys(_bases(call), module.pair.name)
     _leave_to_others(hidden, calls.rows)
+    if not calls.has_backward:
+        _clear_followers(calls.rows)
+
+
+def _clear_followers(rows: Sequence[Row]) -> None:
+    """Clear what follows from other differences, where all of these are without consequence."""
+    left = [row for row in rows if row.origin is not None]
+    if all(
+        row.origin is Origin.INHERITED
+        and row.cause in (None, Cause.LIKELY)
+        and row.value.role is not Role.PARAMETER
+        for row in left
+    ):
+        for row in left:
+            row.origin, row.cause = None, Cause.HARMLESS
 
 
 def _retract_constants(
@@ -433,11 +449,13 @@ class _Agreement:
 
     def _have_equal_results(self, module: Call) -> bool:
         if module.start not in self._results:
-            # A cache by another name is no result.
+            # A cache by another name is no result, nor is one of another class.
             outputs = [
                 row
                 for row in module.rows
-                if row.value.role is Role.OUTPUT and (isinstance(row, Matched) or row.holds_tensor)
+                if row.value.role is Role.OUTPUT
+                and (row.holds_tensor or isinstance(row, Matched))
+                and not any(map(is_opaque, row.values))
             ]
             self._results[module.start] = bool(outputs) and _agree(outputs, module.inputs)
         return self._results[module.start]

@@ -122,5 +122,9 @@ def shows_elements(row: Matched) -> bool:
 
 def _is_plain(value: Value) -> bool:
     """Return whether an argument that is no tensor was recorded with all that it is."""
-    is_opaque = isinstance(value.value, str) and value.type != "str" and value.value[:1] == "<"
-    return value.is_null or (value.value is not None and not is_opaque)
+    return value.is_null or (value.value is not None and not is_opaque(value))
+
+
+def is_opaque(value: Value) -> bool:
+    """Return whether a value is an object of which only the class was recorded: a cache, say."""
+    return isinstance(value.value, str) and value.type != "str" and value.value[:1] == "<"
