@@ -197,3 +197,26 @@ def test_a_cause_as_small_as_rounding_is_named_where_nothing_else_explains(
 
     assert (str(verdict.verdict), str(verdict.confidence)) == (found, "possible")
     assert ("only one draws" in verdict.sentence) is (found == "call")
+
+
+def test_a_limit_of_float64_is_infinite_in_float32(tmp_path: Path) -> None:
+    """A softmax in float32 of scores in float64: rows without a word become NaN."""
+
+    def write(side: str, dtype: type) -> Path:
+        dump = DumpBuilder(tmp_path / side)
+        mask = np.zeros((4, 4), dtype)
+        mask[0, 0] = np.finfo(dtype).min  # the one element rules both projections
+        shares = np.full((4, 4), np.float32(0.25))
+        if dtype is np.float64:
+            shares[0] = np.nan
+        dump.call("Tensor.__add__.0.forward", [value(mask)], [value(mask, 1)], parent=MODEL)
+        dump.call("Functional.softmax.0.forward", [value(mask, 1)], [value(shares, 2)], line=5)
+        dump.call(MODEL, [value(mask)], [value(shares, 2)], parameters={})
+        return dump.write()
+
+    with np.errstate(over="ignore"):  # of its norm
+        sides = write("t", np.float64), write("r", np.float32)
+    verdict = compare(*sides).summary["verdict"]
+
+    assert verdict["class"] == "precision", verdict["sentence"]
+    assert "its inputs are finite, but beyond the range of its type" in verdict["sentence"]

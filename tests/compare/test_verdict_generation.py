@@ -66,3 +66,63 @@ def test_a_fault_beside_a_cache_is_found(tmp_path: Path) -> None:
 
     assert verdict["class"] == "argument", verdict["sentence"]
     assert "0.275 instead of 0.25" in verdict["sentence"]
+
+
+class Attention(nn.Module):
+    def __init__(self, scale: float, least: float) -> None:
+        super().__init__()
+        self.words, self.mixed = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.scale, self.least = scale, least
+
+    def forward(self, words: Tensor) -> Tensor:
+        q, k, v = self.mixed(self.words(words)).chunk(3, -1)
+        later = torch.ones(words.shape[1], words.shape[1]).triu(1)
+        scores = q @ k.transpose(1, 2) * self.scale + later * self.least
+        found: Tensor = scores.softmax(-1) @ v
+        return found
+
+
+def infer(debugger: PrecisionDebugger, option: tuple[float, float]) -> None:
+    model = Attention(*option)
+    debugger.start(model)
+    with torch.no_grad():
+        model(torch.randint(0, WORDS, (2, 6)))
+    debugger.stop()
+    debugger.step()
+
+
+@pytest.mark.parametrize("least", [-1e4, -1e9, torch.finfo(torch.float32).min])
+def test_a_mask_does_not_hide_another_scale(tmp_path: Path, least: float) -> None:
+    verdict = verdict_on(tmp_path, infer, (0.275, least), (0.25, least))
+
+    assert verdict["class"] == "argument", verdict["sentence"]
+    assert "0.275 instead of 0.25" in verdict["sentence"]
+
+
+class Result(nn.Module):
+    """Returns what it computes, and on one side what it keeps for later, in another order."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        self.inner, self.out, self.keeps = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4), keeps
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        hidden = self.inner(x if self.keeps else x[:, -1:])
+        found = {"found": self.out(hidden[:, -1])}
+        return found | {"kept": object()} if self.keeps else found
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_what_is_kept_beside_equal_results_is_no_difference(tmp_path: Path, level: str) -> None:
+    def run(debugger: PrecisionDebugger, option: bool) -> None:
+        model = Result(keeps=option)
+        x = torch.randn(2, 5, WIDTH)
+        debugger.start(model)
+        with torch.no_grad():
+            model(x)["found"].argmax(-1)
+        debugger.stop()
+        debugger.step()
+
+    verdict = verdict_on(tmp_path, run, change=True, base=False, level=level)
+
+    assert verdict["class"] == "equal", verdict["sentence"]

@@ -59,6 +59,7 @@ class Cause(WordedEnum):
     )
     LONE_PRECISION = "lone_precision"
     FINITE_INPUTS = "finite_inputs", "its inputs are finite"
+    BEYOND_TYPE = "beyond_type", "its inputs are finite, but beyond the range of its type"
     UNPROVED_INPUT = (
         "unproved_input",
         "whether {} holds the same elements in the same order was not recorded",

@@ -52,6 +52,7 @@ _BY_CAUSE: Final = {
     Cause.RANDOM_NUMBERS: VerdictClass.RANDOM,
     Cause.RANDOM_STATE: VerdictClass.RANDOM,
     Cause.LONE_PRECISION: VerdictClass.PRECISION,
+    Cause.BEYOND_TYPE: VerdictClass.PRECISION,
     Cause.USED_CALL: VerdictClass.CALL,
     Cause.GRADIENT_CALL: VerdictClass.CALL,
     Cause.CUTTING_CALL: VerdictClass.CALL,

@@ -16,6 +16,12 @@ from msprobe.dump.values import Value
 # Nothing is computed with numbers so large: the largest of bfloat16 and float32 are 3.4e38.
 _HUGE: Final = 1e38
 _LARGEST_FLOAT16: Final = 65504.0
+# Largest finite numbers; float64's limit marks elements to leave out, and is infinite in these.
+_LARGEST: Final = {
+    "float16": _LARGEST_FLOAT16,
+    "bfloat16": 3.3895313892515355e38,
+    "float32": 3.4028234663852886e38,
+}
 
 
 def is_limit(number: Statistic) -> bool:
@@ -31,6 +37,18 @@ def are_same_limit(target: Statistic, reference: Statistic) -> bool:
     if target is None or reference is None or not (is_limit(target) and is_limit(reference)):
         return False
     return (target > 0) is (reference > 0)
+
+
+def is_beyond_type(given: Row, result: Row) -> bool:
+    """Return whether one side's input is finite, and infinite in the type of its result."""
+    if not isinstance(given, Matched) or not isinstance(result, Matched):
+        return False
+    for value, made in zip(given.values, result.values, strict=True):
+        largest = _LARGEST.get(made.dtype)
+        ends = [abs(end) for end in (value.max, value.min) if end is not None]
+        if largest is not None and any(largest < end < math.inf for end in ends):
+            return True
+    return False
 
 
 def differs_in_limit_alone(row: Row) -> bool:

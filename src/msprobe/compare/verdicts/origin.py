@@ -30,7 +30,7 @@ from msprobe.compare.verdicts.conditioning import Bound, Operand, operand_of
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.incoming import Incoming
-from msprobe.compare.verdicts.limits import differs_in_limit_alone
+from msprobe.compare.verdicts.limits import differs_in_limit_alone, is_beyond_type
 from msprobe.compare.verdicts.mask_differences import hidden_difference
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
@@ -312,7 +312,7 @@ class _Search:
         if row.cause is Cause.LONE_PRECISION and not incoming.differs:
             mark(row, Origin.INTRODUCED)
         elif row.status is Status.NONFINITE:
-            self._judge_nonfinite(row, incoming)
+            self._judge_nonfinite(call, row, incoming)
         elif row.status in (Status.SHAPE, Status.DTYPE):
             origin = Origin.INTRODUCED if not incoming.differs else Origin.INHERITED
             mark(row, origin)
@@ -446,13 +446,15 @@ class _Search:
         else:
             mark(row, Origin.INTRODUCED)
 
-    def _judge_nonfinite(self, row: Row, incoming: Arrivals) -> None:
+    def _judge_nonfinite(self, call: Call, row: Row, incoming: Arrivals) -> None:
         if incoming.has_nonfinite:
             mark(row, Origin.INHERITED)
         elif incoming.worst_error >= _LARGE_ERROR or (incoming.differs and incoming.is_broken):
             mark(row, Origin.AMPLIFIED, Cause.INPUTS_FAR_APART)
         elif incoming.reaches_zero:
             mark(row, Origin.AMPLIFIED, Cause.INPUTS_REACH_ZERO)
+        elif any(is_beyond_type(each, row) for each in call.inputs):
+            mark(row, Origin.INTRODUCED, Cause.BEYOND_TYPE)
         else:
             mark(row, Origin.INTRODUCED, Cause.FINITE_INPUTS)
 

@@ -116,7 +116,7 @@ def _retract_constants(
     """
     effect = consequences.effect(call, begun)
     reached = [call] if effect is Effect.NONE else []
-    if effect is Effect.HIDDEN and not calls.has_backward:
+    if effect is not Effect.NONE and not calls.has_backward:
         reached = consequences.unseen(call)
     for each in reached:
         rows = [row for row in each.rows if row.origin is Origin.INHERITED]

@@ -554,6 +554,7 @@ export const sentences = {
   "look for an exception that the program of the {} caught": "查找{}程序捕获的异常",
   "recorded at L0, without the calls {}": "以 L0 级别采集，不含{}的调用", "between the model and its loss": "模型与 loss 之间", "inside of modules": "模块内部", "not what {} made": "并非 {} 的结果",
   "it draws random numbers: are the seeds and earlier draws the same?": "它产生随机数：随机种子与此前的随机数是否相同？",
+  "its inputs are finite, but beyond the range of its type": "其输入为有限值，但超出其类型的范围",
   "its inputs are finite": "其输入为有限值", "its inputs are finite, but already far apart": "其输入为有限值，但已相差很大",
   "whether {} holds the same elements in the same order was not recorded": "未采集 {} 的元素及其顺序是否相同的依据",
   "its inputs are finite, but already reach zero": "其输入为有限值，但已达到零", "the relative error grew {} times": "相对误差增长 {} 倍",
