@@ -172,7 +172,8 @@ class DataHistory:
         is_certain = order or models or (_changed(first) and not is_permuted)
         is_certain = is_certain and not trains_alike
         # What generates may be given the whole text each time, or its last word and a cache.
-        is_padded = is_reshaped and (trains_alike or not self._has_passes)
+        is_generated = not self._has_passes and all(map(_has_as_many_samples, apart))
+        is_padded = is_reshaped and (trains_alike or is_generated)
         tensor = (first.target or first.reference)[0]
         yield self._difference(
             first.step,
@@ -468,6 +469,10 @@ def _is_reshaped(batch: _Batch) -> bool:
     """Return whether all tensors that differ have other shapes."""
     changed = _changed(batch)
     return bool(changed) and all(each.shape != other.shape for each, other in changed)
+
+
+def _has_as_many_samples(batch: _Batch) -> bool:
+    return all(each.shape[:1] == other.shape[:1] for each, other in _changed(batch))
 
 
 def _holds_the_same(batch: _Batch) -> bool:

@@ -392,11 +392,9 @@ def _made_words(target: Sequence[str], reference: Sequence[str]) -> tuple[str, V
         f"{', '.join(made[last : last + _SHOWN_OPERATIONS]) or 'no more'} in the {side}"
         for side, _, made, _ in of_sides(target, reference)
     )
-    names = {text.partition("(")[0] for text in both[last]}
-    verdict = VerdictClass.ARGUMENT if len(names) == 1 else VerdictClass.CALL
-    is_one = len(apart) == 1
-    words = f"; {before}it is made by " + ", by ".join(calls)
-    return words, verdict if is_one else VerdictClass.UNEXPLAINED
+    names = [[text.partition("(")[0] for text in made] for made in (target, reference)]
+    verdict = VerdictClass.ARGUMENT if names[0] == names[1] else VerdictClass.CALL
+    return f"; {before}it is made by " + ", by ".join(calls), verdict
 
 
 def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
