@@ -122,7 +122,7 @@ class ScheduleHistory:
             f"{some_of(rates.names, rates.total)})"
         )
         if is_schedule:
-            words += self._shift_words(rates, place)
+            words += self._shift_words(rates)
         return FactDifference(
             verdict=VerdictClass.SCHEDULE if is_schedule else VerdictClass.OPTIMIZER_SETTING,
             moment=Moment.SCHEDULE if is_schedule else Moment.OPTIMIZER_SETTING,
@@ -144,7 +144,7 @@ class ScheduleHistory:
         is_constant = len({*rates.target}) == len({*rates.reference}) == 1
         return bool(self._schedules) or not is_constant or rates.base != (None, None)
 
-    def _shift_words(self, rates: _Rates, place: int) -> str:
+    def _shift_words(self, rates: _Rates) -> str:
         """Return by how many steps a schedule is off; empty where another one is followed."""
         for step, target, reference in self._schedules:
             if target and reference and target[0].class_name != reference[0].class_name:

@@ -393,17 +393,10 @@ class _Search:
         )
         if meaning:
             words += f": the factor is {meaning}"
-        if found.calls is not None:
-            target, reference = found.calls
-            words = (
-                f"the target calls {target}, the reference {reference}, with the same result here, "
-                f"and {words}"
-            )
-        is_proved = found.factor.is_proved and found.calls is None
         return self._findings.conclude(
-            VerdictClass.GRADIENT if found.calls is None else VerdictClass.CALL,
+            VerdictClass.GRADIENT,
             words,
-            Confidence.PROVED if is_proved else Confidence.LIKELY,
+            Confidence.PROVED if found.factor.is_proved else Confidence.LIKELY,
             evidence=[
                 "the results of the forward pass agree",
                 *(["the loss is the same, and was not scaled"] if is_behind_loss else []),

@@ -53,7 +53,7 @@ class GradientFlow:
         state = self._state
         shares = self._shares(call, row)
         if shares is None or (not shares and state.has_difference):
-            self._judge_unknown(call, row)
+            self._judge_unknown(row)
             return
         if self.has_lone_shares(call, row) or any(share.status.is_difference for share in shares):
             mark(row, Origin.INHERITED)
@@ -217,16 +217,12 @@ class GradientFlow:
         found = self._state.calls.named(name, is_target=call.pair.target is not None)
         return found if found is not None and found.is_matched else None
 
-    def judge_unmatched_backward(self, call: Call) -> bool:
-        """Judge a backward record that one side lacks though both made the forward call.
-
-        Returns:
-            Whether it is settled; False if the forward call itself has no partner.
-        """
+    def judge_unmatched_backward(self, call: Call) -> None:
+        """Judge a backward record that one side lacks though both made the forward call."""
         state = self._state
         forward = state.calls.forward_of(call)
         if forward is None or not forward.is_matched:
-            return False
+            return
         cut = any(lost_gradient(row) for row in forward.outputs)
         lost_before = self._lost_before(forward)
         lost = next((row for row in forward.inputs if lost_gradient(row)), None)
@@ -243,7 +239,6 @@ class GradientFlow:
                 mark(row, Origin.INTRODUCED, Cause.CUT_HERE)
             elif row.value.is_tensor:
                 mark(row, Origin.INTRODUCED, Cause.NO_GRADIENT)
-        return True
 
     def explains_missing_gradient(self, call: Call, row: Row) -> bool:
         """Return whether a gradient is None because the forward pass cut the graph before.
@@ -321,7 +316,7 @@ class GradientFlow:
                 return True
         return False
 
-    def _judge_unknown(self, call: Call, row: Row) -> None:
+    def _judge_unknown(self, row: Row) -> None:
         state = self._state
         if state.may_inherit(row):
             state.inherit_unrecorded(row)

@@ -26,7 +26,7 @@ from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.compare.verdicts.proof import Proof
 from msprobe.dump.facts import Ending, Facts
-from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, forward_name
+from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.operator import Family, InPlace, Operator
@@ -42,8 +42,6 @@ class GradientFactor(NamedTuple):
         place: the first record in backward order that shows it.
         total: how many gradients differ.
         is_reduced: the gradients are those after a reduction over ranks.
-        calls: the first call of target and reference between this one and the next that both make:
-            they came to the same result.
         has_same_loss: the losses were recorded, and are equal: none was scaled.
     """
 
@@ -51,7 +49,6 @@ class GradientFactor(NamedTuple):
     place: Place
     total: int
     is_reduced: bool = False
-    calls: tuple[str, str] | None = None
     has_same_loss: bool = False
 
     @property
@@ -446,7 +443,6 @@ def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor |
         Place.of(comparison, first.pair),
         len(factors),
         parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED,
-        _other_calls_after(comparison, forward_name(parsed)),
         _has_same_loss(comparison),
     )
 
@@ -456,17 +452,3 @@ def _has_same_loss(comparison: RankComparison) -> bool:
         [] if facts is None else [loss.value for loss in facts.loss] for facts in comparison.facts
     ]
     return bool(sides[0]) and None not in sides[0] and sides[0] == sides[1]
-
-
-def _other_calls_after(comparison: RankComparison, record: str | None) -> tuple[str, str] | None:
-    """Return the calls of both sides that take the place of each other right after a call."""
-    names = [pair.name if pair.is_matched else None for pair in comparison.pairs]
-    if record is None or record not in names:
-        return None
-    behind = comparison.pairs[names.index(record) + 1 :]
-    between = [*itertools.takewhile(lambda pair: not pair.is_matched, behind)]
-    target, reference = (
-        next((pair.name for pair in between if (pair.target is None) is is_lacking), None)
-        for is_lacking in (False, True)
-    )
-    return None if target is None or reference is None else (target, reference)

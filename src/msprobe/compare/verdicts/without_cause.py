@@ -103,7 +103,7 @@ def without_cause(findings: Findings) -> Verdict:
         )
     precisions = _precisions(findings)
     if not all(each.proof.is_rounding for each in findings.steps if each.proof is not None):
-        if first is None or not (precisions and _are_outgrown(findings, first.step)):
+        if not (precisions and _are_outgrown(findings, first.step)):
             return _unexplained(findings)
         return findings.conclude(
             VerdictClass.PRECISION,

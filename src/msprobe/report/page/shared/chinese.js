@@ -362,7 +362,6 @@ export const sentences = {
   "the first call that differs is {}": "首个有差异的调用是 {}", "every value of the steps before step {} is equal": "step {} 之前各 step 的值均一致",
   "forward and backward of step {} are equal to the bit": "step {} 的前向与反向逐位一致", "the results of the forward pass agree": "前向过程的结果一致",
   "the loss is the same, and was not scaled": "损失相同，未被缩放",
-  "the target calls {}, the reference {}, with the same result here, and {}": "待测侧调用 {}，标杆侧调用 {}，此处结果相同；{}",
   "look at the scaling of the loss and at hooks on gradients": "检查 loss 的缩放与梯度上的 hook",
   "clear gradients where the reference does: before each backward pass": "与 reference 一样清零梯度：在每次反向之前",
   "clear gradients once a step: after the optimizer, before backward": "每个 step 清零一次梯度：在优化器之后、反向之前",
