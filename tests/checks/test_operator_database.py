@@ -26,7 +26,7 @@ pytest.importorskip("expecttest")
 
 SAMPLES: Final = 2
 # With MSPROBE_TEST_ALL_OPERATORS=1 every entry is tried: some three minutes for each type.
-EVERY: Final = 1 if os.environ.get("MSPROBE_TEST_ALL_OPERATORS") else 4
+EVERY: Final = 1 if os.environ.get("MSPROBE_TEST_ALL_OPERATORS") else 8
 # Kernels of the CPU that are wrong: docs/tasks/verify.md tells of each.
 KNOWN_FAULTS: Final = {
     "Torch.matrix_exp": "NaN in half types, for results within their range",
