@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +25,7 @@ settings.load_profile("same")
 os.environ["GIT_DIR"] = os.devnull
 
 
+_FEW_TESTS = 20
 _ALL_SLOW = re.compile(r"^pytestmark = .*mark\.slow", re.MULTILINE)
 
 
@@ -45,11 +48,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_left_out else None
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Take the many objects of imported modules and collected tests out of the collector's sight.
 
-    They live until the end, and it would look at them again and again.
+    They live until the end, and it would look at them again and again, as recordings do which look
+    for data loaders and arguments. The first optimizer of a process imports PyTorch's compiler.
     """
+    if len(session.items) > _FEW_TESTS and "torch" in sys.modules:
+        importlib.import_module("torch._dynamo")
     gc.freeze()
 
 

@@ -80,12 +80,16 @@ def is_for_type_checkers(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
-def walk(node: ast.AST, in_function: bool = False) -> Iterator[tuple[ast.AST, bool]]:
-    for child in ast.iter_child_nodes(node):
-        inside = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-        inside = inside or is_for_type_checkers(child)
-        yield child, inside
-        yield from walk(child, inside)
+def walk(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield the statements that import, and the calls; and whether they are in a function."""
+    waiting = [(tree, False)]
+    while waiting:
+        node, in_function = waiting.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
+            yield node, in_function
+        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        inside = inside or is_for_type_checkers(node)
+        waiting += [(child, inside) for child in ast.iter_child_nodes(node)]
 
 
 def targets(node: ast.AST, package: tuple[str, ...]) -> list[str]:
@@ -265,11 +269,12 @@ def test_the_check_sees_a_breach(room: str, source: str) -> None:
     assert any(breaches)
 
 
-@pytest.mark.parametrize("room", NEUTRAL_ROOMS)
-def test_neutral_room_never_asks_for_a_framework(room: str) -> None:
-    asked = run_python(
+@pytest.fixture(scope="module")
+def asked() -> dict[str, list[str]]:
+    """Import each room in a process of its own, and return the frameworks it asks for."""
+    found: dict[str, list[str]] = run_python(
         f"""
-import importlib, importlib.abc, json, pkgutil, sys
+import importlib, importlib.abc, json, os, pkgutil, sys
 
 class Watch(importlib.abc.MetaPathFinder):
     asked = []
@@ -278,14 +283,28 @@ class Watch(importlib.abc.MetaPathFinder):
             self.asked.append(name)
 
 sys.meta_path.insert(0, Watch())
-room = importlib.import_module("msprobe.{room}")
-for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
-    importlib.import_module(module.name)
-assert room.__name__ in sys.modules
-print(json.dumps(Watch.asked))
+found = dict()
+for name in {NEUTRAL_ROOMS!r}:
+    reads, writes = os.pipe()
+    if os.fork() == 0:
+        room = importlib.import_module("msprobe." + name)
+        for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+            importlib.import_module(module.name)
+        assert room.__name__ in sys.modules
+        os.write(writes, json.dumps(Watch.asked).encode())
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as answer:
+        found[name] = json.load(answer)
+print(json.dumps(found))
 """
     )
-    assert asked == []
+    return found
+
+
+@pytest.mark.parametrize("room", NEUTRAL_ROOMS)
+def test_neutral_room_never_asks_for_a_framework(room: str, asked: dict[str, list[str]]) -> None:
+    assert asked[room] == []
 
 
 def test_import_changes_nothing() -> None:

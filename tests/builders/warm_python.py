@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python programs in processes of their own that need not import PyTorch first.
+"""Python programs in processes of their own that need not import PyTorch or MindSpore first.
 
-Importing it, and what its first optimizer imports, takes 3 s of a core. Here one process imports
-it, and forks for each program: the program finds arguments, environment, folder and streams as if
-Python had started it, and ends as it ends; msprobe is not imported yet. Where a test is about the
-start of Python, the import of PyTorch or options of the interpreter, use `subprocess`.
+Importing PyTorch, and what its first optimizer imports, takes 3 s of a core, as MindSpore does.
+Here one process imports what is installed of the two, and forks for each program: the program
+finds arguments, environment, folder and streams as if Python had started it, and ends as it ends;
+msprobe is not imported yet. Where a test is about the start of Python, the import of the framework
+or options of the interpreter, use `subprocess`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
-_PRELOADED = ("torch", "torch._dynamo")
+_PRELOADED = ("torch", "torch._dynamo") if find_spec("torch") else ("mindspore",)
 _NUMBER = struct.Struct("i")
 
 
@@ -112,7 +114,7 @@ def _content(file: IO[str]) -> str:
 
 @functools.cache
 def _server() -> socket.socket:
-    """Start the process that imports PyTorch; it ends when the socket is closed."""
+    """Start the process that imports the framework; it ends when the socket is closed."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(

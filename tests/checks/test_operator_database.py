@@ -26,7 +26,7 @@ pytest.importorskip("expecttest")
 
 SAMPLES: Final = 2
 # With MSPROBE_TEST_ALL_OPERATORS=1 every entry is tried: some three minutes for each type.
-EVERY: Final = 1 if os.environ.get("MSPROBE_TEST_ALL_OPERATORS") else 4
+EVERY: Final = 1 if os.environ.get("MSPROBE_TEST_ALL_OPERATORS") else 8
 # Kernels of the CPU that are wrong: docs/tasks/verify.md tells of each.
 KNOWN_FAULTS: Final = {
     "Torch.matrix_exp": "NaN in half types, for results within their range",
@@ -47,7 +47,8 @@ def test_sound_kernels_are_not_called_wrong(tmp_path: Path, dtype: torch.dtype) 
     unexplained = sum(faults[name] for name in faults if name not in KNOWN_FAULTS)
     assert len(found.calls) > len(operators)
     assert unexplained <= 0.002 * found.judged, faults
-    assert found.judged >= 0.95 * len(found.calls), found.not_judged
+    # A part of the operators may hold more than its share of those that nobody can judge.
+    assert found.judged >= (0.95 if EVERY == 1 else 0.93) * len(found.calls), found.not_judged
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 ALL_FAMILIES = {**FAMILIES, **HELD_OUT_FAMILIES}
 RECORDINGS = 3
 # MSPROBE_TEST_ALL_NOISE=1 takes all of them: four minutes.
-EVERY = 1 if os.environ.get("MSPROBE_TEST_ALL_NOISE") else 10
+EVERY = 1 if os.environ.get("MSPROBE_TEST_ALL_NOISE") else 20
 
 
 class Corpus:

@@ -155,7 +155,7 @@ def test_killed_at_random_a_dump_holds_all_but_its_last_second(tmp_path):
     rng = random.Random(seed)
     guarded = 0
     torn_free_reads = 0
-    for round_number in range(8):
+    for round_number in range(5):
         victims = [
             Victim(tmp_path / f"{round_number}.{number}", rng.choice([0.001, 0.003, 0.01]))
             for number in range(4)
@@ -172,6 +172,6 @@ def test_killed_at_random_a_dump_holds_all_but_its_last_second(tmp_path):
             time.sleep(0.005)
         for victim, moment in killed:
             guarded += check(victim, moment) > 0
-    # 32 kills; those before the child's first second only show that nothing is torn.
-    assert guarded >= 9, f"seed {seed}"
-    assert torn_free_reads >= 60, f"seed {seed}"
+    # 20 kills; those before the child's first second only show that nothing is torn.
+    assert guarded >= 5, f"seed {seed}"
+    assert torn_free_reads >= 37, f"seed {seed}"

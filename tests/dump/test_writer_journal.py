@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from msprobe import open_dump
 from msprobe.dump.journal import read_journal
 from msprobe.dump.json_files import build_from_journal
 from msprobe.dump.lines import Call
@@ -59,6 +60,19 @@ def test_the_journal_alone_gives_the_same_json_files(writer, tmp_path):
     for name in JSON_FILES:
         assert (again / name).read_bytes() == (tmp_path / "step0" / "rank" / name).read_bytes()
     assert len(json.loads((again / "dump.json").read_text())["data"]) == 20
+
+
+def test_a_step_that_ends_once_its_journal_was_found_is_read(writer, tmp_path):
+    dump = writer.open(tmp_path / "step0" / "rank", HEAD)
+    fill(dump)
+    dump.build_json()
+    view = open_dump(tmp_path).step(0).rank()
+    assert view.records_path.name == "journal.jsonl"
+    dump.close()
+    writer.close()
+    assert not view.records_path.exists()
+    assert len(view.records) == 20
+    assert view.head == HEAD
 
 
 def test_index_points_at_the_values(writer, tmp_path):

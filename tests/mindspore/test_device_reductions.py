@@ -37,7 +37,9 @@ def summarise(*tensors: Tensor, accumulate: Any = None) -> list[Summary | None]:
 def exact(tensor: Tensor) -> tuple[Any, Any, float, float]:
     """Return max, min, mean and norm by rational arithmetic, of finite elements."""
     array = tensor.astype(ms.float32).asnumpy() if tensor.dtype == ms.bfloat16 else tensor.asnumpy()
-    elements = [Fraction(one) for one in array.ravel().tolist()]
+    elements = array.ravel().tolist()
+    if array.dtype.kind == "f":
+        elements = [Fraction(one) for one in elements]
     squares = sum(one * one for one in elements)
     down = Fraction(1)
     while squares / down**2 > 1e300:

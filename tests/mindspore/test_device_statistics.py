@@ -155,7 +155,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 def test_a_batch_is_one_copy(reads: list[int]) -> None:
     tensors = [
         tensor_of(np.arange(k + 2), dtype)
-        for k in range(30)
+        for k in range(5)  # each shape more is compiled anew
         for dtype in (*FLOATS, *INTEGERS, "bool")
     ]
     device = prepared(*tensors[:12])
@@ -172,7 +172,7 @@ def test_a_batch_is_one_copy(reads: list[int]) -> None:
     assert len(reads) == 1
     assert [one.max for one in found if one] == [
         k + 1 if dtype != "bool" else True
-        for k in range(30)
+        for k in range(5)
         for dtype in (*FLOATS, *INTEGERS, "bool")
     ]
 
@@ -349,27 +349,25 @@ def assert_same_records(found: Path, expected: Path, steps: int) -> None:
     ("family", "level", "queued"),
     [
         ("conv", "L0", False),
-        ("conv", "L1", False),
-        ("conv", "mix", False),
         ("conv", "mix", True),
-        ("nested", "mix", True),
+        ("nested", "L1", False),
         ("transformer", "mix", True),
     ],
 )
 def test_a_run_is_the_same_and_so_are_its_records(
     family: str, level: str, queued: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = train(CASES[family], steps=3)
+    alone = train(CASES[family], steps=2)
     host = PrecisionDebugger(dump_path=tmp_path / "host", level=level)
-    assert train(CASES[family], steps=3, debugger=host) == alone
+    assert train(CASES[family], steps=2, debugger=host) == alone
     reset_session()
     monkeypatch.setattr(adapter, "on_host", lambda: False)
     if queued:  # operators wait in a queue, as for an accelerator
         monkeypatch.setattr(observer, "on_host", lambda: False)
     device = PrecisionDebugger(dump_path=tmp_path / "device", level=level)
-    assert train(CASES[family], steps=3, debugger=device) == alone
+    assert train(CASES[family], steps=2, debugger=device) == alone
     reset_session()
-    assert_same_records(tmp_path / "device", tmp_path / "host", 3)
+    assert_same_records(tmp_path / "device", tmp_path / "host", 2)
 
 
 def test_a_training_survives_a_device_that_lacks_an_operator(
@@ -479,7 +477,7 @@ def test_a_recorded_step_reads_the_device_once(
             debugger.step()
             per_step.append(len(reads))
 
-    train(CASES["conv"], steps=4, debugger=Noting())
+    train(CASES["conv"], steps=3, debugger=Noting())
     # What arrives after `stop` (gradients of parameters) is a batch of its own.
     assert all(count <= 2 for count in per_step[1:]), per_step
     assert per_step[-1] >= 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from builders.warm_python import run_warm
 from msprobe import open_dump
 from msprobe.dump.facts import Ending, OptimizerStep
 
@@ -112,16 +113,8 @@ PATHS = os.pathsep.join(sys.path)
 
 
 def start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": PATHS},
-        input="from stdin",
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": PATHS}
+    return run_warm(*words, cwd=folder, env=environment, text="from stdin")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from mindspore.train import Model
 from nets import CASES, ConvNet, Transformer, random
 
 import mindspore as ms
+from builders.extent import covering
 from mindspore import Tensor, nn, ops
 from msprobe import open_dump
 from msprobe.capture.session import reset_session
@@ -98,8 +99,8 @@ def train(name: str, debugger: Any = None, steps: int = 5) -> tuple[list[bytes],
     ]
 
 
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("task", ["statistics", "tensor"])
+# Compiling takes most of the time: each net is recorded with one of the tasks by default.
+@pytest.mark.parametrize(("name", "task"), covering(2, NETS, ["statistics", "tensor"]))
 def test_losses_and_parameters_are_the_same(name: str, task: str, tmp_path: Path) -> None:
     alone = train(name)
     debugger = PrecisionDebugger(dump_path=tmp_path, level="L0", task=task)

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 from nets import random
 
+from builders.warm_python import run_warm
 from mindspore import Tensor, nn
 from msprobe import open_dump
 from msprobe.mindspore import PrecisionDebugger
@@ -166,12 +165,6 @@ def test_a_foreign_thread_counts_only_while_it_runs_python(tmp_path: Path) -> No
 
 def _printed(script: str, *arguments: str | Path) -> list[str]:
     """Run `script` in a process of its own; return the lines that it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_warm("-c", script, *map(str, arguments))
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()

@@ -87,7 +87,7 @@ def test_calls_are_checked_while_the_training_runs(tmp_path: Path, capsys) -> No
     capsys.readouterr()
     codes: list[int] = []
     words = ["acc_check", "--listen", "127.0.0.1:0", "--keys", str(keys), "-n", "0", "-d", "cpu"]
-    words += ["-o", str(tmp_path / "out"), "--follow", "60"]
+    words += ["-o", str(tmp_path / "out"), "--follow", "200"]
     checking = threading.Thread(target=lambda: codes.append(main(words)))
     checking.start()
     said = ""

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training that is recorded is the same training, to the last bit."""
+"""A training that is recorded is the same training, to the last bit.
+
+By default each family of models is recorded in a part of the settings, at two levels or more, and
+each setting tries many families (level L2 each with one of two tasks); with
+MSPROBE_TEST_WHOLE_CORPUS=1 all of them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from pathlib import Path
 import pytest
 from families import FAMILIES, REFERENCES, Fingerprint, TrainCase, differences, train
 
+from builders.extent import covering
 from builders.recordings import Recording, Setting, observed
 
 pytestmark = pytest.mark.torch
@@ -19,19 +25,15 @@ SEED = 7
 MASKED = ("encoder_decoder", "evaluation_in_the_loop")
 
 QUICK = [Setting("L0", "statistics"), Setting("L1", "md5"), Setting("mix", "tensor")]
-ALL = [
+FURTHER = [
     Setting(level, task)
     for level in ("L0", "L1", "mix")
     for task in ("statistics", "md5", "tensor", "structure", "overflow_check", "nan_check")
-    if (level, task) != ("L1", "structure")
+    if (level, task) != ("L1", "structure") and Setting(level, task) not in QUICK
 ]
-SETTINGS = [
-    *(pytest.param(setting, id=str(setting)) for setting in QUICK),
-    *(
-        pytest.param(setting, id=str(setting), marks=pytest.mark.slow)
-        for setting in ALL
-        if setting not in QUICK
-    ),
+OBSERVED = [
+    *covering(3, QUICK, FAMILIES, keep=2),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in covering(4, FURTHER, FAMILIES)),
 ]
 
 
@@ -50,10 +52,9 @@ def assert_recorded_something(run: Recording) -> None:
             assert len(run.records(step)) >= 3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("setting", "family"), OBSERVED, ids=str)
 def test_an_observed_training_is_bit_identical(
-    family: str, setting: Setting, tmp_path: Path
+    setting: Setting, family: str, tmp_path: Path
 ) -> None:
     with observed(tmp_path, setting) as run:
         found = train(FAMILIES[family](SEED), STEPS, run.around)
@@ -109,9 +110,14 @@ def _with_output_hooks(case: TrainCase, save: object) -> TrainCase:
     return case
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("task", ["statistics", pytest.param("tensor", marks=pytest.mark.slow)])
-def test_kernel_level_runs_every_family(family: str, task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "family"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case[0] == "tensor"))
+        for case in covering(2, ("statistics", "tensor"), FAMILIES)
+    ],
+)
+def test_kernel_level_runs_every_family(task: str, family: str, tmp_path: Path) -> None:
     # A dispatch mode makes torch take other kernels here and there: no promise of identical bits.
     with observed(tmp_path, Setting("L2", task)) as run:
         case = FAMILIES[family](SEED)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Once it has stopped, nothing of the tool is left: in torch, in the model, in the interpreter."""
+"""Once it has stopped, nothing of the tool is left: in torch, in the model, in the interpreter.
+
+By default each exception is tried with a third of the settings, each setting with several of the
+exceptions; with MSPROBE_TEST_WHOLE_CORPUS=1 with all of them.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,13 @@ from restoration import changes, snapshot
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from builders.extent import covering
 from builders.recordings import Setting, observed
 
 pytestmark = pytest.mark.torch
 
 SETTINGS = [
-    pytest.param(Setting(level, task), id=f"{level}-{task}")
+    Setting(level, task)
     for level, task in (
         ("L0", "statistics"),
         ("L1", "tensor"),
@@ -57,7 +62,7 @@ def test_the_snapshot_notices_a_patched_function_a_hook_and_a_mode() -> None:
         assert "function modes" in changes(before, snapshot(model))
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_a_constructed_debugger_has_installed_nothing(setting: Setting, tmp_path: Path) -> None:
     case = FAMILIES["conv_bn_inplace"](7)
     before = snapshot(*case.modules)
@@ -80,7 +85,7 @@ def test_stop_and_step_restore_everything(family: str, tmp_path: Path) -> None:
     assert changes(before, snapshot(*case.modules)) == []
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_stop_alone_restores_torch(setting: Setting, tmp_path: Path) -> None:
     case = FAMILIES["prenorm_transformer"](7)
     case.run_step(0)
@@ -182,8 +187,7 @@ def _failing_training(fault: str) -> TrainCase:
     return case
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "setting"), covering(3, FAULTS, SETTINGS), ids=str)
 def test_an_exception_in_the_model_reaches_the_user_and_leaves_nothing(
     fault: str, setting: Setting, tmp_path: Path
 ) -> None:
@@ -199,8 +203,11 @@ def test_an_exception_in_the_model_reaches_the_user_and_leaves_nothing(
         assert changes(before, snapshot(model)) == []
 
 
-@pytest.mark.parametrize("setting", [p for p in SETTINGS if "L2" not in str(p.id)])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "setting"),
+    covering(3, FAULTS, [setting for setting in SETTINGS if setting.level != "L2"]),
+    ids=str,
+)
 def test_training_after_a_caught_exception_is_bit_identical_and_recorded(
     fault: str, setting: Setting, tmp_path: Path
 ) -> None:

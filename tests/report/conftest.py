@@ -211,7 +211,7 @@ def browser() -> Iterator:
             pytest.fail(text)
         pytest.skip(text)
     sync_api = pytest.importorskip("playwright.sync_api")
-    options = ["--no-sandbox", "--disable-dev-shm-usage"]
+    options = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
     with sync_api.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path, args=options)
         yield started

@@ -346,6 +346,10 @@ class RankView:
             return None
         try:
             contents = read_journal(self.records_path)
+        except FileNotFoundError:
+            # The step ended since it was found: its JSON files are there before the journal goes.
+            self.records_path = self.directory / find_records_file(self.directory)
+            return None
         except (OSError, TypeError, msgspec.ValidationError) as exc:
             raise DumpFormatError(self.records_path, f"cannot be read: {reason(exc)}") from exc
         logger.warning(

@@ -17,7 +17,7 @@ from enum import Enum
 from fractions import Fraction
 from functools import lru_cache, partial
 from io import IOBase
-from itertools import islice
+from itertools import compress, islice
 from logging import Logger
 from operator import itemgetter
 from pathlib import PurePath
@@ -74,9 +74,9 @@ def live_objects(*recognisers: Callable[[type], str | None]) -> Kinds:
             answers = (recognise(of_type) for recognise in recognisers)
             kinds[of_type] = next((kind for kind in answers if kind is not None), None)
         sought = {of_type: kind for of_type, kind in kinds.items() if kind is not None}
-        for one in objects if sought else ():
-            if type(one) in sought:
-                found.setdefault(sought[type(one)], []).append(one)
+        # A million objects may be there: no Python runs for those of other classes.
+        for one in compress(objects, map(sought.__contains__, map(type, objects))):
+            found.setdefault(sought[type(one)], []).append(one)
     return found
 
 

@@ -93,7 +93,18 @@ def _users_file(name: str) -> Path | None:
     return None if is_library or path.suffix != ".py" else path
 
 
+def _has_repository(folder: Path) -> bool:
+    """Look where git does; to start it for nothing takes longer, the larger this process is."""
+    named = os.environ.get("GIT_DIR")
+    if named is not None:
+        return named != os.devnull
+    place = folder.resolve()
+    return any((one / ".git").exists() for one in (place, *place.parents))
+
+
 def _git(folder: Path) -> dict[str, str]:
+    if not _has_repository(folder):
+        return {}
     head = output_of(["git", "-C", str(folder), "rev-parse", "HEAD", "--abbrev-ref", "HEAD"])
     if not head:
         return {}

@@ -76,11 +76,12 @@ def fixed_settings(models: Sequence[Prefixed]) -> dict[str, str]:
     Args:
         models: the models with their prefixes.
     """
-    objects = live_objects(kind_of_arguments, kind_of_training_object)
+    found = live_objects(kind_of_arguments, kind_of_training_object)
+    # Of objects of any class a verdict would not know what they are.
+    objects = {kind: some for kind, some in found.items() if kind != "object"}
     parts = training_settings(models, objects)
     # Each step of an optimizer has a record with the numbers that it has then.
     del parts["optimizer"]
-    del parts["objects"]  # of any class: a verdict would not know what they are
     return {
         **torch_settings(),
         **collect_settings(objects),
