@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from msprobe.compare.training.differences import (
@@ -28,8 +29,9 @@ from msprobe.compare.training.gradient_factors import (
     Meanings,
     common_factor,
     factor_between,
+    limited_words,
 )
-from msprobe.compare.verdicts.next_steps import AFTER_BACKWARD
+from msprobe.compare.verdicts.next_steps import AFTER_BACKWARD, CLIP_ALIKE
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Clip, Facts, Scaler
 
@@ -188,7 +190,9 @@ class GradientHistory:
         yield from _lacking(pair, got)
         changes = pair.changes("gradient")
         is_clipped = both is not got
-        same = _near(*got) if pair.is_opposed or is_clipped else set()
+        same = set()
+        if pair.is_opposed or is_clipped or not pair.has_same_scale:
+            same = _near(*got)
         if is_clipped:
             # One that changes the total norm changes all that are clipped with it.
             same |= _near(*both)
@@ -208,6 +212,16 @@ class GradientHistory:
         is_of_all = is_clipped or len(moved) >= _MOST * len(changes)
         if factor is not None and (is_of_all or factor.is_proved):
             meaning = meanings.of(factor.value)
+            has_clips = any(pair.pair.events(Clip))
+            limited = "" if meaning or has_clips or not is_of_all else limited_words(*_totals(got))
+            if limited:
+                yield replace(
+                    _difference(pair, f"{limited} (step {pair.pair.step})", moved),
+                    verdict=VerdictClass.CLIPPING,
+                    moment=Moment.CLIP,
+                    next=(CLIP_ALIKE,),
+                )
+                return
             when = f"when the optimizer gets {are(moved, 'it', 'them')}"
             yield _difference(
                 pair,
@@ -231,6 +245,11 @@ class GradientHistory:
                 [worst],
                 Effect.POSSIBLE,
             )
+
+
+def _totals(both: tuple[Gradients, Gradients]) -> tuple[float, float]:
+    target, reference = (math.hypot(*(g.norm or 0.0 for g in side.values())) for side in both)
+    return target, reference
 
 
 def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[FactDifference]:

@@ -45,6 +45,7 @@ class GradientFactor(NamedTuple):
         calls: the first call of target and reference between this one and the next that both make:
             they came to the same result.
         has_same_loss: the losses were recorded, and are equal: none was scaled.
+        totals: the total norms of the gradients of parameters, where these alone differ.
     """
 
     factor: Factor
@@ -53,6 +54,7 @@ class GradientFactor(NamedTuple):
     is_reduced: bool = False
     calls: tuple[str, str] | None = None
     has_same_loss: bool = False
+    totals: tuple[float, float] | None = None
 
     @property
     def moment(self) -> Moment:
@@ -448,7 +450,21 @@ def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor |
         parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED,
         _other_calls_after(comparison, forward_name(parsed)),
         _has_same_loss(comparison),
+        _totals(comparison, rows),
     )
+
+
+def _totals(comparison: RankComparison, differing: Sequence[Row]) -> tuple[float, float] | None:
+    """Return the total norms of the gradients of parameters; None if others differ, too."""
+    if not all(comparison.parsed(row.pair).kind in PARAMETER_GRADIENTS for row in differing):
+        return None
+    kind = comparison.parsed(differing[0].pair).kind
+    rows = [row for row in comparison.rows if comparison.parsed(row.pair).kind is kind]
+    known = [row for row in rows if isinstance(row, Matched) and row.holds_tensor]
+    target, reference = (
+        math.hypot(*(float(row.values[side].norm or 0.0) for row in known)) for side in (0, 1)
+    )
+    return target, reference
 
 
 def _has_same_loss(comparison: RankComparison) -> bool:
