@@ -115,7 +115,7 @@ def limited_words(target: float, reference: float) -> str:
 
     A side that clips is left with the limit itself.
     """
-    limits = [_limit(total) for total in (target, reference)]
+    limits = [limit_of(total) for total in (target, reference)]
     if None not in limits:
         return (
             f"the total norm of the gradients is limited to {limits[0]:g} in the target, to "
@@ -133,7 +133,8 @@ def limited_words(target: float, reference: float) -> str:
     return ""
 
 
-def _limit(total: float) -> float | None:
+def limit_of(total: float) -> float | None:
+    """Return the limit that clipping has left a total norm with; None if it is none."""
     limit = float(f"{total:.1e}")
     return limit if limit and math.isclose(total, limit, rel_tol=_SAME_LIMIT) else None
 

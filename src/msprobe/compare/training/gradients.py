@@ -29,6 +29,7 @@ from msprobe.compare.training.gradient_factors import (
     Meanings,
     common_factor,
     factor_between,
+    limit_of,
     limited_words,
 )
 from msprobe.compare.verdicts.next_steps import AFTER_BACKWARD, CLIP_ALIKE
@@ -130,8 +131,10 @@ def has_same_training(
     if all(step.is_opposed for step in steps):
         totals[0] = -(totals[0] or 0.0)
     is_scaled = not _are_near(*totals)
-    has_scaler = any(pair.events(Scaler))
-    if is_scaled and not (_is_scale(*totals, has_scaler=has_scaler) and all(norms[0])):
+    is_taken_back = any(pair.events(Scaler)) or not any(
+        limit_of(total) for step in steps for total in _totals(step.gradients)
+    )
+    if is_scaled and not (_is_scale(*totals, is_taken_back=is_taken_back) and all(norms[0])):
         return False
     return all(map(_are_near, *norms))
 
@@ -147,17 +150,16 @@ def _are_near(target: float | None, reference: float | None) -> bool:
     return known and math.isclose(target, reference, rel_tol=SAME_GRADIENT)  # type: ignore[arg-type]
 
 
-def _is_scale(target: float | None, reference: float | None, *, has_scaler: bool) -> bool:
+def _is_scale(target: float | None, reference: float | None, *, is_taken_back: bool) -> bool:
     """Return whether one loss is the other one times a scale, which adds no rounding.
 
-    Without a gradient scaler a half may also be a mistake, which clipping by the program's own code
-    hides from optimizers.
+    A half may also be a mistake, which clipping by the program's own code hides from optimizers.
     """
     if not target or not reference or not 0 < target / reference < math.inf:
         return False
     power = round(math.log2(target / reference))
     is_power = math.isclose(target / reference, 2.0**power, rel_tol=SAME_GRADIENT)
-    return is_power and (has_scaler or abs(power) >= _LEAST_SCALE)
+    return is_power and (is_taken_back or abs(power) >= _LEAST_SCALE)
 
 
 def _distance(target: Fingerprint, reference: Fingerprint, largest: float) -> float:

@@ -341,7 +341,8 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
 
 def _are_other_data(fact: FactDifference) -> bool:
     """Return whether batches differ by more than rounding."""
-    return fact.verdict is VerdictClass.DATA and fact.effect is not Effect.NONE
+    is_data = fact.verdict is VerdictClass.DATA and not fact.is_reordered
+    return is_data and fact.effect is not Effect.NONE
 
 
 def _unseen(findings: Findings, observed: StepObservations, compiled: Clue) -> Verdict:
