@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,31 +43,132 @@ def test_the_same_compiled_code_is_equal(tmp_path: Path) -> None:
     assert (verdict["class"], verdict["confidence"]) == ("equal", "proved")
 
 
+def test_a_setting_of_an_optimizer_in_compiled_code_is_named(tmp_path: Path) -> None:
+    target, reference = (
+        _record_step(tmp_path / str(rate), _with_optimizer, rate=rate) for rate in (0.02, 0.01)
+    )
+    verdict = _verdict(target, reference)
+    assert (verdict["class"], verdict["confidence"]) == ("optimizer_setting", "proved")
+    assert "SGD lr is 0.02 in the target, 0.01 in the reference" in verdict["sentence"]
+
+
+def test_what_compiled_code_makes_of_parameters_is_seen(tmp_path: Path) -> None:
+    target, reference = (
+        _record_step(tmp_path / str(rate), _by_hand, rate=rate) for rate in (0.02, 0.01)
+    )
+    verdict = _verdict(target, reference)
+    assert verdict["class"] == "update"
+    assert "differ after step 0" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_clipping_in_compiled_code_is_not_equal(tmp_path: Path, level: str) -> None:
+    target, reference = (
+        _record_step(tmp_path / str(limit), _with_optimizer, limit=limit, level=level)
+        for limit in (None, 0.01)
+    )
+    verdict = _verdict(target, reference)
+    # Level L1 sees no gradient inside.
+    assert verdict["class"] == ("clipping" if level == "L0" else "update"), verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_a_step_that_is_compiled_is_equal_to_one_that_is_not(tmp_path: Path, level: str) -> None:
+    target, reference = (
+        _record_step(tmp_path / str(is_jit), _with_optimizer, is_jit=is_jit, level=level)
+        for is_jit in (True, False)
+    )
+    assert _verdict(target, reference)["class"] in {"equal", "rounding"}
+
+
+def _with_optimizer(net: nn.Cell, rate: float, limit: float | None) -> Callable[..., Tensor]:
+    optimizer = nn.SGD(net.trainable_params(), rate)
+
+    def step(x: Tensor) -> Tensor:
+        loss, gradients = grad(x)
+        if limit is not None:
+            gradients = mindspore.ops.clip_by_global_norm(gradients, limit)
+        optimizer(gradients)
+        return loss
+
+    grad = mindspore.value_and_grad(_loss_of(net), None, net.trainable_params())
+    return step
+
+
+def _by_hand(net: nn.Cell, rate: float, _limit: float | None) -> Callable[..., Tensor]:
+    weights = net.trainable_params()
+
+    def step(x: Tensor) -> Tensor:
+        loss, gradients = grad(x)
+        for weight, gradient in zip(weights, gradients):  # noqa: B905 - MindSpore's own
+            mindspore.ops.assign(weight, weight - rate * gradient)
+        return loss
+
+    grad = mindspore.value_and_grad(_loss_of(net), None, weights)
+    return step
+
+
+def _loss_of(net: nn.Cell) -> Callable[..., Tensor]:
+    def loss_of(x: Tensor) -> Tensor:
+        return (net(x) ** 2).mean()
+
+    return loss_of
+
+
+def _record_step(
+    folder: Path,
+    making: Callable[[nn.Cell, float, float | None], Callable[..., Tensor]],
+    *,
+    rate: float = 0.01,
+    limit: float | None = None,
+    is_jit: bool = True,
+    level: str = "L1",
+) -> Path:
+    """Record one step of a function that trains, compiled as a whole."""
+    net, generator = _net(is_tanh=False)
+    step = making(net, rate, limit)
+    x = Tensor(generator.standard_normal((8, 8)).astype(np.float32))
+    with _recorded(folder, net, level):
+        (mindspore.jit(step) if is_jit else step)(x)
+    return folder / "dump"
+
+
 def _record(folder: Path, is_tanh: bool, shift: float = 20.0) -> Path:
-    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    generator = np.random.default_rng(0)
-    net = nn.SequentialCell(nn.Dense(8, 8), nn.GELU(approximate=is_tanh), nn.Dense(8, 1))
-    for each in net.get_parameters():
-        each.set_data(Tensor(0.3 * generator.standard_normal(each.shape).astype(np.float32)))
-    net.set_train()
+    net, generator = _net(is_tanh)
 
     def loss_of(x: Tensor) -> Tensor:
         return (net(x) + shift).mean()
 
     step = mindspore.value_and_grad(mindspore.jit(loss_of), None, net.trainable_params())
     optimizer = nn.SGD(net.trainable_params(), 0.01)
+    with _recorded(folder, net, "L1"):
+        _, gradients = step(Tensor(generator.standard_normal((8, 8)).astype(np.float32)))
+        optimizer(gradients)
+    return folder / "dump"
+
+
+def _net(is_tanh: bool) -> tuple[nn.Cell, np.random.Generator]:
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    generator = np.random.default_rng(0)
+    net = nn.SequentialCell(nn.Dense(8, 8), nn.GELU(approximate=is_tanh), nn.Dense(8, 1))
+    for each in net.get_parameters():
+        each.set_data(Tensor(0.3 * generator.standard_normal(each.shape).astype(np.float32)))
+    net.set_train()
+    return net, generator
+
+
+@contextmanager
+def _recorded(folder: Path, net: nn.Cell, level: str) -> Iterator[None]:
     folder.mkdir()
     config = folder / "config.json"
-    wanted = {"task": "statistics", "level": "L1", "dump_path": str(folder / "dump")}
+    wanted = {"task": "statistics", "level": level, "dump_path": str(folder / "dump")}
     config.write_text(json.dumps({**wanted, "rank": [], "step": []}))
     reset_session()
     debugger = PrecisionDebugger(str(config))
     debugger.start(net)
-    _, gradients = step(Tensor(generator.standard_normal((8, 8)).astype(np.float32)))
-    optimizer(gradients)
+    yield
     debugger.stop()
     debugger.step()
-    return folder / "dump"
 
 
 def _verdict(target: Path, reference: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Final
 
 from msprobe.compare.matching.signatures import Signature, signature_of
 from msprobe.compare.model import Added, Matched, Missing, OperationPair, Row
-from msprobe.compare.sides import Side
+from msprobe.compare.sides import MINDSPORE, Side
 from msprobe.dump.record_names import RecordKind, RecordName
 from msprobe.dump.values import Role, Value
 from msprobe.operators.lookup import parameter_name
@@ -110,7 +110,18 @@ def _values_of_both(
     else:
         values = [] if pair.target is None else target.values(pair.target)
         others = [] if pair.reference is None else reference.values(pair.reference)
-    return _share(values, pair.target_slots), _share(others, pair.reference_slots)
+    return (
+        _share(_written(target, pair.target, values), pair.target_slots),
+        _share(_written(reference, pair.reference, others), pair.reference_slots),
+    )
+
+
+def _written(side: Side, name: str | None, values: list[Value]) -> list[Value]:
+    """Return the values without outputs that MindSpore's kernel leaves as the memory was."""
+    is_kernel = name is not None and side.framework == MINDSPORE
+    places = side.operator(name).unwritten_outputs if is_kernel else ()
+    unwritten = {f"output.{place}" for place in places}
+    return [value for value in values if value.slot not in unwritten] if unwritten else values
 
 
 def _share(values: list[Value], slots: frozenset[str] | None) -> list[Value]:

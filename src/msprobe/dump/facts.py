@@ -346,8 +346,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         parameters: parameters and buffers when the step starts.
         data: tensors that entered the model.
         loss: roots of the backward passes.
-        buffers_after: buffers when the step ends, those alone that it changed; columns for their
-            shape and the like are empty.
+        buffers_after: buffers when the step ends, those alone that it changed, and the parameters
+            that no record of an optimizer tells; columns for their shape and the like are empty.
         communication: calls between ranks that have no records.
         events: clipping, scaling, schedules and optimizer steps, in order.
     """

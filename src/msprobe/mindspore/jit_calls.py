@@ -8,16 +8,18 @@ for the whole call, and the call itself becomes a ``Jit.{name}`` record.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Final
 
 _HOMES: Final = ("mindspore.graph.api", "mindspore.common.api")
 _NAMES: Final = ("_JitExecutor", "_MindsporeFunctionExecutor")
 # A method of the executor that is called when there is no graph for the arguments yet.
 _BEFORE_COMPILING: Final = "_set_compile_cache_dep_files"
+_DEEPEST: Final = 8  # of functions that functions refer to
 
 
 class _Depth:
@@ -67,6 +69,45 @@ def name_of(executor: Any) -> str:
     if cell is not None:
         return type(cell).__name__
     return str(getattr(getattr(executor, "fn", None), "__name__", "function"))
+
+
+def used_by(function: Any, kinds: tuple[type, ...], owner: Any = None) -> Iterator[Any]:
+    """Yield the objects of some classes that a function, or one that it calls, refers to.
+
+    Args:
+        function: the function.
+        kinds: the classes.
+        owner: the object whose method it is, if it is one.
+    """
+    seen: set[int] = set()
+    waiting = [(owner, 0), (function, 0)]
+    while waiting:
+        value, depth = waiting.pop(0)
+        if id(value) in seen or depth > _DEEPEST:
+            continue
+        seen.add(id(value))
+        if isinstance(value, kinds):
+            yield value
+        elif isinstance(value, MethodType):
+            waiting += [(value.__self__, depth + 1), (value.__func__, depth + 1)]
+        elif isinstance(value, FunctionType):
+            waiting += [(one, depth + 1) for one in _named_in(value)]
+
+
+def _named_in(function: FunctionType) -> Iterator[Any]:
+    """Yield what the names in a function refer to: variables around it and global ones."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+        for name in code.co_names:
+            if name in function.__globals__:
+                yield function.__globals__[name]
 
 
 class JitCalls:

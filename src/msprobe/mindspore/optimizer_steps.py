@@ -2,8 +2,8 @@
 """Record each step of MindSpore's optimizers.
 
 In the dynamic graph, and where the program calls an optimizer itself, the call shows the gradients.
-In graph mode a cell that holds an optimizer may be compiled as a whole: then its parameters, states
-and settings are read around the call of that cell. Values are read on the CPU only.
+A cell or function that uses an optimizer may be compiled as a whole: then its parameters, states
+and settings are read around the call of that code. Values are read on the CPU only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +32,7 @@ from msprobe.mindspore.adapter import host_values
 from msprobe.mindspore.compiled.optimizers import OPTIMIZERS, is_optimizer
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.guard import Guard, must_not_run, quietly
+from msprobe.mindspore.jit_calls import used_by
 from msprobe.mindspore.start_state import print_of
 
 # Attributes of every cell, and some of every optimizer, are no settings.
@@ -55,6 +56,8 @@ class OptimizerSteps:
 
     Attributes:
         unseen: in this context an optimizer runs; its own calls are not to be recorded there.
+        told: identities of the parameters that records of the step are about.
+        may_miss: whether the step did something that may have changed others as well.
     """
 
     unseen: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
@@ -72,6 +75,8 @@ class OptimizerSteps:
         self._is_installed = False
         self._is_running = False
         self._is_in_graphs = False
+        self.told: set[int] = set()
+        self.may_miss = False
 
     def install(self, models: Sequence[nn.Cell], *, in_graphs: bool = False) -> None:
         """Watch the optimizers until the step ends.
@@ -85,6 +90,8 @@ class OptimizerSteps:
         self._trained = frozenset(id(one) for model in models for one in model.get_parameters())
         if not self._is_installed:
             self._is_installed = True
+            self.told.clear()
+            self.may_miss = in_graphs
             undo = self._session.step_undo
             undo.callback(self._removed)
             for kind in (nn.Cell,) if in_graphs else OPTIMIZERS:
@@ -99,7 +106,33 @@ class OptimizerSteps:
         optimizers = [] if self._is_running else self._optimizers_in(cell)
         if not optimizers:
             return run(cell, *args, **kwargs)
-        gradients = args if cell is optimizers[0] else None
+        is_alone = cell is optimizers[0]
+        unseen = self.unseen() if is_alone else nullcontext()
+        with self._observed(optimizers, args if is_alone else None), unseen:
+            return run(cell, *args, **kwargs)
+
+    def around_compiled(self, executor: Any) -> AbstractContextManager[None]:
+        """Return a context for a call of compiled code in the dynamic graph."""
+        if self._is_running or not self._is_installed:
+            return nullcontext()
+        self.may_miss = True
+        found: list[Any] = []
+        for used in used_by(executor.fn, (nn.Cell,), getattr(executor, "obj", None)):
+            found += [one for one in self._optimizers_in(used) if all(one is not f for f in found)]
+        return self._observed(found, None, may_idle=True)
+
+    @contextmanager
+    def _observed(
+        self,
+        optimizers: Sequence[Any],
+        gradients: tuple[Any, ...] | None,
+        *,
+        may_idle: bool = False,
+    ) -> Iterator[None]:
+        """Record what a call makes of what optimizers hold; it may not call them at all."""
+        if not optimizers:
+            yield
+            return
         self._wait_for_graphs()
         drafts = [
             quietly(self._session, _WHERE, self._begin, optimizer, gradients)
@@ -107,15 +140,13 @@ class OptimizerSteps:
         ]
         self._is_running = True
         try:
-            with self.unseen() if cell is optimizers[0] else nullcontext():
-                result = run(cell, *args, **kwargs)
+            yield
         finally:
             self._is_running = False
         self._wait_for_graphs()
         for draft in drafts:
             if draft is not None:
-                quietly(self._session, _WHERE, self._finish, draft)
-        return result
+                quietly(self._session, _WHERE, self._finish, draft, may_idle)
 
     def _wait_for_graphs(self) -> None:
         """Wait for graphs that hand over values, which needs the session's lock: reads hold it."""
@@ -149,8 +180,13 @@ class OptimizerSteps:
         gradients = list(given) if isinstance(given, tuple | list) else [given]
         return _Draft(optimizer, number, call, gradients)
 
-    def _finish(self, draft: _Draft) -> None:
-        self._session.facts.append("events", draft.step(self._session.calls.last_record))
+    def _finish(self, draft: _Draft, may_idle: bool) -> None:
+        step = draft.step(self._session.calls.last_record)
+        if may_idle and not draft.has_run:
+            self._calls[draft.number] -= 1
+            return
+        self.told.update(map(id, draft.parameters))
+        self._session.facts.append("events", step)
 
 
 def _divert_calls(kind: Any, around: Callable[..., Any]) -> Callable[[], None]:
@@ -192,22 +228,20 @@ class _Draft:
             gradients: what it is given; None where that is not known.
         """
         self._optimizer = optimizer
-        self._place = (number, call)
-        self._parameters = list(optimizer.parameters)
-        count = len(self._parameters)
+        self.number, self._call = number, call
+        self.parameters = list(optimizer.parameters)
+        count = len(self.parameters)
         known = gradients or ()
         self._gradients = _Columns([*known, *[None] * count][:count])
         # A trained parameter has one, even if it cannot be read.
         self._has_gradient = self._gradients.are_there if gradients is not None else [True] * count
-        self._before = _Columns(self._parameters)
+        self._before = _Columns(self.parameters)
+        self.has_run = False  # known when it has ended
         self._states = {
-            name: _Columns(values)
-            for name, values in states_of(optimizer, self._parameters).items()
+            name: _Columns(values) for name, values in states_of(optimizer, self.parameters).items()
         }
         self._groups = list(groups_of(optimizer))
-        counts = getattr(optimizer, "global_step", None)
-        counted = None if counts is None else host_values(counts)
-        self._steps: Number = None if counted is None else float(counted.reshape(-1)[0])
+        self._steps = _steps_of(optimizer)
 
     def step(self, record: str | None) -> OptimizerStep:
         """Return the record, with the parameters as they are now.
@@ -215,8 +249,10 @@ class _Draft:
         Args:
             record: the last forward record of the step so far.
         """
-        parameters = self._parameters
+        parameters = self.parameters
         after = _Columns(parameters)
+        is_counted = _steps_of(self._optimizer) != self._steps
+        self.has_run = is_counted or after.prints != self._before.prints
         kind = type(self._optimizer)
         columns = {
             "before": self._before,
@@ -230,8 +266,8 @@ class _Draft:
         }
         return OptimizerStep(
             class_name=f"{kind.__module__}.{kind.__qualname__}",
-            number=self._place[0],
-            call=self._place[1],
+            number=self.number,
+            call=self._call,
             record=record,
             groups=self._groups,
             parameters=OptimizedParameters(
@@ -247,6 +283,13 @@ class _Draft:
                 samples=samples,
             ),
         )
+
+
+def _steps_of(optimizer: Any) -> Number:
+    """Return how many steps an optimizer has taken, where it counts them."""
+    counts = getattr(optimizer, "global_step", None)
+    counted = None if counts is None else host_values(counts)
+    return None if counted is None else float(counted.reshape(-1)[0])
 
 
 class _Columns:

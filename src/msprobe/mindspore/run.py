@@ -80,7 +80,7 @@ class Run:
         self._optimizers = OptimizerSteps(self.session)
         self.observer = Observer(self.session, table, self._optimizers)
         self.custom_apis = CustomApis(self.observer.apis, self.session.run_undo)
-        self._start_state = StartState(self.session)
+        self._start_state = StartState(self.session, self._optimizers)
         section = config.section
         self.gradient_probe: GradientProbe | None = None
         if isinstance(section, GradProbeSection):

@@ -14,7 +14,6 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
-from types import CodeType, FunctionType, MethodType
 from typing import Any, Final, Protocol
 
 from mindspore.common import api
@@ -25,11 +24,10 @@ from msprobe.capture.followed_steps import FOLLOWING, FollowedSteps, Steps
 from msprobe.config import Level
 from msprobe.mindspore.compiled.cells import is_static_graph, living_cells
 from msprobe.mindspore.compiled.optimizers import is_optimizer
-from msprobe.mindspore.jit_calls import executor_class
+from msprobe.mindspore.jit_calls import executor_class, used_by
 
 logger = logging.getLogger(__name__)
 
-_DEEPEST: Final = 8
 _GRADIENTS: Final = (GradOperation, _Grad)
 _WRAPPERS: Final = (nn.WithLossCell, nn.WithEvalCell, nn.ForwardValueAndGrad)
 
@@ -127,7 +125,11 @@ class ScriptFollower(FollowedSteps[CellSteps]):
 
         None if it is of no model.
         """
-        used = [called] if isinstance(called, nn.Cell) else list(_used_by(called.fn))
+        used = (
+            [called]
+            if isinstance(called, nn.Cell)
+            else list(used_by(called.fn, (nn.Cell, *_GRADIENTS)))
+        )
         models = list(_models_in(used))
         if not models:
             return None
@@ -238,36 +240,3 @@ def _models_in(values: Sequence[Any]) -> Iterator[nn.Cell]:
             yield from _models_in(list(value.cells()))
         else:
             yield value
-
-
-def _used_by(function: Any) -> Iterator[Any]:
-    """Yield the cells and gradient operations that a function refers to, and functions in it."""
-    seen: set[int] = set()
-    waiting = [(function, 0)]
-    while waiting:
-        value, depth = waiting.pop(0)
-        if id(value) in seen or depth > _DEEPEST:
-            continue
-        seen.add(id(value))
-        if isinstance(value, (nn.Cell, *_GRADIENTS)):
-            yield value
-        elif isinstance(value, MethodType):
-            waiting += [(value.__self__, depth + 1), (value.__func__, depth + 1)]
-        elif isinstance(value, FunctionType):
-            waiting += [(one, depth + 1) for one in _named_in(value)]
-
-
-def _named_in(function: FunctionType) -> Iterator[Any]:
-    """Yield what the names in a function refer to: variables around it and global ones."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
-        for name in code.co_names:
-            if name in function.__globals__:
-                yield function.__globals__[name]

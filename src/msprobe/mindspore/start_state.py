@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from numpy.typing import NDArray
 
@@ -30,6 +30,9 @@ from msprobe.run_config.live_objects import live_objects, plain_settings
 from msprobe.run_config.program_arguments import kind_of_arguments
 from msprobe.run_config.random_recording import python_and_numpy_states, undrawn_generators
 
+if TYPE_CHECKING:
+    from msprobe.mindspore.optimizer_steps import OptimizerSteps
+
 Print = tuple[str | None, float | None, Projections | None]
 NO_PRINT: Final[Print] = (None, None, None)
 BUFFER: Final = "buffer"
@@ -47,15 +50,17 @@ def print_of(values: NDArray[Any] | None) -> Print:
 class StartState:
     """Puts the state at the start of each recorded step into its facts."""
 
-    __slots__ = ("_dump", "_fixed", "_models", "_of_models", "_prints", "_session")
+    __slots__ = ("_dump", "_fixed", "_models", "_of_models", "_optimizers", "_prints", "_session")
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, optimizers: OptimizerSteps) -> None:
         """Create it; nothing is read.
 
         Args:
             session: gets the facts.
+            optimizers: knows which parameters their records tell.
         """
         self._session = session
+        self._optimizers = optimizers
         self._dump: object = None
         # Environment, packages and the rest are the same for the whole run.
         self._fixed: dict[str, str] | None = None
@@ -116,15 +121,26 @@ class StartState:
             same_as=[None] * len(named),  # MindSpore names a parameter once
         )
         facts.put("parameters", parameters)
-        buffers = [each for each in named if kind_of(each[0]) == BUFFER]
-        if buffers and on_host():
+        if on_host():
             undo, session = self._session.step_undo, self._session
-            undo.callback(quietly, session, "buffers after the step", self._put_buffers, buffers)
+            undo.callback(quietly, session, "state after the step", self._put_after, named)
 
-    def _put_buffers(self, buffers: Sequence[tuple[str, Any]]) -> None:
-        """Put the buffers that the step has changed."""
-        after = [(name, one, print_of(host_values(one))) for name, one in buffers]
-        changed = [each for each in after if each[2] != self._prints[each[0]]]
+    def _put_after(self, named: Sequence[tuple[str, Any]]) -> None:
+        """Put the buffers that the step has changed, and the parameters that no record tells."""
+        told, may_miss = self._optimizers.told, self._optimizers.may_miss
+        trained = {
+            name
+            for name, one in named
+            if may_miss and one.requires_grad and id(one) not in told and kind_of(name) != BUFFER
+        }
+        after = [
+            (name, one, print_of(host_values(one)))
+            for name, one in named
+            if name in trained or kind_of(name) == BUFFER
+        ]
+        if not after:
+            return
+        changed = [each for each in after if each[0] in trained or each[2] != self._prints[each[0]]]
         found = Parameters(
             name=[name for name, _, _ in changed],
             dtype=[dtype_name(one) for _, one, _ in changed],

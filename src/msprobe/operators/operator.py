@@ -157,6 +157,8 @@ class Operator:
         draws_random: it may take numbers from a random generator (some only with certain
             arguments).
         generator_outputs: outputs that are the state of a random generator.
+        unwritten_outputs: outputs of MindSpore's operator that its kernel for the CPU leaves as the
+            memory was.
         allocates: its result is memory that nothing was written to.
         reads_shape_only: of a tensor that comes first it takes the shape and the type.
         in_place: its effect on the memory of its first argument, when it is called in place; None
@@ -184,6 +186,7 @@ class Operator:
     arguments: tuple[str, ...] = ()
     draws_random: bool = False
     generator_outputs: tuple[int, ...] = ()
+    unwritten_outputs: tuple[int, ...] = ()
     allocates: bool = False
     reads_shape_only: bool = False
     in_place: InPlace | None = None

@@ -244,6 +244,8 @@ TABLE: Final = (
         kin="batch_norm",
         arguments=_NORM,
         state_arguments=("momentum",),
+        # Mean and variance of the batch are outputs 3 and 4.
+        unwritten_outputs=(1, 2),
     ),
     _ops("native_batch_norm", Family.NORMALISING, _CORE, kin="batch_norm"),
     _ops("sync_batch_norm", Family.NORMALISING, kin="batch_norm"),

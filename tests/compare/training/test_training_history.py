@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builders.facts import Arrays, adamw, arrays, batch, facts, optimizer_step, start_state
+from builders.facts import (
+    Arrays,
+    adamw,
+    arrays,
+    batch,
+    columns,
+    facts,
+    optimizer_step,
+    start_state,
+)
 from msprobe.compare.training.differences import Effect, FactDifference
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.history import TrainingHistory
@@ -671,6 +680,44 @@ def test_gradients_that_differ_by_a_factor(factor: float, words: str) -> None:
     found = said(differences((got(times(factor)), got(times(1)))))
 
     assert any(each.startswith("gradient") and re.search(words, each) for each in found)
+
+
+def limited(limit: float) -> Arrays:
+    total = np.linalg.norm(np.concatenate([*arrays(1).values()]))
+    return times(limit / total)
+
+
+def test_clipping_by_code_that_was_not_recorded_is_told_by_its_limit() -> None:
+    (lone, *_) = said(differences((got(times(1)), got(limited(0.5)))))
+    (both, *_) = said(differences((got(limited(0.25)), got(limited(0.7)))))
+    (chance, *_) = said(differences((got(times(1)), got(limited(0.51234)))))
+
+    assert lone.startswith("clipping: the target does not clip as the reference does")
+    assert "limited to the total norm 0.5" in lone
+    assert "limited to 0.25 in the target, to 0.7 in the reference" in both
+    assert chance.startswith("gradient")
+
+
+def test_a_scale_of_the_loss_that_the_optimizer_takes_back_has_no_effect() -> None:
+    scaled, plain = (
+        {"events": [optimizer_step(arrays(), times(n), RIGHT, options={"loss_scale": float(n)})]}
+        for n in (128, 1)
+    )
+
+    assert said(differences((scaled, plain))) == []
+    (found,) = said(differences((got(times(128)), got(times(1)))))
+    assert found.startswith("gradient")
+
+
+def test_parameters_that_compiled_code_changes_are_compared_when_the_step_ends() -> None:
+    def ending(after: Arrays) -> Parts:
+        read = {"name": list(after), "dtype": ["torch.float32"] * len(after), **columns(after)}
+        return {"parameters": start_state(arrays()), "buffers_after": read}
+
+    (found,) = said(differences((ending(arrays(2)), ending(arrays(3)))))
+
+    assert found.startswith("update: all 3 parameters differ after step 0")
+    assert said(differences((ending(arrays(2)), ending(arrays(2))))) == []
 
 
 def test_a_single_gradient_that_changes_the_total_norm_of_all() -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers that a step changed in another way, though all that it recorded agrees."""
+"""Buffers, and parameters that no record of an optimizer tells, when a step ends.
+
+They are to agree where all that the step recorded agrees.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,16 @@ from typing import Final
 
 from msprobe.compare.training.differences import FactDifference, Moment, are, some_of
 from msprobe.compare.training.facts_pair import FactsPair
-from msprobe.compare.training.fingerprints import Change, Fingerprint, at, change_of, of_parameter
+from msprobe.compare.training.fingerprints import (
+    Change,
+    Fingerprint,
+    at,
+    change_of,
+    in_column,
+    of_parameter,
+)
 from msprobe.compare.training.module_settings import owner_words
+from msprobe.compare.training.start import kinds_of
 from msprobe.compare.training.updates import changed_before
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts
@@ -19,12 +30,16 @@ _GROWN: Final = 1e-2
 
 
 def buffer_changes(pair: FactsPair) -> dict[str, Change]:
-    """Return buffer → how far both sides are apart when the step ends; empty where unknown."""
-    target, reference = map(_after, pair.sides)
+    """Return buffer → how far both sides are apart when the step ends; empty where unknown.
+
+    So for the parameters that no record of an optimizer tells on one side at least.
+    """
+    target, reference = ({**_after(facts), **_updated(facts)} for facts in pair.sides)
+    told = _updated(pair.target).keys() & _updated(pair.reference)
     return {
         name: change_of(found, reference[name])
         for name, found in target.items()
-        if name in reference
+        if name in reference and name not in told
     }
 
 
@@ -73,6 +88,15 @@ def buffer_differences(
     changes = {
         name: change for name, change in buffer_changes(pair).items() if unchanged.get(name, False)
     }
+    kinds = kinds_of(pair.target.parameters)
+    for kind in ("parameter", "buffer"):
+        of_kind = {n: change for n, change in changes.items() if kinds.get(n) == kind}
+        yield from _of_kind(pair, kind, of_kind, is_exact=is_exact)
+
+
+def _of_kind(
+    pair: FactsPair, kind: str, changes: Mapping[str, Change], *, is_exact: bool
+) -> Iterator[FactDifference]:
     far = [
         name
         for name, change in changes.items()
@@ -87,14 +111,25 @@ def buffer_differences(
     yield pair.difference(
         VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE,
         Moment.UPDATE,
-        f"{some_of(far, len(changes), 'buffers')} {are(far, 'differs', 'differ')} "
+        f"{some_of(far, len(changes), f'{kind}s')} {are(far, 'differs', 'differ')} "
         f"after step {pair.step}{size}, though every value recorded before agrees{made}",
         parameter=worst,
         next=(
-            "look at the code that writes this buffer",
-            "record its calls (level L1 or mix), if it was recorded at L0",
+            f"look at the code that writes this {kind}",
+            "record its calls (level L1 or mix), if it was recorded at L0"
+            if kind == "buffer"
+            else "run compiled code without compiling it, to see what it does",
         ),
     )
+
+
+def _updated(facts: Facts) -> dict[str, Fingerprint]:
+    """Return the parameters after the last update by an optimizer."""
+    return {
+        name: in_column(columns.after, place, at(columns.dtype, place) or "")
+        for columns in (step.parameters for step in facts.optimizer_steps())
+        for place, name in enumerate(columns.name)
+    }
 
 
 def _after(facts: Facts) -> dict[str, Fingerprint]:

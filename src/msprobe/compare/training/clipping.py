@@ -9,6 +9,7 @@ from typing import Final
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
 from msprobe.compare.training.facts_pair import FactsPair, clip_coefficient, same
+from msprobe.compare.verdicts.next_steps import CLIP_ALIKE
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Clip, Facts, OptimizerStep, Scaler
 from msprobe.plain_text import times_text
@@ -103,7 +104,7 @@ def _clipping(
         moment,
         f"{words} (step {pair.step})",
         effect=effect,
-        next=("clip gradients alike in both runs",),
+        next=(CLIP_ALIKE,),
     )
 
 

@@ -186,6 +186,7 @@ class DataHistory:
             else VerdictClass.DATA,
             record=tensor.record,
             is_partial=agree,
+            is_reordered=is_permuted,
             micro=tensor.micro,
         )
 

@@ -308,6 +308,11 @@ class StepPair:
         }
 
     @cached_property
+    def has_same_scale(self) -> bool:
+        """Whether both optimizers take back the same scale of the loss."""
+        return scale_of(self.target) == scale_of(self.reference)
+
+    @cached_property
     def is_opposed(self) -> bool:
         """Whether one side climbs its loss and the other one descends: ``maximize``."""
         climbs = [
@@ -370,20 +375,28 @@ class StepPair:
 
 
 def _gradients_of(step: OptimizerStep) -> dict[str, Fingerprint]:
-    """Return the gradients by parameter.
+    """Return the gradients by parameter, without the scale that the optimizer takes back.
 
     Where there are no projections, some elements take their place: both are linear.
     """
     parameters = step.parameters
     samples = parameters.samples.get("gradient", [])
+    scale = scale_of(step)
     found = {}
     for place, name in enumerate(parameters.name):
         gradient = in_column(parameters.gradient, place, at(parameters.dtype, place) or "")
         if gradient.projections is None:
             gradient = gradient._replace(projections=at(samples, place))
         if gradient.norm is not None:
-            found[name] = gradient
+            found[name] = gradient if scale == 1.0 else gradient.scaled(1 / scale)
     return found
+
+
+def scale_of(step: OptimizerStep) -> float:
+    """Return the scale of the loss that the optimizer divides gradients by, as MindSpore's do."""
+    scales = {group.options.get("loss_scale") for group in step.groups}
+    scale = scales.pop() if len(scales) == 1 else None
+    return float(scale) if isinstance(scale, int | float) and scale > 0 else 1.0
 
 
 def is_idle(parameters: OptimizedParameters, place: int) -> bool:

@@ -22,6 +22,8 @@ _LITTLE: Final = 0.1
 _MOST: Final = 0.9
 _LEAST_POWER: Final = 3
 _FEW_SAMPLES: Final = 2
+# Limits are numbers of two digits; one norm in a thousand is by chance as near to such a number.
+_SAME_LIMIT: Final = 1e-5
 
 
 class Factor(NamedTuple):
@@ -106,6 +108,35 @@ def _power_of_two(factor: float) -> str:
 
 def _is(factor: float, value: float) -> bool:
     return math.isclose(factor, value, rel_tol=_SAME_FACTOR)
+
+
+def limited_words(target: float, reference: float) -> str:
+    """Return that clipping explains the total norms of gradients, in words; empty if it does not.
+
+    A side that clips is left with the limit itself.
+    """
+    limits = [limit_of(total) for total in (target, reference)]
+    if None not in limits:
+        return (
+            f"the total norm of the gradients is limited to {limits[0]:g} in the target, to "
+            f"{limits[1]:g} in the reference"
+        )
+    for side, other, total, limit in (
+        ("target", "reference", target, limits[1]),
+        ("reference", "target", reference, limits[0]),
+    ):
+        if limit is not None and total > limit:
+            return (
+                f"the {side} does not clip as the {other} does, whose gradients are limited to the "
+                f"total norm {limit:g}: the {side}'s is {total:.6g}"
+            )
+    return ""
+
+
+def limit_of(total: float) -> float | None:
+    """Return the limit that clipping has left a total norm with; None if it is none."""
+    limit = float(f"{total:.1e}")
+    return limit if limit and math.isclose(total, limit, rel_tol=_SAME_LIMIT) else None
 
 
 def factor_between(target: Fingerprint, reference: Fingerprint) -> Factor | None:

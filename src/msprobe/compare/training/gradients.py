@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from msprobe.compare.training.differences import (
@@ -28,8 +29,10 @@ from msprobe.compare.training.gradient_factors import (
     Meanings,
     common_factor,
     factor_between,
+    limit_of,
+    limited_words,
 )
-from msprobe.compare.verdicts.next_steps import AFTER_BACKWARD
+from msprobe.compare.verdicts.next_steps import AFTER_BACKWARD, CLIP_ALIKE
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Clip, Facts, Scaler
 
@@ -128,8 +131,10 @@ def has_same_training(
     if all(step.is_opposed for step in steps):
         totals[0] = -(totals[0] or 0.0)
     is_scaled = not _are_near(*totals)
-    has_scaler = any(pair.events(Scaler))
-    if is_scaled and not (_is_scale(*totals, has_scaler=has_scaler) and all(norms[0])):
+    is_taken_back = any(pair.events(Scaler)) or not any(
+        limit_of(total) for step in steps for total in _totals(step.gradients)
+    )
+    if is_scaled and not (_is_scale(*totals, is_taken_back=is_taken_back) and all(norms[0])):
         return False
     return all(map(_are_near, *norms))
 
@@ -145,17 +150,16 @@ def _are_near(target: float | None, reference: float | None) -> bool:
     return known and math.isclose(target, reference, rel_tol=SAME_GRADIENT)  # type: ignore[arg-type]
 
 
-def _is_scale(target: float | None, reference: float | None, *, has_scaler: bool) -> bool:
+def _is_scale(target: float | None, reference: float | None, *, is_taken_back: bool) -> bool:
     """Return whether one loss is the other one times a scale, which adds no rounding.
 
-    Without a gradient scaler a half may also be a mistake, which clipping by the program's own code
-    hides from optimizers.
+    A half may also be a mistake, which clipping by the program's own code hides from optimizers.
     """
     if not target or not reference or not 0 < target / reference < math.inf:
         return False
     power = round(math.log2(target / reference))
     is_power = math.isclose(target / reference, 2.0**power, rel_tol=SAME_GRADIENT)
-    return is_power and (has_scaler or abs(power) >= _LEAST_SCALE)
+    return is_power and (is_taken_back or abs(power) >= _LEAST_SCALE)
 
 
 def _distance(target: Fingerprint, reference: Fingerprint, largest: float) -> float:
@@ -188,7 +192,9 @@ class GradientHistory:
         yield from _lacking(pair, got)
         changes = pair.changes("gradient")
         is_clipped = both is not got
-        same = _near(*got) if pair.is_opposed or is_clipped else set()
+        same = set()
+        if pair.is_opposed or is_clipped or not pair.has_same_scale:
+            same = _near(*got)
         if is_clipped:
             # One that changes the total norm changes all that are clipped with it.
             same |= _near(*both)
@@ -208,6 +214,16 @@ class GradientHistory:
         is_of_all = is_clipped or len(moved) >= _MOST * len(changes)
         if factor is not None and (is_of_all or factor.is_proved):
             meaning = meanings.of(factor.value)
+            has_clips = any(pair.pair.events(Clip))
+            limited = "" if meaning or has_clips or not is_of_all else limited_words(*_totals(got))
+            if limited:
+                yield replace(
+                    _difference(pair, f"{limited} (step {pair.pair.step})", moved),
+                    verdict=VerdictClass.CLIPPING,
+                    moment=Moment.CLIP,
+                    next=(CLIP_ALIKE,),
+                )
+                return
             when = f"when the optimizer gets {are(moved, 'it', 'them')}"
             yield _difference(
                 pair,
@@ -231,6 +247,11 @@ class GradientHistory:
                 [worst],
                 Effect.POSSIBLE,
             )
+
+
+def _totals(both: tuple[Gradients, Gradients]) -> tuple[float, float]:
+    target, reference = (math.hypot(*(g.norm or 0.0 for g in side.values())) for side in both)
+    return target, reference
 
 
 def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[FactDifference]:

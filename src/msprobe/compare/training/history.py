@@ -43,6 +43,7 @@ from msprobe.compare.training.start import (
     RandomHistory,
     equal_at_start,
     frozen_in_both,
+    kinds_of,
     mode_differences,
     parameter_differences,
     settings_differences,
@@ -315,6 +316,9 @@ class TrainingHistory:
             after |= {n: change.is_equal for n, change in step.changes("after").items()}
         for name, is_equal in after.items():
             history.updated[name] = history.updated.get(name, False) or not is_equal
+        others = {name: change.is_equal for name, change in buffer_changes(pair).items()}
+        kinds = kinds_of(pair.target.parameters)
+        after |= {n: equal for n, equal in others.items() if kinds.get(n) == "parameter"}
         if not all(after.values()):
             self.changed_steps.add(pair.step)
         history.is_exact = (
@@ -327,7 +331,7 @@ class TrainingHistory:
         frozen = frozen_in_both(pair) if after and all(after.values()) else ()
         history.after = {
             **{name: equal for name, equal in equal_at_start(pair).items() if name in frozen},
-            **{name: change.is_equal for name, change in buffer_changes(pair).items()},
+            **others,
             **after,
         }
 
@@ -427,7 +431,8 @@ def _is_whole(facts: Facts) -> bool:
 def _left_out(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield a step that trains on one side only: the program may have caught an exception."""
     for side, _, own, other in of_sides(*pair.sides):
-        if other.loss and other.optimizer_steps() and not (own.loss or own.events):
+        has_work = own.loss or own.events or _reads_parameters(own)
+        if other.loss and other.optimizer_steps() and not has_work:
             yield pair.difference(
                 VerdictClass.INCOMPLETE,
                 Moment.FORWARD,
@@ -435,6 +440,12 @@ def _left_out(pair: FactsPair) -> Iterator[FactDifference]:
                 "as the other side has: it was left out, or left early",
                 next=(f"look for an exception that the program of the {side} caught",),
             )
+
+
+def _reads_parameters(facts: Facts) -> bool:
+    """Return whether compiled code ran that may have changed parameters: they were read after."""
+    after, kinds = facts.buffers_after, kinds_of(facts.parameters)
+    return after is not None and any(kinds.get(name) == "parameter" for name in after.name)
 
 
 def _moment_of(ended: Ended) -> Moment:

@@ -28,6 +28,7 @@ from msprobe.compare.training.gradients import has_same_gradients
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import WITHOUT_MEANING, Fingerprints, OptimizedParameters
 
+_OF_SCALE: Final = ("loss_scale", "reciprocal_scale", "need_scale")
 _BETAS: Final = ("beta1", "beta2", "beta3")
 
 
@@ -97,7 +98,10 @@ def setting_differences(pair: StepPair) -> Iterator[FactDifference]:
         ):
             changed.setdefault((key, shown(value), shown(expected)), []).append(name)
     for (key, value, expected), names in changed.items():
-        is_undone = key == "maximize" and pair.is_opposed and has_same_gradients(pair)
+        is_undone = has_same_gradients(pair) and (
+            (key == "maximize" and pair.is_opposed)
+            or (key in _OF_SCALE and not pair.has_same_scale)
+        )
         has_meaning = key not in WITHOUT_MEANING and not is_undone
         yield pair.difference(
             VerdictClass.OPTIMIZER_SETTING,

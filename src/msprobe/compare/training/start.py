@@ -262,7 +262,7 @@ def equal_at_start(pair: FactsPair, kind: str | None = None) -> dict[str, bool]:
     Those that one side lacks, or whose bytes were not read, are left out.
     """
     target, reference = pair.starts
-    kinds = {} if kind is None or not target else _kinds(pair.target.parameters)
+    kinds = {} if kind is None or not target else kinds_of(pair.target.parameters)
     return {
         name: found.checksum == reference[name].checksum
         for name, found in target.items()
@@ -279,7 +279,8 @@ def frozen_in_both(pair: FactsPair) -> frozenset[str]:
     return frozen[0] & frozen[1]
 
 
-def _kinds(columns: Parameters | None) -> dict[str, str]:
+def kinds_of(columns: Parameters | None) -> dict[str, str]:
+    """Return name → parameter or buffer."""
     return {} if columns is None else dict(zip(columns.name, columns.kind, strict=False))
 
 
@@ -291,7 +292,7 @@ def _moved(
     *,
     is_first: bool,
 ) -> Iterator[FactDifference]:
-    kinds = _kinds(target)
+    kinds = kinds_of(target)
     for kind, plural in (("parameter", "parameters"), ("buffer", "buffers")):
         of_kind = [name for name in changes if kinds.get(name) == kind]
         moved = [name for name in of_kind if not changes[name].is_equal]

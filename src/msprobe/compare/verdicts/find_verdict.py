@@ -17,7 +17,7 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Status
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
-from msprobe.compare.training.gradient_factors import Meanings
+from msprobe.compare.training.gradient_factors import Meanings, limited_words
 from msprobe.compare.training.start import autocast_epsilon
 from msprobe.compare.verdicts.communication import collective_of, on_ranks, ranks_words
 from msprobe.compare.verdicts.culprit_classes import (
@@ -32,7 +32,7 @@ from msprobe.compare.verdicts.culprit_classes import (
     moment_of,
 )
 from msprobe.compare.verdicts.custom_functions import MAY_BE_INSIDE, culprit_inside
-from msprobe.compare.verdicts.next_steps import for_culprit
+from msprobe.compare.verdicts.next_steps import CLIP_ALIKE, for_culprit
 from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
 from msprobe.compare.verdicts.own_error import key_of
 from msprobe.compare.verdicts.places import Clue
@@ -391,10 +391,13 @@ class _Search:
             f"the gradients are {value:.6g} times the reference's from {found.place.record} on "
             f"(step {observed.step}, {found.total} gradient{'s' * (found.total > 1)})"
         )
+        limited = "" if meaning or found.totals is None else limited_words(*found.totals)
         if meaning:
             words += f": the factor is {meaning}"
+        elif limited:
+            words = f"{limited} (step {observed.step})"
         return self._findings.conclude(
-            VerdictClass.GRADIENT,
+            VerdictClass.CLIPPING if limited else VerdictClass.GRADIENT,
             words,
             Confidence.PROVED if found.factor.is_proved else Confidence.LIKELY,
             evidence=[
@@ -404,7 +407,9 @@ class _Search:
             where=replace(Where.at(found.place, observed.rank), phase=found.moment.phase),
             next_steps=[
                 *found.place.next,
-                "look at the scaling of the loss and at hooks on gradients",
+                CLIP_ALIKE
+                if limited
+                else "look at the scaling of the loss and at hooks on gradients",
             ],
         )
 

@@ -26,6 +26,7 @@ AFTER_BACKWARD: Final = (
     "of the loss, accumulation, all-reduce, unscaling, clipping, zero_grad"
 )
 """Where a gradient changes that all calls handed back alike."""
+CLIP_ALIKE: Final = "clip gradients alike in both runs"
 SHOWN_INPUTS: Final = 3
 """Names of inputs that differ which are shown; there may be many."""
 

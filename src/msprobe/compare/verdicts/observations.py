@@ -43,6 +43,7 @@ class GradientFactor(NamedTuple):
         total: how many gradients differ.
         is_reduced: the gradients are those after a reduction over ranks.
         has_same_loss: the losses were recorded, and are equal: none was scaled.
+        totals: the total norms of the gradients of parameters, where these alone differ.
     """
 
     factor: Factor
@@ -50,6 +51,7 @@ class GradientFactor(NamedTuple):
     total: int
     is_reduced: bool = False
     has_same_loss: bool = False
+    totals: tuple[float, float] | None = None
 
     @property
     def moment(self) -> Moment:
@@ -444,7 +446,21 @@ def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor |
         len(factors),
         parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED,
         _has_same_loss(comparison),
+        _totals(comparison, rows),
     )
+
+
+def _totals(comparison: RankComparison, differing: Sequence[Row]) -> tuple[float, float] | None:
+    """Return the total norms of the gradients of parameters; None if others differ, too."""
+    if not all(comparison.parsed(row.pair).kind in PARAMETER_GRADIENTS for row in differing):
+        return None
+    kind = comparison.parsed(differing[0].pair).kind
+    rows = [row for row in comparison.rows if comparison.parsed(row.pair).kind is kind]
+    known = [row for row in rows if isinstance(row, Matched) and row.holds_tensor]
+    target, reference = (
+        math.hypot(*(float(row.values[side].norm or 0.0) for row in known)) for side in (0, 1)
+    )
+    return target, reference
 
 
 def _has_same_loss(comparison: RankComparison) -> bool:

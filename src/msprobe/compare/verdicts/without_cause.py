@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Final
 
 from msprobe.compare.model import Mode, Status
-from msprobe.compare.training.differences import Phase
+from msprobe.compare.training.differences import Effect, FactDifference, Phase
 from msprobe.compare.verdicts.next_steps import for_inputs
 from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.places import Clue
@@ -278,6 +278,9 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     agreeing = counts[Status.EQUAL] + close
     if unmatched and not inside and not agreeing:
         words = "no value is on both sides"
+        if findings.has_same_updates:
+            words = "no call is on both sides, and every update leaves the same parameters"
+            return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED)
         return findings.conclude(VerdictClass.UNEXPLAINED, words, Confidence.PROVED)
     compiled = next((each for each in findings.steps if each.compiled is not None), None)
     if compiled is not None and compiled.compiled is not None:
@@ -303,6 +306,10 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
         else f"step {broken.step} of both sides {broken.broken_off}, and no later value is known",
     )
     words = "; ".join(filter(None, parts))
+    data = next((each for each in findings.facts if _are_other_data(each)), None)
+    if data is not None and (close or inside):
+        words = f"{words}; {data.words}"
+        return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY, chosen=data)
     late = next((each for each in findings.steps if each.late_call is not None), None)
     if late is not None and late.late_call is not None and not late.knows_updates:
         return findings.conclude(
@@ -330,6 +337,12 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
         where=Where.at(unused.unused.place, unused.rank),
         next_steps=unused.unused.place.next,
     )
+
+
+def _are_other_data(fact: FactDifference) -> bool:
+    """Return whether batches differ by more than rounding."""
+    is_data = fact.verdict is VerdictClass.DATA and not fact.is_reordered
+    return is_data and fact.effect is not Effect.NONE
 
 
 def _unseen(findings: Findings, observed: StepObservations, compiled: Clue) -> Verdict:
