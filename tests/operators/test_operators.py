@@ -75,6 +75,12 @@ def test_memory_of_new_tensors() -> None:
         assert not operator_of("Torch", name).allocates
 
 
+def test_outputs_that_mindspore_leaves_unwritten() -> None:
+    norm = operator_of("Primitive", "bn_train.BatchNorm", is_mindspore=True)
+    assert norm.unwritten_outputs == (1, 2)
+    assert operator_of("Functional", "layer_norm").unwritten_outputs == ()
+
+
 def test_facts_that_operators_of_several_families_have() -> None:
     assert operator_of("Tensor", "half").casts
     assert not operator_of("Tensor", "long").casts
