@@ -393,10 +393,9 @@ def _made_words(target: Sequence[str], reference: Sequence[str]) -> tuple[str, V
         for side, _, made, _ in of_sides(target, reference)
     )
     names = {text.partition("(")[0] for text in both[last]}
-    verdict = VerdictClass.ARGUMENT if len(names) == 1 else VerdictClass.CALL
-    is_one = len(apart) == 1
+    is_argument = len(names) == 1 and len(apart) == 1
     words = f"; {before}it is made by " + ", by ".join(calls)
-    return words, verdict if is_one else VerdictClass.UNEXPLAINED
+    return words, VerdictClass.ARGUMENT if is_argument else VerdictClass.CALL
 
 
 def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
