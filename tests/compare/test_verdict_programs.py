@@ -964,6 +964,43 @@ def test_a_kernel_that_computes_in_the_type_of_autocast(tmp_path: Path, level: s
     assert "autocast is torch.bfloat16 on cpu in the target" in verdict["sentence"]
 
 
+class SharedWeight(nn.Module):
+    """Two layers with one weight, which autocast casts once for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 1)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(torch.tanh(self.first(x))))
+
+
+def sharing(debugger: PrecisionDebugger, dtype: Any) -> None:
+    model = SharedWeight()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    # Exact in bfloat16, as is the sum of the first row, but not that of the second.
+    weights = 1 + torch.arange(2).view(2, 1, 1) * torch.arange(16).view(16, 1) / 128
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        batches = torch.linspace(-1, 1 + number, 160).view(2, 16, 5)
+        for x, weight in zip(batches, weights, strict=True):
+            with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+                found = model(x)
+            (found.float() * weight).sum().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_weight_that_autocast_casts_once_for_two_calls(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, sharing, torch.bfloat16, torch.float32, level)
+
+    assert verdict["class"] == "precision", verdict["sentence"]
+
+
 def sampled(debugger: PrecisionDebugger, temperature: float) -> None:
     model = nn.Linear(3, 4)
 

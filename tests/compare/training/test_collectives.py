@@ -138,6 +138,12 @@ def call(api: str = "all_reduce", **more: Any) -> dict[str, Any]:
             "step 0",
         ),
         (
+            [call(), call(elements=1)],
+            [call(), call(elements=8), call(elements=1)],
+            "only the reference calls all_reduce of 8 elements of torch.float32 (train.py:33), "
+            "step 0",
+        ),
+        (
             [call("all_gather", passes=0), call()],
             [call()],
             "only the target calls all_gather of 6 elements of torch.float32 (train.py:33), step 0",
@@ -203,6 +209,7 @@ def test_a_loss_names_the_operations_that_made_it() -> None:
     one, other = loss(0.4, *same, "neg", "mean"), loss(1.1, *same, "mean(dim=1)")
     (found,) = history([one], [other]).differences()
     assert "before its last 3 calls it is made by neg, mean in the target" in found.words
+    assert found.verdict == "call"
 
     one, other = loss(0.4, *same, "sum(dim=0)"), loss(1.1, *same, "sum(dim=1)")
     (found,) = history([one], [other]).differences()

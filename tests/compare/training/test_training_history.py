@@ -835,6 +835,21 @@ def test_a_scale_that_was_lost() -> None:
     assert not said(differences((scaler(8.0), scaler(16.0))))
 
 
+def test_a_scale_at_which_a_step_is_skipped() -> None:
+    def scaler(scale: float, *, skipped: bool) -> Parts:
+        event = {"kind": "scaler", "scale": scale, "skipped": skipped, "new_scale": scale}
+        return {"events": [event]}
+
+    whole = scaler(8.0, skipped=False)
+
+    (found,) = said(differences((scaler(64.0, skipped=True), whole)))
+    assert found.startswith("gradient: the gradient scaler scales by 64 in the target, 8 in")
+    assert "the optimizer's step is skipped in the target alone" in found
+
+    (found,) = said(differences((scaler(8.0, skipped=True), whole)))
+    assert found.startswith("update: the gradient scaler skipped the optimizer's step 0 in the")
+
+
 def test_parameters_that_the_model_does_not_know() -> None:
     names = ("a.weight", "optimizer.0.group.0.1", "b.weight")
     strange = dict(zip(names, arrays().values(), strict=True))

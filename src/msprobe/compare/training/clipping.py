@@ -146,26 +146,34 @@ def scaler_differences(pair: FactsPair, *, had_same_scales: bool) -> Iterator[Fa
         had_same_scales: the step before left both sides with the same scales.
     """
     for target, reference in zip(*pair.events(Scaler), strict=False):
-        if bool(target.skipped) is not bool(reference.skipped):
-            side, other = ("target", "reference") if target.skipped else ("reference", "target")
+        skipped, expected = bool(target.skipped), bool(reference.skipped)
+        scales = f"{shown(target.scale)} in the target, {shown(reference.scale)} in the reference"
+        if not same(target.scale, reference.scale):
+            lost = "; both had the same scale after the step before: the scaler's state was lost"
+            one = (
+                f"; the optimizer's step is skipped in the {'target' if skipped else 'reference'} "
+                "alone: a gradient was infinite or NaN"
+            )
+            yield pair.difference(
+                VerdictClass.OPTIMIZER_STATE if had_same_scales else VerdictClass.GRADIENT,
+                Moment.LOSS,
+                f"the gradient scaler scales by {scales} (step {pair.step})"
+                + (lost if had_same_scales else "")
+                + (one if skipped is not expected else ""),
+                # Unscaling takes it back, or the gradients differ by a factor.
+                effect=Effect.CERTAIN
+                if had_same_scales or skipped is not expected
+                else Effect.NONE,
+                next=("save and load the scaler's state_dict with the checkpoint",)
+                if had_same_scales
+                else ("start the gradient scaler with the same scale and growth interval",),
+            )
+        elif skipped is not expected:
+            side, other = ("target", "reference") if skipped else ("reference", "target")
             yield pair.difference(
                 VerdictClass.UPDATE,
                 Moment.UPDATE,
                 f"the gradient scaler skipped the optimizer's step {pair.step} in the "
-                f"{side}, not in the {other} (scales {shown(target.scale)}, "
-                f"{shown(reference.scale)}): a gradient was infinite or NaN",
-            )
-        elif not same(target.scale, reference.scale):
-            lost = "; both had the same scale after the step before: the scaler's state was lost"
-            yield pair.difference(
-                VerdictClass.OPTIMIZER_STATE if had_same_scales else VerdictClass.GRADIENT,
-                Moment.LOSS,
-                f"the gradient scaler scales by {shown(target.scale)} in the target, "
-                f"{shown(reference.scale)} in the reference (step {pair.step})"
-                + (lost if had_same_scales else ""),
-                # Unscaling takes it back, or the gradients differ by a factor.
-                effect=Effect.CERTAIN if had_same_scales else Effect.NONE,
-                next=("save and load the scaler's state_dict with the checkpoint",)
-                if had_same_scales
-                else (),
+                f"{side}, not in the {other} (scale {shown(target.scale)}): "
+                "a gradient was infinite or NaN",
             )

@@ -23,12 +23,12 @@ _NUMBERS: Final = ("op", "peer", "dtype", "elements")
 def collective_differences(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield the first call of a step that differs, and how many others do."""
     target, reference = pair.target.communication, pair.reference.communication
-    names, others = ([call.api for call in side] for side in (target, reference))
+    keys, others = ([_key(call) for call in side] for side in (target, reference))
     found: list[tuple[Communication, str]] = []
-    matcher = SequenceMatcher(None, names, others, autojunk=False)
-    for kind, start, end, other_start, other_end in matcher.get_opcodes():
+    matcher = SequenceMatcher(None, keys, others, autojunk=False)
+    for _, start, end, other_start, other_end in matcher.get_opcodes():
         here, there = target[start:end], reference[other_start:other_end]
-        if kind == "equal":
+        if [call.api for call in here] == [call.api for call in there]:
             both = zip(here, there, strict=True)
             found += [(a, words) for a, b in both if (words := _words(a, b))]
         else:
@@ -46,6 +46,11 @@ def collective_differences(pair: FactsPair) -> Iterator[FactDifference]:
         effect=Effect.POSSIBLE,
         next=((f"look at {source}",) if source else ()),
     )
+
+
+def _key(call: Communication) -> tuple[object, ...]:
+    """Return what tells one call from the next: a call that one side lacks shifts no other."""
+    return call.api, *(getattr(call, name) for name in _NUMBERS)
 
 
 def _words(target: Communication, reference: Communication) -> str:

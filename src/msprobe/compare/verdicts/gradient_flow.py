@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from typing import Final
@@ -36,6 +37,9 @@ from msprobe.dump.values import Role, Value
 _SUM_GROWTH: Final = 4.0
 # A loss such as a logarithm near zero enlarges more; so far apart it is not told from a fault.
 _DOUBTFUL: Final = 0.01
+# Two sums are one where they are nearer to each other than this part of a summand of one alone.
+_LITTLE: Final = 0.125
+_LACKING: Final = (Status.MISSING, Status.ADDED)
 # Calls to look at behind an input without a gradient.
 _FARTHEST: Final = 200
 
@@ -47,6 +51,8 @@ class GradientFlow:
         self._state = state
         self._unmatched = unmatched
         self._safety = safety
+        # Gradients that are parts of one sum: place of the record, and argument.
+        self._summed: set[tuple[int, object]] = set()
 
     def judge_incoming(self, call: Call, row: Row) -> None:
         """Judge the gradient of an output, whose maker is not a single recorded call."""
@@ -112,6 +118,7 @@ class GradientFlow:
         shares = self._parameter_shares(call, row)
         if not shares and self._judge_by_module(call, row):
             return
+        shares += self._accumulated_before(call, row)
         if any(share.status.is_difference for share in shares):
             mark(row, Origin.INHERITED)
         elif shares and self._is_sum_of(row, shares):
@@ -131,37 +138,59 @@ class GradientFlow:
         For dumps of modules alone, where no call tells its share.
         """
         result = operand_of(row)
-        backward = self._module_record(call, RecordKind.BACKWARD)
-        forward = self._module_record(call, RecordKind.FORWARD)
-        if result is None or backward is None or forward is None:
+        passes = [
+            (forward, backward)
+            for forward, backward in self._module_passes(call, row.pair.position)
+            if forward.is_matched and backward.is_matched
+        ]
+        if result is None or not passes:
             return False
-        gradients = [each for each in map(operand_of, backward.inputs) if each is not None]
-        saved = [each for each in map(operand_of, forward.rows) if each is not None]
-        bound = backward_bound(call.operator.family, gradients, saved, result)
-        if any(each.status.is_difference for each in (*backward.inputs, *forward.rows)):
+        before = self._accumulated_before(call, row)[-1:]
+        rows = [each for one in passes for side in one for each in side.rows] + before
+        if any(each.status.is_difference for each in rows):
             mark(row, Origin.INHERITED)
-        elif result.error <= _SUM_GROWTH * bound.own:
+            return True
+        own, passed_on = (
+            0.0,
+            sum(each.error for each in map(operand_of, before) if each is not None),
+        )
+        for forward, backward in passes:
+            gradients = [each for each in map(operand_of, backward.inputs) if each is not None]
+            saved = [each for each in map(operand_of, forward.rows) if each is not None]
+            # Made in the type of the gradients, and cast to that of the parameter.
+            coarsest = max(each.epsilon for each in (result, *gradients))
+            made = replace(result, epsilon=coarsest)
+            bound = backward_bound(call.operator.family, gradients, saved, made)
+            own, passed_on = own + bound.own, passed_on + bound.passed_on
+        if result.error <= _SUM_GROWTH * own:
             settle_as_close(row, Cause.ROUNDING)
-        elif result.error <= self._safety * bound.passed_on + _SUM_GROWTH * bound.own:
+        elif result.error <= self._safety * passed_on + _SUM_GROWTH * own:
             mark(row, Origin.INHERITED, Cause.CLOSE_GRADIENTS)
         else:
             return False
         return True
 
-    def _differs_in_module(self, call: Call, row: Row) -> bool:
-        """Return whether any call of a parameter's module took in a gradient that differs.
+    def _module_passes(self, call: Call, position: int) -> Iterator[tuple[Call, Call]]:
+        """Yield the calls of a parameter's module before a place, with their backward records.
 
         A backward record may come long after it: where the module's input needs no gradient.
         """
         calls, is_target = self._state.calls, call.pair.target is not None
         for index in count():
             forward = calls.named(module_names(call.parsed.base, index)[0], is_target=is_target)
-            if forward is None or forward.pair.position > row.pair.position:
-                return False
+            if forward is None or forward.pair.position > position:
+                return
             backward = calls.backward_of(forward, is_target=is_target)
-            if backward is not None and any(r.status.is_difference for r in backward.inputs):
-                return True
-        raise AssertionError
+            if backward is not None:
+                yield forward, backward
+
+    def _differs_in_module(self, call: Call, row: Row) -> bool:
+        """Return whether any call of a parameter's module took in a gradient that differs."""
+        return any(
+            each.status.is_difference
+            for _, backward in self._module_passes(call, row.pair.position)
+            for each in backward.inputs
+        )
 
     def _has_lone_user(self, call: Call, row: Row) -> bool:
         """Return whether a call of one side alone, outside the module, uses a parameter; blames it.
@@ -284,6 +313,41 @@ class GradientFlow:
             if common is not None:
                 yield row, common
 
+    def is_summed_elsewhere(self, call: Call, row: Row) -> bool:
+        """Return whether a gradient that one side lacks is part of another call's, or holds it.
+
+        Autocast casts a parameter once for all calls that share it: the first of them is then seen
+        to hand back the gradients of all, after the others handed back none.
+        """
+        if (row.pair.position, row.value.argument) in self._summed:
+            return True
+        shares = self._shares_of_input(call, row) if row.status in _LACKING else []
+        apart: complex = 0.0
+        for share in shares:
+            target, reference = (_tensor(each) for each in (share.target, share.reference))
+            apart += _pair_of(target) - _pair_of(reference)
+        missing = [_norm_of(share) for share in shares if share.status in _LACKING]
+        if len(missing) == len(shares) or not abs(apart) <= _LITTLE * math.hypot(*missing):
+            return False
+        self._summed |= {(share.pair.position, share.value.argument) for share in shares}
+        return True
+
+    def _shares_of_input(self, call: Call, row: Row) -> list[Row]:
+        """Return the gradients that all calls hand back for what this call hands back one for."""
+        state = self._state
+        forward = state.calls.forward_of(call)
+        used = [] if forward is None else [e for e in forward.inputs if e.value.requires_grad]
+        incoming = next((each for each in used if each.value.argument == row.value.argument), None)
+        if incoming is None or lost_gradient(incoming):
+            return []
+        found: dict[int, Row] = {}
+        for is_target, flow in ((True, state.flow.target), (False, state.flow.reference)):
+            for index in flow.users(incoming, by_content=True):
+                share = self._handed_back(state.rows[index], is_target)
+                if share is not None:
+                    found[id(share)] = share
+        return list(found.values())
+
     def is_detached(self, call: Call, row: Row) -> bool:
         """Return whether the forward call was given a gradient's input without one on one side."""
         forward = self._state.calls.forward_of(call)
@@ -370,17 +434,19 @@ class GradientFlow:
         """Return the gradients that calls inside a module handed back for a parameter."""
         shape = row.value.squeezed_shape
         module = call.parsed.path
-        shares = [
+        return [
             share
             for share in self._gradients_by_module[module]
             if share.value.squeezed_shape == shape and share.pair.position < row.pair.position
         ]
-        earlier = [
-            share
-            for share in self._parameter_gradients[call.parsed.base]
-            if share.value.slot == row.value.slot and share.pair.position < row.pair.position
+
+    def _accumulated_before(self, call: Call, row: Row) -> list[Row]:
+        """Return the gradients that a parameter had earlier in the step."""
+        return [
+            each
+            for each in self._parameter_gradients[call.parsed.base]
+            if each.value.slot == row.value.slot and each.pair.position < row.pair.position
         ]
-        return shares + earlier
 
     @cached_property
     def _gradients_by_module(self) -> dict[str, list[Row]]:
@@ -406,6 +472,23 @@ class GradientFlow:
             if row.value.role is Role.PARAMETER_GRAD:
                 found[self._state.calls.parse(row.pair).base].append(row)
         return found
+
+
+def _tensor(value: Value | None) -> Value | None:
+    return value if value is not None and value.is_tensor else None
+
+
+def _norm_of(row: Row) -> float:
+    """Return the norm of a gradient that one side has."""
+    known = [v.norm for v in (row.target, row.reference) if v is not None and v.is_tensor]
+    return known[0] or 0.0 if known else 0.0
+
+
+def _pair_of(value: Value | None) -> complex:
+    """Return the projections of a gradient, which add up as the gradients do; NaN if unknown."""
+    if value is None:
+        return 0.0
+    return math.nan if value.pair is None else value.pair
 
 
 def _values(rows: Iterable[Row]) -> list[Value]:

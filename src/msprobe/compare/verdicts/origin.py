@@ -269,7 +269,10 @@ class _Search:
             return
         incoming = Arrivals.of(self._state, call)
         for row in differing:
-            self._judge_output(call, row, incoming)
+            if call.is_backward and self._gradients.is_summed_elsewhere(call, row):
+                mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
+            else:
+                self._judge_output(call, row, incoming)
 
     def _belongs_to_lone_call(self, call: Call) -> bool:
         """Return whether calls that only one side makes explain other gradients; blames them.

@@ -205,7 +205,9 @@ export const sentences = {
   "the {} calls {} after optimizer.step(), the {} before it (step {})": "{}在 optimizer.step() 之后调用 {}，{}在其之前（step {}）",
   "the {} calls {} after optimizer.step(), the {} before it": "{}在 optimizer.step() 之后调用 {}，{}在其之前",
   "the total norm is {}": "总范数为 {}",
-  "the gradient scaler skipped the optimizer's step {} in the {}, not in the {} (scales {}, {}): a gradient was infinite or NaN": "梯度 scaler 在{2}跳过了优化器的 step {1}，{3}没有（缩放系数 {4}、{5}）：有梯度为 Inf 或 NaN",
+  "the gradient scaler skipped the optimizer's step {} in the {}, not in the {} (scale {}): a gradient was infinite or NaN": "梯度 scaler 在{2}跳过了优化器的 step {1}，{3}没有（缩放系数 {4}）：有梯度为 Inf 或 NaN",
+  "the optimizer's step is skipped in the {} alone: a gradient was infinite or NaN": "仅{}跳过了优化器的更新：有梯度为 Inf 或 NaN",
+  "start the gradient scaler with the same scale and growth interval": "两侧梯度 scaler 以相同的初始缩放系数和增长间隔开始",
   "the gradient scaler scales by {} in the target, {} in the reference (step {})": "梯度 scaler 的缩放系数待测侧为 {}，标杆侧为 {}（step {}）",
   "save and load the scaler's state_dict with the checkpoint": "在 checkpoint 中保存并加载 scaler 的 state_dict",
   // communication
