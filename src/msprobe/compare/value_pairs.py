@@ -118,9 +118,9 @@ def _values_of_both(
 
 def _written(side: Side, name: str | None, values: list[Value]) -> list[Value]:
     """Return the values without outputs that MindSpore's kernel leaves as the memory was."""
-    is_kernel = name is not None and side.framework == MINDSPORE
-    places = side.operator(name).unwritten_outputs if is_kernel else ()
-    unwritten = {f"output.{place}" for place in places}
+    if name is None or side.framework != MINDSPORE:
+        return values
+    unwritten = {f"output.{place}" for place in side.operator(name).unwritten_outputs}
     return [value for value in values if value.slot not in unwritten] if unwritten else values
 
 

@@ -463,7 +463,7 @@ def _trainings(pair: FactsPair, counts: tuple[int, int]) -> int:
     (few, fewer), (many, more) = sorted(zip(counts, steps, strict=True), key=lambda side: side[0])
     times, rest = divmod(many, few)
     is_repeated = not rest and more == {number: times * n for number, n in fewer.items()}
-    return times if fewer and is_repeated else 0
+    return times if times > 1 and fewer and is_repeated else 0
 
 
 def _is_reshaped(batch: _Batch) -> bool:

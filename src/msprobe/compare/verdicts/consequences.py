@@ -60,11 +60,12 @@ class Consequences:
                 continue
             if top is not call and not differing and _is_choice(top):
                 return []
-            hiding = [row for row in top.outputs if row.status is Status.CLOSE and _hides(row)]
+            hiding = [row for row in top.outputs if row not in differing and _hides(row)]
             for row in (*differing, *hiding):
                 users = self._users(row, by_content=False)
                 later = [user for user in users if user.start > top.start]
-                if not later and not _is_further(top, row):
+                is_end = row.status is not Status.EQUAL and not _is_further(top, row)
+                if is_end and not later:
                     return []
                 waiting += [user for user in later if user.start not in found]
                 found.update((user.start, user) for user in later)
