@@ -56,6 +56,8 @@ from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.numerics.number_types import epsilon_of
 
 _LOSS_ROUNDINGS: Final = 64.0
+# What cross entropy ends in where its labels are smoothed: another option, or calls of a program.
+_SMOOTHING: Final = ["add", "mul", "mul"]
 _SHOWN_OPERATIONS: Final = 3
 # What an optimizer's step makes of rounding in gradients, where they stay the same; a change that
 # is larger than the second of these was not made of it.
@@ -397,8 +399,10 @@ def _made_words(target: Sequence[str], reference: Sequence[str]) -> tuple[str, V
         for side, _, made, _ in of_sides(target, reference)
     )
     names = [[text.partition("(")[0] for text in made] for made in (target, reference)]
-    verdict = VerdictClass.ARGUMENT if names[0] == names[1] else VerdictClass.CALL
-    return f"; {before}it is made by " + ", by ".join(calls), verdict
+    words = f"; {before}it is made by " + ", by ".join(calls)
+    if any(made[last : last + len(_SMOOTHING)] == _SMOOTHING for made in names):
+        return words, VerdictClass.UNEXPLAINED
+    return words, VerdictClass.ARGUMENT if names[0] == names[1] else VerdictClass.CALL
 
 
 def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
