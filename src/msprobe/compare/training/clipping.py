@@ -147,7 +147,6 @@ def scaler_differences(pair: FactsPair, *, had_same_scales: bool) -> Iterator[Fa
     """
     for target, reference in zip(*pair.events(Scaler), strict=False):
         skipped, expected = bool(target.skipped), bool(reference.skipped)
-        scales = f"{shown(target.scale)} in the target, {shown(reference.scale)} in the reference"
         if not same(target.scale, reference.scale):
             lost = "; both had the same scale after the step before: the scaler's state was lost"
             one = (
@@ -157,7 +156,8 @@ def scaler_differences(pair: FactsPair, *, had_same_scales: bool) -> Iterator[Fa
             yield pair.difference(
                 VerdictClass.OPTIMIZER_STATE if had_same_scales else VerdictClass.GRADIENT,
                 Moment.LOSS,
-                f"the gradient scaler scales by {scales} (step {pair.step})"
+                f"the gradient scaler scales by {shown(target.scale)} in the target, "
+                f"{shown(reference.scale)} in the reference (step {pair.step})"
                 + (lost if had_same_scales else "")
                 + (one if skipped is not expected else ""),
                 # Unscaling takes it back, or the gradients differ by a factor.
