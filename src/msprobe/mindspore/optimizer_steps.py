@@ -116,10 +116,14 @@ class OptimizerSteps:
         if self._is_running or not self._is_installed:
             return nullcontext()
         self.may_miss = True
-        found: list[Any] = []
-        for used in used_by(executor.fn, (nn.Cell,), getattr(executor, "obj", None)):
-            found += [one for one in self._optimizers_in(used) if all(one is not f for f in found)]
-        return self._observed(found, None, may_idle=True)
+        found = quietly(self._session, _WHERE, self._optimizers_of, executor)
+        return self._observed(found or (), None, may_idle=True)
+
+    def _optimizers_of(self, executor: Any) -> list[Any]:
+        """Return the optimizers that a jitted function or method refers to."""
+        used = used_by(executor.fn, (nn.Cell,), getattr(executor, "obj", None))
+        found = {id(one): one for cell in used for one in self._optimizers_in(cell)}
+        return list(found.values())
 
     @contextmanager
     def _observed(

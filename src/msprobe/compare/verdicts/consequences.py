@@ -49,11 +49,14 @@ class Consequences:
         What is made inside of a call whose results agree does not leave it.
 
         Returns:
-            none if a result that differs, and that no call takes in, follows from the call.
+            none if a result that differs, and that no call takes in, follows from the call, or if
+            too many calls follow.
         """
         found = {call.start: call}
         waiting = [call]
         while waiting:
+            if len(found) > _MOST_CALLS:
+                return []
             top = waiting.pop()
             differing = [row for row in top.outputs if row.status.is_difference]
             if self._has_agreeing_parent(top):
@@ -96,7 +99,7 @@ class Consequences:
             is_agreeing = _has_agreeing_result(top)
             hands_on = self._shows_inside(top) and is_agreeing
             # A result that one side alone returns, and nobody uses, changes no other one.
-            is_proved = is_agreeing and not any(self._is_left(top, row) for row in differing)
+            is_proved = is_agreeing and not any(self._matters(top, row) for row in differing)
             if is_proved or not differing or (hands_on and top is not call):
                 proved.add(top.operator.name)
                 continue
@@ -139,8 +142,8 @@ class Consequences:
         is_left = _is_further(call, row) or _is_for_the_program(row)
         return not is_left and not self._later_users(row, call)
 
-    def _is_left(self, call: Call, row: Row) -> bool:
-        """Return whether a result is one of both sides, or taken in by a call."""
+    def _matters(self, call: Call, row: Row) -> bool:
+        """Return whether a result is one of both sides, or taken in by a later call."""
         return not _is_further(call, row) or bool(self._later_users(row, call))
 
     def _later_users(self, row: Row, call: Call) -> list[Call]:
@@ -273,8 +276,7 @@ def _shown(row: Row) -> bool:
 
 def _hides(row: Row) -> bool:
     """Return whether a tensor may agree only since some of its elements rule the others."""
-    is_tensor = isinstance(row, Matched) and row.holds_tensor
-    return is_tensor and math.prod(row.value.shape or ()) > 1 and not _shown(row)
+    return math.prod(row.value.shape or ()) > 1 and not _shown(row)
 
 
 def _is_further(call: Call, row: Row) -> bool:

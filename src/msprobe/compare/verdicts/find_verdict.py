@@ -399,7 +399,8 @@ class _Search:
         return self._findings.conclude(
             VerdictClass.CLIPPING if limited else VerdictClass.GRADIENT,
             words,
-            Confidence.PROVED if found.factor.is_proved else Confidence.LIKELY,
+            # A total norm may be near a round number by chance.
+            Confidence.PROVED if found.factor.is_proved and not limited else Confidence.LIKELY,
             evidence=[
                 "the results of the forward pass agree",
                 *(["the loss is the same, and was not scaled"] if is_behind_loss else []),

@@ -327,7 +327,9 @@ class GradientFlow:
             target, reference = (_tensor(each) for each in (share.target, share.reference))
             apart += _pair_of(target) - _pair_of(reference)
         missing = [_norm_of(share) for share in shares if share.status in _LACKING]
-        if len(missing) == len(shares) or not abs(apart) <= _LITTLE * math.hypot(*missing):
+        if len(missing) == len(shares) or not math.hypot(
+            apart.real, apart.imag
+        ) <= _LITTLE * math.hypot(*missing):
             return False
         self._summed |= {(share.pair.position, share.value.argument) for share in shares}
         return True
