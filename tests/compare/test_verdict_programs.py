@@ -1043,3 +1043,29 @@ def test_trainings_that_one_side_does_not_count(tmp_path: Path, *, is_counted: b
     assert verdict["class"] == "incomplete"
     assert f"step 0 of the {side} holds 3 times the batches" in verdict["sentence"]
     assert f"record the {side} again" in verdict["next"][0]
+
+
+def flipped(debugger: PrecisionDebugger, flips: bool) -> None:
+    model = nn.Sequential(
+        nn.Conv1d(3, 4, 3, padding=1), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    samples = torch.randn(24, 3, 8)
+
+    def step(number: int) -> None:
+        for half in range(2):
+            x = samples[8 * number + 4 * half :][:4] / 2
+            model(x.flip(-1) if flips else x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("flips", [True, False])
+def test_what_one_side_makes_of_each_batch_is_no_data(tmp_path: Path, *, flips: bool) -> None:
+    verdict = verdict_on(tmp_path, flipped, flips, not flips)
+
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "calls Tensor.flip.0.forward" in verdict["sentence"]

@@ -133,8 +133,7 @@ class MadeInside(Made):
             is_data = picks or (draws and row.pair.is_matched) if own.is_tensor else not draws
             # What code that was not recorded changed comes from outside.
             is_data = is_data or row.cause is Cause.CHANGED_BETWEEN
-            has_cause = row.origin is Origin.INTRODUCED or row.cause is Cause.HIDDEN_EFFECT
-            is_own = has_cause and not is_data
+            is_own = row.origin is Origin.INTRODUCED and not is_data
             is_blamed = is_blamed or is_own
             if not own.is_tensor:
                 continue

@@ -127,12 +127,17 @@ def _retract_constants(
 
 
 def _leave_to_others(hidden: Sequence[Row], rows: Sequence[Row]) -> None:
-    """Clear what may be without consequence where something else is blamed with a reason."""
+    """Clear what may be without consequence where something else is blamed with a reason.
+
+    The same function that is called again has the same effect.
+    """
     own = set(map(id, hidden))
-    blamed = (row for row in rows if row.origin is Origin.INTRODUCED and id(row) not in own)
+    blamed = [row for row in rows if row.origin is Origin.INTRODUCED and id(row) not in own]
     if any(row.cause not in _WITHOUT_REASON for row in blamed):
+        blamed_functions = {parse_record_name(row.pair.name).base for row in blamed}
         for row in hidden:
-            if row.origin is not None:
+            is_again = parse_record_name(row.pair.name).base in blamed_functions
+            if row.origin is not None and not is_again:
                 row.origin, row.cause = None, Cause.HIDDEN_EFFECT
 
 
