@@ -40,6 +40,8 @@ struct difference {
 };
 #define DIFFERENCE_LANES 32
 
+#include "_native_crc.h"
+
 /* Small enough for the first-level cache, where the second loop over a block finds it again. */
 #define BLOCK_BYTES (16 * SIGN_BLOCK)
 /* 256-bin counting has a fixed cost per block, so its blocks are larger. */
@@ -111,6 +113,7 @@ struct total {
     __int128 int_sum;
     unsigned __int128 int_sumsq;
     struct projections projections;
+    struct crc *crc; /* NULL but for kernels that continue a checksum, too */
 };
 
 static const struct total EMPTY_TOTAL = {
@@ -213,6 +216,7 @@ typedef void (*difference_fn)(const void *block, const void *other, size_t n,
 struct kernels {
     const char *name;
     block_fn f16, bf16, f32, f64, i16, u16, i32, u32, i64, u64, boolean;
+    block_fn checked_f32; /* with the checksum of the whole sign blocks; NULL for none */
     fold_fn fold_i8, fold_u8, fold_i16, fold_u16, fold_i32, fold_u32, fold_i64, fold_u64, fold_f32,
         fold_f64;
     void (*project)(double *sums, size_t n, struct projections *projections);
@@ -221,10 +225,10 @@ struct kernels {
     difference_fn difference_32, difference_64;
 };
 
-#define KERNELS(isa)                                                                            \
+#define KERNELS(isa, checked_f32)                                                               \
     {#isa, block_f16_##isa, block_bf16_##isa, block_f32_##isa, block_f64_##isa, block_i16_##isa, \
      block_u16_##isa, block_i32_##isa, block_u32_##isa, block_i64_##isa, block_u64_##isa,       \
-     block_bool_##isa, fold_i8_##isa, fold_u8_##isa, fold_i16_##isa, fold_u16_##isa,            \
+     block_bool_##isa, checked_f32, fold_i8_##isa, fold_u8_##isa, fold_i16_##isa, fold_u16_##isa,            \
      fold_i32_##isa, fold_u32_##isa, fold_i64_##isa, fold_u64_##isa, fold_f32_##isa,            \
      fold_f64_##isa, project_##isa, below_16_##isa, below_32_##isa, below_64_##isa,        \
      greatest_16_##isa, greatest_32_##isa, greatest_64_##isa, difference_32_##isa,          \
@@ -232,10 +236,10 @@ struct kernels {
 
 /* Ascending: the last one that works here is taken. */
 static const struct kernels ALL_KERNELS[] = {
-    KERNELS(generic),
+    KERNELS(generic, NULL),
 #if defined(__x86_64__)
-    KERNELS(avx2),
-    KERNELS(avx512),
+    KERNELS(avx2, NULL),
+    KERNELS(avx512, checked_f32_avx512),
 #endif
 };
 
@@ -360,10 +364,26 @@ struct layout {
     double repeats; /* how often each element counts: product of the sizes with stride 0 */
     int in_any_order; /* whether long rows may be read where they lie */
     struct magnitudes *magnitudes; /* counted on the way; NULL for nothing */
+    struct crc *crc; /* of dense elements, continued on the first walk; NULL for nothing */
 };
 
 /* Called with a block of whole elements. */
 typedef void (*visit_fn)(const void *block, size_t n, void *state);
+
+/* Visit a block, and continue the checksum while it is near. */
+struct checked {
+    visit_fn visit;
+    void *state;
+    struct crc *crc;
+    size_t itemsize;
+};
+
+static void checked_block(const void *block, size_t n, void *state)
+{
+    const struct checked *checked = state;
+    checked->visit(block, n, checked->state);
+    crc_add(checked->crc, block, n * checked->itemsize);
+}
 
 static void visit_dense(const char *start, size_t n, size_t itemsize, size_t block_bytes,
                         visit_fn visit, void *state)
@@ -426,6 +446,11 @@ static void visit_strided(const struct layout *layout, size_t block_bytes, visit
 
 static void walk(const struct layout *layout, size_t block_bytes, visit_fn visit, void *state)
 {
+    struct checked checked = {visit, state, layout->crc, layout->itemsize};
+    if (layout->crc && !layout->crc->is_complete) {
+        visit = checked_block, state = &checked;
+        layout->crc->is_complete = 1;
+    }
     if (layout->ndim == 1 && layout->stride[0] == 1)
         visit_dense(layout->start, (size_t)layout->size[0], layout->itemsize, block_bytes, visit,
                     state);
@@ -455,6 +480,11 @@ static void reduce_block(const void *block, size_t n, void *state)
 {
     struct reduction *reduction = state;
     reduction->block(block, n, &reduction->total);
+    struct crc *crc = reduction->total.crc;
+    size_t rest = n % SIGN_BLOCK;
+    if (crc && rest)
+        crc_add(crc, (const char *)block + (n - rest) * reduction->kind->itemsize,
+                rest * reduction->kind->itemsize);
     struct magnitudes *magnitudes = reduction->magnitudes;
     if (magnitudes) magnitudes->count += (double)magnitudes->below(block, n, magnitudes->limit);
 }
@@ -762,6 +792,11 @@ static void finish_floats(struct result *r, const struct layout *layout, const s
     struct projecting projecting;
     int is_narrow = kind->category == FLOAT16 || kind->category == FLOAT32;
     if (!is_narrow) begin_projecting(&projecting, kind);
+    if (layout->crc && kind == &KINDS[K_F32] && chosen.checked_f32) {
+        reduction.block = chosen.checked_f32;
+        reduction.total.crc = layout->crc;
+        layout->crc->is_complete = 1;
+    }
     if (is_narrow) walk(layout, BLOCK_BYTES, reduce_block, &reduction);
     else walk_projecting(layout, kind, BLOCK_BYTES, reduce_block, &reduction, &projecting);
     r->form = NUMBERS;
@@ -1038,6 +1073,7 @@ static void dense_layout(struct layout *layout, int kind, const char *start, Py_
     layout->repeats = 1.0;
     layout->in_any_order = 0;
     layout->magnitudes = NULL;
+    layout->crc = NULL;
 }
 
 static PyObject *stats(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -1122,6 +1158,7 @@ static Py_ssize_t read_buffer(struct layout *layout, int kind, const char *start
     layout->start = start;
     layout->itemsize = KINDS[kind].itemsize;
     layout->magnitudes = NULL;
+    layout->crc = NULL;
     Py_ssize_t n = read_layout(layout, ndim, shape, strides), extent = 1;
     if (n <= 0) return n;
     if (start == NULL) {
@@ -1151,7 +1188,11 @@ static void print_of(int kind, const char *start, Py_ssize_t count, struct mspro
     struct layout layout; /* 1 KiB: only what is used gets set */
     struct result result = {0};
     dense_layout(&layout, kind, start, count);
+    struct crc crc = CRC_START;
+    if (chosen_fold) layout.crc = &crc;
     compute_apart(&result, &layout, kind, (size_t)count);
+    out->has_checksum = chosen_fold != NULL;
+    out->checksum = crc_end(&crc);
     out->has_norm = result.form != BOOLEANS;
     out->has_projections = (uint8_t)result.is_projected;
     out->norm = result.norm;
@@ -1580,7 +1621,11 @@ static PyObject *use_isa(PyObject *module, PyObject *name)
             Py_DECREF(names);
             return NULL;
         }
-        if (wanted) chosen = ALL_KERNELS[i], found = 1;
+        if (wanted) {
+            chosen = ALL_KERNELS[i], found = 1;
+            chosen_fold = fold_that_works(i);
+            if (!crc_is_wide()) chosen.checked_f32 = NULL;
+        }
     }
     if (found) return names;
     PyErr_Format(PyExc_ValueError, "%R is not one of %R", name, names);
@@ -1634,6 +1679,7 @@ PyMODINIT_FUNC PyInit__native(void)
     __builtin_cpu_init();
 #endif
     fill_signs();
+    fill_crc();
     PyObject *module = PyModule_Create(&MODULE), *kinds = PyDict_New(), *isas = NULL;
     if (!module || !kinds || !(isas = use_isa(module, Py_None))) goto fail;
     Py_CLEAR(isas);

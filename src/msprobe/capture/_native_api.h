@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #define MSPROBE_NATIVE_API "msprobe.capture._native.API"
-#define MSPROBE_NATIVE_API_VERSION 5
+#define MSPROBE_NATIVE_API_VERSION 6
 #define MSPROBE_MAX_DIMS 64
 
 struct msprobe_kind {
@@ -25,11 +25,11 @@ struct msprobe_measures {
     double nan, inf, count;
 };
 
-/* What tells the content of a tensor, as `statistics` has it; the checksum is for who reads it. */
+/* What tells the content of a tensor, as `statistics` has it, and the CRC-32 of its bytes. */
 struct msprobe_print {
     double norm, projections[2];
     uint32_t checksum;
-    uint8_t has_norm, has_projections;
+    uint8_t has_norm, has_projections, has_checksum; /* no checksum on some processors */
 };
 
 /* Bins of magnitudes: zeros, below 2^-40, 32 bins of two powers of two each, 2^24 and above. */
@@ -54,7 +54,7 @@ struct msprobe_native_api {
      * 0, or -1 with an exception as above. */
     int (*largest)(int kind, const char *start, int ndim, const int64_t *shape,
                    const int64_t *strides, Py_ssize_t size_bytes, double *out);
-    /* Of `count` > 0 elements one behind the other, all of them readable; sets no checksum. */
+    /* Of `count` > 0 elements one behind the other, all of them readable. */
     void (*prints)(int kind, const char *start, Py_ssize_t count, struct msprobe_print *out);
 };
 

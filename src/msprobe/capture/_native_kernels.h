@@ -207,8 +207,8 @@ TARGET static inline void ISA(fold_group)(const ISA(lanes) *group, const struct 
 
 /* In a sign block every SIGN_GROUPS-th 16 elements have equal signs. So they are added up first,
  * and the projections cost nothing but what is done once for each sign block. */
-#define SUM_BLOCK(NAME, TYPE, LOAD, SCALAR)                                                     \
-    TARGET static void ISA(NAME)(const void *block, size_t n, struct total *t)                  \
+#define SUM_BLOCK(NAME, TYPE, LOAD, SCALAR, WITH)                                               \
+    WITH##_TARGET static void ISA(NAME)(const void *block, size_t n, struct total *t)                  \
     {                                                                                           \
         const TYPE *p = block;                                                                  \
         float ends[2][LANES];                                                                   \
@@ -216,6 +216,7 @@ TARGET static inline void ISA(fold_group)(const ISA(lanes) *group, const struct 
             ends[0][lane] = -INFINITY, ends[1][lane] = INFINITY;                                \
         ISA(lanes) sum = {{{0}}}, sumsq = {{{0}}}, projection[PROJECTIONS] = {{{{0}}}};         \
         ISA(floats) max = ISA(load_f32)(ends[0]), min = ISA(load_f32)(ends[1]);                 \
+        WITH##_BEGIN                                                                            \
         for (; n >= SIGN_BLOCK; n -= SIGN_BLOCK, t->projections.index += SIGN_BLOCK) {          \
             ISA(lanes) group[SIGN_GROUPS] = {{{{0}}}};                                          \
             for (int repeat = 0; repeat < SIGN_REPEATS; repeat++)                               \
@@ -225,11 +226,13 @@ TARGET static inline void ISA(fold_group)(const ISA(lanes) *group, const struct 
                     max = MAX_FLOATS(x, max);                                                   \
                     min = MIN_FLOATS(x, min);                                                   \
                     ISA(add_floats)(x, &group[g], &sumsq);                                      \
+                    WITH##_EACH(x, g)                                                           \
                 }                                                                               \
             struct signs signs = signs_from(t->projections.index);                              \
             _Pragma("GCC unroll 16") for (int g = 0; g < SIGN_GROUPS; g++)                      \
                 ISA(fold_group)(&group[g], &signs, g,   &sum, projection);                      \
         }                                                                                       \
+        WITH##_END                                                                              \
         struct signs signs = signs_from(t->projections.index);                                  \
         ISA(lanes) rest[SIGN_GROUPS];                                                           \
         int used = (int)((n + LANES - 1) / LANES), g = 0;                                       \
@@ -264,9 +267,37 @@ TARGET static inline void ISA(fold_group)(const ISA(lanes) *group, const struct 
             exact_add(&t->projections.of[k], sum_of_lanes((const double *)&projection[k]));     \
     }
 
-SUM_BLOCK(block_f32, float, load_f32, (double))
-SUM_BLOCK(block_bf16, uint16_t, load_bf16, bf16_to_float)
-SUM_BLOCK(block_f16, uint16_t, load_f16, f16_value)
+#define NOTHING_TARGET TARGET
+#define NOTHING_BEGIN
+#define NOTHING_EACH(x, g)
+#define NOTHING_END
+
+SUM_BLOCK(block_f32, float, load_f32, (double), NOTHING)
+SUM_BLOCK(block_bf16, uint16_t, load_bf16, bf16_to_float, NOTHING)
+SUM_BLOCK(block_f16, uint16_t, load_f16, f16_value, NOTHING)
+
+#if REGISTER_BYTES == 64
+/* The checksum of the whole sign blocks, too: it hides behind the wait for memory. */
+#define CHECKSUM_TARGET CRC_WIDE_TARGET
+#define CHECKSUM_BEGIN                                                                          \
+    __m512i part[CRC_PARTS], by = wide_factors();                                                 \
+    memcpy(part, t->crc->folded, sizeof part);
+#define CHECKSUM_EACH(x, g)                                                                     \
+    part[(g) % CRC_PARTS] = moved_wide(part[(g) % CRC_PARTS], by, _mm512_castps_si512((x).all));
+#define CHECKSUM_END memcpy(t->crc->folded, part, sizeof part);
+
+SUM_BLOCK(checked_f32, float, load_f32, (double), CHECKSUM)
+
+#undef CHECKSUM_TARGET
+#undef CHECKSUM_BEGIN
+#undef CHECKSUM_EACH
+#undef CHECKSUM_END
+#endif
+
+#undef NOTHING_TARGET
+#undef NOTHING_BEGIN
+#undef NOTHING_EACH
+#undef NOTHING_END
 
 /* float64 has no wider type to add in: each lane keeps the rounding errors of its additions
  * (Knuth's TwoSum), which doubles the precision of the sum. */

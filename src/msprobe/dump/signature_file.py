@@ -19,7 +19,6 @@ import json
 import mmap
 import os
 import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -27,6 +26,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.dump.crc import crc32
 from msprobe.dump.facts import WITHOUT_MEANING
 from msprobe.errors import DumpFormatError
 from msprobe.plain_text import reason
@@ -141,7 +141,7 @@ class SignatureWriter:
             self._signs = _signs_of(names)
         if self._settings[0] != settings:
             self._settings = (settings, self._put(_SETTINGS, _json(settings)))
-            self._settings_checksum = zlib.crc32(_json(_with_meaning(settings)))
+            self._settings_checksum = crc32(_json(_with_meaning(settings)))
         head = head.copy()
         head["settings"] = self._settings_checksum
         for quantity, row in zip(QUANTITIES, entries, strict=True):
@@ -165,7 +165,7 @@ class SignatureWriter:
 
     def _put(self, kind: bytes, payload: bytes) -> int:
         """Append a block in one write, and return where it begins."""
-        head = _BLOCK_HEAD.pack(kind, zlib.crc32(payload), len(payload))
+        head = _BLOCK_HEAD.pack(kind, crc32(payload), len(payload))
         length = _BLOCK_HEAD.size + len(payload) + _BLOCK_TAIL.size
         block = head + payload + _BLOCK_TAIL.pack(length, kind, _MARK)
         self._file.write(block)
@@ -314,7 +314,7 @@ class SignatureFile:
         if 0 <= begin <= len(self._bytes) - head_size:
             found, checksum, length = _BLOCK_HEAD.unpack_from(self._bytes, begin)
             payload = self._bytes[begin + head_size : begin + head_size + length]
-            if found == kind and len(payload) == length and zlib.crc32(payload) == checksum:
+            if found == kind and len(payload) == length and crc32(payload) == checksum:
                 return payload
         raise DumpFormatError(self.path, f"is damaged at byte {begin}")
 
@@ -371,7 +371,7 @@ def random_checksum(states: Mapping[str, str]) -> int:
     devices = {name: state for name, state in states.items() if name not in _HOST_GENERATORS}
     found = _SPLIT
     for place, part in enumerate([devices, *map(states.get, _HOST_GENERATORS)]):
-        checksum = zlib.crc32(_json(part)) % (1 << _RANDOM_BITS)
+        checksum = crc32(_json(part)) % (1 << _RANDOM_BITS)
         found |= (checksum or 1) << place * _RANDOM_BITS
     return found
 
@@ -433,7 +433,7 @@ def _signs_of(names: Sequence[str]) -> NDArray[np.float64]:
     The projections of all parameters share one pattern of signs. Signs of their own make the sum
     of them a projection of all parameters together.
     """
-    bits = np.array([zlib.crc32(name.encode("utf-8", "surrogatepass")) for name in names], np.int64)
+    bits = np.array([crc32(name.encode("utf-8", "surrogatepass")) for name in names], np.int64)
     return 1.0 - 2.0 * np.stack([bits & 1, bits >> 1 & 1], axis=1)
 
 
@@ -442,7 +442,7 @@ def _sum(row: NDArray[Any], signs: NDArray[np.float64]) -> NDArray[Any]:
     summed = np.zeros((), PRINT)
     known = row["checksum"] != 0
     checksums = np.ascontiguousarray(row["checksum"])
-    summed["checksum"] = zlib.crc32(checksums.tobytes())
+    summed["checksum"] = crc32(checksums.tobytes())
     if (checksums & SAMPLED).any():
         summed["checksum"] |= SAMPLED
     summed["norm"] = np.sqrt(np.square(row["norm"][known]).sum()) if known.any() else np.nan

@@ -11,7 +11,6 @@ import linecache
 import random
 import sys
 import threading
-import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from msprobe.dump.crc import crc32
 from msprobe.dump.records import JsonTree
 
 _SEEDING: Final = ("seed", "set_seed", "manual_seed", "manual_seed_all", "default_rng")
@@ -233,7 +233,7 @@ def undrawn_generators() -> list[str]:
 
 def state_checksum(content: bytes) -> str:
     """Return eight hexadecimal digits for the state of a generator."""
-    return f"{zlib.crc32(content):08x}"
+    return f"{crc32(content):08x}"
 
 
 def _place(frame: FrameType | None) -> _Place:

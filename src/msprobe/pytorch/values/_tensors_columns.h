@@ -112,6 +112,7 @@ static int read_content(const struct reading *reading, const struct view *view,
                         struct msprobe_print *out)
 {
     native->prints(view->kind, view->data, (Py_ssize_t)view->count, out);
+    if (out->has_checksum) return 0;
     Py_ssize_t size_bytes = (Py_ssize_t)((size_t)view->count * view->itemsize);
     PyObject *memory = PyMemoryView_FromMemory((char *)view->data, size_bytes, PyBUF_READ);
     out->checksum = memory ? (uint32_t)take_int(PyObject_CallOneArg(reading->crc32, memory)) : 0;
