@@ -278,6 +278,8 @@ class Value(msgspec.Struct, gc=False):
     @property
     def finite_ends(self) -> tuple[Statistic, Statistic]:
         """Largest and smallest of the finite elements; None where the dump lacks them."""
+        if _is_finite(self.max) and _is_finite(self.min):
+            return self.max, self.min
         largest = self.max if _is_finite(self.max) else self.finite_max
         least = self.min if _is_finite(self.min) else self.finite_min
         return (largest if _is_finite(largest) else None, least if _is_finite(least) else None)

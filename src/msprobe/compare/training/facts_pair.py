@@ -284,17 +284,28 @@ class StepPair:
         target, reference = self.columns
         return target.name == reference.name and target.dtype == reference.dtype
 
-    def changes(self, column: str) -> dict[str, Change]:
-        """Return parameter → how far its values are apart; see `OptimizedParameters`."""
-        return self._changes(*(getattr(side, column) for side in self.columns))
+    @cached_property
+    def _found(self) -> dict[tuple[str, bool], Mapping[str, Change]]:
+        """Column, or name of a state, and which of both → what was found of it."""
+        return {}
 
-    def state_changes(self, name: str) -> dict[str, Change]:
+    def changes(self, column: str) -> Mapping[str, Change]:
+        """Return parameter → how far its values are apart; see `OptimizedParameters`."""
+        key = column, False
+        if key not in self._found:
+            self._found[key] = self._changes(*(getattr(side, column) for side in self.columns))
+        return self._found[key]
+
+    def state_changes(self, name: str) -> Mapping[str, Change]:
         """Return parameter → how far a state of the optimizer is apart."""
-        return self._changes(*(side.state.get(name) for side in self.columns))
+        key = name, True
+        if key not in self._found:
+            self._found[key] = self._changes(*(side.state.get(name) for side in self.columns))
+        return self._found[key]
 
     def _changes(
         self, target: Fingerprints | None, reference: Fingerprints | None
-    ) -> dict[str, Change]:
+    ) -> Mapping[str, Change]:
         if target == reference and self._has_same_columns:
             return dict.fromkeys(self.places, _EQUAL)
         types = [side.dtype for side in self.columns]

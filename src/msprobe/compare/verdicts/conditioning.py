@@ -112,16 +112,18 @@ def _operand(
 
 def _sizes(value: Value) -> tuple[float | None, float, float]:
     """Return norm, norm without the mean, and peak of the finite elements, limits left out."""
-    known = [end for end in value.finite_ends if end is not None]
-    ends = [abs(float(end)) for end in known if not is_limit(end)]
-    peak = max(ends, default=0.0)
+    peak, is_known, has_limit = 0.0, False, False
+    for end in value.finite_ends:
+        if is_limit(end):
+            has_limit = True
+        elif end is not None:
+            peak, is_known = max(peak, abs(float(end))), True
     count = max(math.prod(value.shape or ()), 1)
     norm, mean = value.norm, value.mean
-    has_limit = len(ends) < len(known)
-    if has_limit or not isinstance(norm, (int, float)) or not math.isfinite(norm):
-        return (peak * math.sqrt(count) if ends else None), peak * math.sqrt(count), peak
+    if has_limit or norm is None or not math.isfinite(norm):
+        return (peak * math.sqrt(count) if is_known else None), peak * math.sqrt(count), peak
     size = float(norm)
-    if not isinstance(mean, (int, float)) or not math.isfinite(mean):
+    if mean is None or not math.isfinite(mean):
         return size, size, peak
     rest = size * size - count * float(mean) ** 2
     return size, math.sqrt(max(rest, (_LEAST_SPREAD * size) ** 2)), peak

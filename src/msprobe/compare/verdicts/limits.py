@@ -56,9 +56,9 @@ def differs_in_limit_alone(row: Row) -> bool:
     if not isinstance(row, Matched) or row.status not in (Status.DIFFERS, Status.NONFINITE):
         return False
     target, reference = row.values
-    if not (target.is_tensor and reference.is_tensor) or target.has_nan or reference.has_nan:
-        return False
     if target.min == reference.min or not are_same_limit(target.min, reference.min):
+        return False
+    if not (target.is_tensor and reference.is_tensor) or target.has_nan or reference.has_nan:
         return False
     if is_limit(target.max) or is_limit(reference.max):
         return all(value.min == value.max for value in row.values)

@@ -186,6 +186,7 @@ def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[R
     # Gradients and updates may be zero up to rounding, and then differ by any relative size.
     end = comparison.end_of_forward if found else 0
     coarsest = 0.0
+    types: set[tuple[str, ...]] = set()
     pair: OperationPair | None = None
     taken_in: list[Row] = []
     for row in comparison.rows if found else ():
@@ -196,7 +197,10 @@ def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[R
         if row.status is Status.EQUAL:
             continue
         # What was once rounded to a coarse type is not finer in a finer one.
-        coarsest = max(coarsest, *(epsilon_of(value.dtype) for value in row.values))
+        dtypes = tuple([value.dtype for value in row.values])
+        if dtypes not in types:
+            types.add(dtypes)
+            coarsest = max(coarsest, *map(epsilon_of, dtypes))
         if row.origin is None:
             continue
         kind = _kind_of(comparison, row)
