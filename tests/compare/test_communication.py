@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from judging import compare
 
+from builders.dumps import DumpBuilder, value
 from msprobe.collectives.calls import communication_calls, is_communication
 from msprobe.collectives.matching import connect, earliest_faults
 from msprobe.dump.record_names import parse_record_name
@@ -252,3 +254,16 @@ def test_layers_follow_execution_and_every_fault_has_a_beginning(groups, faulty_
     assert bool(found) == any(faulty.values())
     for fault in found:
         assert fault.position == min(faulty[fault.rank].values())
+
+
+@pytest.mark.parametrize(("faulty", "end"), [((1,), ", on rank 1"), ((0, 1), "argument")])
+def test_a_call_that_differs_on_some_ranks_is_told_with_them(tmp_path, faulty, end):
+    for side in ("new", "old"):
+        for rank in (0, 1):
+            factor = 3.0 if side == "new" and rank in faulty else 2.0
+            x, y = value([1.0, 2.0], 1), value([factor, 2 * factor], 2)
+            dump = DumpBuilder(tmp_path / side, rank=f"rank{rank}")
+            dump.call("Tensor.__mul__.0.forward", [x, factor], [y]).write()
+    sentence = compare(tmp_path / "new", tmp_path / "old").result.summary["verdict"]["sentence"]
+    assert "3.0 instead of 2.0" in sentence
+    assert sentence.endswith(end)

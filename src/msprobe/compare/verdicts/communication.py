@@ -58,8 +58,21 @@ def group_words(row: Row, place: str) -> str:
     return f"the group of {place}: {groups[0]} instead of {groups[1]}"
 
 
-def ranks_words(culprit: Culprit, culprits: Iterable[Culprit], ranks: Sequence[int | str]) -> str:
-    """Return on which ranks the same call is a culprit, in words; empty for a single rank."""
+def ranks_words(
+    culprit: Culprit,
+    culprits: Iterable[Culprit],
+    ranks: Collection[int | str],
+    *,
+    names_all: bool,
+) -> str:
+    """Return on which ranks the same call is a culprit, in words; empty for a single rank.
+
+    Args:
+        culprit: on one of them.
+        culprits: all of them.
+        ranks: those that were compared.
+        names_all: whether there are words for all ranks, too.
+    """
     names = {culprit.row.pair.target, culprit.row.pair.reference} - {None}
     concerned = {
         each.comparison.rank
@@ -69,7 +82,9 @@ def ranks_words(culprit: Culprit, culprits: Iterable[Culprit], ranks: Sequence[i
     }
     if len(ranks) < 2:
         return ""
-    return f", on all {len(ranks)} ranks" if concerned == set(ranks) else on_ranks(concerned)
+    if concerned != set(ranks):
+        return on_ranks(concerned)
+    return f", on all {len(ranks)} ranks" if names_all else ""
 
 
 def on_ranks(ranks: Collection[int | str]) -> str:

@@ -421,9 +421,9 @@ class _Search:
         if class_of(culprit) in MAY_BE_INSIDE:
             culprit = culprit_inside(culprit, self._findings.culprits)
         verdict, words = class_and_words(culprit)
-        if verdict is VerdictClass.COMMUNICATION:
-            ranks = sorted({each.rank for each in self._findings.steps}, key=str)
-            words += ranks_words(culprit, self._findings.culprits, ranks)
+        ranks = {each.rank for each in self._findings.steps}
+        is_group = verdict is VerdictClass.COMMUNICATION
+        words += ranks_words(culprit, self._findings.culprits, ranks, names_all=is_group)
         confidence = Confidence.LIKELY
         next_steps = for_culprit(
             culprit,
