@@ -56,7 +56,7 @@ format: $(VENV)/.ready-dev ## put the style right where a program can
 	$(BIN)/ruff format .
 
 types: $(VENV)/.ready-dev ## check types
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 docs: $(VENV)/.ready-dev ## build the documentation into site/
 	$(BIN)/python scripts/generate_reference.py
@@ -109,7 +109,10 @@ $(MSVENV)/.mindspore:
 	$(MSVENV)/bin/python -m pip --disable-pip-version-check install --quiet '$(MINDSPORE)' 'numpy<2'
 	@touch $@
 
-$(MSVENV)/.ready: $(MSVENV)/.mindspore $(MADE_FROM)
+$(MSVENV)/.locked: $(MSVENV)/.mindspore requirements/mindspore.txt
 	$(subst $(BIN),$(MSVENV)/bin,$(LOCKED)) -r requirements/mindspore.txt
+	@touch $@
+
+$(MSVENV)/.ready: $(MSVENV)/.locked $(MADE_FROM)
 	$(MSVENV)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[test]' '$(MINDSPORE)' 'numpy<2'
 	@touch $@

@@ -83,6 +83,16 @@ def place_text(step: int, rank: int | str) -> str:
     return f"step {step}" if rank == "rank" else f"step {step}, {rank_text(rank)}"
 
 
+def number_ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return sorted numbers as first and last ones of runs without a gap."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        is_next = bool(ranges) and number == ranges[-1][1] + 1
+        first = ranges.pop()[0] if is_next else number
+        ranges.append((first, number))
+    return ranges
+
+
 def count_text(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 record``, ``1,200 records``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from judging import compare
 from numpy.typing import NDArray
 
 from builders.dumps import DumpBuilder, value
+from builders.facts import adamw, arrays, optimizer_step, start_state
 
 Array = NDArray[Any]
 RNG = np.random.default_rng(10)
@@ -285,3 +288,34 @@ def test_a_reduction_that_one_side_leaves_out_is_named_for_what_it_is_given(
     verdict = found.summary["verdict"]
     assert verdict["class"] == "communication"
     assert "only the reference calls Distributed.all_reduce.0.forward" in verdict["sentence"]
+
+
+def clipped(folder: Path, limit: float) -> Path:
+    """Write gradients as they are made, and as a rank of several has them when it steps."""
+    made, before = arrays(1), arrays()
+    total = math.hypot(*(float(np.linalg.norm(each)) for each in made.values()))
+    given = {name: np.float32(each * limit / total).astype(float) for name, each in made.items()}
+    dump = DumpBuilder(folder)
+    dump.call("Module.a.Linear.forward.0", [value(X, 1)], [value(X @ W, 2)])
+    for kind, each in (("parameters_grad", made), ("parameters_grad_reduced", given)):
+        dump.gradients(f"Module.a.Linear.{kind}", weight=value(np.float32(each["a.weight"])))
+    dump.write()
+    clip = {
+        "kind": "clip",
+        "function": "clip_grad_norm_",
+        "max": limit,
+        "norm_type": 2.0,
+        "total_norm": total,
+        "parameters": len(made),
+    }
+    events = [clip, optimizer_step(before, given, adamw(before, given))]
+    facts = {"version": 1, "parameters": start_state(before), "events": events}
+    (folder / "step0" / "rank" / "facts.json").write_text(json.dumps(facts))
+    return folder
+
+
+def test_a_factor_of_reduced_gradients_that_clipping_made_is_clipping(tmp_path: Path) -> None:
+    found = compare(clipped(tmp_path / "new", 0.1), clipped(tmp_path / "old", 0.3))
+
+    assert found.summary["verdict"]["class"] == "clipping"
+    assert "max_norm 0.1 in the target, 0.3" in found.summary["verdict"]["sentence"]

@@ -58,3 +58,35 @@ def test_what_is_detached_is_said_to_be(tmp_path: Path, place: str, call: str) -
     assert verdict["class"] == "gradient"
     assert call in verdict["sentence"]
     assert "without a gradient in the target: detached" in verdict["sentence"]
+
+
+class Behind(nn.Module):
+    """Its first layer may run without gradients; one side alone has further calls behind it."""
+
+    def __init__(self, *, is_frozen: bool, further: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.is_frozen, self.further = is_frozen, further
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(not self.is_frozen):
+            x = self.first(x)
+        for _ in range(0 if self.is_frozen else self.further):
+            x = x.clone()
+        return self.second(x)
+
+
+@pytest.mark.parametrize("further", [1, 2])
+def test_calls_behind_what_is_computed_without_gradients_do_not_make_them(
+    tmp_path: Path, further: int
+) -> None:
+    for name, is_frozen in (("target", True), ("reference", False)):
+        torch.manual_seed(2)
+        model = Behind(is_frozen=is_frozen, further=further)
+        with recording(tmp_path / name, "L1") as observed, observed.step_of(model):
+            model(torch.ones(3, 4)).square().mean().backward()
+    sides = tmp_path / "target", tmp_path / "reference"
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == "gradient"
+    assert "clone" not in verdict["sentence"]

@@ -76,6 +76,26 @@ def test_the_results_of_another_network_are_no_data(tmp_path: Path, level: str) 
     assert "negative_slope" in verdict["sentence"] or "0.3 instead of 0.01" in verdict["sentence"]
 
 
+def fed_with_its_result(debugger: PrecisionDebugger, slope: float) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(slope), nn.Linear(8, 3))
+    debugger.start(model)
+    x = torch.randn(5, 3)
+    for _ in range(2):
+        x = model(x).detach() * 0.5 + 1
+    model(x).sum().backward()
+    debugger.stop()
+    debugger.step()
+
+
+def test_what_modules_without_calls_show_as_data_follows_from_the_call_before(
+    tmp_path: Path,
+) -> None:
+    verdict = verdict_on(tmp_path, fed_with_its_result, 0.3, 0.01, "L0")
+
+    assert verdict["class"] == "argument"
+    assert "LeakyReLU(negative_slope=0.3)" in verdict["sentence"]
+
+
 class Doubled(nn.Module):
     def __init__(self, factor: float) -> None:
         super().__init__()

@@ -74,7 +74,7 @@ VALID: dict[str, Any] = {
 
 # The log of thousands of warnings is not looked at here.
 quiet = pytest.mark.usefixtures("_no_warnings_logged")
-many = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+many = settings(max_examples=75, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 
 
 @pytest.fixture(scope="module")

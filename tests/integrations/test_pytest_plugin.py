@@ -16,6 +16,8 @@ pytestmark = pytest.mark.torch
 # Named here where the installed package does not name it.
 _IS_INSTALLED = "msprobe" in entry_points(group="pytest11").names
 _PLUGIN = () if _IS_INSTALLED else ("-p", "msprobe.integrations.pytest_plugin")
+# The plugins of others have nothing to do here, and take longer to import than the tests to run.
+_OTHERS = [f"-pno:{name}" for name in ("xdist", "hypothesispytest", "anyio", "timeout")]
 PROGRAM = """
 import torch
 from torch import nn
@@ -47,7 +49,7 @@ def run(folder: Path, *flags: str, eps: float = 1e-5, noise: float = 0.0) -> str
     """Run the tests; return what pytest printed."""
     source = PROGRAM.replace("EPS", str(eps)).replace("NOISE", str(noise))
     (folder / "test_net.py").write_text(source)
-    words = ("-p", "no:cacheprovider", "-p", "no:xdist", *_PLUGIN, *flags, "test_net.py")
+    words = ("-p", "no:cacheprovider", *_OTHERS, *_PLUGIN, *flags, "test_net.py")
     return run_warm("-m", "pytest", *words, cwd=folder).stdout
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from builders.warm_python import run_warm
 from msprobe import open_dump
 from msprobe.capture.session import reset_session
 from msprobe.config import load_config
@@ -26,6 +27,8 @@ from msprobe.mindspore.kernel_settings import dump_settings
 HERE = Path(__file__).parent
 FC1 = "MatMul.Default_network-WithLossCell__backbone-Net_fc1-Dense_MatMul-op0.0.forward"
 PLAIN: dict[str, list[str]] = {}
+# As it is before any test: MindSpore's compiler adds folders of its own, with a `math.py` in one.
+ENVIRONMENT = {**os.environ, "GLOG_v": "3", "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def train(config=None, mode="graph", *, bad=False, pause=(), **when):
@@ -37,14 +40,7 @@ def train(config=None, mode="graph", *, bad=False, pause=(), **when):
         "bad": bad,
         "pause": list(pause),
     }
-    done = subprocess.run(
-        [sys.executable, str(HERE / "kernel_script.py"), json.dumps(options)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "GLOG_v": "3"},
-        timeout=240,
-    )
+    done = run_warm(HERE / "kernel_script.py", json.dumps(options), env=ENVIRONMENT)
     for line in done.stdout.splitlines():
         word, _, rest = line.partition(" ")
         if word == "RESULT":
@@ -210,11 +206,7 @@ def test_what_ran_before_start_is_not_kept(tmp_path):
 def test_long_names_are_resolved(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(LONG)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "dump")],
-        check=False, capture_output=True, text=True, timeout=240, cwd=tmp_path,
-        env={**os.environ, "GLOG_v": "3"},
-    )  # fmt: skip
+    done = run_warm(script, tmp_path / "dump", cwd=tmp_path, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     folder = folder_of(tmp_path / "dump", 0)
     assert (folder / "mapping.csv").is_file()
@@ -424,11 +416,7 @@ def test_two_processes_write_two_folders(tmp_path):
 def test_model_train_and_custom_apis(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(CALLBACK)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "dump")],
-        check=False, capture_output=True, text=True, timeout=240, cwd=tmp_path,
-        env={**os.environ, "GLOG_v": "3"},
-    )  # fmt: skip
+    done = run_warm(script, tmp_path / "dump", cwd=tmp_path, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert "cannot record relu" in done.stdout
     dump = open_dump(tmp_path / "dump")

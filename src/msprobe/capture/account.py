@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from msprobe.capture.ending import StepEnding, remark
 from msprobe.dump.facts import Ended, Ending
 from msprobe.dump.records import JsonTree
-from msprobe.plain_text import count_text, size_text
+from msprobe.plain_text import count_text, number_ranges, size_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,12 +161,7 @@ class RunTotals:
 
 def _spelled(steps: Sequence[int]) -> str:
     """Return sorted numbers as ranges, ``3-5, 8``."""
-    ranges: list[list[int]] = []
-    for step in steps:
-        if ranges and step == ranges[-1][1] + 1:
-            ranges[-1][1] = step
-        else:
-            ranges.append([step, step])
+    ranges = number_ranges(steps)
     shown = [f"{first}-{last}" if last > first else str(first) for first, last in ranges[:8]]
     return ", ".join(shown) + (" …" if len(ranges) > 8 else "")
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Match, OperationPair, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.dump.record_frame import make_series
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.records import JsonTree, Statistic
 from msprobe.dump.values import Role, Value
@@ -185,7 +186,7 @@ def _table_of(rows: Sequence[Row], comparison: RankComparison) -> pl.DataFrame:
         columns |= _metric_columns(rows, columns)
     schema = _schema()
     series = {
-        name: _column(name, values, schema.get(name, pl.String))
+        name: make_series(name, values, schema.get(name, pl.String))
         for name, values in (of_pairs | columns).items()
     }
     frame = pl.DataFrame([series[name] for name in of_pairs])
@@ -217,19 +218,6 @@ def _name(name: str, record: str, slot: str) -> pl.Expr:
     # Where a side lacks the value, the slot is null, and so is the name.
     whole = pl.concat_str(record, slot, separator=".")
     return pl.when(pl.col(slot) == "").then(record).otherwise(whole).alias(name)
-
-
-def _column(name: str, values: Sequence[Any], kind: Any) -> pl.Series:
-    import polars as pl
-
-    try:
-        return pl.Series(name, values, dtype=kind, strict=False)
-    except UnicodeEncodeError:  # half characters of a hostile dump, which polars does not take
-        whole = [
-            value.encode("utf-8", "backslashreplace").decode() if type(value) is str else value
-            for value in values
-        ]
-        return pl.Series(name, whole, dtype=kind, strict=False)
 
 
 def _pairs_of(rows: Sequence[Row]) -> tuple[list[OperationPair], list[int]]:

@@ -52,11 +52,15 @@ class CompareOptions:
     @property
     def has_mapping_files(self) -> bool:
         """Whether the user gave a mapping, as a file or in Python."""
-        given = (
+        return any(isinstance(each, (Path, Mapping)) for each in self.mappings)
+
+    @property
+    def mappings(self) -> tuple[object, ...]:
+        """The mappings of each kind; None where there is none."""
+        return (
             self.data_mapping,
             self.cell_mapping,
             self.api_mapping,
             self.layer_mapping,
             self.call_pairs,
         )
-        return any(isinstance(each, (Path, Mapping)) for each in given)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -155,6 +155,13 @@ class Side:
         """Return the record that encloses another one, None at the top or if unknown."""
         return self.view.parents.get(name)
 
+    def around(self, name: str) -> Iterator[str]:
+        """Yield the records that enclose another one, from the innermost."""
+        parent = self.parent(name)
+        while parent is not None:
+            yield parent
+            parent = self.parent(parent)
+
     def module(self, name: str) -> str:
         """Return the dotted path of the innermost module around a record.
 
@@ -242,13 +249,8 @@ class Side:
         ]
 
     def _module_around(self, name: str) -> str | None:
-        parent = self.parent(name)
-        while parent is not None:
-            parsed = self.parsed(parent)
-            if parsed.is_module:
-                return parsed.path
-            parent = self.parent(parent)
-        return None
+        around = map(self.parsed, self.around(name))
+        return next((parsed.path for parsed in around if parsed.is_module), None)
 
     def _find_mode(self) -> Mode:
         task = self.view.head.task

@@ -62,7 +62,13 @@ def record_frame(view: RankView) -> pl.DataFrame:
     for column in _STATISTICS:
         columns[column] = [_float(number) for number in columns[column]]
     types = _OF_RECORD | _OF_VALUE
-    return pl.DataFrame([_column(name, entries, types[name]) for name, entries in columns.items()])
+    dtypes = {
+        name: pl.List(pl.Int64) if kind == "List" else getattr(pl, kind)
+        for name, kind in types.items()
+    }
+    return pl.DataFrame(
+        [make_series(name, entries, dtypes[name]) for name, entries in columns.items()]
+    )
 
 
 def _float(number: Statistic) -> float | None:
@@ -74,10 +80,10 @@ def _float(number: Statistic) -> float | None:
         return math.inf if number > 0 else -math.inf
 
 
-def _column(name: str, entries: Sequence[Any], kind: str) -> pl.Series:
+def make_series(name: str, entries: Sequence[Any], dtype: Any) -> pl.Series:
+    """Return a column of polars, also of texts that hold half characters."""
     import polars as pl
 
-    dtype = pl.List(pl.Int64) if kind == "List" else getattr(pl, kind)
     try:
         return pl.Series(name, entries, dtype=dtype, strict=False)
     except UnicodeEncodeError:  # half characters of a hostile dump, which polars does not take

@@ -7,7 +7,7 @@ our wrappers nor hooks on cells. Run as it is written it shows its APIs and cell
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Final
 
@@ -20,9 +20,14 @@ def context_class() -> Any:
 
     None where this MindSpore has none.
     """
-    for home in _HOMES:
+    return found_in(_CONTEXT, _HOMES)
+
+
+def found_in(name: str, homes: Sequence[str]) -> Any:
+    """Return an attribute of the first module that has it; None if none does."""
+    for home in homes:
         try:
-            found = getattr(import_module(home), _CONTEXT, None)
+            found = getattr(import_module(home), name, None)
         except ImportError:
             continue
         if found is not None:

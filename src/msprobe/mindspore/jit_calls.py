@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from importlib import import_module
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Final
+
+from msprobe.mindspore.bytecode_jit import found_in
 
 _HOMES: Final = ("mindspore.graph.api", "mindspore.common.api")
 _NAMES: Final = ("_JitExecutor", "_MindsporeFunctionExecutor")
@@ -41,14 +42,7 @@ def is_compiling() -> bool:
 
 def in_homes(name: str) -> Any:
     """Return an attribute of MindSpore's module of compilation; None where it has none."""
-    for home in _HOMES:
-        try:
-            found = getattr(import_module(home), name, None)
-        except ImportError:
-            continue
-        if found is not None:
-            return found
-    return None
+    return found_in(name, _HOMES)
 
 
 def executor_class() -> type | None:

@@ -19,6 +19,7 @@ from msprobe.config import (
     TensorSection,
 )
 from msprobe.files import write_whole
+from msprobe.plain_text import number_ranges
 
 SETTINGS_FILE: Final = "kernel_kbyk_dump.json"
 """Name of the file of settings, in the folder of the dump."""
@@ -81,13 +82,7 @@ def _iterations(steps: tuple[int, ...]) -> str:
     """Return sorted numbers as ranges: ``0|5-8``."""
     if not steps:
         return "all"
-    ranges: list[list[int]] = []
-    for step in steps:
-        if ranges and step == ranges[-1][1] + 1:
-            ranges[-1][1] = step
-        else:
-            ranges.append([step, step])
-    return "|".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges)
+    return "|".join(f"{a}" if a == b else f"{a}-{b}" for a, b in number_ranges(steps))
 
 
 def _selection(names: tuple[str, ...], mode: DataMode) -> dict[str, Any]:

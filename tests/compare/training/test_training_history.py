@@ -742,6 +742,19 @@ def test_a_single_gradient_that_changes_the_total_norm_of_all() -> None:
     assert gradient.endswith("1/2: they are halved")
 
 
+def test_a_gradient_that_is_zero_but_for_rounding_is_the_same() -> None:
+    """A shift that softmax takes away has no gradient; its rounding is another each time."""
+
+    def step(rounding: int) -> Parts:
+        shift = 1e-7 * arrays(rounding)["a.bias"]
+        gradients = {name: each / 4 for name, each in arrays(1).items()} | {"shift": shift}
+        return {
+            "events": [clip(parameters=4), optimizer_step(gradients, gradients, gradients)],
+        }
+
+    assert said(differences((step(2), step(3)))) == []
+
+
 def test_one_clipping_of_two_optimizers() -> None:
     """The gradients of one are doubled, and clipping makes those of both smaller."""
     first, second = arrays(1), {f"d.{n}": each for n, each in arrays(2).items()}

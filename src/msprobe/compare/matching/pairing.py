@@ -49,14 +49,7 @@ def pair_operations(target: Side, reference: Side, options: CompareOptions) -> l
 
 
 def _needs_more_than_names(options: CompareOptions) -> bool:
-    mappings = (
-        options.data_mapping,
-        options.cell_mapping,
-        options.api_mapping,
-        options.layer_mapping,
-        options.call_pairs,
-    )
-    return options.align == "always" or any(each is not None for each in mappings)
+    return options.align == "always" or any(each is not None for each in options.mappings)
 
 
 def _mapped_rows(

@@ -368,10 +368,10 @@ def _communications_inside(comparison: RankComparison, linked: _Linked) -> dict[
     for pair in comparison.pairs:
         side = comparison.side_of(pair)
         if pair.is_matched and is_communication(side.parsed(pair.name)):
-            parent = side.parent(pair.name)
-            while parent is not None and not side.parsed(parent).is_module:
+            for parent in side.around(pair.name):
+                if side.parsed(parent).is_module:
+                    break
                 found[parent] = linked.key(comparison, pair)
-                parent = side.parent(parent)
     return found
 
 

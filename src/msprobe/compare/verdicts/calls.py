@@ -173,6 +173,10 @@ class Calls:
         """Return the record around an operation, by the name that its own side gives it."""
         return self._comparison.side_of(pair).parent(pair.name)
 
+    def around(self, pair: OperationPair) -> Iterator[str]:
+        """Yield the records around an operation, from the innermost, by the names of its side."""
+        return self._comparison.side_of(pair).around(pair.name)
+
     def parsed(self, name: str, *, is_target: bool) -> RecordName:
         """Return the name of a record of one side taken apart."""
         return self._comparison.side(is_target=is_target).parsed(name)

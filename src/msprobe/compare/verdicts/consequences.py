@@ -8,7 +8,7 @@ consequence where everything that is made of them agrees.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from enum import Enum, auto
 from heapq import heappop, heappush
 from typing import Final
@@ -91,7 +91,7 @@ class Consequences:
         unknown: set[str] = set()
         while waiting:
             top = self._calls.of(self._calls.rows[heappop(waiting)])
-            around.update(self._parents(top))
+            around.update(self._calls.around(top.pair))
             differing = [row for row in top.outputs if row.status.is_difference or not _shown(row)]
             is_chosen = top is not call and not differing and _is_choice(top)
             if len(chain) > _MOST_CALLS or is_chosen or self._makes_other_gradients(top):
@@ -105,7 +105,8 @@ class Consequences:
                 continue
             if hands_on and all(map(is_constant, begun)):
                 users = [user for row in begun for user in self._users(row)]
-                followed = [user for user in users if call.pair.name in self._parents(user)]
+                inside = call.pair.name
+                followed = [user for user in users if inside in self._calls.around(user.pair)]
             else:
                 chain[top.start] = top is not call and self._has_other_differences(
                     top, chain, around, call
@@ -151,23 +152,17 @@ class Consequences:
 
     def _innermost(self, users: list[Call]) -> list[Call]:
         """Return the users of a value that have no other of them inside."""
-        around = {parent for user in users for parent in self._parents(user)}
+        around = {parent for user in users for parent in self._calls.around(user.pair)}
         return [user for user in users if user.pair.name not in around]
 
     def _shows_inside(self, call: Call) -> bool:
         """Return whether what a call does is shown by those inside it."""
         return self._calls.records_apis and self._calls.has_inner(call)
 
-    def _parents(self, call: Call) -> Iterator[str]:
-        parent = self._calls.parent(call.pair)
-        is_target = call.pair.target is not None
-        while parent is not None:
-            yield parent
-            parent = self._calls.parent_of(parent, is_target=is_target)
-
     def _has_agreeing_parent(self, call: Call) -> bool:
         is_target = call.pair.target is not None
-        around = (self._calls.named(name, is_target=is_target) for name in self._parents(call))
+        names = self._calls.around(call.pair)
+        around = (self._calls.named(name, is_target=is_target) for name in names)
         return any(
             each is not None
             and _has_agreeing_result(each)

@@ -213,10 +213,10 @@ class OriginState:
 
     def note_blamed(self, row: Row) -> None:
         """Remember the records around a culprit."""
-        parent = self.calls.parent(row.pair)
-        while parent is not None and parent not in self.blamed_inside:
+        for parent in self.calls.around(row.pair):
+            if parent in self.blamed_inside:
+                break
             self.blamed_inside.add(parent)
-            parent = self.calls.parent_of(parent, is_target=row.pair.target is not None)
 
     def explains(self, index: int) -> bool:
         """Return whether the value of an earlier row differs, so that its users must too."""

@@ -210,9 +210,8 @@ def _begins(comparison: RankComparison) -> dict[str, int]:
     """Return record → the place of the first call inside it."""
     first: dict[str, int] = {}
     for pair in comparison.pairs:
-        side = comparison.side_of(pair)
-        parent = side.parent(pair.name)
-        while parent is not None and parent not in first:
+        for parent in comparison.side_of(pair).around(pair.name):
+            if parent in first:
+                break
             first[parent] = pair.position
-            parent = side.parent(parent)
     return first

@@ -104,12 +104,7 @@ class UnmatchedCalls:
     def largest_input(self, made: Row) -> float:
         """Return the largest number that an unmatched call takes in, or those that feed it."""
         call = self._state.calls.of(made)
-        feeding = self._state.upstream(call, self._unmatched_sources)
-        operands = (
-            exact_operand(row.value)
-            for each in (call, *(maker for _, maker in feeding))
-            for row in each.inputs
-        )
+        operands = (exact_operand(row.value) for row in self._taken_in(call))
         return max((each.peak for each in operands if each is not None), default=0.0)
 
     def blame_cut(self, makers: Iterable[int]) -> bool:
@@ -133,15 +128,22 @@ class UnmatchedCalls:
 
     def _takes_gradients(self, call: Call) -> bool:
         """Return whether an unmatched call, or those that feed it, takes in what requires one."""
-        feeding = self._state.upstream(call, self._unmatched_sources)
-        calls = (call, *(maker for _, maker in feeding))
-        return any(row.value.requires_grad for each in calls for row in each.inputs)
+        return any(row.value.requires_grad for row in self._taken_in(call))
 
     def _had_lost_gradient(self, call: Call) -> bool:
-        """Return whether a call is given something that requires a gradient on one side alone."""
+        """Return whether an unmatched call, or those that feed it, takes in what lost its gradient.
+
+        That is something that requires one on one side alone.
+        """
         rows = self._state.rows
-        sources = (self._source(row) for row in call.inputs)
+        sources = (self._source(row) for row in self._taken_in(call))
         return any(lost_gradient(rows[source]) for source in sources if source is not None)
+
+    def _taken_in(self, call: Call) -> Iterator[Row]:
+        """Yield what an unmatched call, and those that feed it, take in."""
+        yield from call.inputs
+        for _, maker in self._state.upstream(call, self._unmatched_sources):
+            yield from maker.inputs
 
     def blame_for_nan(self, call: Call) -> None:
         """Blame a call of the target alone that makes NaN from tensors without."""
