@@ -13,7 +13,6 @@ from msprobe.capture.session import Session
 from msprobe.capture.task_checks import noise_seed
 from msprobe.capture.token_range import TokenGate
 from msprobe.config import Level, Task
-from msprobe.dump.facts import Loss
 from msprobe.mindspore.adapter import on_host
 from msprobe.mindspore.api_calls import ApiObserver
 from msprobe.mindspore.api_table import ApiTable
@@ -73,12 +72,7 @@ class Observer:
         self._optimizers = optimizers
         if not session.config.optimizer_apis:
             optimizers.unseen = self._aside
-        self._losses = Losses(session, self._loss_of)
-
-    def _loss_of(self, _weights: Any) -> Callable[..., Loss]:
-        """Note that the step takes gradients, of which its own code may change parameters."""
-        self._optimizers.may_miss = True
-        return Loss
+        self._losses = Losses(session)
 
     def watch(self, models: Sequence[nn.Cell]) -> None:
         """Record the cells of these models from the next `install` on."""

@@ -57,7 +57,7 @@ class OptimizerSteps:
     Attributes:
         unseen: in this context an optimizer runs; its own calls are not to be recorded there.
         told: identities of the parameters that records of the step are about.
-        may_miss: whether the step did something that may have changed others as well.
+        ran_compiled: whether the step ran compiled code, which may have changed others as well.
     """
 
     unseen: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
@@ -76,7 +76,7 @@ class OptimizerSteps:
         self._is_running = False
         self._is_in_graphs = False
         self.told: set[int] = set()
-        self.may_miss = False
+        self.ran_compiled = False
 
     def install(self, models: Sequence[nn.Cell], *, in_graphs: bool = False) -> None:
         """Watch the optimizers until the step ends.
@@ -91,7 +91,7 @@ class OptimizerSteps:
         if not self._is_installed:
             self._is_installed = True
             self.told.clear()
-            self.may_miss = in_graphs
+            self.ran_compiled = in_graphs
             undo = self._session.step_undo
             undo.callback(self._removed)
             for kind in (nn.Cell,) if in_graphs else OPTIMIZERS:
@@ -115,7 +115,7 @@ class OptimizerSteps:
         """Return a context for a call of compiled code in the dynamic graph."""
         if self._is_running or not self._is_installed:
             return nullcontext()
-        self.may_miss = True
+        self.ran_compiled = True
         found = quietly(self._session, _WHERE, self._optimizers_of, executor)
         return self._observed(found or (), None, may_idle=True)
 
