@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
+from msprobe.dump.joined_view import joined
 from msprobe.dump.rank_view import RankView
 from msprobe.errors import UsageError
 from msprobe.report.comparison_words import DIFFERENCES, SEVERITY
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _Key = TypeVar("_Key", int, RankKey)
 
 _SHOWN_KEYS: Final = 8
+_COMPILED_HALF: Final = "graph"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,7 @@ def pair_views(
         chosen = _wanted_ranks(target, target.steps[step], ranks)
         others = reference.steps[reference_step].ranks
         others = _with_number(others, ranks) if len(others) > 1 else others
+        chosen, others = _with_halves(chosen, others), _with_halves(others, chosen)
         place = "" if len(wanted) == 1 else f"step {step}: "
         found: list[str] = []
         pairs += [
@@ -130,6 +133,25 @@ def _with_number(
     if ranks is None:
         return views
     return {key: view for key, view in views.items() if (view.rank or 0) in ranks}
+
+
+def _with_halves(
+    own: Mapping[RankKey, RankView], other: Mapping[RankKey, RankView]
+) -> Mapping[RankKey, RankView]:
+    """Return ranks, each as one where it has a half of compiled code that the other side lacks."""
+    halved = {view.name for view in other.values() if view.mode}
+    whole = {view.name: key for key, view in other.items() if view.name not in halved}
+    found = dict(own)
+    for key, view in own.items():
+        if view.mode != _COMPILED_HALF or view.name not in whole:
+            continue
+        rest = [k for k, each in own.items() if each.name == view.name and k != key]
+        both = joined(own[rest[0]], view) if len(rest) == 1 else None
+        if both is not None:
+            for half in (key, *rest):
+                del found[half]
+            found[whole[view.name]] = both
+    return found
 
 
 def _pair_keys(

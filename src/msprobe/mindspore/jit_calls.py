@@ -15,6 +15,8 @@ from importlib import import_module
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Final
 
+from mindspore import nn
+
 _HOMES: Final = ("mindspore.graph.api", "mindspore.common.api")
 _NAMES: Final = ("_JitExecutor", "_MindsporeFunctionExecutor")
 # A method of the executor that is called when there is no graph for the arguments yet.
@@ -69,6 +71,11 @@ def name_of(executor: Any) -> str:
     if cell is not None:
         return type(cell).__name__
     return str(getattr(getattr(executor, "fn", None), "__name__", "function"))
+
+
+def cells_of(executor: Any) -> list[nn.Cell]:
+    """Return the cells that a jitted function or method refers to."""
+    return [*used_by(executor.fn, (nn.Cell,), getattr(executor, "obj", None))]
 
 
 def used_by(function: Any, kinds: tuple[type, ...], owner: Any = None) -> Iterator[Any]:

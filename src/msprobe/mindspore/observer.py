@@ -19,8 +19,9 @@ from msprobe.mindspore.api_table import ApiTable
 from msprobe.mindspore.bytecode_jit import run_as_python
 from msprobe.mindspore.cell_hooks import CellNames, CellObserver
 from msprobe.mindspore.free_primitives import FreePrimitives
+from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.immediate_operators import ImmediateOperators
-from msprobe.mindspore.jit_calls import name_of
+from msprobe.mindspore.jit_calls import cells_of, name_of
 from msprobe.mindspore.losses import Losses
 from msprobe.mindspore.model_calls import ModelCalls
 from msprobe.mindspore.optimizer_steps import OptimizerSteps
@@ -132,7 +133,9 @@ class Observer:
         """Run a call of compiled code with nothing of ours inside; see `jit_calls.JitCalls`."""
         if not self._session.capturing or self._is_aside:
             return run(*args, **kwargs)
-        with self._aside(), self._optimizers.around_compiled(executor):
+        cells = quietly(self._session, "compiled code", cells_of, executor) or []
+        self._model_calls.compiled(name_of(executor), cells, args, kwargs)
+        with self._aside(), self._optimizers.around_compiled(cells):
             if self.apis is not None and self.apis.is_on(compiled=True):
                 result = self.apis.record(f"Jit.{name_of(executor)}", run, args, kwargs)
             else:

@@ -32,7 +32,6 @@ from msprobe.mindspore.adapter import host_values
 from msprobe.mindspore.compiled.optimizers import OPTIMIZERS, is_optimizer
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.guard import Guard, must_not_run, quietly
-from msprobe.mindspore.jit_calls import used_by
 from msprobe.mindspore.start_state import print_of
 
 # Attributes of every cell, and some of every optimizer, are no settings.
@@ -111,19 +110,13 @@ class OptimizerSteps:
         with self._observed(optimizers, args if is_alone else None), unseen:
             return run(cell, *args, **kwargs)
 
-    def around_compiled(self, executor: Any) -> AbstractContextManager[None]:
-        """Return a context for a call of compiled code in the dynamic graph."""
+    def around_compiled(self, cells: Sequence[nn.Cell]) -> AbstractContextManager[None]:
+        """Return a context for a call of compiled code that refers to some cells."""
         if self._is_running or not self._is_installed:
             return nullcontext()
         self.ran_compiled = True
-        found = quietly(self._session, _WHERE, self._optimizers_of, executor)
-        return self._observed(found or (), None, may_idle=True)
-
-    def _optimizers_of(self, executor: Any) -> list[Any]:
-        """Return the optimizers that a jitted function or method refers to."""
-        used = used_by(executor.fn, (nn.Cell,), getattr(executor, "obj", None))
-        found = {id(one): one for cell in used for one in self._optimizers_in(cell)}
-        return list(found.values())
+        found = {id(one): one for cell in cells for one in self._optimizers_in(cell)}
+        return self._observed([*found.values()], None, may_idle=True)
 
     @contextmanager
     def _observed(
