@@ -88,7 +88,7 @@ def pair_views(
         chosen = _wanted_ranks(target, target.steps[step], ranks)
         others = reference.steps[reference_step].ranks
         others = _with_number(others, ranks) if len(others) > 1 else others
-        chosen, others = _with_halves(chosen, others), _with_halves(others, chosen)
+        chosen, others = _whole(chosen), _whole(others)
         place = "" if len(wanted) == 1 else f"step {step}: "
         found: list[str] = []
         pairs += [
@@ -135,22 +135,17 @@ def _with_number(
     return {key: view for key, view in views.items() if (view.rank or 0) in ranks}
 
 
-def _with_halves(
-    own: Mapping[RankKey, RankView], other: Mapping[RankKey, RankView]
-) -> Mapping[RankKey, RankView]:
-    """Return ranks, each as one where it has a half of compiled code that the other side lacks."""
-    halved = {view.name for view in other.values() if view.mode}
-    whole = {view.name: key for key, view in other.items() if view.name not in halved}
+def _whole(own: Mapping[RankKey, RankView]) -> Mapping[RankKey, RankView]:
+    """Return ranks, each as one with its half of compiled code, if it has one."""
     found = dict(own)
     for key, view in own.items():
-        if view.mode != _COMPILED_HALF or view.name not in whole:
-            continue
         rest = [k for k, each in own.items() if each.name == view.name and k != key]
-        both = joined(own[rest[0]], view) if len(rest) == 1 else None
+        if view.mode != _COMPILED_HALF or len(rest) != 1:
+            continue
+        both = joined(own[rest[0]], view)
         if both is not None:
-            for half in (key, *rest):
-                del found[half]
-            found[whole[view.name]] = both
+            del found[key], found[rest[0]]
+            found[view.name if view.rank is None else view.rank] = both
     return found
 
 

@@ -14,12 +14,14 @@ from msprobe.dump.facts import Facts
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_index import RecordIndex
 from msprobe.dump.record_names import RecordKind
-from msprobe.dump.values import Value
 
 
 def joined(plain: RankView, compiled: RankView) -> RankView | None:
-    """Return both halves of a rank as one; None where both hold records of the same names."""
-    if plain.records.keys() & compiled.records.keys():
+    """Return both halves of a rank as one.
+
+    None where both hold records of the same names, or the compiled one holds tensors of its own.
+    """
+    if plain.records.keys() & compiled.records.keys() or compiled.tensor_directory.is_dir():
         return None
     return _JoinedView(plain, compiled)
 
@@ -51,13 +53,9 @@ class _JoinedView(RankView):
         """Why records may be missing in either half."""
         return next(filter(None, (half.incomplete_reason for half in self._halves)), None)
 
-    def tensor_path(self, which: Value | str) -> Path:
-        """Return the file of a tensor's saved values, of the half that has it."""
-        plain, compiled = self._halves
-        name = self._data_name(which)
-        return (compiled if (compiled.tensor_directory / name).exists() else plain).tensor_path(
-            name
-        )
+    def directory_of(self, name: str) -> Path:
+        """Return the folder of the half that holds a record."""
+        return self._homes[name].directory
 
     @cached_property
     def _homes(self) -> Mapping[str, RankView]:
@@ -68,7 +66,13 @@ class _JoinedView(RankView):
             for name in compiled.records
             if compiled.records.parsed(name).kind is RecordKind.FORWARD
         ]
-        before = takewhile(lambda name: not name.startswith(f"{COMPILED}."), plain.records)
+        before = takewhile(
+            lambda name: (
+                plain.records.parsed(name).kind is RecordKind.FORWARD
+                and not name.startswith(f"{COMPILED}.")
+            ),
+            plain.records,
+        )
         homes = dict.fromkeys(before, plain) | dict.fromkeys(inside, compiled)
         return (
             homes | dict.fromkeys(plain.records, plain) | dict.fromkeys(compiled.records, compiled)

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msprobe.api_prefixes import COMPILED
 from msprobe.collectives.calls import is_communication
@@ -212,7 +212,7 @@ def observe(comparison: RankComparison) -> StepObservations:
     )
 
 
-def _work(comparison: RankComparison) -> dict[str, bool]:
+def _work(comparison: RankComparison) -> dict[str, Any]:
     """Return what the step does, and how much of it was recorded; see `StepObservations`."""
     kinds = {comparison.parsed(pair).kind for pair in comparison.pairs}
     read = (comparison.parsed(pair).kind for pair in comparison.pairs if pair.is_matched)
