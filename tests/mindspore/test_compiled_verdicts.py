@@ -107,6 +107,15 @@ def test_a_compiled_step_whose_result_nobody_saw_is_not_proved_to_be_equal(tmp_p
     assert "what step 0 made of the parameters was not recorded" in verdict["sentence"]
 
 
+def test_an_option_of_a_cell_is_the_argument_of_its_primitive_without_records_of_cells(
+    tmp_path: Path,
+) -> None:
+    target, reference = (_record_norm(tmp_path / str(epsilon), epsilon) for epsilon in (1e-2, 1e-7))
+    verdict = _verdict(target, reference)
+    assert verdict["class"] == "argument", verdict["sentence"]
+    assert "epsilon is 0.01 in the target, 1e-07 in the reference" in verdict["sentence"]
+
+
 @pytest.mark.parametrize("rate", [0.01, 0.02])
 def test_an_update_by_hand_in_compiled_code_is_an_update(tmp_path: Path, rate: float) -> None:
     target = _record_step(tmp_path / "target", _by_hand, rate=rate)
@@ -194,6 +203,19 @@ def _record(folder: Path, is_tanh: bool, shift: float = 20.0) -> Path:
     with _recorded(folder, net, "L1"):
         _, gradients = step(Tensor(generator.standard_normal((8, 8)).astype(np.float32)))
         optimizer(gradients)
+    return folder / "dump"
+
+
+def _record_norm(folder: Path, epsilon: float) -> Path:
+    """Record a layer norm in the dynamic graph, without its cells."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    net = nn.SequentialCell(nn.Dense(8, 8, weight_init="ones"), nn.LayerNorm((8,), epsilon=epsilon))
+    x = np.random.default_rng(0).standard_normal((4, 8))
+    net[0].weight.set_data(
+        Tensor(0.1 * np.random.default_rng(1).standard_normal((8, 8)), "float32")
+    )
+    with _recorded(folder, net, "L1"):
+        net(Tensor(x.astype(np.float32)))
     return folder / "dump"
 
 
