@@ -7,6 +7,8 @@ from typing import Final
 
 COMPILED: Final = "Jit"
 """The prefix of functions that MindSpore compiles: each is a program, not one call."""
+PRIMITIVE: Final = "Primitive"
+"""The prefix of MindSpore's operators that programs or cells make as objects."""
 API_PREFIXES: Final = (
     "Aten",
     "Autograd",
@@ -18,7 +20,7 @@ API_PREFIXES: Final = (
     "MintDistributed",
     "MintFunctional",
     "NPU",
-    "Primitive",
+    PRIMITIVE,
     "Tensor",
     "Torch",
     "VF",

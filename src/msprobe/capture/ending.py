@@ -34,9 +34,19 @@ class StepEnding:
 
     Attributes:
         is_stopped: whether the program has called ``stop`` since the last ``start``.
+        took_gradients: whether a backward pass has returned.
     """
 
-    __slots__ = ("_climbing", "_last", "_left", "_next_order", "_older", "_pending", "is_stopped")
+    __slots__ = (
+        "_climbing",
+        "_last",
+        "_left",
+        "_next_order",
+        "_older",
+        "_pending",
+        "is_stopped",
+        "took_gradients",
+    )
 
     def __init__(self, next_order: Callable[[], int]) -> None:
         """Begin a step.
@@ -46,6 +56,7 @@ class StepEnding:
         """
         self._next_order = next_order
         self.is_stopped = True
+        self.took_gradients = False
         # Exceptions of the time before the step; only compared, so that they are not kept alive.
         self._older = {id(error) for error in (sys.exc_info()[1], _unhandled())}
         # Of the exception that leaves one call after the other: the next call that it will leave.
@@ -78,6 +89,7 @@ class StepEnding:
 
     def succeeded(self, work: Work) -> None:
         """Note that a forward call of the model, or a backward pass, returned."""
+        self.took_gradients |= work is Work.BACKWARD
         if self._pending:
             self._pending.pop(work, None)
             if work is Work.BACKWARD:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
+from msprobe.dump.joined_view import joined
 from msprobe.dump.rank_view import RankView
 from msprobe.errors import UsageError
 from msprobe.report.comparison_words import DIFFERENCES, SEVERITY
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _Key = TypeVar("_Key", int, RankKey)
 
 _SHOWN_KEYS: Final = 8
+_COMPILED_HALF: Final = "graph"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,7 @@ def pair_views(
         chosen = _wanted_ranks(target, target.steps[step], ranks)
         others = reference.steps[reference_step].ranks
         others = _with_number(others, ranks) if len(others) > 1 else others
+        chosen, others = _whole(chosen), _whole(others)
         place = "" if len(wanted) == 1 else f"step {step}: "
         found: list[str] = []
         pairs += [
@@ -130,6 +133,20 @@ def _with_number(
     if ranks is None:
         return views
     return {key: view for key, view in views.items() if (view.rank or 0) in ranks}
+
+
+def _whole(own: Mapping[RankKey, RankView]) -> Mapping[RankKey, RankView]:
+    """Return ranks, each as one with its half of compiled code, if it has one."""
+    found = dict(own)
+    for key, view in own.items():
+        rest = [k for k, each in own.items() if each.name == view.name and k != key]
+        if view.mode != _COMPILED_HALF or len(rest) != 1:
+            continue
+        both = joined(own[rest[0]], view)
+        if both is not None:
+            del found[key], found[rest[0]]
+            found[view.name if view.rank is None else view.rank] = both
+    return found
 
 
 def _pair_keys(

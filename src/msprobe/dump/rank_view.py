@@ -162,6 +162,10 @@ class RankView:
         """Record name → the record it ran inside, or None; in call order."""
         return self.call_tree.parents
 
+    def directory_of(self, name: str) -> Path:
+        """Return the folder that holds a record: another one where halves of a rank are joined."""
+        return self.directory
+
     def ancestors(self, name: str) -> list[str]:
         """Return the records that `name` ran inside, innermost first."""
         chain: list[str] = []

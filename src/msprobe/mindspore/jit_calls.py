@@ -14,6 +14,8 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Final
 
+from mindspore import nn
+
 from msprobe.mindspore.bytecode_jit import found_in
 
 _HOMES: Final = ("mindspore.graph.api", "mindspore.common.api")
@@ -63,6 +65,11 @@ def name_of(executor: Any) -> str:
     if cell is not None:
         return type(cell).__name__
     return str(getattr(getattr(executor, "fn", None), "__name__", "function"))
+
+
+def cells_of(executor: Any) -> list[nn.Cell]:
+    """Return the cells that a jitted function or method refers to."""
+    return [*used_by(executor.fn, (nn.Cell,), getattr(executor, "obj", None))]
 
 
 def used_by(function: Any, kinds: tuple[type, ...], owner: Any = None) -> Iterator[Any]:

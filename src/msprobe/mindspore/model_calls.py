@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from mindspore import nn
+from msprobe.api_prefixes import COMPILED
 from msprobe.capture.array_statistics import summarise_array
 from msprobe.capture.ending import Work
 from msprobe.capture.model_data import MOST_ENTRIES, argument_place
@@ -77,7 +78,26 @@ class ModelCalls:
     def _before(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if self._opened is None and self._is_watched():
             self._opened, self._handled = cell, sys.exc_info()[1]
-            quietly(self._session, "data", self._take, args, kwargs)
+            modules = self._session.calls.modules
+            record = modules[-1].forward_name if modules else None
+            quietly(self._session, "data", self._take, args, kwargs, record)
+
+    def compiled(
+        self, name: str, cells: Sequence[nn.Cell], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Take what compiled code is given, if it calls a model and is not called by one.
+
+        Args:
+            name: its name.
+            cells: those that it refers to.
+            args: its arguments.
+            kwargs: its keywords.
+        """
+        if self._opened is None and self._is_watched():
+            inside = {id(part) for cell in cells for _, part in cell.cells_and_names()}
+            if any(id(model) in inside for model in self._models):
+                record = f"{COMPILED}.{name}.{self._count}.forward"
+                quietly(self._session, "data", self._take, args, kwargs, record)
 
     def _after(
         self,
@@ -96,8 +116,8 @@ class ModelCalls:
             ending.left(Work.FORWARD)
         self._handled = None
 
-    def _take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        facts, modules = self._session.facts, self._session.calls.modules
+    def _take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], record: str | None) -> None:
+        facts = self._session.facts
         micro = self._count
         self._count += 1
         if not facts.is_open:
@@ -109,7 +129,7 @@ class ModelCalls:
             entry = partial(
                 Data,
                 micro=micro,
-                record=modules[-1].forward_name if modules else None,
+                record=record,
                 where=argument_place(position),
                 shape=list(tensor.shape),
                 dtype=dtype_name(tensor),

@@ -13,15 +13,15 @@ from msprobe.capture.session import Session
 from msprobe.capture.task_checks import noise_seed
 from msprobe.capture.token_range import TokenGate
 from msprobe.config import Level, Task
-from msprobe.dump.facts import Loss
 from msprobe.mindspore.adapter import on_host
 from msprobe.mindspore.api_calls import ApiObserver
 from msprobe.mindspore.api_table import ApiTable
 from msprobe.mindspore.bytecode_jit import run_as_python
 from msprobe.mindspore.cell_hooks import CellNames, CellObserver
 from msprobe.mindspore.free_primitives import FreePrimitives
+from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.immediate_operators import ImmediateOperators
-from msprobe.mindspore.jit_calls import name_of
+from msprobe.mindspore.jit_calls import cells_of, name_of
 from msprobe.mindspore.losses import Losses
 from msprobe.mindspore.model_calls import ModelCalls
 from msprobe.mindspore.optimizer_steps import OptimizerSteps
@@ -73,12 +73,7 @@ class Observer:
         self._optimizers = optimizers
         if not session.config.optimizer_apis:
             optimizers.unseen = self._aside
-        self._losses = Losses(session, self._loss_of)
-
-    def _loss_of(self, _weights: Any) -> Callable[..., Loss]:
-        """Note that the step takes gradients, of which its own code may change parameters."""
-        self._optimizers.may_miss = True
-        return Loss
+        self._losses = Losses(session)
 
     def watch(self, models: Sequence[nn.Cell]) -> None:
         """Record the cells of these models from the next `install` on."""
@@ -138,7 +133,9 @@ class Observer:
         """Run a call of compiled code with nothing of ours inside; see `jit_calls.JitCalls`."""
         if not self._session.capturing or self._is_aside:
             return run(*args, **kwargs)
-        with self._aside(), self._optimizers.around_compiled(executor):
+        cells = quietly(self._session, "compiled code", cells_of, executor) or []
+        self._model_calls.compiled(name_of(executor), cells, args, kwargs)
+        with self._aside(), self._optimizers.around_compiled(cells):
             if self.apis is not None and self.apis.is_on(compiled=True):
                 result = self.apis.record(f"Jit.{name_of(executor)}", run, args, kwargs)
             else:

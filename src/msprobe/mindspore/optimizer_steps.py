@@ -32,7 +32,6 @@ from msprobe.mindspore.adapter import host_values
 from msprobe.mindspore.compiled.optimizers import OPTIMIZERS, is_optimizer
 from msprobe.mindspore.describing import dtype_name
 from msprobe.mindspore.guard import Guard, must_not_run, quietly
-from msprobe.mindspore.jit_calls import used_by
 from msprobe.mindspore.start_state import print_of
 
 # Attributes of every cell, and some of every optimizer, are no settings.
@@ -57,7 +56,7 @@ class OptimizerSteps:
     Attributes:
         unseen: in this context an optimizer runs; its own calls are not to be recorded there.
         told: identities of the parameters that records of the step are about.
-        may_miss: whether the step did something that may have changed others as well.
+        ran_compiled: whether the step ran compiled code, which may have changed others as well.
     """
 
     unseen: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
@@ -76,7 +75,7 @@ class OptimizerSteps:
         self._is_running = False
         self._is_in_graphs = False
         self.told: set[int] = set()
-        self.may_miss = False
+        self.ran_compiled = False
 
     def install(self, models: Sequence[nn.Cell], *, in_graphs: bool = False) -> None:
         """Watch the optimizers until the step ends.
@@ -91,7 +90,7 @@ class OptimizerSteps:
         if not self._is_installed:
             self._is_installed = True
             self.told.clear()
-            self.may_miss = in_graphs
+            self.ran_compiled = in_graphs
             undo = self._session.step_undo
             undo.callback(self._removed)
             for kind in (nn.Cell,) if in_graphs else OPTIMIZERS:
@@ -111,19 +110,13 @@ class OptimizerSteps:
         with self._observed(optimizers, args if is_alone else None), unseen:
             return run(cell, *args, **kwargs)
 
-    def around_compiled(self, executor: Any) -> AbstractContextManager[None]:
-        """Return a context for a call of compiled code in the dynamic graph."""
+    def around_compiled(self, cells: Sequence[nn.Cell]) -> AbstractContextManager[None]:
+        """Return a context for a call of compiled code that refers to some cells."""
         if self._is_running or not self._is_installed:
             return nullcontext()
-        self.may_miss = True
-        found = quietly(self._session, _WHERE, self._optimizers_of, executor)
-        return self._observed(found or (), None, may_idle=True)
-
-    def _optimizers_of(self, executor: Any) -> list[Any]:
-        """Return the optimizers that a jitted function or method refers to."""
-        used = used_by(executor.fn, (nn.Cell,), getattr(executor, "obj", None))
-        found = {id(one): one for cell in used for one in self._optimizers_in(cell)}
-        return list(found.values())
+        self.ran_compiled = True
+        found = {id(one): one for cell in cells for one in self._optimizers_in(cell)}
+        return self._observed([*found.values()], None, may_idle=True)
 
     @contextmanager
     def _observed(

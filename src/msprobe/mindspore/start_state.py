@@ -127,11 +127,13 @@ class StartState:
 
     def _put_after(self, named: Sequence[tuple[str, Any]]) -> None:
         """Put the buffers that the step has changed, and the parameters that no record tells."""
-        told, may_miss = self._optimizers.told, self._optimizers.may_miss
+        told = self._optimizers.told
+        # Code of the program's own may change parameters by gradients, and compiled code anyway.
+        is_trained = self._optimizers.ran_compiled or self._session.current.ending.took_gradients
         trained = {
             name
             for name, one in named
-            if may_miss and one.requires_grad and id(one) not in told and kind_of(name) != BUFFER
+            if is_trained and one.requires_grad and id(one) not in told and kind_of(name) != BUFFER
         }
         after = [
             (name, one, print_of(host_values(one)))

@@ -34,7 +34,7 @@ def buffer_changes(pair: FactsPair) -> dict[str, Change]:
 
     So for the parameters that no record of an optimizer tells on one side at least.
     """
-    target, reference = ({**_after(facts), **_updated(facts)} for facts in pair.sides)
+    target, reference = map(parameters_after, pair.sides)
     told = _updated(pair.target).keys() & _updated(pair.reference)
     return {
         name: change_of(found, reference[name])
@@ -130,6 +130,11 @@ def _updated(facts: Facts) -> dict[str, Fingerprint]:
         for columns in (step.parameters for step in facts.optimizer_steps())
         for place, name in enumerate(columns.name)
     }
+
+
+def parameters_after(facts: Facts) -> dict[str, Fingerprint]:
+    """Return parameters and buffers when a step ends, as far as they are known."""
+    return {**_after(facts), **_updated(facts)}
 
 
 def _after(facts: Facts) -> dict[str, Fingerprint]:

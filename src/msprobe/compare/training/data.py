@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from msprobe.api_prefixes import COMPILED
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
@@ -106,7 +107,7 @@ class DataHistory:
             self._uneven = self._of_counts(pair, counts, same=False)
         self._other_order[pair.step] = _models_words(pair)
         batches = [
-            _Batch(pair.step, micro, own, _named_as(own, other))
+            _Batch(pair.step, micro, *_of_models(own, _named_as(own, other)))
             for micro, (own, other) in enumerate(zip(*sides, strict=False))
         ]
         given = [
@@ -330,6 +331,33 @@ def _named_as(target: Sequence[Data], reference: Sequence[Data]) -> Sequence[Dat
     if not names and left:
         return reference
     return [found[each.where] for each in target if each.where in found] + left
+
+
+def _of_models(
+    target: Sequence[Data], reference: Sequence[Data]
+) -> tuple[Sequence[Data], Sequence[Data]]:
+    """Return the tensors of both sides; what compiled code alone is given besides is left out.
+
+    It calls the model, perhaps with the loss and the labels.
+    """
+    is_compiled = [
+        bool(side) and parse_record_name(side[0].record or "").base.startswith(f"{COMPILED}.")
+        for side in (target, reference)
+    ]
+    if is_compiled[0] is is_compiled[1]:
+        return target, reference
+    around, inner = (target, reference) if is_compiled[0] else (reference, target)
+    left, found = [*around], []
+    for each in inner:
+        alike = [one for one in left if (one.shape, one.dtype) == (each.shape, each.dtype)]
+        same = next((one for one in alike if _key(one) == _key(each)), None) or next(
+            iter(alike), None
+        )
+        if same is not None:
+            left.remove(same)
+            found.append((msgspec.structs.replace(same, where=each.where), each))
+    sides = [both[0] for both in found], [both[1] for both in found]
+    return sides if is_compiled[0] else sides[::-1]
 
 
 def _without(batch: _Batch, made_inside: Made) -> _Batch:

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from msprobe.compare.training.buffers import buffer_changes, buffer_differences
 from msprobe.compare.training.clipping import (
@@ -20,6 +20,7 @@ from msprobe.compare.training.collectives import collective_differences
 from msprobe.compare.training.data import DataHistory, Made, is_split
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
+from msprobe.compare.training.fingerprints import Change
 from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.training.gradients import (
     SAME_GRADIENT,
@@ -66,6 +67,23 @@ _JUMP: Final = 1000.0
 _LEAST_JUMP: Final = 1e-3
 
 
+class Apart(NamedTuple):
+    """A parameter that is further apart after a step than rounding gets.
+
+    Attributes:
+        relative: how far, relative to its norm; 0 where that is not known.
+        name: its name.
+    """
+
+    relative: float
+    name: str
+
+    def words(self, step: int) -> str:
+        """Return it in words."""
+        size = f" by {self.relative:.2g} of its norm" if self.relative else ""
+        return f"{self.name} differs after step {step}{size}"
+
+
 @dataclass(slots=True)
 class _RankHistory:
     """Earlier steps of one rank."""
@@ -95,12 +113,18 @@ class TrainingHistory:
     Attributes:
         found: the differences so far, without those that need all steps.
         changed_steps: steps after which a parameter was not exactly equal.
+        apart: step → the parameter that was furthest apart after it, by more than rounding.
+        unread: the same of those that code changed whose gradients no optimizer was seen to get.
+        known_after: step and rank in which parameters were read after both sides' updates.
         meanings: numbers that factors of gradients may come from, by step and rank.
     """
 
     def __init__(self) -> None:
         self.found: list[FactDifference] = []
         self.changed_steps: set[int] = set()
+        self.apart: dict[int, Apart] = {}
+        self.unread: dict[int, Apart] = {}
+        self.known_after: set[tuple[int, int | str]] = set()
         self.meanings: dict[tuple[int, int | str], Meanings] = {}
         self._ranks: dict[int | str, _RankHistory] = {}
         self._has_same_gradients = False
@@ -108,9 +132,9 @@ class TrainingHistory:
 
     @property
     def has_same_updates(self) -> bool:
-        """Whether the optimizers of every step left all parameters equal to the bit."""
+        """Whether every step left all parameters equal, up to rounding."""
         ranks = self._ranks.values()
-        return bool(ranks) and not self.changed_steps and all(rank.updated for rank in ranks)
+        return bool(ranks) and not self.apart and all(rank.updated for rank in ranks)
 
     def add_data(
         self,
@@ -168,7 +192,8 @@ class TrainingHistory:
             steps = pair.steps
             made.append(steps)
             if history.last_step is None:
-                self._has_same_gradients = bool(steps) and all(map(has_same_gradients, steps))
+                read = any(any(step.gradients) for step in steps)
+                self._has_same_gradients = read and all(map(has_same_gradients, steps))
             elif self._jumps(history, steps):
                 self._jump = min(self._jump, pair.step)
             is_exact = exact.get(pair.rank, True)
@@ -313,16 +338,28 @@ class TrainingHistory:
                 history.distances[name] = max(history.distances.get(name, 0.0), distance)
         scales = [[each.new_scale for each in side] for side in pair.events(Scaler)]
         history.has_same_scales = bool(scales[0]) and scales[0] == scales[1]
-        after: dict[str, bool] = {}
+        changes: dict[str, Change] = {}
+        read: set[str] = set()
         for step in steps:
-            after |= {n: change.is_equal for n, change in step.changes("after").items()}
-        for name, is_equal in after.items():
-            history.updated[name] = history.updated.get(name, False) or not is_equal
-        others = {name: change.is_equal for name, change in buffer_changes(pair).items()}
+            changes |= step.changes("after")
+            read.update(*step.gradients)
+        history.updated |= {n: True for n, each in changes.items() if not each.is_equal}
+        for name in changes:
+            history.updated.setdefault(name, False)
+        of_others = buffer_changes(pair)
         kinds = kinds_of(pair.target.parameters)
-        after |= {n: equal for n, equal in others.items() if kinds.get(n) == "parameter"}
+        changes |= {n: each for n, each in of_others.items() if kinds.get(n) == "parameter"}
+        others = {name: change.is_equal for name, change in of_others.items()}
+        after = {name: change.is_equal for name, change in changes.items()}
+        if after:
+            self.known_after.add((pair.step, pair.rank))
         if not all(after.values()):
             self.changed_steps.add(pair.step)
+        for name, change in changes.items():
+            if not change.is_rounding:
+                found_apart = Apart(change.relative or 0.0, name)
+                for kept in (self.apart,) if name in read else (self.apart, self.unread):
+                    kept[pair.step] = max(found_apart, kept.get(pair.step, found_apart))
         history.is_exact = (
             history.is_exact
             and is_exact

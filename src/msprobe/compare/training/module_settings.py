@@ -49,6 +49,20 @@ def changed_options(sides: Sequence[Settings], paths: Sequence[str]) -> ModuleOp
     return _made(changed)
 
 
+def options_of_class(sides: Sequence[Settings], kind: str) -> str:
+    """Return what a module was made with otherwise, in words; empty if none was.
+
+    At level L1 no record tells the module around a call: that of ``BatchNorm`` is a BatchNorm2d.
+    """
+    for name, text in sides[0].items() if kind else ():
+        path = name.removeprefix("module").removeprefix(".")
+        is_of_class = _class(text).lower().startswith(kind.lower())
+        options = changed_options(sides, (path, path)) if is_of_class else None
+        if options is not None and options.are_values:
+            return f"of {path or 'the model'} {options.words}"
+    return ""
+
+
 def owner_words(sides: Sequence[Settings], name: str) -> tuple[str, bool]:
     """Return which options of the module of a buffer differ, in words; empty if none does.
 

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from msprobe.compare.training.buffers import buffer_changes, parameters_after
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
     Moment,
+    are,
     of_sides,
     shown,
     shown_names,
@@ -41,6 +43,15 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
         numbers = counts[0][number], counts[1][number]
         if numbers[0] == numbers[1]:
             continue
+        if 0 in numbers and (words := _by_other_code(pair, number)) is not None:
+            if words:
+                yield pair.difference(
+                    VerdictClass.UPDATE,
+                    Moment.UPDATE,
+                    words,
+                    next=("look at the code that updates the parameters",),
+                )
+            continue
         which = "optimizer.step()" if number == 0 else f"step() of {_named(pair, number)}"
         updated = " (parameters are updated twice)" if numbers == (2, 1) else ""
         yield pair.difference(
@@ -51,6 +62,36 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
             effect=Effect.NONE if 0 in numbers and _leave_the_same(pair) else Effect.CERTAIN,
             next=("look at the loop around optimizer.step()",),
         )
+
+
+def _by_other_code(pair: FactsPair, number: int) -> str | None:
+    """Return that code of one side updates what an optimizer updates on the other, in words.
+
+    Empty if the parameters are the same afterwards, up to rounding; None if nothing else changes
+    them.
+    """
+    steps = [
+        next((each for each in facts.optimizer_steps() if each.number == number), None)
+        for facts in pair.sides
+    ]
+    step = steps[0] or steps[1]
+    changes = {} if step is None else buffer_changes(pair)
+    found = {n: changes[n] for n in step.parameters.name if n in changes} if step else {}
+    side, other = ("reference", "target") if steps[0] else ("target", "reference")
+    after = parameters_after(getattr(pair, side))
+    starts = pair.starts[side == "reference"]
+    moved = [n for n in found if after[n].checksum != starts.get(n, after[n]).checksum]
+    if step is None or not moved:
+        return None
+    worst = max(found, key=lambda name: found[name].relative or 0.0)
+    if all(change.is_rounding for change in found.values()):
+        return ""
+    name = step.class_name.rpartition(".")[2]
+    return (
+        f"{some_of(moved, len(found))} {are(moved, 'is', 'are')} updated by {name} in the {other}, "
+        f"by other code in the {side}; after step {pair.step} {worst} differs"
+        f"{found[worst].ending}"
+    )
 
 
 def _leave_the_same(pair: FactsPair) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from msprobe.api_prefixes import COMPILED
+from msprobe.api_prefixes import COMPILED, PRIMITIVE
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
@@ -16,7 +16,11 @@ from msprobe.compare.sides import MINDSPORE
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.frameworks import are_of_two_frameworks, in_shared_terms
 from msprobe.compare.training.gradient_factors import multiple_words
-from msprobe.compare.training.module_settings import changed_options, changed_settings
+from msprobe.compare.training.module_settings import (
+    changed_options,
+    changed_settings,
+    options_of_class,
+)
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.communication import group_words, is_of_group, lone_communication
 from msprobe.compare.verdicts.custom_functions import (
@@ -138,10 +142,17 @@ def _by_settings(culprit: Culprit, found: VerdictClass, words: str) -> tuple[Ver
     is_result = culprit.kind == "forward" and row.value.role is Role.OUTPUT and pair.is_matched
     paths = _modules_with_settings(culprit, is_kernel=is_kernel) if is_open and is_result else []
     own, other = comparison.target.view.facts, comparison.reference.view.facts
-    if own is None or other is None or not paths:
+    if own is None or other is None:
         return found, words
     if are_of_two_frameworks(own, other):
         own, other = in_shared_terms(own, other)
+    if is_kernel and is_result and not paths:
+        made = options_of_class((own.settings, other.settings), _primitive_of(culprit))
+        return (
+            (VerdictClass.ARGUMENT, f"{culprit_place(culprit)}: {made}") if made else (found, words)
+        )
+    if not paths:
+        return found, words
     given = (own.settings, other.settings), paths
     options = changed_options(*given)
     if is_kernel and not (options is not None and options.are_values):
@@ -156,6 +167,12 @@ def _by_settings(culprit: Culprit, found: VerdictClass, words: str) -> tuple[Ver
         VerdictClass.PRECISION if held.are_types else found,
         f"{words}; of its settings {held.words}",
     )
+
+
+def _primitive_of(culprit: Culprit) -> str:
+    """Return the class of a primitive of MindSpore; empty for other calls."""
+    parsed = culprit.comparison.parsed(culprit.row.pair)
+    return parsed.path.rpartition(".")[2] if parsed.prefix == PRIMITIVE else ""
 
 
 def _modules_with_settings(culprit: Culprit, *, is_kernel: bool) -> list[str]:

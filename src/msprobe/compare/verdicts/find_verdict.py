@@ -346,7 +346,8 @@ class _Search:
             if (each.verdict, each.moment, each.step) == (fact.verdict, fact.moment, fact.step)
             and each.effect is not Effect.NONE
         }
-        is_all = concerned == {each.rank for each in self._findings.steps}
+        # Of the halves of a rank, one has facts.
+        is_all = concerned == {each.rank for each in self._findings.steps if each.has_facts}
         return "" if is_all else f"{on_ranks(concerned)} alone"
 
     def _is_alone(self, fact: FactDifference) -> bool:

@@ -39,7 +39,7 @@ def for_culprit(culprit: Culprit, total: int, *, same_seeds: bool = False) -> li
     steps = []
     if culprit.called_at:
         steps.append(f"look at {culprit.called_at}, where {record} was called")
-    steps.append(f"msprobe show {side.view.directory} {record}")
+    steps.append(f"msprobe show {side.view.directory_of(record)} {record}")
     if culprit.kind == "parameter":
         steps.append(
             "compare the checkpoints that the runs began with (msprobe compare-ckpt), and how the "

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msprobe.api_prefixes import COMPILED
 from msprobe.collectives.calls import is_communication
@@ -98,6 +98,10 @@ class StepObservations:
         unused: a call of one side alone that changes a tensor which no recorded call uses.
         cleared: that one side clears gradients between micro batches, and what to do; in words.
         has_modules_only: both sides were recorded at level L0.
+        runs_compiled: a side called compiled code, which may do anything to parameters.
+        has_facts: both sides recorded the training around their calls.
+        trains: gradients were taken, as far as records and facts tell.
+        reads_gradients: gradients of parameters were recorded on both sides.
         broken_off: how the step ended early on both sides, in words; None if it did not.
     """
 
@@ -129,6 +133,10 @@ class StepObservations:
     unused: Clue | None = None
     cleared: tuple[str, str] | None = None
     has_modules_only: bool = False
+    runs_compiled: bool = False
+    has_facts: bool = False
+    trains: bool = False
+    reads_gradients: bool = False
     broken_off: str | None = None
 
     @property
@@ -146,6 +154,7 @@ def observe(comparison: RankComparison) -> StepObservations:
             rank=comparison.rank,
             is_exact=True,
             is_shared_exact=True,
+            **_work(comparison),
             broken_off=_broken_off(comparison),
         )
     of_types = [
@@ -195,12 +204,26 @@ def observe(comparison: RankComparison) -> StepObservations:
         unused=_unused_change(comparison),
         cleared=cleared_gradients(comparison),
         broken_off=_broken_off(comparison),
-        has_modules_only=all(side.view.head.level == "L0" for side in comparison.sides),
+        **_work(comparison),
         knows_updates=all(
             facts is not None and facts.optimizer_steps() for facts in comparison.facts
         ),
         compiled=_compiled(comparison, inexact),
     )
+
+
+def _work(comparison: RankComparison) -> dict[str, Any]:
+    """Return what the step does, and how much of it was recorded; see `StepObservations`."""
+    kinds = {comparison.parsed(pair).kind for pair in comparison.pairs}
+    read = (comparison.parsed(pair).kind for pair in comparison.pairs if pair.is_matched)
+    has_loss = any(facts is not None and facts.loss for facts in comparison.facts)
+    return {
+        "has_modules_only": all(side.view.head.level == "L0" for side in comparison.sides),
+        "runs_compiled": any(p.name.startswith(f"{COMPILED}.") for p in comparison.pairs),
+        "has_facts": None not in comparison.facts,
+        "trains": has_loss or RecordKind.BACKWARD in kinds,
+        "reads_gradients": any(kind in PARAMETER_GRADIENTS for kind in read),
+    }
 
 
 def _compiled(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:

@@ -15,6 +15,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Final
 
+from msprobe.api_prefixes import COMPILED
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Missing, Origin, Row, Status
@@ -23,7 +24,7 @@ from msprobe.compare.verdicts.conditioning import exact_operand
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import OriginState, lost_gradient, mark
 from msprobe.compare.verdicts.precision_policy import is_in_other_precision
-from msprobe.dump.values import Role
+from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.operator import Family
 
@@ -33,6 +34,8 @@ _MOST_ROOTS: Final = 8
 _FARTHEST: Final = 60
 # And how often: each time costs as much as a few calls.
 _MOST_SEARCHES: Final = 1000
+# Roundings that the results of compiled code and of other calls may be apart.
+_ROUNDINGS: Final = 64.0
 
 
 class Blame(Enum):
@@ -211,6 +214,8 @@ class UnmatchedCalls:
 
     def _blame(self, blamed: Call, cause: Cause = Cause.USED_CALL) -> None:
         call = self._telling_call(blamed)
+        if self._runs_compiled(call):
+            return
         if blamed.is_backward and cause is Cause.USED_CALL:
             cause = Cause.GRADIENT_CALL
         side = "target" if call.pair.reference is None else "reference"
@@ -218,6 +223,33 @@ class UnmatchedCalls:
         for row in shown:
             if row.origin is not Origin.INTRODUCED:
                 mark(row, Origin.INTRODUCED, cause, side)
+
+    def _runs_compiled(self, call: Call) -> bool:
+        """Return whether the other side runs compiled code instead of a call, to the same result.
+
+        It holds that call, unrecorded, or one to the same effect.
+        """
+        return self._compiled_instead[call.pair.target is not None]
+
+    @cached_property
+    def _compiled_instead(self) -> tuple[bool, bool]:
+        """Whether compiled code that the target alone runs makes what other calls make; and so on.
+
+        The calls are those that the reference alone makes.
+        """
+        made: tuple[list[Value], list[Value]] = ([], [])
+        compiled: tuple[list[Value], list[Value]] = ([], [])
+        for call in self._state.calls:
+            if not call.is_matched:
+                is_compiled = call.pair.name.startswith(f"{COMPILED}.")
+                found = (compiled if is_compiled else made)[call.pair.target is None]
+                found += [row.value for row in call.outputs if row.value.is_tensor]
+        target, reference = (
+            bool(compiled[side])
+            and all(any(_is_near(own, one) for one in made[1 - side]) for own in compiled[side])
+            for side in (0, 1)
+        )
+        return target, reference
 
     def _telling_call(self, call: Call) -> Call:
         """Return the call to name: a communication that made the result, a backward's forward."""
@@ -367,3 +399,11 @@ def _numbers(row: Row) -> object:
 
 def _holds_nan(row: Row) -> bool:
     return row.value.is_tensor and row.value.has_nan
+
+
+def _is_near(value: Value, other: Value) -> bool:
+    """Return whether two tensors have the same shape and, up to rounding, the same norm."""
+    if value.shape != other.shape or value.norm is None or other.norm is None:
+        return False
+    epsilon = max(epsilon_of(value.dtype), epsilon_of(other.dtype))
+    return math.isclose(value.norm, other.norm, rel_tol=_ROUNDINGS * epsilon)

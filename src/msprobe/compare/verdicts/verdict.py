@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from msprobe.compare.training.differences import (
     Phase,
 )
 from msprobe.compare.training.gradient_factors import Meanings
+from msprobe.compare.training.history import Apart
 from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.own_error import CulpritKey, OwnErrors
 from msprobe.compare.verdicts.places import Place
@@ -76,7 +77,6 @@ class Verdict:
         evidence: what speaks for it, and what else differs.
         where: its place; None where there is none.
         next: what to do now.
-        has_same_updates: the optimizers of every step left all parameters equal to the bit.
         scope: how the two dumps differ in what was recorded; said first.
     """
 
@@ -120,7 +120,10 @@ class Findings:
         facts: differences of the training, in the order in which they take effect.
         steps: what the rows of each step and rank say.
         changed_steps: steps after which a parameter was not exactly equal.
-        has_same_updates: the optimizers of every step left all parameters equal to the bit.
+        apart: see `TrainingHistory`.
+        unread: see `TrainingHistory`.
+        known_after: see `TrainingHistory`.
+        has_same_updates: every step left all parameters equal, up to rounding.
         scope: how the two dumps differ in what was recorded.
         paired: operations with a partner, and the smaller number of operations of the two sides.
         noise: what was found by measured noise, for each step and rank that it was measured for.
@@ -137,6 +140,9 @@ class Findings:
     facts: Sequence[FactDifference] = ()
     steps: Sequence[StepObservations] = ()
     changed_steps: frozenset[int] = frozenset()
+    apart: Mapping[int, Apart] = field(default_factory=dict)
+    unread: Mapping[int, Apart] = field(default_factory=dict)
+    known_after: Collection[tuple[int, int | str]] = ()
     has_same_updates: bool = False
     scope: Sequence[str] = ()
     paired: tuple[int, int] = (0, 0)

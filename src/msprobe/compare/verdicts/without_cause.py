@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 from msprobe.compare.model import Mode, Status
@@ -91,6 +93,9 @@ def without_cause(findings: Findings) -> Verdict:
         )
     if unread or any(each.proof and each.proof.absorbed for each in findings.steps):
         return _unexplained(findings)
+    unseen = _unseen_update(findings)
+    if unseen is not None:
+        return unseen
     if first is None:
         if any(each.loose for each in findings.noise):
             return _within_noise(findings)
@@ -277,11 +282,7 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     close = counts[Status.CLOSE]
     agreeing = counts[Status.EQUAL] + close
     if unmatched and not inside and not agreeing:
-        words = "no value is on both sides"
-        if findings.has_same_updates:
-            words = "no call is on both sides, and every update leaves the same parameters"
-            return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED)
-        return findings.conclude(VerdictClass.UNEXPLAINED, words, Confidence.PROVED)
+        return _nothing_shared(findings)
     compiled = next((each for each in findings.steps if each.compiled is not None), None)
     if compiled is not None and compiled.compiled is not None:
         return _unseen(findings, compiled, compiled.compiled)
@@ -325,6 +326,14 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
                 'record both runs with "facts": true and an optimizer, or at level mix',
             ],
         )
+    blind = next(_blind_ends(findings), None)
+    if blind is not None:
+        return findings.conclude(
+            VerdictClass.EQUAL,
+            f"{words}; what step {blind.step} made of the parameters was not recorded",
+            Confidence.POSSIBLE if blind.runs_compiled else Confidence.LIKELY,
+            next_steps=["record both runs again: parameters are read when a step ends"],
+        )
     unused = next((each for each in findings.steps if each.unused is not None), None)
     if unused is None or unused.unused is None:
         more = [] if evened is None else evened.place.next
@@ -339,10 +348,60 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     )
 
 
+def _nothing_shared(findings: Findings) -> Verdict:
+    """Return what the parameters tell where no call is on both sides."""
+    if not findings.has_same_updates:
+        words = "no value is on both sides"
+        for step, apart in itertools.islice(sorted(findings.apart.items()), 1):
+            words += f"; {apart.words(step)}"
+        return findings.conclude(VerdictClass.UNEXPLAINED, words, Confidence.PROVED)
+    words = "no call is on both sides, and every update leaves the same parameters"
+    if findings.changed_steps:
+        words = (
+            "no call is on both sides, and every update leaves the same parameters within the "
+            "tolerance of their types"
+        )
+    return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED)
+
+
 def _are_other_data(fact: FactDifference) -> bool:
     """Return whether batches differ by more than rounding."""
     is_data = fact.verdict is VerdictClass.DATA and not fact.is_reordered
     return is_data and fact.effect is not Effect.NONE
+
+
+def _unseen_update(findings: Findings) -> Verdict | None:
+    """Return that parameters differ after an update of which nothing was recorded; None if none.
+
+    Where gradients or the calls that make the update were recorded, they tell.
+    """
+    for step, apart in sorted(findings.unread.items()):
+        own = [each for each in findings.steps if each.step == step]
+        is_seen = any(each.reads_gradients or each.compiled for each in own)
+        if is_seen or not any(each.runs_compiled for each in own):
+            continue
+        return findings.conclude(
+            VerdictClass.UNEXPLAINED,
+            f"{apart.words(step)}; compiled code changes it, and no gradient was recorded",
+            Confidence.POSSIBLE,
+            where=Where(step=step, rank=own[0].rank, parameter=apart.name, phase=Phase.OPTIMIZER),
+            next_steps=[
+                "record both runs at level L0 or mix, which see gradients in compiled code"
+            ],
+        )
+    return None
+
+
+def _blind_ends(findings: Findings) -> Iterator[StepObservations]:
+    """Yield the last step of each rank, if it may have changed parameters and nothing shows how.
+
+    Earlier ones show in the parameters with which the next step starts.
+    """
+    last = {each.rank: each for each in findings.steps}
+    for each in last.values():
+        may_change = each.runs_compiled or (each.has_modules_only and each.trains)
+        if may_change and (each.step, each.rank) not in findings.known_after and each.has_facts:
+            yield each
 
 
 def _unseen(findings: Findings, observed: StepObservations, compiled: Clue) -> Verdict:

@@ -295,6 +295,7 @@ class _Draft:
     def read_after(self) -> None:
         """Read the parameters as the optimizer leaves them."""
         if self._after is None:
+            self._known.told.update(self._names)
             if self._has_closure:  # which has computed the gradients meanwhile
                 self._read_gradients()
             self._after = TensorColumns(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collect the state in which a step starts: settings, random generators, flags, parameters.
 
-Parameters after the step are those of its optimizers; buffers are read again when it ends.
+Parameters after the step are those of its optimizers; buffers are read again when it ends, and so
+are parameters that no optimizer tells though gradients were taken.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class StartState:
 
     def _put_parameters(self, found: ModelContents) -> None:
         session, earlier = self._session, set(self._parameters.name)
-        had_buffers = BUFFER in self._parameters.kind
+        is_first = not earlier
         rows = zip(found.tensors, found.same_as, strict=True)
         new = [(*row, same_as) for row, same_as in rows if row[0] not in earlier]
         tensors = [row[1] for row in new]
@@ -151,10 +152,8 @@ class StartState:
             self._put_read()
         else:
             session.step_undo.callback(self._put_read)
-        if BUFFER in self._parameters.kind and not had_buffers:
-            session.step_undo.callback(
-                quietly, session, "buffers after the step", self._put_buffers
-            )
+        if is_first:
+            session.step_undo.callback(quietly, session, "state after the step", self._put_after)
 
     def _put_read(self) -> None:
         """Put the parameters with their numbers, which are waited for."""
@@ -167,27 +166,33 @@ class StartState:
         )
         self._session.facts.put("parameters", self._parameters)
 
-    def _put_buffers(self) -> None:
-        """Put the buffers that are not known to be as they were when the step started."""
+    def _put_after(self) -> None:
+        """Put the buffers that the step has changed, and the parameters that no record tells."""
+        told = self._known.told
+        is_trained = self._session.current.ending.took_gradients
+        found = ModelContents.of(self._models)
         own = {
             name: tensor
-            for name, tensor, kind in ModelContents.of(self._models).tensors
+            for (name, tensor, kind), first in zip(found.tensors, found.same_as, strict=True)
             if kind == BUFFER
+            or (is_trained and tensor.requires_grad and name not in told and first is None)
         }
+        if not own:
+            return
         columns = TensorColumns(list(own.values()), self._known, samples=Samples.NONE)
         columns.wait()
-        found = Parameters()
+        after = Parameters()
         known = chain.from_iterable(one.checksum for one in self._columns)
         earlier = dict(zip(self._parameters.name, known, strict=True))
         for place, (name, tensor) in enumerate(own.items()):
             checksum = columns.checksum[place]
-            if checksum is None or checksum != earlier.get(name):
-                found.name.append(name)
-                found.dtype.append(str(tensor.dtype))
-                found.checksum.append(checksum)
-                found.norm.append(columns.norm[place])
-                found.projections.append(columns.projections[place])
-        self._session.facts.put("buffers_after", found)
+            if tensor.requires_grad or checksum is None or checksum != earlier.get(name):
+                after.name.append(name)
+                after.dtype.append(str(tensor.dtype))
+                after.checksum.append(checksum)
+                after.norm.append(columns.norm[place])
+                after.projections.append(columns.projections[place])
+        self._session.facts.put("buffers_after", after)
 
 
 def random_states() -> dict[str, str]:

@@ -60,18 +60,21 @@ class KnownTensors:
     Attributes:
         names: identity → name of parameters and buffers when the step started.
         rows: see `fill_columns` of the C extension, without which nothing is known.
+        told: names of the parameters that records of the step's optimizers are about.
     """
 
-    __slots__ = ("names", "rows")
+    __slots__ = ("names", "rows", "told")
 
     def __init__(self) -> None:
         """Create it; nothing is known."""
         self.names: Mapping[int, str] = {}
         self.rows: dict[int, tuple[weakref.ref[Tensor], int, bytes]] = {}
+        self.told: set[str] = set()
 
     def next_step(self) -> None:
         """Forget the names, and the tensors that are gone."""
         self.names = {}
+        self.told.clear()
         for address in [address for address, row in self.rows.items() if row[0]() is None]:
             del self.rows[address]
 
