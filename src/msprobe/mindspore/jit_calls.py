@@ -15,7 +15,6 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any, Final
 
 from mindspore import nn
-
 from msprobe.mindspore.bytecode_jit import found_in
 
 _HOMES: Final = ("mindspore.graph.api", "mindspore.common.api")
