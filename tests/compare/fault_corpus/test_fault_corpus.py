@@ -4,7 +4,8 @@
 Every fault and every clean pair is dumped at level mix with task tensor, and compared by its
 elements and by its statistics alone. The scores are printed, and stand in
 docs/performance.md. A third comparison goes without what msprobe alone records: the flow of data,
-and facts about the training.
+and facts about the training; by default for each second one, with MSPROBE_TEST_WHOLE_CORPUS=1 for
+all.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from builders.extent import WHOLE  # noqa: E402
 
 from .clean_pairs import CLEAN_PAIRS, CleanPair  # noqa: E402
 from .dumping import Summary, as_statistics, compare, dump  # noqa: E402
@@ -49,7 +52,7 @@ class Corpus:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._count = 0
+        self._count = self._pairs = 0
         self.make = cache(self._make)
 
     def _make(
@@ -80,10 +83,16 @@ class Corpus:
         made = dump(folder / "all", build, task="tensor", plant=plant, steps=steps, facts=False)
         return {BARE: as_statistics(made, folder / "bare", is_bare=True)}
 
+    def ways(self) -> list[str]:
+        """Return in which ways the next pair is compared."""
+        self._pairs += 1
+        return ["tensor", "statistics", *([BARE] if WHOLE or self._pairs % 2 else [])]
+
     def score(self, fault: Fault) -> list[Score]:
         """Plant a fault and see whether it is found, by elements and by statistics."""
+        ways = self.ways()
         dumps = [self.make(fault.family, plant, fault.steps) for plant in (fault.plant, None)]
-        if fault.classes:
+        if fault.classes and BARE in ways:
             # It is in the facts, which other programs do not record.
             dumps = [
                 made | self._make_with_all_calls(fault.family, plant, fault.steps)
@@ -94,14 +103,14 @@ class Corpus:
             score(
                 fault, task, compare(target[task], reference[task]), (target[task], reference[task])
             )
-            for task in target
+            for task in ways
         ]
 
     def compare_clean(self, pair: CleanPair) -> Iterator[tuple[str, str, Summary]]:
         """Compare a clean pair, by elements and by statistics."""
         target = self.make(pair.family, pair.target, pair.steps, pair.around)
         reference = self.make(pair.family, pair.reference, pair.steps)
-        for task in target:
+        for task in self.ways():
             yield pair.name, task, compare(target[task], reference[task])
 
 
