@@ -19,7 +19,13 @@ from typing import Final
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
-from msprobe.compare.verdicts.conditioning import backward_bound, exact_operand, operand_of
+from msprobe.compare.verdicts.conditioning import (
+    SUM_GROWTH,
+    backward_bound,
+    exact_operand,
+    is_summed_noise,
+    operand_of,
+)
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
@@ -33,8 +39,6 @@ from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 from msprobe.dump.record_names import RecordKind, module_names
 from msprobe.dump.values import Role, Value
 
-# A sum over consumers and its rounding, relative to the errors that go into it.
-_SUM_GROWTH: Final = 4.0
 # A loss such as a logarithm near zero enlarges more; so far apart it is not told from a fault.
 _DOUBTFUL: Final = 0.01
 # Two sums are one where they are nearer to each other than this part of a summand of one alone.
@@ -91,7 +95,7 @@ class GradientFlow:
             return False
         lone = [s.value for s in self._shares(call, row) or () if not s.pair.is_matched]
         sizes = [each.size for each in map(exact_operand, lone) if each is not None]
-        return result.error <= _SUM_GROWTH * result.epsilon * max(sizes, default=0.0)
+        return result.error <= SUM_GROWTH * result.epsilon * max(sizes, default=0.0)
 
     def _blame_lone(self, shares: Iterable[Row]) -> None:
         """Blame calls of one side alone for a sum of gradients, if only theirs differ in it."""
@@ -162,9 +166,9 @@ class GradientFlow:
             made = replace(result, epsilon=coarsest)
             bound = backward_bound(call.operator.family, gradients, saved, made)
             own, passed_on = own + bound.own, passed_on + bound.passed_on
-        if result.error <= _SUM_GROWTH * own:
+        if result.error <= SUM_GROWTH * own:
             settle_as_close(row, Cause.ROUNDING)
-        elif result.error <= self._safety * passed_on + _SUM_GROWTH * own:
+        elif result.error <= self._safety * passed_on + SUM_GROWTH * own:
             mark(row, Origin.INHERITED, Cause.CLOSE_GRADIENTS)
         else:
             return False
@@ -230,13 +234,7 @@ class GradientFlow:
             if result is None or backward is None:
                 continue
             taken_in = [each for each in map(exact_operand, _values(backward.inputs)) if each]
-            bound = backward_bound(call.operator.family, taken_in, (), result)
-            # What a bias sums up was rounded before, to the coarser of the types.
-            terms = math.hypot(*(each.size for each in taken_in))
-            count = max((each.count for each in taken_in), default=1)
-            repeats = math.sqrt(max(count / result.count, 1.0)) if len(result.shape) <= 1 else 0.0
-            rounding = max(bound.own, result.epsilon * terms * repeats)
-            return result.error <= _SUM_GROWTH * rounding
+            return is_summed_noise(call.operator.family, taken_in, result)
         return False
 
     def _module_record(self, call: Call, direction: RecordKind) -> Call | None:
@@ -430,7 +428,7 @@ class GradientFlow:
         operands = [operand for operand in map(operand_of, shares) if operand is not None]
         errors = sum(operand.error for operand in operands)
         sizes = sum(operand.size for operand in operands)
-        return result.error <= _SUM_GROWTH * (errors + 2 * result.epsilon * sizes)
+        return result.error <= SUM_GROWTH * (errors + 2 * result.epsilon * sizes)
 
     def _parameter_shares(self, call: Call, row: Row) -> list[Row]:
         """Return the gradients that calls inside a module handed back for a parameter."""
