@@ -120,3 +120,26 @@ def test_a_loss_by_other_calls_rounds_otherwise_though_a_bias_gets_noise(tmp_pat
     verdict = verdict_on(tmp_path, weigh, True, False, "mix")
 
     assert verdict["class"] in ("equal", "rounding", "precision")
+
+
+def adapt(debugger: PrecisionDebugger, option: tuple[bool, bool]) -> None:
+    asks, is_coarse = option
+    frozen = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU())
+    model = nn.ModuleDict({"frozen": frozen, "adapter": nn.Linear(WIDTH, WIDTH)})
+    frozen.requires_grad_(False)
+    if asks:
+        frozen[0].register_forward_hook(lambda _, __, output: output.requires_grad_(True))
+    x = torch.randn(4, WIDTH)
+
+    def step(_: int) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_coarse):
+            made = model["adapter"](frozen(x))
+        made.square().mean().backward()
+
+    train(debugger, model, step)
+
+
+def test_a_gradient_that_gets_to_nothing_trained_is_no_cause(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, adapt, (True, True), (False, False), "mix")
+
+    assert verdict["class"] == "precision"

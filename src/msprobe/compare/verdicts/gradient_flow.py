@@ -39,6 +39,8 @@ from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 from msprobe.dump.record_names import RecordKind, module_names
 from msprobe.dump.values import Role, Value
 
+# What shows that a gradient is without consequence.
+NEEDS_GRADIENT: Final = "what needs a gradient"
 # A loss such as a logarithm near zero enlarges more; so far apart it is not told from a fault.
 _DOUBTFUL: Final = 0.01
 # Two sums are one where they are nearer to each other than this part of a summand of one alone.
@@ -255,10 +257,13 @@ class GradientFlow:
         lost = next((row for row in forward.inputs if lost_gradient(row)), None)
         detached = None if lost is None else _side_without(lost)
         explained = state.has_difference and not cut
+        is_idle = lost is not None and cut and not self._leads_to_leaf(forward.inputs)
         for row in call.rows:
             if not row.status.is_difference:
                 continue
-            if explained or lost_before:
+            if is_idle:
+                row.cause, row.subject = Cause.HARMLESS, NEEDS_GRADIENT
+            elif explained or lost_before:
                 row.origin = Origin.INHERITED
             elif cut and detached is not None:
                 mark(row, Origin.INTRODUCED, Cause.DETACHED, detached)
@@ -266,6 +271,36 @@ class GradientFlow:
                 mark(row, Origin.INTRODUCED, Cause.CUT_HERE)
             elif row.value.is_tensor:
                 mark(row, Origin.INTRODUCED, Cause.NO_GRADIENT)
+
+    def is_idle(self, call: Call, row: Row) -> bool:
+        """Return whether a gradient that one side lacks would lead to nothing that needs one.
+
+        All behind it is frozen, though a hook makes a value there ask for a gradient, as adapters
+        do for gradient checkpointing.
+        """
+        forward = self._state.calls.forward_of(call)
+        if forward is None or row.status not in _LACKING:
+            return False
+        place = row.value.argument
+        incoming = [each for each in forward.inputs if each.value.argument == place]
+        return any(map(lost_gradient, incoming)) and not self._leads_to_leaf(incoming)
+
+    def _leads_to_leaf(self, rows: Iterable[Row]) -> bool:
+        """Return whether values come from one that needs a gradient and that no call made."""
+        state = self._state
+        waiting = [row for row in rows if row.holds_tensor]
+        seen: set[int] = set()
+        while waiting and len(seen) < _FARTHEST:
+            row = waiting.pop()
+            found = state.flow.makers(row)
+            makers = {*found.target, *found.reference}
+            if not makers and any(value.requires_grad is not False for value in row.values):
+                return True
+            for maker in (state.calls.of(state.rows[index]) for index in makers):
+                if maker.start not in seen:
+                    seen.add(maker.start)
+                    waiting += [each for each in maker.inputs if each.holds_tensor]
+        return bool(waiting)
 
     def explains_missing_gradient(self, call: Call, row: Row) -> bool:
         """Return whether a gradient is None because the forward pass cut the graph before.

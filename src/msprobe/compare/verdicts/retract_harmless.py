@@ -595,7 +595,7 @@ def _is_near(row: Row, worst: float, resolution: float) -> bool:
 
 def _is_summed_noise(call: Call, gradient: Row) -> bool:
     """Return whether a gradient that a call hands back is zero up to rounding."""
-    result = operand_of(gradient)
+    result = operand_of(gradient) if gradient.status is Status.DIFFERS else None
     gradients = [each for each in map(operand_of, call.inputs) if each is not None]
     return result is not None and is_summed_noise(call.operator.family, gradients, result)
 
