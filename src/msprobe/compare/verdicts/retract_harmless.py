@@ -415,7 +415,7 @@ class _Agreement:
             [row.target for row in target.outputs if row.target is not None],
             [row.reference for row in reference.outputs if row.reference is not None],
         ]
-        return target if all(made) and _are_same(*made, self._resolution()) else None
+        return target if all(made) and _are_same(*made, resolution=self._resolution()) else None
 
     @cached_property
     def _has_other_loss(self) -> bool:
@@ -454,7 +454,7 @@ class _Agreement:
                     for side, value in enumerate((row.target, row.reference)):
                         if value is not None and self._is_of_leaf(call, value, side):
                             left[side].append(value)
-        return _are_same(*left, self._resolution())
+        return _are_same(*left, resolution=self._resolution())
 
     def _is_of_leaf(self, call: Call, gradient: Value, side: int) -> bool:
         """Return whether a gradient is that of a value that no recorded call made."""
@@ -614,7 +614,7 @@ def _have_same_norm(rows: Sequence[Row], resolution: float) -> bool:
     return abs(target - reference) <= allowed * reference
 
 
-def _are_same(target: list[Value], reference: list[Value], resolution: float) -> bool:
+def _are_same(target: list[Value], reference: list[Value], *, resolution: float) -> bool:
     """Return whether two lists of gradients hold the same ones, up to rounding and order."""
     if len(target) != len(reference):
         return False
