@@ -26,6 +26,8 @@ from msprobe.operators.operator import Family
 _ACCUMULATION: Final = 2.0**-23
 # Blocked and threaded sums differ by a few roundings; so do elementary functions of two libraries.
 _ROUNDINGS: Final = 4.0
+# A sum over consumers and its rounding, relative to the errors that go into it.
+SUM_GROWTH: Final = 4.0
 # Slopes of smooth activations: at most 1.13 (GELU, SiLU).
 _SLOPE: Final = 1.2
 # What an operation that nothing is known of may do to the relative error of its inputs.
@@ -214,6 +216,22 @@ def quotient_error(
         return None
     error = numerator.largest_error + numerator.peak * divisor.largest_error / divisor.least
     return abs(factor) * error / divisor.least * math.sqrt(result.count)
+
+
+def is_summed_noise(family: Family, gradients: Sequence[Operand], result: Operand) -> bool:
+    """Return whether the rounding of the sum that makes a parameter's gradient explains its error.
+
+    A bias before a norm gets one that is nothing else. What is summed up was rounded before, to the
+    coarsest of the types: each term by itself.
+    """
+    own = backward_bound(family, gradients, (), result).own
+    terms = math.hypot(*(each.size for each in gradients))
+    count = max((each.count for each in gradients), default=1)
+    if len(result.shape) <= 1:
+        coarsest = max(each.epsilon for each in (result, *gradients))
+        repeats = math.sqrt(max(count / result.count, 1.0))
+        own = max(own, terms * max(coarsest, result.epsilon * repeats))
+    return result.error <= SUM_GROWTH * own
 
 
 def backward_bound(

@@ -19,7 +19,13 @@ from typing import Final
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
-from msprobe.compare.verdicts.conditioning import backward_bound, exact_operand, operand_of
+from msprobe.compare.verdicts.conditioning import (
+    SUM_GROWTH,
+    backward_bound,
+    exact_operand,
+    is_summed_noise,
+    operand_of,
+)
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
@@ -33,8 +39,8 @@ from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 from msprobe.dump.record_names import RecordKind, module_names
 from msprobe.dump.values import Role, Value
 
-# A sum over consumers and its rounding, relative to the errors that go into it.
-_SUM_GROWTH: Final = 4.0
+# What shows that a gradient is without consequence.
+NEEDS_GRADIENT: Final = "what needs a gradient"
 # A loss such as a logarithm near zero enlarges more; so far apart it is not told from a fault.
 _DOUBTFUL: Final = 0.01
 # Two sums are one where they are nearer to each other than this part of a summand of one alone.
@@ -91,7 +97,7 @@ class GradientFlow:
             return False
         lone = [s.value for s in self._shares(call, row) or () if not s.pair.is_matched]
         sizes = [each.size for each in map(exact_operand, lone) if each is not None]
-        return result.error <= _SUM_GROWTH * result.epsilon * max(sizes, default=0.0)
+        return result.error <= SUM_GROWTH * result.epsilon * max(sizes, default=0.0)
 
     def _blame_lone(self, shares: Iterable[Row]) -> None:
         """Blame calls of one side alone for a sum of gradients, if only theirs differ in it."""
@@ -162,9 +168,9 @@ class GradientFlow:
             made = replace(result, epsilon=coarsest)
             bound = backward_bound(call.operator.family, gradients, saved, made)
             own, passed_on = own + bound.own, passed_on + bound.passed_on
-        if result.error <= _SUM_GROWTH * own:
+        if result.error <= SUM_GROWTH * own:
             settle_as_close(row, Cause.ROUNDING)
-        elif result.error <= self._safety * passed_on + _SUM_GROWTH * own:
+        elif result.error <= self._safety * passed_on + SUM_GROWTH * own:
             mark(row, Origin.INHERITED, Cause.CLOSE_GRADIENTS)
         else:
             return False
@@ -230,13 +236,7 @@ class GradientFlow:
             if result is None or backward is None:
                 continue
             taken_in = [each for each in map(exact_operand, _values(backward.inputs)) if each]
-            bound = backward_bound(call.operator.family, taken_in, (), result)
-            # What a bias sums up was rounded before, to the coarser of the types.
-            terms = math.hypot(*(each.size for each in taken_in))
-            count = max((each.count for each in taken_in), default=1)
-            repeats = math.sqrt(max(count / result.count, 1.0)) if len(result.shape) <= 1 else 0.0
-            rounding = max(bound.own, result.epsilon * terms * repeats)
-            return result.error <= _SUM_GROWTH * rounding
+            return is_summed_noise(call.operator.family, taken_in, result)
         return False
 
     def _module_record(self, call: Call, direction: RecordKind) -> Call | None:
@@ -257,10 +257,13 @@ class GradientFlow:
         lost = next((row for row in forward.inputs if lost_gradient(row)), None)
         detached = None if lost is None else _side_without(lost)
         explained = state.has_difference and not cut
+        is_idle = lost is not None and cut and not self._leads_to_leaf(forward.inputs)
         for row in call.rows:
             if not row.status.is_difference:
                 continue
-            if explained or lost_before:
+            if is_idle:
+                row.cause, row.subject = Cause.HARMLESS, NEEDS_GRADIENT
+            elif explained or lost_before:
                 row.origin = Origin.INHERITED
             elif cut and detached is not None:
                 mark(row, Origin.INTRODUCED, Cause.DETACHED, detached)
@@ -268,6 +271,36 @@ class GradientFlow:
                 mark(row, Origin.INTRODUCED, Cause.CUT_HERE)
             elif row.value.is_tensor:
                 mark(row, Origin.INTRODUCED, Cause.NO_GRADIENT)
+
+    def is_idle(self, call: Call, row: Row) -> bool:
+        """Return whether a gradient that one side lacks would lead to nothing that needs one.
+
+        All behind it is frozen, though a hook makes a value there ask for a gradient, as adapters
+        do for gradient checkpointing.
+        """
+        forward = self._state.calls.forward_of(call)
+        if forward is None or row.status not in _LACKING:
+            return False
+        place = row.value.argument
+        incoming = [each for each in forward.inputs if each.value.argument == place]
+        return any(map(lost_gradient, incoming)) and not self._leads_to_leaf(incoming)
+
+    def _leads_to_leaf(self, rows: Iterable[Row]) -> bool:
+        """Return whether values come from one that needs a gradient and that no call made."""
+        state = self._state
+        waiting = [row for row in rows if row.holds_tensor]
+        seen: set[int] = set()
+        while waiting and len(seen) < _FARTHEST:
+            row = waiting.pop()
+            found = state.flow.makers(row)
+            makers = {*found.target, *found.reference}
+            if not makers and any(value.requires_grad is not False for value in row.values):
+                return True
+            for maker in (state.calls.of(state.rows[index]) for index in makers):
+                if maker.start not in seen:
+                    seen.add(maker.start)
+                    waiting += [each for each in maker.inputs if each.holds_tensor]
+        return bool(waiting)
 
     def explains_missing_gradient(self, call: Call, row: Row) -> bool:
         """Return whether a gradient is None because the forward pass cut the graph before.
@@ -430,7 +463,7 @@ class GradientFlow:
         operands = [operand for operand in map(operand_of, shares) if operand is not None]
         errors = sum(operand.error for operand in operands)
         sizes = sum(operand.size for operand in operands)
-        return result.error <= _SUM_GROWTH * (errors + 2 * result.epsilon * sizes)
+        return result.error <= SUM_GROWTH * (errors + 2 * result.epsilon * sizes)
 
     def _parameter_shares(self, call: Call, row: Row) -> list[Row]:
         """Return the gradients that calls inside a module handed back for a parameter."""

@@ -28,7 +28,7 @@ from msprobe.compare.verdicts.arrivals import (
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.conditioning import Bound, Operand, operand_of
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
-from msprobe.compare.verdicts.gradient_flow import GradientFlow
+from msprobe.compare.verdicts.gradient_flow import NEEDS_GRADIENT, GradientFlow
 from msprobe.compare.verdicts.incoming import Incoming
 from msprobe.compare.verdicts.limits import differs_in_limit_alone, is_beyond_type
 from msprobe.compare.verdicts.mask_differences import hidden_difference
@@ -271,6 +271,8 @@ class _Search:
         for row in differing:
             if call.is_backward and self._gradients.is_summed_elsewhere(call, row):
                 mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
+            elif call.is_backward and self._gradients.is_idle(call, row):
+                row.cause, row.subject = Cause.HARMLESS, NEEDS_GRADIENT
             else:
                 self._judge_output(call, row, incoming)
 

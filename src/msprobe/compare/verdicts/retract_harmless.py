@@ -21,6 +21,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.training.fingerprints import is_part
 from msprobe.compare.verdicts.calls import Call, Calls, names_of
+from msprobe.compare.verdicts.conditioning import is_summed_noise, operand_of
 from msprobe.compare.verdicts.consequences import (
     Consequences,
     Effect,
@@ -43,8 +44,14 @@ from msprobe.numerics.tolerances import EXACT
 
 # What another way to compute may make of the errors of its inputs.
 _NEAR: Final = 10.0
+# The same in units of the resolution of a coarser type in which a module computes.
+_NEAR_COARSE: Final = 2.0
 # Inputs that are further apart, in units of the type's resolution, do not agree.
 _STILL_ROUNDING: Final = 64.0
+# Types from this resolution on are no coarse ones.
+_FINE: Final = epsilon_of("float32")
+_FORWARD: Final = RecordKind.FORWARD
+_OF_OTHER_PARAMETERS: Final = (Status.SHAPE, Status.MISSING, Status.ADDED)
 # Causes of results that nothing recorded explains.
 _WITHOUT_REASON: Final = (None, Cause.RANDOM_NUMBERS, Cause.OTHER_RESULT, Cause.OWN_CODE)
 # Causes that concern gradients, though the forward call is blamed.
@@ -57,7 +64,7 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
     For most forward calls the results of the innermost module that both sides have are enough:
     what its gradients do is judged by itself.
     """
-    agreement = _Agreement(calls, flow)
+    agreements = _Agreements(calls, flow)
     consequences = Consequences(calls, flow)
     replaced: dict[str, str] = {}
     hidden: list[Row] = []
@@ -74,7 +81,7 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
             continue
         if effect is Effect.HIDDEN and not any(isinstance(row, Matched) for row in begun):
             hidden += found
-        vouching = agreement.around(call, needs_gradients=True) if taken_in else None
+        vouching = agreements.around(call, taken_in, needs_gradients=True) if taken_in else None
         if vouching is not None and not call.is_backward:
             _clear(call, taken_in, Cause.HARMLESS, vouching.pair.name, is_same=False)
         if not found:
@@ -83,9 +90,9 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
             _retract_parameter_gradients(call, found, calls, replaced)
             continue
         has_own = calls.is_in_backward(call) or _has_gradients_of_its_own(call, found)
-        module = agreement.around(call, needs_gradients=has_own)
+        module = agreements.around(call, found, needs_gradients=has_own)
         if module is not None and _is_inside(module, found):
-            is_same = agreement.has_same_calls(module)
+            is_same = agreements.exact.has_same_calls(module)
             _clear(call, found, Cause.HARMLESS, module.pair.name, is_same=is_same)
             if any(map(_is_replaced, found)):
                 replaced |= dict.fromkeys(_bases(call), module.pair.name)
@@ -214,6 +221,12 @@ def _is_replaced(row: Row) -> bool:
     return row.value.role is Role.PARAMETER and not is_shared
 
 
+def _begins_alike(row: Row) -> bool:
+    """Return whether a difference begins in a value that has the same form on both sides."""
+    is_shared = row.pair.is_matched and row.status is not Status.SHAPE
+    return is_shared and row.origin is not Origin.INHERITED
+
+
 def _has_equal_sum(calls: Calls, call: Call) -> bool:
     """Return whether both sides add up the same gradient, one of them in fewer parts."""
     name = parameters_grad_name(call.parsed.base, 0, RecordKind.PARAMETERS_GRAD_REDUCED)
@@ -296,21 +309,43 @@ def _is_without_reason(row: Row) -> bool:
     return is_result and is_shared and row.cause in _WITHOUT_REASON
 
 
+class _Agreements:
+    """The modules whose results agree: as exactly as their values, or as other calls round."""
+
+    def __init__(self, calls: Calls, flow: DataFlow) -> None:
+        self.exact = _Agreement(calls, flow)
+        self._rewritten = _Agreement(calls, flow, is_rewritten=True)
+
+    def around(self, call: Call, begun: Sequence[Row], *, needs_gradients: bool) -> Call | None:
+        """Return the innermost module around a call that agrees, though some rows differ.
+
+        Other calls make other roundings; another argument of the same call has no excuse.
+        """
+        agreement = self.exact if any(map(_begins_alike, begun)) else self._rewritten
+        return agreement.around(call, needs_gradients=needs_gradients)
+
+
 class _Agreement:
     """The modules whose results and gradients agree."""
 
-    def __init__(self, calls: Calls, flow: DataFlow) -> None:
+    def __init__(self, calls: Calls, flow: DataFlow, *, is_rewritten: bool = False) -> None:
+        """Judge modules, by the types of what they are given, or that they compute in.
+
+        Args:
+            calls: all calls.
+            flow: where their values come from.
+            is_rewritten: results may be rounded to the coarsest type inside of a module.
+        """
         self._calls = calls
         self._flow = flow
+        self._is_rewritten = is_rewritten
         self._results: dict[int, bool] = {}
         self._gradients: dict[int, bool] = {}
         self._around: dict[tuple[tuple[str | None, bool], ...], list[Call]] = {}
         # Those that differ, by the path of each module around them.
         self._parameter_gradients: dict[str, list[Row]] = defaultdict(list)
         for row in calls.rows:
-            if row.value.role is not Role.PARAMETER_GRAD or not row.status.is_difference:
-                continue
-            if row.pair.is_matched:
+            if row.value.role is Role.PARAMETER_GRAD and row.status.is_difference:
                 path = calls.parse(row.pair).path
                 for around in {"", *accumulate(path.split("."), "{}.{}".format)}:
                     self._parameter_gradients[around].append(row)
@@ -375,19 +410,19 @@ class _Agreement:
         if target is None or reference is None or self._has_other_loss:
             return None
         if target.start == reference.start:
-            return target if _agree(target.rows, ()) else None
+            return target if _agree(target.rows, (), self._resolution()) else None
         made = [
             [row.target for row in target.outputs if row.target is not None],
             [row.reference for row in reference.outputs if row.reference is not None],
         ]
-        return target if all(made) and _are_same(*made) else None
+        return target if all(made) and _are_same(*made, resolution=self._resolution()) else None
 
     @cached_property
     def _has_other_loss(self) -> bool:
         """Whether a further backward pass begins with a number that differs."""
         return any(
             call.is_matched
-            and not _agree(call.outputs, ())
+            and not _agree(call.outputs, (), self._resolution())
             and self._has_backward(call)
             and all(math.prod(row.value.shape or ()) == 1 for row in call.outputs)
             and not any(map(self._is_used, call.outputs))
@@ -414,11 +449,12 @@ class _Agreement:
             if not call.is_backward:
                 continue
             for row in call.outputs:
-                if row.status.is_difference and not _agree([row], call.inputs):
+                is_apart = row.status.is_difference and not _is_summed_noise(call, row)
+                if is_apart and not _agree([row], call.inputs, self._resolution()):
                     for side, value in enumerate((row.target, row.reference)):
                         if value is not None and self._is_of_leaf(call, value, side):
                             left[side].append(value)
-        return _are_same(*left)
+        return _are_same(*left, resolution=self._resolution())
 
     def _is_of_leaf(self, call: Call, gradient: Value, side: int) -> bool:
         """Return whether a gradient is that of a value that no recorded call made."""
@@ -462,7 +498,9 @@ class _Agreement:
                 and (row.holds_tensor or isinstance(row, Matched))
                 and not any(map(is_opaque, row.values))
             ]
-            self._results[module.start] = bool(outputs) and _agree(outputs, module.inputs)
+            self._results[module.start] = bool(outputs) and _agree(
+                outputs, module.inputs, self._resolution(module)
+            )
         return self._results[module.start]
 
     def _have_equal_gradients(self, module: Call) -> bool:
@@ -487,45 +525,112 @@ class _Agreement:
         taken_in = list(module.inputs)
         for backward in self._backward(module):
             taken_in += backward.inputs
-            if not _agree(backward.outputs, taken_in):
+            if not _agree(backward.outputs, taken_in, self._resolution(module)):
                 return False
-        return _agree(self._parameter_gradients.get(module.parsed.path, ()), taken_in)
+        gradients = self._parameter_gradients.get(module.parsed.path, ())
+        shared = [row for row in gradients if row.pair.is_matched]
+        if any(row.status is Status.SHAPE for row in shared):
+            # One parameter holds several of the other side: together they get the same.
+            parts = [row for row in gradients if row.status in _OF_OTHER_PARAMETERS]
+            shared = [row for row in shared if row.status is not Status.SHAPE]
+            if not _have_same_norm(parts, self._resolution(module)):
+                return False
+        return _agree(shared, taken_in, self._resolution(module))
+
+    def _resolution(self, module: Call | None = None) -> float:
+        """Return the resolution of the coarsest type in which both sides compute in a module.
+
+        Its results may be of a finer type, as with autocast. Without a module it is that of all.
+        """
+        if not self._is_rewritten:
+            return 0.0
+        names = (None, None) if module is None else (module.pair.reference, module.pair.target)
+        return min(made[name] for made, name in zip(self._coarsest, names, strict=True))
+
+    @cached_property
+    def _coarsest(self) -> tuple[Mapping[str | None, float], Mapping[str | None, float]]:
+        """The resolution of the coarsest type of results inside a record, by side.
+
+        Without a record it is that of all.
+        """
+        found: tuple[dict[str | None, float], ...] = (defaultdict(float), defaultdict(float))
+        calls = self._calls
+        for row in calls.rows:
+            if row.value.role is not Role.OUTPUT or not row.holds_tensor:
+                continue
+            for name, is_target in names_of(row.pair):
+                value = row.target if is_target else row.reference
+                made = found[is_target]
+                epsilon = 0.0 if value is None else epsilon_of(value.dtype)
+                if epsilon <= _FINE or calls.parsed(name, is_target=is_target).kind is not _FORWARD:
+                    continue
+                around: str | None = name
+                while around is not None and made[around] < epsilon:
+                    made[around] = epsilon
+                    around = calls.parent_of(around, is_target=is_target)
+                made[None] = max(made[None], epsilon)
+        return found[0], found[1]
 
 
-def _agree(results: Iterable[Row], taken_in: Iterable[Row]) -> bool:
+def _agree(results: Iterable[Row], taken_in: Iterable[Row], resolution: float = 0.0) -> bool:
     """Return whether results agree, or differ hardly more than what they are made of.
 
-    A module that is computed in another way makes other rounding errors of its inputs' type.
+    A module that is computed in another way makes other rounding errors of its inputs' type, or of
+    the one in which it computes.
     """
     differing = [row for row in results if row.status.is_difference]
     if not differing:
         return True
     worst = max((row.error or 0.0 for row in taken_in if row.holds_tensor), default=0.0)
-    return all(_is_near(row, worst) for row in differing)
+    return all(_is_near(row, worst, resolution) for row in differing)
 
 
-def _is_near(row: Row, worst: float) -> bool:
+def _is_near(row: Row, worst: float, resolution: float) -> bool:
     if row.status is not Status.DIFFERS or row.error is None:
         return False
     epsilon = max(epsilon_of(value.dtype) for value in row.values)
-    return worst <= _STILL_ROUNDING * epsilon and row.error <= _NEAR * max(worst, epsilon)
+    allowed = max(_NEAR * max(worst, epsilon), _NEAR_COARSE * resolution)
+    return worst <= _STILL_ROUNDING * max(epsilon, resolution) and row.error <= allowed
 
 
-def _are_same(target: list[Value], reference: list[Value]) -> bool:
+def _is_summed_noise(call: Call, gradient: Row) -> bool:
+    """Return whether a gradient that a call hands back is zero up to rounding."""
+    result = operand_of(gradient) if gradient.status is Status.DIFFERS else None
+    gradients = [each for each in map(operand_of, call.inputs) if each is not None]
+    return result is not None and is_summed_noise(call.operator.family, gradients, result)
+
+
+def _have_same_norm(rows: Sequence[Row], resolution: float) -> bool:
+    """Return whether the gradients of each side have the same norm, taken together."""
+    values = [value for row in rows for value in row.values]
+    if not all(isinstance(value.norm, (int, float)) for value in values):
+        return False
+    epsilon = max(epsilon_of(value.dtype) for value in values)
+    target, reference = (
+        math.hypot(*(float(value.norm) for value in side if value is not None))  # type: ignore[arg-type]
+        for side in ([row.target for row in rows], [row.reference for row in rows])
+    )
+    allowed = max(_NEAR * epsilon, _NEAR_COARSE * resolution)
+    return abs(target - reference) <= allowed * reference
+
+
+def _are_same(target: list[Value], reference: list[Value], *, resolution: float) -> bool:
     """Return whether two lists of gradients hold the same ones, up to rounding and order."""
     if len(target) != len(reference):
         return False
     left = list(reference)
     for gradient in target:
-        found = next((other for other in left if _is_same(gradient, other)), None)
+        found = next((other for other in left if _is_same(gradient, other, resolution)), None)
         if found is None:
             return False
         left.remove(found)
     return True
 
 
-def _is_same(target: Value, reference: Value) -> bool:
+def _is_same(target: Value, reference: Value, resolution: float) -> bool:
     if target.dtype != reference.dtype or target.squeezed_shape != reference.squeezed_shape:
         return False
     error = statistics_error(target, reference, EXACT).relative
-    return error is not None and error <= _NEAR * epsilon_of(target.dtype)
+    return error is not None and error <= max(
+        _NEAR * epsilon_of(target.dtype), _NEAR_COARSE * resolution
+    )

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts where both sides compute in a coarse type, under autocast, and make other calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from builders.two_runs import train, verdict_on  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+
+pytestmark = [pytest.mark.torch]
+
+WIDTH = 16
+
+
+class Attention(nn.Module):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        projections = [nn.Linear(WIDTH, WIDTH) for _ in range(3)]
+        if way == "fused":
+            self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+            with torch.no_grad():
+                self.qkv.weight.copy_(torch.cat([each.weight for each in projections]))
+                self.qkv.bias.copy_(torch.cat([each.bias for each in projections]))
+        else:
+            self.q, self.k, self.v = projections
+        torch.manual_seed(3)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            self.qkv(x).chunk(3, -1) if self.way == "fused" else (self.q(x), self.k(x), self.v(x))
+        )
+        if self.way == "chunks":
+            parts = [functional.scaled_dot_product_attention(each, k, v) for each in q.split(3, 1)]
+            y = torch.cat(parts, 1)
+        elif self.way == "by hand":
+            y = (q @ k.transpose(1, 2) / WIDTH**0.5).softmax(-1) @ v
+        else:
+            y = functional.scaled_dot_product_attention(q, k, v)
+        if self.way == "not mixed":
+            y = y + v
+        result: Tensor = self.out(y)
+        return result
+
+
+class Block(nn.Module):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        epsilon = {"small epsilon": 1e-3}.get(way, 1e-5)
+        self.norm = nn.LayerNorm(WIDTH, eps=epsilon)
+        self.attention = Attention(way)
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(x + self.attention(self.norm(x)))
+        return result
+
+
+def attend(debugger: PrecisionDebugger, way: str) -> None:
+    model = Block(way)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        model.norm.weight.copy_(1 + 0.1 * torch.randn(WIDTH))
+        model.head.weight.copy_(torch.randn(1, WIDTH))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    x, y = torch.randn(4, 9, WIDTH), torch.randn(4, 9, 1)
+
+    def step(_: int) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            made = model(x)
+        functional.mse_loss(made.float(), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("way", ["chunks", "by hand", "fused"])
+def test_other_calls_round_otherwise_in_the_type_of_autocast(tmp_path: Path, way: str) -> None:
+    verdict = verdict_on(tmp_path, attend, way, "plain", "mix")
+
+    assert verdict["class"] in ("equal", "rounding")
+
+
+@pytest.mark.parametrize(("way", "wanted"), [("not mixed", "call"), ("small epsilon", "argument")])
+def test_a_fault_is_no_rounding_of_autocast(tmp_path: Path, way: str, wanted: str) -> None:
+    verdict = verdict_on(tmp_path, attend, way, "plain", "mix")
+
+    assert verdict["class"] == wanted
+
+
+def weigh(debugger: PrecisionDebugger, is_by_hand: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 1, 3))
+    x = torch.rand(4, 1, 8, 8)
+    goal = torch.rand(4, 1, 4, 4)
+
+    def step(_: int) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = model(x)
+            if is_by_hand:
+                parts = functional.softplus(scores) - scores * goal
+            else:
+                parts = functional.binary_cross_entropy_with_logits(scores, goal, reduction="none")
+        parts.sum((1, 2, 3)).mean().backward()
+
+    train(debugger, model, step)
+
+
+def test_a_loss_by_other_calls_rounds_otherwise_though_a_bias_gets_noise(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, weigh, True, False, "mix")
+
+    assert verdict["class"] in ("equal", "rounding", "precision")
+
+
+def adapt(debugger: PrecisionDebugger, option: tuple[bool, bool]) -> None:
+    asks, is_coarse = option
+    frozen = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU())
+    model = nn.ModuleDict({"frozen": frozen, "adapter": nn.Linear(WIDTH, WIDTH)})
+    frozen.requires_grad_(False)
+    if asks:
+        frozen[0].register_forward_hook(lambda _, __, output: output.requires_grad_(True))
+    x = torch.randn(4, WIDTH)
+
+    def step(_: int) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_coarse):
+            made = model["adapter"](frozen(x))
+        made.square().mean().backward()
+
+    train(debugger, model, step)
+
+
+def test_a_gradient_that_gets_to_nothing_trained_is_no_cause(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, adapt, (True, True), (False, False), "mix")
+
+    assert verdict["class"] == "precision"
