@@ -209,11 +209,10 @@ def _record(folder: Path, is_tanh: bool, shift: float = 20.0) -> Path:
 def _record_norm(folder: Path, epsilon: float) -> Path:
     """Record a layer norm in the dynamic graph, without its cells."""
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    net = nn.SequentialCell(nn.Dense(8, 8, weight_init="ones"), nn.LayerNorm((8,), epsilon=epsilon))
-    x = np.random.default_rng(0).standard_normal((4, 8))
-    net[0].weight.set_data(
-        Tensor(0.1 * np.random.default_rng(1).standard_normal((8, 8)), "float32")
-    )
+    generator = np.random.default_rng(0)
+    net = nn.SequentialCell(nn.Dense(8, 8, has_bias=False), nn.LayerNorm((8,), epsilon=epsilon))
+    net[0].weight.set_data(Tensor(0.1 * generator.standard_normal((8, 8)).astype(np.float32)))
+    x = generator.standard_normal((4, 8))
     with _recorded(folder, net, "L1"):
         net(Tensor(x.astype(np.float32)))
     return folder / "dump"

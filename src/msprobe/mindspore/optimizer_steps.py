@@ -179,7 +179,7 @@ class OptimizerSteps:
 
     def _finish(self, draft: _Draft, may_idle: bool) -> None:
         step = draft.step(self._session.calls.last_record)
-        if may_idle and not draft.has_run:
+        if may_idle and not draft.has_run():
             self._calls[draft.number] -= 1
             return
         self.told.update(map(id, draft.parameters))
@@ -233,12 +233,22 @@ class _Draft:
         # A trained parameter has one, even if it cannot be read.
         self._has_gradient = self._gradients.are_there if gradients is not None else [True] * count
         self._before = _Columns(self.parameters)
-        self.has_run = False  # known when it has ended
+        self._has_changed = False  # known when it has ended
         self._states = {
             name: _Columns(values) for name, values in states_of(optimizer, self.parameters).items()
         }
         self._groups = list(groups_of(optimizer))
         self._steps = _steps_of(optimizer)
+
+    def has_run(self) -> bool:
+        """Return whether the optimizer itself ran, which changes its states if it has any.
+
+        Other code may have changed the parameters.
+        """
+        if _steps_of(self._optimizer) != self._steps:
+            return True
+        states = [one.prints != _Columns(one.tensors).prints for one in self._states.values()]
+        return any(states or [self._has_changed])
 
     def step(self, record: str | None) -> OptimizerStep:
         """Return the record, with the parameters as they are now.
@@ -248,8 +258,7 @@ class _Draft:
         """
         parameters = self.parameters
         after = _Columns(parameters)
-        is_counted = _steps_of(self._optimizer) != self._steps
-        self.has_run = is_counted or after.prints != self._before.prints
+        self._has_changed = after.prints != self._before.prints
         kind = type(self._optimizer)
         columns = {
             "before": self._before,
@@ -293,6 +302,7 @@ class _Columns:
     """Numbers of some tensors, by column; None for what is no tensor."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
+        self.tensors = tensors
         self.are_there = [isinstance(one, Tensor) for one in tensors]
         values = [host_values(one) if isinstance(one, Tensor) else None for one in tensors]
         prints = [print_of(one) for one in values]
