@@ -143,3 +143,58 @@ def test_a_gradient_that_gets_to_nothing_trained_is_no_cause(tmp_path: Path) -> 
     verdict = verdict_on(tmp_path, adapt, (True, True), (False, False), "mix")
 
     assert verdict["class"] == "precision"
+
+
+class Shifting(nn.Module):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(self.norm(x))
+        if self.way == "factor":
+            y = y * 1.01
+        elif self.way == "summand":
+            y = y + 0.01
+        y = functional.gelu(y)
+        by_hand = self.way == "by hand"
+        down = self.down
+        result: Tensor = x + (y @ down.weight.t() + down.bias if by_hand else down(y))
+        return result
+
+
+def shift(debugger: PrecisionDebugger, way: str) -> None:
+    model = nn.Sequential(nn.Embedding(20, 16), Shifting(""), Shifting(way), Shifting(""))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    words = torch.randint(0, 20, (4, 9))
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            made = model(words)
+        made.square().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("way", ["factor", "summand"])
+@pytest.mark.parametrize("level", ["mix", "L1", "L0"])
+def test_what_moves_as_a_whole_is_not_proved_to_be_rounding(
+    tmp_path: Path, way: str, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, shift, way, "", level)
+
+    assert verdict["confidence"] != "proved"
+    call = {"factor": "__mul__.0", "summand": "__add__.1"}[way]
+    named = "moves as a whole by" if level == "L0" else f"only the target calls Tensor.{call}"
+    assert named in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["mix", "L1"])
+def test_what_is_rounded_up_and_down_is_proved(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, shift, "by hand", "", level)
+
+    assert verdict["class"] in ("equal", "rounding", "precision")
+    assert verdict["confidence"] == "proved"

@@ -25,6 +25,7 @@ from msprobe.compare.verdicts.cleared_gradients import cleared_gradients
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.compare.verdicts.proof import Proof
+from msprobe.compare.verdicts.shifts import shifted
 from msprobe.dump.facts import Ending, Facts
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role
@@ -93,6 +94,8 @@ class StepObservations:
             little. A whole program is no single call, whose rounding would explain it.
         small: an argument, or a call that draws random numbers, of one side alone, whose effect is
             within the tolerance of its type.
+        shifted: a value that moves as a whole, though within the tolerance of its type; or the call
+            of one side alone that makes it.
         evened: a call or argument that makes the result of a module differ, though what is made of
             that agrees.
         unused: a call of one side alone that changes a tensor which no recorded call uses.
@@ -129,6 +132,7 @@ class StepObservations:
     knows_updates: bool = False
     compiled: Clue | None = None
     small: Clue | None = None
+    shifted: Clue | None = None
     evened: Clue | None = None
     unused: Clue | None = None
     cleared: tuple[str, str] | None = None
@@ -200,6 +204,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         lone_users=_lone_users(comparison),
         lone_call=comparison.lone_call,
         small=_small_cause(comparison),
+        shifted=shifted(comparison),
         evened=_evened(comparison, inexact),
         unused=_unused_change(comparison),
         cleared=cleared_gradients(comparison),

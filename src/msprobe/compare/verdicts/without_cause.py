@@ -170,7 +170,8 @@ def _of_given(findings: Findings, first: StepObservations, given: Clue) -> Verdi
 
 
 def _small_cause(findings: Findings) -> Clue | None:
-    return next((each.small for each in findings.steps if each.small is not None), None)
+    clues = (clue for each in findings.steps for clue in (each.small, each.shifted))
+    return next(filter(None, clues), None)
 
 
 def _are_outgrown(findings: Findings, step: int) -> bool:
@@ -311,6 +312,10 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     if data is not None and (close or inside):
         words = f"{words}; {data.words}"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY, chosen=data)
+    clue = next((each.shifted for each in findings.steps if each.shifted is not None), None)
+    if clue is not None:
+        words = f"{words}; {clue.words}, step {clue.place.step}, with as small an effect"
+        return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY)
     late = next((each for each in findings.steps if each.late_call is not None), None)
     if late is not None and late.late_call is not None and not late.knows_updates:
         return findings.conclude(

@@ -238,7 +238,7 @@ export const sentences = {
   "the model's {} instead of its {}": "模型的 {}，而非其 {}",
   "once": "1 次", "{} times": "{} 次", "look at where the model is called": "查看调用模型之处",
   "{} in the {}": "{2}中的 {1}", "{}, and step {} uses its result": "{}，而 step {} 使用其结果", "{}, in step {}": "{}，在 step {}",
-  "{}, step {}, with as small an effect": "{}，step {}，其影响同样小", "{}it is made by ": "{}由以下调用产生：",
+  "{}, step {}, with as small an effect": "{}，step {}，其影响同样小", "what needs a gradient": "需要梯度的值", "{} moves as a whole by {} of its norm": "{} 整体偏移，幅度为其范数的 {}", "{}it is made by ": "{}由以下调用产生：",
   "before its last {} call{} ": "在其最后 {1} 次调用之前，", "no value is on both sides": "没有两侧共有的值",
   "no call is on both sides, and every update leaves the same parameters": "没有两侧共有的调用，而每次更新后参数均相同",
   "the total norm of the gradients is limited to {} in the target, to {} in the reference": "梯度总范数在待测侧被限制为 {}，在标杆侧被限制为 {}",

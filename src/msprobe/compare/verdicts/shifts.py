@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that move as a whole by more than their coarse type rounds, though no element is far off.
+
+A factor of 1.01 is as small as the rounding of bfloat16 where elements are held against each other.
+But rounding to the nearest moves an element by half a resolution at most, and elements up and
+down: the norm and the mean of many stay where they are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from msprobe.compare.model import Matched, Row, Status
+from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.verdicts.places import Clue, Place, lone_words
+from msprobe.dump.record_names import RecordKind
+from msprobe.dump.values import Role, Value
+from msprobe.numerics.number_types import epsilon_of
+
+# From the resolution of float16 on a type rounds once what is computed in a finer one.
+_COARSE: Final = epsilon_of("float16")
+_FEWEST: Final = 64
+# In units of the resolution: rounding all elements in one direction twice would not get there.
+_SHIFT: Final = 0.75
+_STILL: Final = 0.125
+
+
+def shifted(comparison: RankComparison) -> Clue | None:
+    """Return the first value of the forward pass that moves as a whole; what makes it, if known.
+
+    Values that move little by little from call to call are none.
+    """
+    coarsest, largest = 0.0, 0.0
+    lone: list[Row] = []
+    for row in comparison.rows:
+        if comparison.parsed(row.pair).kind is not RecordKind.FORWARD or not row.holds_tensor:
+            continue
+        coarsest = max(coarsest, *(epsilon_of(value.dtype) for value in row.values))
+        if not row.pair.is_matched and row.value.role is Role.OUTPUT:
+            lone.append(row)
+        if not isinstance(row, Matched) or row.status is Status.EQUAL:
+            continue
+        shift = _shift(row.target, row.reference)
+        if shift > _SHIFT * coarsest >= _SHIFT * _COARSE:
+            return _clue(comparison, row, lone, shift) if largest <= _STILL * coarsest else None
+        largest = max(largest, shift)
+    return None
+
+
+def _clue(comparison: RankComparison, row: Matched, lone: list[Row], shift: float) -> Clue:
+    made = [
+        each
+        for each in lone
+        if each.value.norm in (row.target.norm, row.reference.norm)
+        and each.value.shape == row.value.shape
+    ]
+    if made:
+        return Clue(lone_words(comparison, made[-1].pair), Place.of(comparison, made[-1].pair))
+    place = Place.of(comparison, row.pair)
+    words = f"{row.name}{place.line} moves as a whole by {shift:.2g} of its norm"
+    return Clue(words, place)
+
+
+def _shift(target: Value, reference: Value) -> float:
+    """Return how far norm or mean move, relative to the norm; 0 where that tells nothing."""
+    count = math.prod(reference.shape or ())
+    if count < _FEWEST or target.shape != reference.shape:
+        return 0.0
+    size, moved = abs(float(reference.norm or 0.0)), 0.0
+    for one, other, scale in (
+        (target.norm, reference.norm, 1.0),
+        (target.mean, reference.mean, math.sqrt(count)),
+    ):
+        if one is None or other is None or not (math.isfinite(one) and math.isfinite(other)):
+            return 0.0
+        moved = max(moved, abs(one - other) * scale)
+    return moved / size if size else 0.0
