@@ -219,7 +219,7 @@ def python_and_numpy_states() -> Iterator[tuple[str, str]]:
 
 def _numpy_state() -> bytes:
     """Return the state of NumPy's shared generator: its words, and where it stands among them."""
-    generator = np.random.get_bit_generator()
+    generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if not isinstance(generator, np.random.MT19937):  # the user's choice
         return repr(generator.state).encode()
     return _read_state(generator) if _is_readable() else _state_of_words(generator)
