@@ -168,14 +168,22 @@ class _SideFlow:
 
         Args:
             row: the value.
-            by_content: of a value that was not recognised return all that may hold it.
+            by_content: return all that may hold it: also those of which no call is known to have
+                made them, as what is known of a tensor is forgotten when it may have been written.
         """
         value = self._pick(row)
         if value is None:
             return ()
-        if value.value_id is not None:
-            return self._users_by_id.at(value.value_id)
-        return self._users_by_content.at(_content(value)) if by_content else ()
+        alike = self._users_by_content.at(_content(value)) if by_content else ()
+        if value.value_id is None:
+            return alike
+        known = self._users_by_id.at(value.value_id)
+        return [*known, *(index for index in alike if self._is_unmade(index))]
+
+    def _is_unmade(self, index: int) -> bool:
+        value = self._pick(self._rows[index])
+        number = None if value is None else value.value_id
+        return number is None or not self._by_id.at(number)
 
     def _count_before(self, indices: Sequence[int], position: int) -> int:
         """Return how many of some rows, which are in order, ran before a position."""
