@@ -163,3 +163,32 @@ def test_a_rate_that_falls_by_one_factor_is_a_setting_and_no_shift(tmp_path: Pat
     verdict = verdict_on(tmp_path, run, 0.02, 0.01)
     assert verdict["class"] == "optimizer_setting", verdict["sentence"]
     assert "behind" not in verdict["sentence"]
+
+
+def match(debugger: PrecisionDebugger, is_converted: bool) -> None:
+    """Hold each box against the result that the program finds nearest, outside of recorded calls."""
+    model = nn.Linear(4, 2)
+    x, boxes = torch.randn(6, 4), torch.rand(3, 2)
+
+    def step(_: int) -> None:
+        corners = boxes
+        if is_converted:
+            start, size = boxes[:, :1], boxes[:, 1:]
+            corners = torch.cat([start - size, start + size], 1)
+        goal = torch.stack([corners, corners])[0]
+        made = model(x)
+        with torch.no_grad():
+            cost = torch.cdist(goal, made)[None] - 1
+            nearest = torch.stack([torch.tensor(each.numpy().argmin(1).tolist()) for each in cost])
+        functional.l1_loss(made[nearest[0]], goal).backward()
+
+    train(debugger, model, step)
+
+
+def test_a_number_that_the_program_makes_of_other_values_is_not_what_they_come_from(
+    tmp_path: Path,
+) -> None:
+    verdict = verdict_on(tmp_path, match, True, False)
+
+    assert verdict["class"] == "call"
+    assert "only the target calls Tensor.__getitem__.0" in verdict["sentence"]

@@ -136,10 +136,21 @@ def _retract_constants(
 def _leave_to_others(hidden: Sequence[Row], rows: Sequence[Row]) -> None:
     """Clear what may be without consequence where something else is blamed with a reason.
 
-    The same function that is called again has the same effect.
+    The same function that is called again has the same effect. Numbers of which a call makes a
+    tensor, and nothing else, may be those that the program made of earlier values.
     """
+    if not hidden:
+        return
     own = set(map(id, hidden))
-    blamed = [row for row in rows if row.origin is Origin.INTRODUCED and id(row) not in own]
+    first = min(row.pair.position for row in hidden)
+    given = {row.pair.position for row in rows if row.value.role is Role.INPUT and row.holds_tensor}
+    blamed = [
+        row
+        for row in rows
+        if row.origin is Origin.INTRODUCED
+        and id(row) not in own
+        and (row.pair.position in given or row.pair.position < first or not row.is_argument)
+    ]
     if any(row.cause not in _WITHOUT_REASON for row in blamed):
         blamed_functions = {parse_record_name(row.pair.name).base for row in blamed}
         for row in hidden:
