@@ -166,7 +166,7 @@ def test_a_rate_that_falls_by_one_factor_is_a_setting_and_no_shift(tmp_path: Pat
 
 
 def match(debugger: PrecisionDebugger, is_converted: bool) -> None:
-    """Hold each box against the result that the program finds nearest, outside of recorded calls."""
+    """Hold each box against the result that the program finds nearest, by no recorded call."""
     model = nn.Linear(4, 2)
     x, boxes = torch.randn(6, 4), torch.rand(3, 2)
 
