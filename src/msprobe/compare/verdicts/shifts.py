@@ -14,7 +14,6 @@ from typing import Final
 from msprobe.compare.model import Matched, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
-from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
 
@@ -24,17 +23,23 @@ _FEWEST: Final = 64
 # In units of the resolution: rounding all elements in one direction twice would not get there.
 _SHIFT: Final = 0.75
 _STILL: Final = 0.125
+# What moves by more is judged by its size.
+_FARTHEST: Final = 8.0
 
 
 def shifted(comparison: RankComparison) -> Clue | None:
     """Return the first value of the forward pass that moves as a whole; what makes it, if known.
 
-    Values that move little by little from call to call are none.
+    Values that move little by little from call to call are none. In later steps parameters that
+    move as a whole are what an optimizer makes of rounding.
     """
     coarsest, largest = 0.0, 0.0
     lone: list[Row] = []
+    end = comparison.end_of_forward
     for row in comparison.rows:
-        if comparison.parsed(row.pair).kind is not RecordKind.FORWARD or not row.holds_tensor:
+        if row.pair.position >= end:
+            break
+        if not row.holds_tensor:
             continue
         coarsest = max(coarsest, *(epsilon_of(value.dtype) for value in row.values))
         if not row.pair.is_matched and row.value.role is Role.OUTPUT:
@@ -42,6 +47,8 @@ def shifted(comparison: RankComparison) -> Clue | None:
         if not isinstance(row, Matched) or row.status is Status.EQUAL:
             continue
         shift = _shift(row.target, row.reference)
+        if shift > _FARTHEST * coarsest:
+            continue
         if shift > _SHIFT * coarsest >= _SHIFT * _COARSE:
             return _clue(comparison, row, lone, shift) if largest <= _STILL * coarsest else None
         largest = max(largest, shift)

@@ -170,8 +170,15 @@ def _of_given(findings: Findings, first: StepObservations, given: Clue) -> Verdi
 
 
 def _small_cause(findings: Findings) -> Clue | None:
-    clues = (clue for each in findings.steps for clue in (each.small, each.shifted))
-    return next(filter(None, clues), None)
+    small = next((each.small for each in findings.steps if each.small is not None), None)
+    return small or _shifted(findings)
+
+
+def _shifted(findings: Findings) -> Clue | None:
+    """Return what moves as a whole in the first step in which anything differs."""
+    differing = [each for each in findings.steps if not each.is_exact]
+    first = [each for each in differing if each.step == differing[0].step]
+    return next((each.shifted for each in first if each.shifted is not None), None)
 
 
 def _are_outgrown(findings: Findings, step: int) -> bool:
@@ -312,7 +319,7 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     if data is not None and (close or inside):
         words = f"{words}; {data.words}"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY, chosen=data)
-    clue = next((each.shifted for each in findings.steps if each.shifted is not None), None)
+    clue = _shifted(findings)
     if clue is not None:
         words = f"{words}; {clue.words}, step {clue.place.step}, with as small an effect"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY)
