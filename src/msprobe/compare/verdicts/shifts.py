@@ -41,15 +41,15 @@ def shifted(comparison: RankComparison) -> Clue | None:
             break
         if not row.holds_tensor:
             continue
-        coarsest = max(coarsest, *(epsilon_of(value.dtype) for value in row.values))
+        coarsest = max(coarsest, *[epsilon_of(value.dtype) for value in row.values])
         if not row.pair.is_matched and row.value.role is Role.OUTPUT:
             lone.append(row)
-        if not isinstance(row, Matched) or row.status is Status.EQUAL:
+        if not isinstance(row, Matched) or row.status is Status.EQUAL or coarsest < _COARSE:
             continue
         shift = _shift(row.target, row.reference)
         if shift > _FARTHEST * coarsest:
             continue
-        if shift > _SHIFT * coarsest >= _SHIFT * _COARSE:
+        if shift > _SHIFT * coarsest:
             return _clue(comparison, row, lone, shift) if largest <= _STILL * coarsest else None
         largest = max(largest, shift)
     return None
