@@ -20,9 +20,12 @@ from msprobe.numerics.number_types import epsilon_of
 # From the resolution of float16 on a type rounds once what is computed in a finer one.
 _COARSE: Final = epsilon_of("float16")
 _FEWEST: Final = 64
-# In units of the resolution: rounding all elements in one direction twice would not get there.
-_SHIFT: Final = 0.75
-_STILL: Final = 0.125
+# In units of the resolution. The error of an element after some roundings is 0.7 or less in the
+# root mean square, that of the mean of n elements by the root of n less: four times that may be.
+_LEAST_SHIFT: Final = 0.25
+_OF_ONE: Final = 2.8
+# Before it values move by less than this part of what they may.
+_STILL: Final = 0.5
 # What moves by more is judged by its size.
 _FARTHEST: Final = 8.0
 
@@ -49,9 +52,11 @@ def shifted(comparison: RankComparison) -> Clue | None:
         shift = _shift(row.target, row.reference)
         if shift > _FARTHEST * coarsest:
             continue
-        if shift > _SHIFT * coarsest:
-            return _clue(comparison, row, lone, shift) if largest <= _STILL * coarsest else None
-        largest = max(largest, shift)
+        count = math.prod(row.value.shape or ())
+        part = shift / (coarsest * max(_LEAST_SHIFT, _OF_ONE / math.sqrt(count))) if shift else 0.0
+        if part > 1.0:
+            return _clue(comparison, row, lone, shift) if largest <= _STILL else None
+        largest = max(largest, part)
     return None
 
 
