@@ -256,7 +256,7 @@ def test_layers_follow_execution_and_every_fault_has_a_beginning(groups, faulty_
         assert fault.position == min(faulty[fault.rank].values())
 
 
-@pytest.mark.parametrize(("faulty", "end"), [((1,), ", on rank 1"), ((0, 1), "argument")])
+@pytest.mark.parametrize(("faulty", "end"), [((1,), "; on rank 1"), ((0, 1), "argument")])
 def test_a_call_that_differs_on_some_ranks_is_told_with_them(tmp_path, faulty, end):
     for side in ("new", "old"):
         for rank in (0, 1):

@@ -254,7 +254,6 @@ def test_parameters_that_get_their_first_gradients_in_different_passes_are_all_r
             run.debugger.start(model)
             model(name).backward()
             run.debugger.stop()
-            assert name in run.records()["Module.Branches.parameters_grad"]
         run.debugger.step()
         records = run.records()
         assert run.account()["records"] == len(records)
