@@ -228,8 +228,9 @@ struct kernels {
 #define KERNELS(isa, checked_f32)                                                               \
     {#isa, block_f16_##isa, block_bf16_##isa, block_f32_##isa, block_f64_##isa, block_i16_##isa, \
      block_u16_##isa, block_i32_##isa, block_u32_##isa, block_i64_##isa, block_u64_##isa,       \
-     block_bool_##isa, checked_f32, fold_i8_##isa, fold_u8_##isa, fold_i16_##isa, fold_u16_##isa,            \
-     fold_i32_##isa, fold_u32_##isa, fold_i64_##isa, fold_u64_##isa, fold_f32_##isa,            \
+     block_bool_##isa, checked_f32, fold_i8_##isa, fold_u8_##isa, fold_i16_##isa,              \
+     fold_u16_##isa, fold_i32_##isa, fold_u32_##isa, fold_i64_##isa, fold_u64_##isa,           \
+     fold_f32_##isa,                                                                            \
      fold_f64_##isa, project_##isa, below_16_##isa, below_32_##isa, below_64_##isa,        \
      greatest_16_##isa, greatest_32_##isa, greatest_64_##isa, difference_32_##isa,          \
      difference_64_##isa}
@@ -1191,8 +1192,8 @@ static void print_of(int kind, const char *start, Py_ssize_t count, struct mspro
     struct crc crc = CRC_START;
     if (chosen_fold) layout.crc = &crc;
     compute_apart(&result, &layout, kind, (size_t)count);
-    out->has_checksum = chosen_fold != NULL;
-    out->checksum = crc_end(&crc);
+    out->has_checksum = chosen_fold != NULL; /* else its instructions may be missing */
+    out->checksum = chosen_fold ? crc_end(&crc) : 0;
     out->has_norm = result.form != BOOLEANS;
     out->has_projections = (uint8_t)result.is_projected;
     out->norm = result.norm;

@@ -206,7 +206,8 @@ TARGET static inline void ISA(fold_group)(const ISA(lanes) *group, const struct 
 #define PREFETCH(p) __builtin_prefetch((const char *)(p) + 8192)
 
 /* In a sign block every SIGN_GROUPS-th 16 elements have equal signs. So they are added up first,
- * and the projections cost nothing but what is done once for each sign block. */
+ * and the projections cost nothing but what is done once for each sign block. `WITH` names
+ * what a kernel does with each 16 elements besides: NOTHING or CHECKSUM, below. */
 #define SUM_BLOCK(NAME, TYPE, LOAD, SCALAR, WITH)                                               \
     WITH##_TARGET static void ISA(NAME)(const void *block, size_t n, struct total *t)                  \
     {                                                                                           \

@@ -35,6 +35,7 @@ OPTIMIZERS: list[tuple[type[torch.optim.Optimizer], dict[str, Any], set[str]]] =
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
+    reset_session()  # a test of another file may have left one
     yield
     reset_session()
 

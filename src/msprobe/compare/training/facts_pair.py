@@ -291,19 +291,22 @@ class StepPair:
 
     def changes(self, column: str) -> Mapping[str, Change]:
         """Return parameter → how far its values are apart; see `OptimizedParameters`."""
-        key = column, False
-        if key not in self._found:
-            self._found[key] = self._changes(*(getattr(side, column) for side in self.columns))
-        return self._found[key]
+        target, reference = (getattr(side, column) for side in self.columns)
+        return self._changes((column, False), target, reference)
 
     def state_changes(self, name: str) -> Mapping[str, Change]:
         """Return parameter → how far a state of the optimizer is apart."""
-        key = name, True
-        if key not in self._found:
-            self._found[key] = self._changes(*(side.state.get(name) for side in self.columns))
-        return self._found[key]
+        target, reference = (side.state.get(name) for side in self.columns)
+        return self._changes((name, True), target, reference)
 
     def _changes(
+        self, key: tuple[str, bool], target: Fingerprints | None, reference: Fingerprints | None
+    ) -> Mapping[str, Change]:
+        if key not in self._found:
+            self._found[key] = self._compared(target, reference)
+        return self._found[key]
+
+    def _compared(
         self, target: Fingerprints | None, reference: Fingerprints | None
     ) -> Mapping[str, Change]:
         if target == reference and self._has_same_columns:

@@ -63,7 +63,7 @@ def ranks_words(
     culprits: Iterable[Culprit],
     ranks: Collection[int | str],
     *,
-    names_all: bool,
+    is_group: bool,
 ) -> str:
     """Return on which ranks the same call is a culprit, in words; empty for a single rank.
 
@@ -71,7 +71,8 @@ def ranks_words(
         culprit: on one of them.
         culprits: all of them.
         ranks: those that were compared.
-        names_all: whether there are words for all ranks, too.
+        is_group: whether it is of a group of ranks; others are told only where not all have it, in
+            a part of their own, as the words before may end in a sentence.
     """
     names = {culprit.row.pair.target, culprit.row.pair.reference} - {None}
     concerned = {
@@ -83,14 +84,14 @@ def ranks_words(
     if len(ranks) < 2:
         return ""
     if concerned != set(ranks):
-        return on_ranks(concerned)
-    return f", on all {len(ranks)} ranks" if names_all else ""
+        return on_ranks(concerned, before=", " if is_group else "; ")
+    return f", on all {len(ranks)} ranks" if is_group else ""
 
 
-def on_ranks(ranks: Collection[int | str]) -> str:
-    """Return ranks in words, as the end of a sentence."""
+def on_ranks(ranks: Collection[int | str], *, before: str = ", ") -> str:
+    """Return ranks in words, as the end of a sentence; `before` parts them from what it says."""
     several = "s" * (len(ranks) > 1)
-    return f", on rank{several} {', '.join(map(str, sorted(ranks, key=str)))}"
+    return f"{before}on rank{several} {', '.join(map(str, sorted(ranks, key=str)))}"
 
 
 def members(ranks: Sequence[int] | None) -> str:

@@ -424,9 +424,7 @@ class _Search:
         verdict, words = class_and_words(culprit)
         ranks = {each.rank for each in self._findings.steps}
         is_group = verdict is VerdictClass.COMMUNICATION
-        where = ranks_words(culprit, self._findings.culprits, ranks, names_all=is_group)
-        # Words of other classes may end in a sentence.
-        words += where if is_group else where.replace(", ", "; ", 1)
+        words += ranks_words(culprit, self._findings.culprits, ranks, is_group=is_group)
         confidence = Confidence.LIKELY
         next_steps = for_culprit(
             culprit,
