@@ -91,7 +91,7 @@ def ranks_words(
 def on_ranks(ranks: Collection[int | str], *, before: str = ", ") -> str:
     """Return ranks in words, as the end of a sentence; `before` parts them from what it says."""
     several = "s" * (len(ranks) > 1)
-    return f"{before}on rank{several} {', '.join(map(str, sorted(ranks, key=str)))}"
+    return before + f"on rank{several} {', '.join(map(str, sorted(ranks, key=str)))}"
 
 
 def members(ranks: Sequence[int] | None) -> str:
