@@ -192,6 +192,19 @@ def test_a_parameter_whose_memory_was_given_back_is_left_out(make, tmp_path):
     assert found.checksum == [None, crc(model.bias.detach().numpy())]
 
 
+def test_a_parameter_in_another_order_of_its_memory_is_read_in_its_own(make, tmp_path):
+    model = nn.Linear(200, 200)
+    debugger = make("L0")
+    for step in range(3):
+        debugger.start(model)
+        debugger.stop()
+        debugger.step()
+        # The contiguous elements, whatever lies where.
+        expected = [crc(each.detach().contiguous().numpy()) for each in model.parameters()]
+        assert facts(tmp_path, step).parameters.checksum == expected
+        model.weight.data = model.weight.data.t()  # the same address, the same number of elements
+
+
 def test_flags_of_the_model(make, model, tmp_path):
     debugger = make("L1")
     debugger.start(model)

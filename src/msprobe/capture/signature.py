@@ -148,7 +148,7 @@ class StepSignatures:
 
 def no_prints(count: int) -> Prints:
     """Return the prints of values that are not there."""
-    return np.full(count, _NONE)
+    return np.repeat(_NONE, count)
 
 
 def _update(before: Prints, after: Prints) -> Prints:
@@ -156,7 +156,8 @@ def _update(before: Prints, after: Prints) -> Prints:
     update = after.copy()
     with np.errstate(invalid="ignore", over="ignore"):
         update["projections"] -= before["projections"]
-        update["norm"] = np.sqrt(np.square(update["projections"]).mean(axis=1))
+        first, second = update["projections"].T
+        update["norm"] = np.sqrt((first * first + second * second) / 2)
     return update
 
 

@@ -46,7 +46,7 @@ class _Diversion:
         run: called with the arguments of each call.
     """
 
-    __slots__ = ("code", "run")
+    __slots__ = ("_signature", "_signature_of", "code", "run")
 
     def __init__(self, function: FunctionType) -> None:
         source = _Method.template if function.__code__.co_freevars else _template
@@ -57,6 +57,14 @@ class _Diversion:
             co_name=function.__name__,
             co_qualname=function.__qualname__,
         )
+        self._signature_of: tuple[object, ...] = ()
+
+    def signature_of(self, function: FunctionType) -> inspect.Signature:
+        """Return the signature of the function as it is while nothing diverts it."""
+        parts = (function.__code__, function.__defaults__, function.__kwdefaults__)
+        if self._signature_of != parts:
+            self._signature, self._signature_of = inspect.signature(function), parts
+        return self._signature
 
 
 _diversions: Final[WeakKeyDictionary[FunctionType, _Diversion]] = WeakKeyDictionary()
@@ -90,7 +98,7 @@ def divert(function: Any, handler: Handler) -> Callable[[], None]:
     diversion.run = partial(handler, original)
     has_signature = "__signature__" in inner.__dict__
     if not has_signature:
-        inner.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]  # PEP 362
+        inner.__signature__ = diversion.signature_of(inner)  # type: ignore[attr-defined]  # PEP 362
     inner.__code__ = after
 
     def undo() -> None:

@@ -10,6 +10,7 @@ from typing import Final
 from torch import Tensor, nn
 
 from msprobe.capture.names import found_prefixes
+from msprobe.pytorch.values.memo import TENSORS
 
 PARAMETER: Final = "parameter"
 BUFFER: Final = "buffer"
@@ -74,8 +75,30 @@ class ModelContents:
         """Return the contents of models."""
         found = cls()
         for prefix, model in models:
-            found.add(model, prefix)
+            if not found._add_plain(model, prefix):
+                found.add(model, prefix)
         return found
+
+    def _add_plain(self, model: nn.Module, prefix: str) -> bool:
+        """Add a model by the C extension, which does not know modules with tables of their own.
+
+        Returns: whether that was possible; if not, nothing is added.
+        """
+        if TENSORS is None:
+            return False
+        found = ModelContents()
+        found.names.update(self.names)
+        parts = (found.names, found.tensors, found.same_as, found.modules, found.training)
+        try:
+            TENSORS.add_model(model, prefix, (*parts, PARAMETER, BUFFER))
+        except TypeError:
+            return False
+        self.names = found.names
+        self.tensors += found.tensors
+        self.same_as += found.same_as
+        self.modules += found.modules
+        self.training |= found.training
+        return True
 
     def add(self, module: nn.Module, path: str, around: bool | None = None) -> None:
         """Add a module and everything inside.

@@ -96,7 +96,7 @@ static const struct msprobe_native_api *native;
     X(forward_name) X(backward_name) X(backward_parent) X(lines) X(extra_info) X(record) X(flush) X(last_record) X(records) X(new_draft) X(parts) X(draft) \
     X(adopt) X(inplace) X(observing) X(is_unseen) X(is_plain) X(is_setter) X(_is_compiling_flag) X(_task) X(_pass) X(_stride) X(chance) X(out) X(f_back) X(internal)         \
     X(checkpointed) X(muted) X(asleep) X(operator_name) X(name) X(open_begun) X(note_raised)       \
-    X(end_pure) X(end_call) X(runner)
+    X(end_pure) X(end_call) X(runner) X(training) X(_parameters) X(_buffers) X(_modules)
 static struct {
 #define FIELD(name) PyObject *name;
     NAMES(FIELD)
@@ -224,6 +224,14 @@ static int is_plain_class(PyObject *tensor)
     return type == torch.tensor || type == torch.parameter;
 }
 
+/* Put in what follows from kind and shape. */
+static void finish_view(struct view *view)
+{
+    view->itemsize = native->kind(view->kind).itemsize;
+    view->count = 1;
+    for (int i = 0; i < view->ndim; i++) view->count *= view->shape[i];
+}
+
 /* Read where the elements of a tensor of a plain class lie, on whatever device, which may show them
  * with another sign: 1, 0 if it is not plain, -1 with an exception. */
 static int read_memory(PyObject *tensor, struct view *view, int has_dlpack)
@@ -239,9 +247,7 @@ static int read_memory(PyObject *tensor, struct view *view, int has_dlpack)
     int failed = torch.dlpack && has_dlpack ? read_by_dlpack(tensor, view)
                                             : read_by_attributes(tensor, view);
     if (failed || view->kind < 0) return failed;
-    view->itemsize = native->kind(view->kind).itemsize;
-    view->count = 1;
-    for (int i = 0; i < view->ndim; i++) view->count *= view->shape[i];
+    finish_view(view);
     return 1;
 }
 
@@ -1781,6 +1787,7 @@ static PyObject *find_edges(PyObject *module, PyObject *args)
 #include "_tensors_apis.h"
 
 #include "_tensors_columns.h"
+#include "_tensors_models.h"
 
 static PyMethodDef METHODS[] = {
     {"fill_columns", fill_columns, METH_VARARGS,
@@ -1796,6 +1803,9 @@ static PyMethodDef METHODS[] = {
      "are no plain ones on the CPU; the others have in the buffer `out`: max, min, mean, norm, "
      "elements below the threshold, NaN, infinities, elements, all float64; in `bins` they have 35 "
      "counts each. `known` spares reading again what has not changed"},
+    {"add_model", add_model, METH_VARARGS,
+     "add_model(model, prefix, (names, tensors, same_as, modules, training, parameter, buffer)): see "
+     "msprobe.pytorch.training.model_contents"},
     {"find_edges", find_edges, METH_VARARGS,
      "find_edges(accumulates, custom, start, inner, leaves, outputs, born, most): see "
      "msprobe.pytorch.gradients.graph_search"},

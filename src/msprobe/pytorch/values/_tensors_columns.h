@@ -14,13 +14,42 @@ static int is_covered(PyObject *tensor, const struct view *view)
     return view->data && offset >= 0 && (offset + view->count) * (int64_t)view->itemsize <= size_bytes;
 }
 
+/* Tensors whose elements were found to lie in one block. Asking for all that makes it one takes longer
+ * than reading a small tensor, and the parameters of a model are the same in each step: one that has the
+ * address, and the memory, of one that was found is asked no more. It is that tensor, or a newer one of
+ * the same allocator in its place. */
+#define FOUND_BLOCKS (1 << 12)
+
+static struct {
+    const PyObject *tensor; /* the address alone */
+    const char *data;
+    int64_t count;
+    int kind;
+} found_blocks[FOUND_BLOCKS];
+
 /* Whether this is a plain tensor on the CPU with elements in one block, in order; `view` is then
  * where. It has no exception. */
 static int is_block(PyObject *tensor, struct view *view)
 {
-    int found = read_view(tensor, view) > 0 && view->count && is_dense(view, 1) &&
-                is_covered(tensor, view) && !PyErr_Occurred();
+    size_t place = (uintptr_t)tensor / sizeof(void *) * 0x9e3779b1u >> 8 & (FOUND_BLOCKS - 1);
+    int found = 0;
+    if (found_blocks[place].tensor == tensor && is_plain_class(tensor) && torch.dlpack &&
+        read_by_dlpack(tensor, view) == 0 && view->kind == found_blocks[place].kind &&
+        view->data == found_blocks[place].data) {
+        finish_view(view);
+        found = view->count == found_blocks[place].count && is_dense(view, 1);
+    }
     PyErr_Clear();
+    if (found) return 1;
+    found = read_view(tensor, view) > 0 && view->count && is_dense(view, 1) &&
+            is_covered(tensor, view) && !PyErr_Occurred();
+    PyErr_Clear();
+    if (found) {
+        found_blocks[place].tensor = tensor;
+        found_blocks[place].data = view->data;
+        found_blocks[place].count = view->count;
+        found_blocks[place].kind = view->kind;
+    }
     return found;
 }
 
