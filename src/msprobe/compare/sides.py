@@ -13,7 +13,7 @@ import msgspec
 from msprobe.compare.model import Mode
 from msprobe.dump.rank_records import ParsedNames
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.record_names import RecordName, forward_name
+from msprobe.dump.record_names import RecordKind, RecordName, forward_name
 from msprobe.dump.stack_frames import parse_frame, user_frames, user_line
 from msprobe.dump.values import Role, Value
 from msprobe.errors import UnsupportedError
@@ -161,6 +161,12 @@ class Side:
         while parent is not None:
             yield parent
             parent = self.parent(parent)
+
+    def is_model_call(self, name: str) -> bool:
+        """Return whether a record is of a call of a model: of a module with no other around it."""
+        parsed = self.parsed(name)
+        is_call = parsed.is_module and parsed.kind is RecordKind.FORWARD
+        return is_call and self._module_around(name) is None
 
     def module(self, name: str) -> str:
         """Return the dotted path of the innermost module around a record.

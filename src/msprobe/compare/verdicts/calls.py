@@ -173,6 +173,10 @@ class Calls:
         """Return the record around an operation, by the name that its own side gives it."""
         return self._comparison.side_of(pair).parent(pair.name)
 
+    def is_model_call(self, pair: OperationPair) -> bool:
+        """Return whether an operation is the call of a model: of a module with no other around."""
+        return self._comparison.side_of(pair).is_model_call(pair.name)
+
     def around(self, pair: OperationPair) -> Iterator[str]:
         """Yield the records around an operation, from the innermost, by the names of its side."""
         return self._comparison.side_of(pair).around(pair.name)
@@ -245,8 +249,7 @@ class Calls:
             return [shape[0] for shape in firsts.values() if shape]
         sizes = []
         for name in side.names:
-            parsed = side.parsed(name)
-            if parsed.is_module and parsed.kind is RecordKind.FORWARD and not side.parent(name):
+            if side.is_model_call(name):
                 shapes = [value.shape for value in side.values(name) if value.role is Role.INPUT]
                 sizes += [shape[0] for shape in shapes[:1] if shape]
         return sizes

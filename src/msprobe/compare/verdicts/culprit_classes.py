@@ -28,6 +28,7 @@ from msprobe.compare.verdicts.custom_functions import (
     is_custom_function,
     lone_call_inside,
 )
+from msprobe.compare.verdicts.made_data import makes_data
 from msprobe.compare.verdicts.places import lone_words
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -129,6 +130,8 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         if sent is not None:
             lone = lone_words(culprit.comparison, sent)
             return VerdictClass.COMMUNICATION, f"{lone}: {words}"
+    if makes_data(culprit, found):
+        return VerdictClass.DATA, f"the batch is made otherwise: {words}"
     return _by_settings(culprit, found, words)
 
 

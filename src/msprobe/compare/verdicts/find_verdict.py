@@ -45,7 +45,7 @@ from msprobe.compare.verdicts.without_cause import (
     first_given,
     without_cause,
 )
-from msprobe.dump.record_names import RecordKind, parse_record_name
+from msprobe.dump.record_names import parse_record_name
 
 # A kernel rounds its inputs, and what it computes between, to the type of autocast.
 _ROUNDINGS_OF_AUTOCAST: Final = 8.0
@@ -177,11 +177,7 @@ class _Search:
         if (fact.step, fact.rank) != (comparison.step, comparison.rank):
             return False
         side = comparison.side_of(pair)
-        models = {
-            name
-            for name, parsed in ((name, side.parsed(name)) for name in side.names)
-            if parsed.is_module and parsed.kind is RecordKind.FORWARD and not side.parent(name)
-        }
+        models = set(filter(side.is_model_call, side.names))
         if not models:
             return comparison.passes_before(pair.position) < fact.micro
         # A model's record follows those of its parts.
@@ -436,7 +432,11 @@ class _Search:
             verdict, confidence = VerdictClass.SETTINGS, Confidence.POSSIBLE
             words = f"{settings.words}; the first call that differs is {_call_words(culprit)}"
             next_steps = [*settings.next]
-        elif verdict is VerdictClass.ARGUMENT and self._is_exact_before(culprit.comparison.step):
+        elif (
+            verdict in (VerdictClass.ARGUMENT, VerdictClass.DATA)
+            and class_of(culprit) is VerdictClass.ARGUMENT
+            and self._is_exact_before(culprit.comparison.step)
+        ):
             confidence = Confidence.PROVED
         elif verdict in (VerdictClass.KERNEL, VerdictClass.UNEXPLAINED):
             confidence = Confidence.POSSIBLE

@@ -46,7 +46,7 @@ from msprobe.compare.verdicts.retract_harmless import retract_inconsequential
 from msprobe.compare.verdicts.same_inputs import doubt_inputs
 from msprobe.compare.verdicts.statistics_error import statistics_error
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
-from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
+from msprobe.dump.record_names import PARAMETER_GRADIENTS
 from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.numerics.tolerances import EXACT
@@ -78,14 +78,7 @@ def find_origins(comparison: RankComparison) -> None:
 
 
 def _is_model_input(calls: Calls, row: Row) -> bool:
-    pair = row.pair
-    parsed = calls.parse(pair)
-    return (
-        parsed.is_module
-        and parsed.kind is RecordKind.FORWARD
-        and calls.parent(pair) is None
-        and row.value.role is Role.INPUT
-    )
+    return row.value.role is Role.INPUT and calls.is_model_call(row.pair)
 
 
 class _Search:

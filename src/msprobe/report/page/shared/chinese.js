@@ -174,6 +174,7 @@ export const sentences = {
   "{} rank{} against {}": "{1} 个 rank 对比 {3} 个", "{} {} against {}": "{} {} 对比 {}", "on rank{} {}": "位于 rank {2}",
   "on rank{} {} alone": "仅位于 rank {2}", "rank{} {}": "rank {2}", "on all {} ranks": "位于全部 {} 个 rank", "all ranks": "全部 rank",
   "from call {} of the model on": "自模型的第 {} 次调用起（从 0 计）",
+  "the batch is made otherwise: {}": "批次的生成方式不同：{}",
   "only the {} has step {}": "仅{}有 step {}", "only the {} has steps {}": "仅{}有 step {}",
   "rank {} against {}": "rank {} 对比 {}", "only in the {}: {} {}": "仅{}有：{} {}",
   "{} {} was compared with {} {} of the reference": "{} {} 与标杆侧的 {} {} 比较",

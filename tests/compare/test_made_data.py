@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that make the batch are data; others outside of the model are what they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from builders.two_runs import train, verdict_on  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+
+pytestmark = [pytest.mark.torch]
+
+
+class Tagger(nn.Module):
+    """A label for each token; what is masked counts as nothing."""
+
+    def __init__(self, shift: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.out = nn.Linear(8, 20)
+        self.shift = shift
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.out(self.embed(ids[:, self.shift : 6 + self.shift]) * mask[:, :6, None])
+
+
+def program(debugger: PrecisionDebugger, change: str | None) -> None:
+    model = Tagger(1 if change == "in the model" else 0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    text = torch.randint(2, 20, (4, 8))
+    text[:, 7] = 1
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        labels = text[:, 2:8] if change == "shift" else text[:, 1:7]
+        ids = text[:, :7].clone()
+        if change == "sample":
+            ids[1] = 3
+        if change == "vocabulary":
+            ids = torch.remainder(ids + 5, 20)
+        limit = 5 if change == "mask" else 2
+        mask = (ids >= limit).float()
+        weight = torch.tensor(3.0 if change == "weight" else 1.0)
+        order = torch.randperm(4)
+        out = model(ids[order], mask[order])
+        loss = functional.cross_entropy(out.transpose(1, 2), labels[order])
+        (loss * weight).backward()
+        if change == "gradient":
+            model.out.weight.grad[3] = 0.0
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("shift", "data: the batch is made otherwise: input.1.1 of Tensor.__getitem__"),
+        ("sample", "data: the batch is made otherwise: only the target calls Tensor.__setitem__"),
+        ("vocabulary", "data: the batch is made otherwise: only the target calls Tensor.__add__"),
+        ("mask", "argument: input.1 of Tensor.__ge__.0.forward"),
+        ("weight", "argument: input.0 of Torch.tensor.0.forward"),
+        ("in the model", "argument: input.1.1 of Tensor.__getitem__"),
+        ("gradient", "gradient: out.weight differs when the optimizer gets it"),
+    ],
+)
+def test_what_makes_the_batch_is_data(
+    change: str, expected: str, level: str, tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, program, change, level=level)
+    assert verdict["sentence"].startswith(expected), verdict["sentence"]
+
+
+def trained_in_closures(debugger: PrecisionDebugger, change: str | None) -> None:
+    """The model is called three times in a step, by what an optimizer is handed, as by Lightning."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    anchor, near, far = torch.randn(3, 5, 3)
+
+    def step(_: int) -> None:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            pairs = (far, near) if change else (near, far)
+            own, first, second = map(model, (anchor, *pairs))
+            loss = functional.triplet_margin_loss(own, first, second)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    train(debugger, model, step)
+
+
+def test_what_a_model_is_given_in_an_optimizer_s_step_is_data(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, trained_in_closures, "exchanged")
+    assert verdict["sentence"].startswith("data: "), verdict["sentence"]
