@@ -80,7 +80,7 @@ def test_what_makes_the_batch_is_data(
 
 
 def trained_in_closures(debugger: PrecisionDebugger, change: str | None) -> None:
-    """The model is called three times in a step, by what an optimizer is handed, as by Lightning."""
+    """An optimizer calls what calls the model three times, as Lightning's do."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     anchor, near, far = torch.randn(3, 5, 3)

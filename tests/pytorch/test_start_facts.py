@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import zlib
+from collections import OrderedDict
 from contextlib import suppress
 from itertools import pairwise
 
@@ -203,6 +204,45 @@ def test_a_parameter_in_another_order_of_its_memory_is_read_in_its_own(make, tmp
         expected = [crc(each.detach().contiguous().numpy()) for each in model.parameters()]
         assert facts(tmp_path, step).parameters.checksum == expected
         model.weight.data = model.weight.data.t()  # the same address, the same number of elements
+
+
+class Around(nn.Module):
+    """A module in it holds the one around it; parameters are shared; parts are missing."""
+
+    def __init__(self, tables=dict):
+        super().__init__()
+        self.first = nn.Linear(2, 2, bias=False)
+        self.norm = nn.BatchNorm1d(2).eval()
+        self.second = nn.Linear(2, 2)
+        self.second.weight = self.first.weight
+        self.second.owner = self
+        self.register_module("nothing", None)
+        self.register_buffer("none", None)
+        self.second._parameters = tables(self.second._parameters)
+
+
+@pytest.mark.parametrize("tables", [dict, OrderedDict])  # others are not read in C
+@pytest.mark.parametrize("count", [1, 2])
+def test_names_of_what_models_hold(count, tables, make, tmp_path):
+    models = [Around(tables) for _ in range(count)]
+    debugger = make("L0")
+    debugger.start(models)
+    debugger.stop()
+    debugger.step()
+    found = facts(tmp_path)
+    inside = ["first.weight", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
+    inside += ["norm.num_batches_tracked", "second.weight", "second.bias"]
+    prefixes = [f"{index}." for index in range(count)] if count > 1 else [""]
+    assert found.parameters.name == [prefix + name for prefix in prefixes for name in inside]
+    tied = zip(found.parameters.name, found.parameters.same_as, strict=True)
+    assert {name: first for name, first in tied if first} == {
+        f"{prefix}second.weight": f"{prefix}first.weight" for prefix in prefixes
+    }
+    assert found.modes.training == {
+        name: is_training
+        for prefix in prefixes
+        for name, is_training in ((prefix[:-1], True), (f"{prefix}norm", False))
+    }
 
 
 def test_flags_of_the_model(make, model, tmp_path):
