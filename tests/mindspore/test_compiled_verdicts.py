@@ -131,6 +131,19 @@ def test_an_update_by_hand_in_compiled_code_is_an_update(tmp_path: Path, rate: f
         )
 
 
+@pytest.mark.parametrize("rate", [0.01, 0.02])
+def test_gradients_that_compiled_code_does_not_show_are_not_missing(
+    tmp_path: Path, rate: float
+) -> None:
+    target = _record_step(tmp_path / "target", _by_hand, rate=rate, level="L0")
+    reference = _record_step(tmp_path / "reference", _with_optimizer, is_jit=False, level="L0")
+    verdict = _verdict(target, reference)
+    if rate == 0.01:
+        assert (verdict["class"], verdict["confidence"]) == ("equal", "proved")
+    else:
+        assert verdict["class"] == "update", verdict["sentence"]
+
+
 def _with_optimizer(net: nn.Cell, rate: float, limit: float | None) -> Callable[..., Tensor]:
     optimizer = nn.SGD(net.trainable_params(), rate)
 
