@@ -144,6 +144,17 @@ def test_gradients_that_compiled_code_does_not_show_are_not_missing(
         assert verdict["class"] == "update", verdict["sentence"]
 
 
+def test_mixed_precision_that_rewrites_a_net_is_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generated code casts the parameters of a layer norm in another order."""
+    monkeypatch.chdir(tmp_path)  # MindSpore writes that code there
+    target, reference = (_record_mixed(tmp_path / str(mixed), mixed) for mixed in (True, False))
+    verdict = _verdict(target, reference)
+    assert (verdict["class"], verdict["confidence"]) == ("precision", "proved"), verdict["sentence"]
+    assert "float16 in the target" in verdict["sentence"]
+
+
 def _with_optimizer(net: nn.Cell, rate: float, limit: float | None) -> Callable[..., Tensor]:
     optimizer = nn.SGD(net.trainable_params(), rate)
 
@@ -216,6 +227,35 @@ def _record(folder: Path, is_tanh: bool, shift: float = 20.0) -> Path:
     with _recorded(folder, net, "L1"):
         _, gradients = step(Tensor(generator.standard_normal((8, 8)).astype(np.float32)))
         optimizer(gradients)
+    return folder / "dump"
+
+
+class _Normed(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.head = nn.Dense(8, 8), nn.LayerNorm((8,)), nn.Dense(8, 1)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.inner(x)))
+
+
+def _record_mixed(folder: Path, is_mixed: bool) -> Path:
+    """Record two steps in the dynamic graph, in mixed precision or not."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    net, generator = _Normed(), np.random.default_rng(0)
+    for each in net.get_parameters():
+        each.set_data(Tensor(0.3 * generator.standard_normal(each.shape).astype(np.float32)))
+    net.set_train()
+    if is_mixed:
+        mindspore.amp.auto_mixed_precision(net, "O1")
+    step = _with_optimizer(net, 0.01, None)
+    x = Tensor(generator.standard_normal((8, 8)).astype(np.float32))
+    with _recorded(folder, net, "mix") as debugger:
+        step(x)
+        debugger.stop()
+        debugger.step()
+        debugger.start(net)
+        step(x)
     return folder / "dump"
 
 
