@@ -155,6 +155,37 @@ def test_mixed_precision_that_rewrites_a_net_is_precision(
     assert "float16 in the target" in verdict["sentence"]
 
 
+def test_memory_that_a_kernel_never_wrote_is_no_difference(tmp_path: Path) -> None:
+    target, reference = (_record_lstm(tmp_path / name) for name in "ab")
+    for path in target.rglob("dump.json"):
+        content = json.loads(path.read_text())
+        records = content["data"]
+        output = records["Primitive.LSTM.0.forward"]["output"][3]
+        output.update(Max=7.0, Norm=10 * output["Norm"], projections=[1.0, 2.0])
+        path.write_text(json.dumps(content))
+    verdict = _verdict(target, reference)
+    assert (verdict["class"], verdict["confidence"]) == ("equal", "proved"), verdict["sentence"]
+    for path in target.rglob("dump.json"):
+        content = json.loads(path.read_text())
+        gradient = content["data"]["Primitive.LSTM.0.backward"]["output"][3]  # of the weights
+        gradient.update(Max=7.0, Norm=10 * gradient["Norm"])
+        path.write_text(json.dumps(content))
+    assert _verdict(target, reference)["class"] not in {"equal", "rounding"}
+
+
+def _record_lstm(folder: Path) -> Path:
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    generator = np.random.default_rng(0)
+    net = nn.LSTM(4, 4, batch_first=True)
+    for each in net.get_parameters():
+        each.set_data(Tensor(0.3 * generator.standard_normal(each.shape).astype(np.float32)))
+    x = Tensor(generator.standard_normal((2, 3, 4)).astype(np.float32))
+    grad = mindspore.value_and_grad(lambda x: net(x)[0].sum(), None, net.trainable_params())
+    with _recorded(folder, net, "mix"):
+        grad(x)
+    return folder / "dump"
+
+
 def _with_optimizer(net: nn.Cell, rate: float, limit: float | None) -> Callable[..., Tensor]:
     optimizer = nn.SGD(net.trainable_params(), rate)
 

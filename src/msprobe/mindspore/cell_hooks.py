@@ -293,5 +293,8 @@ def call_at_end(cell: nn.Cell, hook: Callable[..., None]) -> Any:
 
 
 def own_parameters(cell: nn.Cell) -> dict[str, Any]:
-    """Return the parameters of a cell without those of the cells inside it, by attribute."""
-    return {name: value for name, value in cell._params.items() if value is not None}
+    """Return the parameters of a cell without those of the cells inside it, by attribute.
+
+    A cell that mixed precision rewrites holds those of its parts, too, under their paths.
+    """
+    return {n: value for n, value in cell._params.items() if value is not None and "." not in n}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Final
 
 from msprobe.compare.causes import Cause
@@ -230,19 +231,39 @@ class _Search:
     def _is_exchanged(self, call: Call) -> bool:
         """Return whether a call is another parameter's, and what uses its result gets its own.
 
-        Generated code converts the parameters of a layer in another order.
+        Generated code converts the parameters of a layer in another order. Calls of one side alone
+        that use it show their effect in their results.
         """
         state = self._state
-        taken_in = [row for row in call.inputs if row.status.is_difference]
-        if call.is_backward or not any(map(state.outside.swapped_parameters, taken_in)):
+        swapped = [
+            pair
+            for row in call.inputs
+            if row.status.is_difference and (pair := state.outside.swapped_parameters(row))
+        ]
+        if call.is_backward or not swapped or not self._exchanges.issuperset(swapped):
             return False
         after = call.start + len(call.rows)
-        for row in call.outputs:
-            for flow in (state.flow.target, state.flow.reference):
-                uses = [state.rows[n] for n in flow.users(row, by_content=True) if n >= after]
-                if not uses or not all(map(self._is_same_parameter, uses)):
-                    return False
-        return True
+        uses = [
+            state.rows[index]
+            for row in call.outputs
+            for flow in (state.flow.target, state.flow.reference)
+            for index in flow.users(row, by_content=True)
+            if index >= after
+        ]
+        shared = [row for row in uses if row.pair.is_matched]
+        return bool(uses) and all(map(self._is_same_parameter, shared))
+
+    @cached_property
+    def _exchanges(self) -> set[tuple[int, int]]:
+        """Pairs of parameters that calls exchange: one call has the first, another the second."""
+        outside = self._state.outside
+        found = {
+            pair
+            for row in self._state.rows
+            if row.value.role is Role.INPUT and row.status.is_difference
+            if (pair := outside.swapped_parameters(row))
+        }
+        return {pair for pair in found if pair[::-1] in found}
 
     def _is_same_parameter(self, row: Row) -> bool:
         """Return whether a value agrees, or is the same parameter on both sides."""
