@@ -22,6 +22,7 @@ from msprobe.dump.facts import (
     OptimizedParameters,
     OptimizerGroup,
     OptimizerStep,
+    parse_facts,
 )
 from msprobe.dump.repair import repair_dump
 from msprobe.dump.writer import DumpHead, DumpWriter
@@ -197,6 +198,18 @@ def test_a_damaged_file_is_an_error_of_its_own(tmp_path, text):
         _ = view.facts
     assert "facts.json" in view.ignore_damaged()[0]
     assert view.facts is None
+
+
+def test_addresses_in_settings_are_no_part_of_them(tmp_path):
+    facts = [
+        parse_facts(
+            tmp_path / "facts.json",
+            b'{"version": 1, "settings": {"module.fc": "Dense(init=<Uniform object at %s>)"}}' % at,
+        )
+        for at in (b"0x7fd8305de190", b"0x7fd7e313dcd0")
+    ]
+    assert facts[0] == facts[1]
+    assert facts[0].settings == {"module.fc": "Dense(init=<Uniform object>)"}
 
 
 def test_unknown_parts_and_fields_are_ignored(tmp_path):

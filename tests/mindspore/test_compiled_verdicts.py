@@ -131,6 +131,61 @@ def test_an_update_by_hand_in_compiled_code_is_an_update(tmp_path: Path, rate: f
         )
 
 
+@pytest.mark.parametrize("rate", [0.01, 0.02])
+def test_gradients_that_compiled_code_does_not_show_are_not_missing(
+    tmp_path: Path, rate: float
+) -> None:
+    target = _record_step(tmp_path / "target", _by_hand, rate=rate, level="L0")
+    reference = _record_step(tmp_path / "reference", _with_optimizer, is_jit=False, level="L0")
+    verdict = _verdict(target, reference)
+    if rate == 0.01:
+        assert (verdict["class"], verdict["confidence"]) == ("equal", "proved")
+    else:
+        assert verdict["class"] == "update", verdict["sentence"]
+
+
+def test_mixed_precision_that_rewrites_a_net_is_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generated code casts the parameters of a layer norm in another order."""
+    monkeypatch.chdir(tmp_path)  # MindSpore writes that code there
+    target, reference = (_record_mixed(tmp_path / str(mixed), mixed) for mixed in (True, False))
+    verdict = _verdict(target, reference)
+    assert (verdict["class"], verdict["confidence"]) == ("precision", "proved"), verdict["sentence"]
+    assert "float16 in the target" in verdict["sentence"]
+
+
+def test_memory_that_a_kernel_never_wrote_is_no_difference(tmp_path: Path) -> None:
+    target, reference = (_record_lstm(tmp_path / name) for name in "ab")
+    for path in target.rglob("dump.json"):
+        content = json.loads(path.read_text())
+        records = content["data"]
+        output = records["Primitive.LSTM.0.forward"]["output"][3]
+        output.update(Max=7.0, Norm=10 * output["Norm"], projections=[1.0, 2.0])
+        path.write_text(json.dumps(content))
+    verdict = _verdict(target, reference)
+    assert (verdict["class"], verdict["confidence"]) == ("equal", "proved"), verdict["sentence"]
+    for path in target.rglob("dump.json"):
+        content = json.loads(path.read_text())
+        gradient = content["data"]["Primitive.LSTM.0.backward"]["output"][3]  # of the weights
+        gradient.update(Max=7.0, Norm=10 * gradient["Norm"])
+        path.write_text(json.dumps(content))
+    assert _verdict(target, reference)["class"] not in {"equal", "rounding"}
+
+
+def _record_lstm(folder: Path) -> Path:
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    generator = np.random.default_rng(0)
+    net = nn.LSTM(4, 4, batch_first=True)
+    for each in net.get_parameters():
+        each.set_data(Tensor(0.3 * generator.standard_normal(each.shape).astype(np.float32)))
+    x = Tensor(generator.standard_normal((2, 3, 4)).astype(np.float32))
+    grad = mindspore.value_and_grad(lambda x: net(x)[0].sum(), None, net.trainable_params())
+    with _recorded(folder, net, "mix"):
+        grad(x)
+    return folder / "dump"
+
+
 def _with_optimizer(net: nn.Cell, rate: float, limit: float | None) -> Callable[..., Tensor]:
     optimizer = nn.SGD(net.trainable_params(), rate)
 
@@ -203,6 +258,35 @@ def _record(folder: Path, is_tanh: bool, shift: float = 20.0) -> Path:
     with _recorded(folder, net, "L1"):
         _, gradients = step(Tensor(generator.standard_normal((8, 8)).astype(np.float32)))
         optimizer(gradients)
+    return folder / "dump"
+
+
+class _Normed(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.head = nn.Dense(8, 8), nn.LayerNorm((8,)), nn.Dense(8, 1)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.inner(x)))
+
+
+def _record_mixed(folder: Path, is_mixed: bool) -> Path:
+    """Record two steps in the dynamic graph, in mixed precision or not."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    net, generator = _Normed(), np.random.default_rng(0)
+    for each in net.get_parameters():
+        each.set_data(Tensor(0.3 * generator.standard_normal(each.shape).astype(np.float32)))
+    net.set_train()
+    if is_mixed:
+        mindspore.amp.auto_mixed_precision(net, "O1")
+    step = _with_optimizer(net, 0.01, None)
+    x = Tensor(generator.standard_normal((8, 8)).astype(np.float32))
+    with _recorded(folder, net, "mix") as debugger:
+        step(x)
+        debugger.stop()
+        debugger.step()
+        debugger.start(net)
+        step(x)
     return folder / "dump"
 
 

@@ -78,6 +78,7 @@ def test_memory_of_new_tensors() -> None:
 def test_outputs_that_mindspore_leaves_unwritten() -> None:
     norm = operator_of("Primitive", "bn_train.BatchNorm", is_mindspore=True)
     assert norm.unwritten_outputs == (1, 2)
+    assert operator_of("Primitive", "LSTM", is_mindspore=True).unwritten_outputs == (3, 4)
     assert operator_of("Functional", "layer_norm").unwritten_outputs == ()
 
 

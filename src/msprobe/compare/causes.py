@@ -91,6 +91,10 @@ class Cause(WordedEnum):
     SEE_GRADIENT = "see_gradient", "a gradient; see {}"
     OTHER_USERS = "other_users", "other calls use the parameter"
     NO_PARAMETER_GRADIENT = "no_parameter_gradient", "the parameter gets no gradient in the {}"
+    UNREAD_GRADIENTS = (
+        "unread_gradients",
+        "no gradient of a parameter was recorded in the {}, whose own code updates them",
+    )
     ACCUMULATED = (
         "accumulated",
         "no recorded call that uses the parameter handed back another gradient; code that was not "

@@ -120,6 +120,8 @@ def _written(side: Side, name: str | None, values: list[Value]) -> list[Value]:
     """Return the values without outputs that MindSpore's kernel leaves as the memory was."""
     if name is None or side.framework != MINDSPORE:
         return values
+    if side.parsed(name).kind is not RecordKind.FORWARD:
+        return values  # the gradients of its inputs
     unwritten = {f"output.{place}" for place in side.operator(name).unwritten_outputs}
     return [value for value in values if value.slot not in unwritten] if unwritten else values
 

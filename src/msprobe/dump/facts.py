@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -443,7 +444,7 @@ def parse_facts(path: Path, text: bytes) -> Facts:
         DumpFormatError: it is damaged, or of a newer version.
     """
     try:
-        tree = parse_json(text)
+        tree = parse_json(_ADDRESS.sub(b"", text))
         version = msgspec.convert(tree, _Version).version
         if version > FACTS_VERSION:
             raise DumpFormatError(
@@ -456,6 +457,8 @@ def parse_facts(path: Path, text: bytes) -> Facts:
 
 
 _FAST: Final = msgspec.json.Encoder()
+# In a setting that is an object's text; another in each process.
+_ADDRESS: Final = re.compile(rb" at 0x[0-9a-fA-F]+")
 
 
 class _Version(msgspec.Struct, frozen=True):

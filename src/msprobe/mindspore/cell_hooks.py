@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 from mindspore import nn
@@ -264,7 +265,13 @@ def _is_of_msadapter(cell: nn.Cell) -> bool:
     It is a cell that keeps and calls its hooks itself, as those of older PyTorch: without keywords,
     and none at the end of a call that raises.
     """
-    return "with_kwargs" not in inspect.signature(cell.register_forward_pre_hook).parameters
+    return not _takes_keywords(type(cell).register_forward_pre_hook)
+
+
+@cache
+def _takes_keywords(register: Callable[..., Any]) -> bool:
+    """Return whether hooks may ask for keywords; looked up once, not for each cell and step."""
+    return "with_kwargs" in inspect.signature(register).parameters
 
 
 def call_at_end(cell: nn.Cell, hook: Callable[..., None]) -> Any:
@@ -286,5 +293,8 @@ def call_at_end(cell: nn.Cell, hook: Callable[..., None]) -> Any:
 
 
 def own_parameters(cell: nn.Cell) -> dict[str, Any]:
-    """Return the parameters of a cell without those of the cells inside it, by attribute."""
-    return {name: value for name, value in cell._params.items() if value is not None}
+    """Return the parameters of a cell without those of the cells inside it, by attribute.
+
+    A cell that mixed precision rewrites holds those of its parts, too, under their paths.
+    """
+    return {n: value for n, value in cell._params.items() if value is not None and "." not in n}

@@ -137,6 +137,16 @@ def parameters_after(facts: Facts) -> dict[str, Fingerprint]:
     return {**_after(facts), **_updated(facts)}
 
 
+def changes_unseen(facts: Facts) -> bool:
+    """Return whether a step changes parameters, and no optimizer in it does."""
+    if facts.optimizer_steps() or facts.parameters is None or facts.buffers_after is None:
+        return False
+    kinds = kinds_of(facts.parameters)
+    start = dict(zip(facts.parameters.name, facts.parameters.checksum, strict=True))
+    after = dict(zip(facts.buffers_after.name, facts.buffers_after.checksum, strict=True))
+    return any(kinds.get(name) == "parameter" and start[name] != after[name] for name in after)
+
+
 def _after(facts: Facts) -> dict[str, Fingerprint]:
     start, after = facts.parameters, facts.buffers_after
     if start is None or after is None:

@@ -18,6 +18,7 @@ from typing import Final
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
+from msprobe.compare.training.buffers import changes_unseen
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import (
     SUM_GROWTH,
@@ -36,7 +37,7 @@ from msprobe.compare.verdicts.origin_state import (
     settle_as_close,
 )
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
-from msprobe.dump.record_names import RecordKind, module_names
+from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, module_names
 from msprobe.dump.values import Role, Value
 
 # What shows that a gradient is without consequence.
@@ -110,6 +111,9 @@ class GradientFlow:
         if not call.is_matched and self._module_record(call, RecordKind.FORWARD) is None:
             return  # its module has no partner either, which is reported
         state = self._state
+        if row.status in _LACKING and self._reads_none[row.status is Status.ADDED]:
+            row.cause, row.subject = Cause.UNREAD_GRADIENTS, lacking_side(row)
+            return
         if row.status is Status.DIFFERS and self._is_noise(call, row):
             settle_as_close(row, Cause.NOISE)
             return
@@ -137,6 +141,24 @@ class GradientFlow:
             mark(row, Origin.INTRODUCED, Cause.NO_PARAMETER_GRADIENT, lacking_side(row))
         else:
             mark(row, Origin.INTRODUCED, Cause.ACCUMULATED)
+
+    @cached_property
+    def _reads_none(self) -> tuple[bool, bool]:
+        """Whether a side changes parameters without an optimizer and shows none of their gradients.
+
+        As compiled code does. It is not known that there was none.
+        """
+        comparison = self._state.comparison
+        pairs = [p for p in comparison.pairs if comparison.parsed(p).kind in PARAMETER_GRADIENTS]
+        target, reference = (
+            facts is not None and changes_unseen(facts) and not any(own)
+            for facts, own in zip(
+                comparison.facts,
+                ([p.target for p in pairs], [p.reference for p in pairs]),
+                strict=True,
+            )
+        )
+        return target, reference
 
     def _judge_by_module(self, call: Call, row: Row) -> bool:
         """Judge a parameter's gradient by what its module got in both directions, if that tells.

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Final
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
-from msprobe.compare.model import Mode, Origin, Row, Status
+from msprobe.compare.model import Matched, Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.gradient_factors import multiple_words
 from msprobe.compare.verdicts.arrivals import (
@@ -39,10 +40,9 @@ from msprobe.compare.verdicts.origin_state import (
     lacking_side,
     lost_gradient,
     mark,
-    name_of,
     settle_as_close,
 )
-from msprobe.compare.verdicts.retract_harmless import retract_inconsequential
+from msprobe.compare.verdicts.retract_harmless import USERS, retract_inconsequential
 from msprobe.compare.verdicts.same_inputs import doubt_inputs
 from msprobe.compare.verdicts.statistics_error import statistics_error
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
@@ -215,10 +215,60 @@ class _Search:
                 self._gradients.judge_unmatched_backward(call)
             self._unmatched.blame_for_nan(call)
         else:
-            self._incoming.judge(call)
-            self._judge_outputs(call)
-            if call.start in self._state.suspects and self._acts_unseen(call):
-                self._state.convict(call.start)
+            self._judge_matched(call)
+
+    def _judge_matched(self, call: Call) -> None:
+        if self._is_exchanged(call):
+            for row in call.rows:
+                if row.status.is_difference:
+                    row.cause, row.subject = Cause.HARMLESS, USERS
+            return
+        self._incoming.judge(call)
+        self._judge_outputs(call)
+        if call.start in self._state.suspects and self._acts_unseen(call):
+            self._state.convict(call.start)
+
+    def _is_exchanged(self, call: Call) -> bool:
+        """Return whether a call is another parameter's, and what uses its result gets its own.
+
+        Generated code converts the parameters of a layer in another order. Calls of one side alone
+        that use it show their effect in their results.
+        """
+        state = self._state
+        swapped = [
+            pair
+            for row in call.inputs
+            if row.status.is_difference and (pair := state.outside.swapped_parameters(row))
+        ]
+        if call.is_backward or not swapped or not self._exchanges.issuperset(swapped):
+            return False
+        after = call.start + len(call.rows)
+        uses = [
+            state.rows[index]
+            for row in call.outputs
+            for flow in (state.flow.target, state.flow.reference)
+            for index in flow.users(row, by_content=True)
+            if index >= after
+        ]
+        shared = [row for row in uses if row.pair.is_matched]
+        return bool(uses) and all(map(self._is_same_parameter, shared))
+
+    @cached_property
+    def _exchanges(self) -> set[tuple[int, int]]:
+        """Pairs of parameters that calls exchange: one call has the first, another the second."""
+        outside = self._state.outside
+        found = {
+            pair
+            for row in self._state.rows
+            if row.value.role is Role.INPUT and row.status.is_difference
+            if (pair := outside.swapped_parameters(row))
+        }
+        return {pair for pair in found if pair[::-1] in found}
+
+    def _is_same_parameter(self, row: Row) -> bool:
+        """Return whether a value agrees, or is the same parameter on both sides."""
+        is_shared = self._state.outside.parameter_of(row) is not None
+        return is_shared or not row.status.is_difference
 
     def _note_close(self, rows: Iterable[Row]) -> None:
         state = self._state
@@ -288,7 +338,7 @@ class _Search:
         if call.pair.name in state.blamed_parents:
             self._blame_own_code(call, row)
             return
-        source = self._source_inside(row) if call.parsed.is_module else None
+        source = self._source_inside(call, row) if call.parsed.is_module else None
         if source is not None:
             self._share_fate(row, source)
             return
@@ -330,14 +380,19 @@ class _Search:
             settle_as_close(row, Cause.CLOSE_INPUTS)
         return state.has_difference or is_near_parts
 
-    def _source_inside(self, row: Row) -> int | None:
+    def _source_inside(self, call: Call, row: Row) -> Row | None:
         """Return the row that made a module's result on both sides, perhaps before extra casts."""
+        rows = self._state.rows
         makers = self._state.flow.makers(row)
-        if makers.common is not None or not (makers.target and makers.reference):
-            return makers.common
+        if makers.common is not None:
+            return rows[makers.common]
+        if not (makers.target and makers.reference):
+            # Not every cast is recorded.
+            made = (each for part in self._state.calls.parts(call) for each in part.outputs)
+            return next((each for each in made if _has_numbers_of(each, row)), None)
         target, reference = makers.target[0], makers.reference[0]
         source = self._unmatched.seen_through(target)
-        return source if source == self._unmatched.seen_through(reference) else None
+        return rows[source] if source == self._unmatched.seen_through(reference) else None
 
     def _is_near_parts(self, call: Call, row: Row) -> bool:
         """Return whether a module's result is hardly further apart than those of its parts.
@@ -426,10 +481,9 @@ class _Search:
             for row in self._state.suspects[call.start]
         )
 
-    def _share_fate(self, row: Row, source: int) -> None:
-        maker = self._state.rows[source]
+    def _share_fate(self, row: Row, maker: Row) -> None:
         if maker.status is Status.EQUAL:
-            mark(row, Origin.INTRODUCED, Cause.OTHER_RESULT, name_of(self._state, source))
+            mark(row, Origin.INTRODUCED, Cause.OTHER_RESULT, maker.pair.name)
         else:
             inherit(row, maker)
 
@@ -522,3 +576,16 @@ def _growth(result: Operand, incoming: Arrivals) -> tuple[Cause, str]:
     if not before:
         return Cause.UNEXPLAINED, ""
     return Cause.GROWTH, f"{result.relative / before:.3g}"
+
+
+def _has_numbers_of(made: Row, row: Row) -> bool:
+    """Return whether each side holds the same numbers in two rows, of another type."""
+    if not (isinstance(made, Matched) and isinstance(row, Matched)):
+        return False
+    pairs = [*zip(made.values, row.values, strict=True)]
+    return any(own.dtype != other.dtype for own, other in pairs) and all(
+        own.norm is not None
+        and (own.shape, own.max, own.min, own.mean, own.norm)
+        == (other.shape, other.max, other.min, other.mean, other.norm)
+        for own, other in pairs
+    )

@@ -37,6 +37,8 @@ from msprobe.dump.values import Role
 _WITHOUT_REASON: Final = (None, Cause.RANDOM_NUMBERS, Cause.OTHER_RESULT, Cause.OWN_CODE)
 # Causes that concern gradients, though the forward call is blamed.
 _OF_GRADIENTS: Final = (Cause.CUTTING_CALL, Cause.GRADIENT_CALL)
+# What shows that a result is without consequence.
+USERS: Final = "what uses it"
 
 
 def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
@@ -110,7 +112,7 @@ def _retract_constants(
         rows = [row for row in each.rows if row.origin is Origin.INHERITED]
         if each is call:
             rows += begun
-        _clear(each, rows, Cause.HARMLESS, "what uses it", is_same=each is call)
+        _clear(each, rows, Cause.HARMLESS, USERS, is_same=each is call)
     return Effect.NONE if reached else effect
 
 

@@ -584,6 +584,7 @@ export const sentences = {
   "the gradient was changed after the calls that use this value had handed it back": "使用该值的调用返回梯度之后，梯度被修改",
   "a sum of gradients that are close": "若干接近的梯度之和", "explained by gradients that are close": "可由接近的梯度解释",
   "a gradient; see {}": "梯度；见 {}", "other calls use the parameter": "其他调用使用该参数", "the parameter gets no gradient in the {}": "该参数在{}没有梯度",
+  "no gradient of a parameter was recorded in the {}, whose own code updates them": "{}没有记录任何参数的梯度，由其自身代码更新参数",
   "no recorded call that uses the parameter handed back another gradient; code that was not recorded made it, or changed or accumulated it afterwards": "已记录的使用该参数的调用都没有返回不同的梯度；该梯度由未记录的代码产生，或之后被其修改或累积",
   "no gradient flows here on one side": "一侧没有梯度流经此处", "the forward call's result does not require a gradient": "前向调用的结果不需要梯度",
   "the forward pass cut the graph before this call": "前向过程在该调用之前切断了计算图",
