@@ -319,3 +319,36 @@ def test_a_factor_of_reduced_gradients_that_clipping_made_is_clipping(tmp_path: 
 
     assert found.summary["verdict"]["class"] == "clipping"
     assert "max_norm 0.1 in the target, 0.3" in found.summary["verdict"]["sentence"]
+
+
+@pytest.mark.parametrize("hook", [1.0, 1.001])
+def test_a_gradient_that_adds_up_of_close_shares_is_not_blamed(tmp_path: Path, hook: float) -> None:
+    """Its smallest element is another one than that of a share, which hides the same error."""
+    signs = np.sign(RNG.standard_normal((2, 48 * 48)))
+    x, g = RNG.standard_normal((2, 16, 48)).astype(np.float32)
+
+    def tensor(array: Array, number: int) -> Any:
+        return value(array, number, projections=(signs @ array.ravel().astype(float)).tolist())
+
+    def written(folder: Path, *, error: float = 0.0, factor: float = 1.0) -> Path:
+        dump = DumpBuilder(folder, "statistics")
+        w, total = np.eye(48, dtype=np.float32), np.float32(0)
+        for i in range(2):
+            module, made = f"Module.fc.Linear.forward.{i}", value(x, 10 + i, **TRAINED)
+            given = [value(x), value(w, **TRAINED)]
+            dump.call(f"Functional.linear.{i}.forward", given, [made], parent=module)
+            dump.call(module, [value(x)], [made], parameters={"weight": value(w, **TRAINED)})
+        for i, share in enumerate((x.T @ g, np.abs(x.T) @ np.abs(g))):
+            share[0, 0] = 10 + error if i else -40
+            total = total + share
+            made = [None, tensor(share, 30 + i)]
+            parent = f"Module.fc.Linear.forward.{i}"
+            dump.call(f"Functional.linear.{i}.backward", [value(g, 20 + i)], made, parent=parent)
+            own = tensor(total * np.float32(factor if i else 1), 40 + i)
+            dump.gradients(f"Module.fc.Linear.parameters_grad{'.1' * i}", weight=own)
+        return dump.write()
+
+    found = compare(written(tmp_path / "t", error=0.01, factor=hook), written(tmp_path / "r"))
+    assert found.status("Functional.linear.1.backward.output.1") == "close"
+    assert found.status("Module.fc.Linear.parameters_grad.1.weight") == "differs"
+    assert found.culprits == ["Module.fc.Linear.parameters_grad.1"] * (hook != 1)

@@ -45,6 +45,78 @@ def test_labels_that_differ_come_before_a_later_call(tmp_path: Path) -> None:
     assert "(labels, say)" in verdict["sentence"]
 
 
+def test_labels_that_happen_to_be_like_the_input_are_no_changed_input(tmp_path: Path) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        model = nn.Embedding(6, 6)
+        words = torch.tensor([1, 4, 5, 0])
+        labels = words.clone()
+        labels[-1] = 0 if change else -100
+
+        def step(_: int) -> None:
+            given, wanted = words.to("cpu"), labels.to("cpu")
+            functional.cross_entropy(model(given), wanted).backward()
+            model.zero_grad()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, "labels")
+    assert verdict["class"] == "data", verdict["sentence"]
+
+
+def two_in_another_order(debugger: PrecisionDebugger, change: str | None) -> None:
+    """The optimizer calls for the loss, as Lightning's does, of pictures that are exchanged."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    one, other, third = torch.randn(3, 5, 4)
+
+    def closure() -> Any:
+        given = (one, third, other) if change else (one, other, third)
+        loss = functional.triplet_margin_loss(*(model(each) for each in given))
+        loss.backward()
+        return loss
+
+    def step(_: int) -> None:
+        optimizer.step(closure)
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+def test_samples_that_are_exchanged_where_the_optimizer_asks_for_the_loss(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, two_in_another_order, "exchanged")
+    assert verdict["class"] == "data", verdict["sentence"]
+    assert "batches come in another order" in verdict["sentence"]
+
+
+def split(debugger: PrecisionDebugger, change: str | None) -> None:
+    """One batch or two halves, by a model that makes its first state from the number of samples."""
+    model = nn.GRU(4, 4, batch_first=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(number: int) -> None:
+        torch.manual_seed(number)
+        x = torch.randn(4, 6, 4)
+        with torch.autocast("cpu", torch.bfloat16):
+            for part in x.chunk(2) if change else [x]:
+                out, _ = model(part)
+                if change:
+                    loss = functional.mse_loss(out, part, reduction="sum") / x.numel()
+                else:
+                    loss = functional.mse_loss(out, part)
+                loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+def test_the_number_of_samples_is_no_argument_to_blame_where_batches_are_split(
+    tmp_path: Path,
+) -> None:
+    verdict = verdict_on(tmp_path, split, "halves")
+    assert verdict["class"] in ("equal", "rounding", "unexplained"), verdict["sentence"]
+
+
 def adapted(debugger: PrecisionDebugger, change: str | None) -> None:
     """MAML with one inner step for each of four tasks."""
     model = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1))

@@ -432,6 +432,34 @@ def test_models_that_are_called_in_another_order() -> None:
     (found,) = said(differences((called("ggd", 1, 2, 3), called("ggd", 1, 4, 5))))
     assert found.startswith("data: micro batch 1 of step 0 differs")
     assert said(differences((called("ggd", 1, 2, 3), called("gdg", 1, 2, 3)))) == []
+    (moved,) = said(differences((called("ggd", 4, 1, 2), called("gdg", 1, 2, 4))))
+    assert moved.startswith("order: step 0 calls the models in another order: Module.g.MLP in")
+
+
+def test_one_of_several_models_that_is_called_more_often() -> None:
+    target, reference = called("ggdgd", 1, 2, 3, 4, 5), called("gdg", 1, 3, 4)
+    target["loss"], reference["loss"] = (
+        [{"micro": i, "value": 1.0, "shape": [], "dtype": "torch.float32"} for i in range(count)]
+        for count in (3, 2)
+    )
+    assert said(differences((target, reference))) == [
+        "call: step 0 calls Module.g.MLP 3 times in the target, 2 times in the reference, with 3 "
+        "backward passes instead of 2"
+    ]
+
+
+def test_what_each_model_is_given_is_compared_with_its_own() -> None:
+    """A model that takes real and made samples at once takes them so in each step."""
+    joint = called("gdg", 1, 2, 3)
+    joint["data"][1]["shape"] = [8, 2]
+    joint["data"][1]["norm"] = 2**0.5 * joint["data"][1]["norm"]
+    apart = called("gddg", 1, 2, 2, 3)
+    later = called("gddg", 4, 5, 6, 7)
+    one = called("gdg", 4, 5, 7)
+    one["data"][1]["shape"] = [8, 2]
+
+    found = differences((joint, apart), (one, later))
+    assert {each.effect for each in found} == {Effect.NONE}
 
 
 def test_one_of_two_inputs_that_differs_is_a_part_of_the_data() -> None:

@@ -102,13 +102,14 @@ class DataHistory:
             if same:
                 self.split = self._uneven.words
                 return
-            sides = _without_further(*sides)
+            # What joins or splits the samples of a model does so in each step.
+            sides = _called_alike(*sides) if self.split else _without_further(*sides)
         elif self._uneven is None and pair.ran_through and _calls_other_models(pair):
             self._uneven = self._of_counts(pair, counts, same=False)
         self._other_order[pair.step] = _models_words(pair)
         batches = [
-            _Batch(pair.step, micro, *_of_models(own, _named_as(own, other)))
-            for micro, (own, other) in enumerate(zip(*sides, strict=False))
+            _Batch(pair.step, own[0].micro, *_of_models(own, _named_as(own, other)))
+            for own, other in _paired(*sides)
         ]
         given = [
             batch
@@ -162,8 +163,8 @@ class DataHistory:
             return
         first = apart[0]
         agree = any(b.step == first.step and b not in differing for b in self._batches)
-        order = self._order_words(apart)
-        models = "" if order else self._other_order.get(first.step, "")
+        models = self._other_order.get(first.step, "")
+        order = "" if models else self._order_words(apart)
         alone = [words for batch in apart for words in _alone_words(batch)]
         is_given = not order and bool(alone) and not any(map(_changed, apart))
         # Samples or edges may come in any order within a batch: the values tell if it matters.
@@ -209,7 +210,13 @@ class DataHistory:
             )
         passes = 0 if same or len({*pair.passes}) > 1 else pair.passes[0]
         holds_same = not same and _distinct(pair.target.data) == _distinct(pair.reference.data)
-        if not passes and not holds_same:
+        called = [Counter(_models_called(facts)) for facts in pair.sides]
+        names = called[0].keys() | called[1].keys()
+        if (
+            not passes
+            and not holds_same
+            and (same or len(names) == 1 or called[0].keys() ^ called[1].keys())
+        ):
             words = (
                 f"step {pair.step} has {counts[0]} micro batch{'es' * (counts[0] > 1)} in the "
                 f"target, {counts[1]} in the reference"
@@ -222,11 +229,11 @@ class DataHistory:
         # An optimizer that is another one calls the model, or a part of it is called by itself.
         of_parts = _are_of_parts(pair.target.data, pair.reference.data)
         is_consequence = of_parts or pair.asks_otherwise
-        called = [Counter(_models_called(facts)) for facts in pair.sides]
-        apart = [name for name in called[1] | called[0] if called[0][name] != called[1][name]]
         name = ""
-        if len(called[0] | called[1]) > 1:
-            name = apart[0]
+        if len(names) > 1:
+            name = next(
+                each for each in called[1] | called[0] if called[0][each] != called[1][each]
+            )
             counts = called[0][name], called[1][name]
         times = [times_text(count) for count in counts]
         words = (
@@ -236,11 +243,17 @@ class DataHistory:
             f"with {passes} backward pass{'es' * (passes > 1)} on either side"
             if passes
             else "on the same data"
+            if holds_same
+            else f"with {pair.passes[0]} backward passes instead of {pair.passes[1]}"
         )
         return self._difference(
             pair.step,
             words,
-            Effect.NONE if is_consequence else Effect.POSSIBLE,
+            Effect.NONE
+            if is_consequence
+            else Effect.POSSIBLE
+            if passes or holds_same
+            else Effect.CERTAIN,
             verdict=VerdictClass.CALL,
             next=("look at where the model is called",),
         )
@@ -313,6 +326,30 @@ def _calls_other_models(pair: FactsPair) -> bool:
 def _models_called(facts: Facts) -> list[str]:
     """Return the models that are given data, in order."""
     return [parse_record_name(batch[0].record or "").base for batch in _by_micro(facts.data)]
+
+
+def _paired(*sides: list[list[Data]]) -> list[tuple[list[Data], list[Data]]]:
+    """Return the calls of both sides in pairs: those of each model, if they are the same models."""
+    target, reference = (_by_model(side) for side in sides)
+    by_place = list(zip(*sides, strict=False))
+    is_same = all([*map(_key, own)] == [*map(_key, other)] for own, other in by_place)
+    if is_same or target.keys() != reference.keys():
+        return by_place
+    return [both for name in target for both in zip(target[name], reference[name], strict=False)]
+
+
+def _called_alike(*sides: list[list[Data]]) -> list[list[list[Data]]]:
+    """Return the calls of the models that both sides call equally often."""
+    target, reference = (_by_model(side) for side in sides)
+    names = [name for name in target if len(target[name]) == len(reference.get(name, ()))]
+    return [[call for name in names for call in of[name]] for of in (target, reference)]
+
+
+def _by_model(calls: list[list[Data]]) -> dict[str, list[list[Data]]]:
+    found: dict[str, list[list[Data]]] = {}
+    for call in calls:
+        found.setdefault(parse_record_name(call[0].record or "").base, []).append(call)
+    return found
 
 
 def _named_as(target: Sequence[Data], reference: Sequence[Data]) -> Sequence[Data]:

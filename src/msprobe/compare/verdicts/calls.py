@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from msprobe.compare.model import OperationPair, Row
+from msprobe.compare.model import Matched, OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
 from msprobe.dump.record_names import (
@@ -237,11 +237,26 @@ class Calls:
     @cached_property
     def split_batches(self) -> bool:
         """Whether the sides split one batch into different numbers of micro batches."""
-        target, reference = map(self._batches, self._comparison.sides)
+        target, reference = self._batches
         return len(target) != len(reference) and 0 < sum(target) == sum(reference)
 
+    def are_batch_sizes(self, row: Row) -> bool:
+        """Return whether an argument is the number of samples, where the sides split a batch."""
+        return (
+            self.split_batches
+            and isinstance(row, Matched)
+            and row.target.value in self._batches[0]
+            and row.reference.value in self._batches[1]
+        )
+
+    @cached_property
+    def _batches(self) -> tuple[list[int], list[int]]:
+        """Sizes of the first dimension of the data, for each call of the model, of both sides."""
+        target, reference = map(self._batch_sizes, self._comparison.sides)
+        return target, reference
+
     @staticmethod
-    def _batches(side: Side) -> list[int]:
+    def _batch_sizes(side: Side) -> list[int]:
         """Return the size of the first dimension of the data, for each call of the model."""
         facts = side.view.facts
         if facts is not None and facts.data:

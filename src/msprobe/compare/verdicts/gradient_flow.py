@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
@@ -128,10 +128,15 @@ class GradientFlow:
         shares = self._parameter_shares(call, row)
         if not shares and self._judge_by_module(call, row):
             return
+        before = self._accumulated_before(call, row)[-1:]
+        since = [
+            each for each in shares if not before or each.pair.position > before[0].pair.position
+        ]
+        added = [*before, *since]
         shares += self._accumulated_before(call, row)
         if any(share.status.is_difference for share in shares):
             mark(row, Origin.INHERITED)
-        elif shares and self._is_sum_of(row, shares):
+        elif shares and (self._is_sum_of(row, shares) or _add_up(row, added)):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
         elif self._differs_in_module(call, row) or self._has_lone_user(call, row):
             mark(row, Origin.INHERITED)
@@ -546,6 +551,23 @@ def _pair_of(value: Value | None) -> complex:
     if value is None:
         return 0.0
     return math.nan if value.pair is None else value.pair
+
+
+def _add_up(row: Row, shares: Sequence[Row]) -> bool:
+    """Return whether a gradient is the sum of its shares on both sides, as projections tell."""
+    if not isinstance(row, Matched) or not all(isinstance(each, Matched) for each in shares):
+        return False
+    operands = [each for each in map(operand_of, (row, *shares)) if each is not None]
+    if len(operands) < len(shares) + 1:
+        return False
+    rounding = SUM_GROWTH * operands[0].epsilon * sum(each.size for each in operands)
+    for total, parts in zip(
+        row.values, zip(*(each.values for each in shares), strict=True), strict=True
+    ):
+        pairs = [total.pairs_with(part) for part in parts]
+        if None in pairs or abs((total.pair or 0) - sum(p[1] for p in pairs if p)) > rounding:
+            return False
+    return True
 
 
 def _values(rows: Iterable[Row]) -> list[Value]:

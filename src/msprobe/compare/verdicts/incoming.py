@@ -100,7 +100,9 @@ class Incoming:
             mark(row, Origin.INHERITED, Cause.TAKEN_FROM_TENSOR)
             return False
         is_size = all(value.type in ("int", "torch.Size", "slice") for value in row.values)
-        if is_size and not tensors_agree:
+        calls = self._state.calls
+        # Of other samples, a call makes something else, whatever else it is given.
+        if ((is_size or calls.split_batches) and not tensors_agree) or calls.are_batch_sizes(row):
             mark(row, Origin.INHERITED)
             return False
         return True

@@ -184,9 +184,12 @@ class UnmatchedCalls:
         return True
 
     def only_hands_on(self, index: int) -> bool:
-        """Return whether a row is of an unmatched call that hands on what no recorded call made."""
+        """Return whether a row is of a call that hands on what no recorded call made.
+
+        Another tensor may hold the same on one side: a call that both sides make tells no gradient.
+        """
         call = self._state.calls.of(self._state.rows[index])
-        is_idle = not call.is_matched and _changes_nothing(call)
+        is_idle = not (call.is_matched and call.is_backward) and _changes_nothing(call)
         return is_idle and all(self._source(row) is None for row in call.inputs)
 
     def seen_through(self, index: int) -> int:
