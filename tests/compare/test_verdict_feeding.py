@@ -262,5 +262,5 @@ def test_a_number_that_the_program_makes_of_other_values_is_not_what_they_come_f
 ) -> None:
     verdict = verdict_on(tmp_path, match, True, False)
 
-    assert verdict["class"] == "call"
+    assert verdict["class"] == "data"
     assert "only the target calls Tensor.__getitem__.0" in verdict["sentence"]
