@@ -24,6 +24,11 @@ settings.load_profile("same")
 # git finds no repository, except in tests that use the fixture `git_repositories`.
 os.environ["GIT_DIR"] = os.devnull
 
+# Hundreds of programs are started: what Python compiles for one serves the next, wherever the tests
+# run. The models are tiny, and a second thread of each would only wait for work, which costs time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+os.environ["OMP_NUM_THREADS"] = "1"
 
 _FEW_TESTS = 20
 _ALL_SLOW = re.compile(r"^pytestmark = .*mark\.slow", re.MULTILINE)
@@ -56,6 +61,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     if len(session.items) > _FEW_TESTS and "torch" in sys.modules:
         importlib.import_module("torch._dynamo")
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_earlier_objects() -> None:
+    """Hide what earlier modules made: settings are found among all objects of the process."""
+    gc.collect()
     gc.freeze()
 
 
