@@ -8,11 +8,13 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from builders.warm_python import WarmWorker
 
 # The same examples in every run: whether a change passes must not be a matter of luck. The
 # other profile, an option of pytest, looks for new ones.
@@ -69,6 +71,14 @@ def without_earlier_objects() -> None:
     """Hide what earlier modules made: settings are found among all objects of the process."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warm_workers() -> Iterator[None]:
+    """Let processes that replay calls find the framework imported, which takes 3 s of a core."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("msprobe.replay.workers.Popen", WarmWorker)
+        yield
 
 
 @pytest.fixture
