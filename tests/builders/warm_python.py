@@ -47,7 +47,7 @@ class WarmProcess:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         text: str = "",
-        stdin: socket.socket | None = None,
+        stdin: int | None = None,
     ) -> None:
         """Start a program.
 
@@ -57,7 +57,7 @@ class WarmProcess:
             cwd: its folder; None for that of this process.
             env: its environment; None for that of this process.
             text: what it reads from the standard input.
-            stdin: its standard input, in place of a text.
+            stdin: a descriptor of its standard input, in place of a text.
         """
         self._words = [str(word) for word in words]
         self._out = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read when the program has ended
@@ -69,8 +69,11 @@ class WarmProcess:
             json.dump([self._words, str(cwd or Path.cwd()), environment], order)
             for file in (given, order):
                 file.seek(0)
-            files = [stdin or given, self._out, self._err, order, theirs]
-            socket.send_fds(_server(), [b"."], [file.fileno() for file in files])
+            files = [given, self._out, self._err, order, theirs]
+            descriptors = [file.fileno() for file in files]
+            if stdin is not None:
+                descriptors[0] = stdin
+            socket.send_fds(_server(), [b"."], descriptors)
         self.pid = self._receive()
 
     def wait(self, timeout: float = 120) -> subprocess.CompletedProcess[str]:
@@ -108,7 +111,7 @@ class WarmWorker:
     """Takes the place of `subprocess.Popen` where `run_tasks` starts a process."""
 
     def __init__(
-        self, command: Sequence[str], *, env: Mapping[str, str], stdin: socket.socket, **_: Any
+        self, command: Sequence[str], *, env: Mapping[str, str], stdin: int, **_: Any
     ) -> None:
         self._process = WarmProcess(*command[1:], env=env, stdin=stdin)
         self._code: int | None = None

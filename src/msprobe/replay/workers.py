@@ -158,7 +158,7 @@ class _Worker:
             self._process = Popen(
                 [sys.executable, "-c", _PROGRAM],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                stdin=there,
+                stdin=there.fileno(),
                 stdout=DEVNULL,
                 start_new_session=True,  # Ctrl-C ends it through the other end of the socket
             )
