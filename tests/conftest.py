@@ -8,11 +8,13 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from builders.warm_python import WarmWorker
 
 # The same examples in every run: whether a change passes must not be a matter of luck. The
 # other profile, an option of pytest, looks for new ones.
@@ -24,6 +26,11 @@ settings.load_profile("same")
 # git finds no repository, except in tests that use the fixture `git_repositories`.
 os.environ["GIT_DIR"] = os.devnull
 
+# Hundreds of programs are started: what Python compiles for one serves the next, wherever the tests
+# run. The models are tiny, and a second thread of each would only wait for work, which costs time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+os.environ["OMP_NUM_THREADS"] = "1"
 
 _FEW_TESTS = 20
 _ALL_SLOW = re.compile(r"^pytestmark = .*mark\.slow", re.MULTILINE)
@@ -57,6 +64,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if len(session.items) > _FEW_TESTS and "torch" in sys.modules:
         importlib.import_module("torch._dynamo")
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_earlier_objects() -> None:
+    """Hide what earlier modules made: settings are found among all objects of the process."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warm_workers() -> Iterator[None]:
+    """Let processes that replay calls find the framework imported, which takes 3 s of a core."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("msprobe.replay.workers.Popen", WarmWorker)
+        yield
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +47,7 @@ class WarmProcess:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         text: str = "",
+        stdin: int | None = None,
     ) -> None:
         """Start a program.
 
@@ -55,6 +57,7 @@ class WarmProcess:
             cwd: its folder; None for that of this process.
             env: its environment; None for that of this process.
             text: what it reads from the standard input.
+            stdin: a descriptor of its standard input, in place of a text.
         """
         self._words = [str(word) for word in words]
         self._out = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read when the program has ended
@@ -67,7 +70,10 @@ class WarmProcess:
             for file in (given, order):
                 file.seek(0)
             files = [given, self._out, self._err, order, theirs]
-            socket.send_fds(_server(), [b"."], [file.fileno() for file in files])
+            descriptors = [file.fileno() for file in files]
+            if stdin is not None:
+                descriptors[0] = stdin
+            socket.send_fds(_server(), [b"."], descriptors)
         self.pid = self._receive()
 
     def wait(self, timeout: float = 120) -> subprocess.CompletedProcess[str]:
@@ -99,6 +105,26 @@ class WarmProcess:
     def _receive(self) -> int:
         number: int = _NUMBER.unpack(self._numbers.recv(_NUMBER.size))[0]
         return number
+
+
+class WarmWorker:
+    """Takes the place of `subprocess.Popen` where `run_tasks` starts a process."""
+
+    def __init__(
+        self, command: Sequence[str], *, env: Mapping[str, str], stdin: int, **_: Any
+    ) -> None:
+        self._process = WarmProcess(*command[1:], env=env, stdin=stdin)
+        self._code: int | None = None
+
+    def wait(self) -> int:
+        if self._code is None:
+            self._code = self._process.wait().returncode
+        return self._code
+
+    def kill(self) -> None:
+        if self._code is None:
+            with suppress(ProcessLookupError):  # ended by itself
+                os.kill(self._process.pid, signal.SIGKILL)
 
 
 def run_warm(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,11 @@ if _FOUND is None or _FOUND.origin is None:  # this very folder may be taken for
     collect_ignore_glob = ["test_*.py"]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def warm_workers() -> None:
+    """Start processes that replay calls anew: one that is forked may hang in MindSpore."""
+
+
 @pytest.fixture(autouse=True)
 def fresh_session() -> Iterator[None]:
     """End what the test began, so that the next one has a debugger and a mode of its own."""

@@ -19,6 +19,11 @@ CRASH: Final = "__import__('os').kill(__import__('os').getpid(), 11)"
 HANG: Final = "__import__('time').sleep(60)"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def warm_workers() -> None:
+    """Start the processes as users do."""
+
+
 def answers(tasks: list[str], **options: Any) -> dict[str, Any]:
     return dict(run_tasks(tasks, EVALUATE, **options))
 

@@ -276,12 +276,8 @@ def _by_name(path: Path, rows: Iterable[DetailRow], notes: list[str]) -> dict[st
 
 
 def _missing(row: DetailRow, side: str) -> ComparedRow:
-    verdict = _not_judged(f"missing in {side}'s file")
+    verdict = RatioVerdict(status=Status.SKIP, reasons=(f"missing in {side}'s file",))
     return ComparedRow(row=row, verdict=verdict, is_missing=True)
-
-
-def _not_judged(reason: str) -> RatioVerdict:
-    return RatioVerdict(status=Status.SKIP, reasons=(reason,))
 
 
 def _reason_to_skip(row: DetailRow, other: DetailRow) -> str:

@@ -187,15 +187,11 @@ def _input(options: argparse.Namespace) -> CompareInput:
     wanted = 1 if options.replicas else 2
     if len(paths) != wanted:
         what = "one dump (with --replicas)" if wanted == 1 else "a TARGET and a REFERENCE"
-        taken = [flag for flag, value in _optional_values(options) if isinstance(value, str)]
+        may_be_left_out = {"-cm": options.cell_mapping, "-am": options.api_mapping}.items()
+        taken = [flag for flag, value in may_be_left_out if isinstance(value, str)]
         hint = f" ({taken[0]} takes the word behind it: put the dumps first)" if taken else ""
         raise UsageError(f"compare needs {what}; {len(paths)} given{hint}")
     return CompareInput(target=Path(paths[0]), reference=Path(paths[-1]), ranks=ranks, steps=steps)
-
-
-def _optional_values(options: argparse.Namespace) -> list[tuple[str, object]]:
-    """Return the options whose value may be left out, with their values."""
-    return [("-cm", options.cell_mapping), ("-am", options.api_mapping)]
 
 
 def _compare(given: CompareInput, options: argparse.Namespace) -> CompareResult:

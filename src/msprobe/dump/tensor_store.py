@@ -119,7 +119,7 @@ class TensorStore:
             (self.folder / existing).stat()
             return 0
         source = self._newest_copy(existing)
-        if not self._links_work or self._is_full(source):
+        if not self._links_work or source.stat().st_nlink >= self._max_links:
             return self._copy(existing, name)
         try:
             self._link(source, self.folder / name)
@@ -161,9 +161,6 @@ class TensorStore:
         if _inode(source) == fresh.source_inode and _inode(copy) == fresh.copy_inode:
             return copy
         return source
-
-    def _is_full(self, source: Path) -> bool:
-        return source.stat().st_nlink >= self._max_links
 
     def _temporary(self, name: str) -> Path:
         return self.folder / temporary_name(os.path.splitext(name)[1][:16])  # noqa: PTH122

@@ -32,7 +32,7 @@ _COLUMNS: Final = (
 _SQLITE: Final = b"SQLite format 3\x00"
 # A file of a gigabyte needs some 10^10 steps of SQLite's machine when every row is read once.
 _STEPS_PER_BYTE: Final = 200
-_LEAST_STEPS: Final = 1 << 28
+_LEAST_STEPS: Final = 1 << 26
 _LONGEST_CELL: Final = 64 << 20
 _STATISTICS: Final = {"Max": "max", "Min": "min", "Mean": "mean", "Norm": "norm"}
 _NOTHING: Final = ("", "null", "None", "N/A", "-1")

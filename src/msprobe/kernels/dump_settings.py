@@ -125,16 +125,12 @@ class _Key:
     is_required: bool = False
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _among(*allowed: Any) -> Callable[[Any], bool]:
     return lambda value: any(type(value) is type(each) and value == each for each in allowed)
 
 
 def _whole(value: Any) -> bool:
-    return _is_int(value) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:

@@ -72,7 +72,8 @@ class KernelRun:
         self.custom_apis = _NoCustomApis()
         self._steps = native_dump.IterationCounter()
         self._is_cpu = native_dump.device_target() == _CPU
-        self._rank = _rank_of_environment()
+        # MindSpore will name its folder by it; groups are made later.
+        self._rank = _first_number(_RANK_VARIABLES) or 0
         self._parts: list[tuple[int, int]] = []
         self._since: int | None = None
         self._done: set[Path] = set()
@@ -249,11 +250,6 @@ class _NoCustomApis:
 def _now() -> int:
     """Return the time as names of files have it, in microseconds."""
     return time.time_ns() // 1000
-
-
-def _rank_of_environment() -> int:
-    """Return the rank that MindSpore will name its folder by; groups are made later."""
-    return _first_number(_RANK_VARIABLES) or 0
 
 
 def _first_number(variables: Sequence[str]) -> int | None:

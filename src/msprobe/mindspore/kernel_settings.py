@@ -57,7 +57,9 @@ def dump_settings(config: Config, *, computes_statistics: bool, ranks: int = 1) 
         case StatisticsSection():
             if computes_statistics:
                 common["saved_data"] = "statistic"
-                common["statistic_category"] = [*_CATEGORIES, *_checksums(section.summary_mode)]
+                common["statistic_category"] = [*_CATEGORIES]
+                if section.summary_mode is SummaryMode.MD5:
+                    common["statistic_category"].append("hash:md5")
                 synchronous["stat_calc_mode"] = str(section.device)
                 low = config.precision is Precision.LOW
                 synchronous["device_stat_precision_mode"] = "low" if low else "high"
@@ -92,10 +94,6 @@ def _selection(names: tuple[str, ...], mode: DataMode) -> dict[str, Any]:
     if not (mode.input and mode.output):
         found["input_output"] = 1 if mode.input else 2
     return found
-
-
-def _checksums(mode: SummaryMode) -> list[str]:
-    return ["hash:md5"] if mode is SummaryMode.MD5 else []
 
 
 def write_settings(settings: dict[str, Any], folder: Path) -> Path:

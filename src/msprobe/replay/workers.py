@@ -12,7 +12,6 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from typing import Any, Final
 
 from msprobe.cluster import cluster
@@ -37,7 +37,7 @@ _SMALLEST_PART: Final = 50
 _PARTS_A_WORKER: Final = 4
 # Of `faulthandler`, when the time is over.
 _HUNG: Final = 1
-_PROGRAM: Final = "from msprobe.replay.workers import serve; serve({})"
+_PROGRAM: Final = "from msprobe.replay.workers import serve; serve()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +155,11 @@ class _Worker:
     def __init__(self, start: Start, limits: Limits) -> None:
         here, there = socket.socketpair()
         with there:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM.format(there.fileno())],
-                pass_fds=(there.fileno(),),
+            self._process = Popen(
+                [sys.executable, "-c", _PROGRAM],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdin=there.fileno(),
+                stdout=DEVNULL,
                 start_new_session=True,  # Ctrl-C ends it through the other end of the socket
             )
         self.connection = Connection(here.detach())
@@ -225,9 +224,10 @@ def _how(code: int) -> tuple[Reason, str]:
     return Reason.CRASHED, f"exit code {code}"
 
 
-def serve(descriptor: int) -> None:
-    """Do tasks until the other end closes: what a process of `run_tasks` runs."""
-    connection = Connection(descriptor)
+def serve() -> None:
+    """Do tasks until the other end of the standard input, a socket, closes."""
+    connection = Connection(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     start, limits = pickle.loads(connection.recv_bytes())
     try:
         work = start()

@@ -60,23 +60,31 @@ Kinds = Mapping[str, list[Any]]
 """Objects by kind."""
 
 
+class _KindsOfClasses(dict[type, str | None]):
+    """Kinds of the objects of each class, asked of the recognisers once."""
+
+    def __init__(self, recognisers: Sequence[Callable[[type], str | None]]) -> None:
+        self._recognisers = recognisers
+
+    def __missing__(self, of_type: type) -> str | None:
+        answers = (recognise(of_type) for recognise in self._recognisers)
+        self[of_type] = next((kind for kind in answers if kind is not None), None)
+        return self[of_type]
+
+
 def live_objects(*recognisers: Callable[[type], str | None]) -> Kinds:
     """Return the objects that a recogniser names a kind for, by kind, the oldest first.
 
     Args:
         recognisers: return the kind of the objects of a class, or None; the first answer counts.
     """
-    kinds: dict[type, str | None] = {}
+    kinds = _KindsOfClasses(recognisers)
     found: dict[str, list[Any]] = {}
     for generation in (2, 1, 0):
         objects = gc.get_objects(generation)
-        for of_type in set(map(type, objects)) - kinds.keys():
-            answers = (recognise(of_type) for recognise in recognisers)
-            kinds[of_type] = next((kind for kind in answers if kind is not None), None)
-        sought = {of_type: kind for of_type, kind in kinds.items() if kind is not None}
-        # A million objects may be there: no Python runs for those of other classes.
-        for one in compress(objects, map(sought.__contains__, map(type, objects))):
-            found.setdefault(sought[type(one)], []).append(one)
+        # A million objects may be there: no Python runs for those of a class seen before.
+        for one in compress(objects, map(kinds.__getitem__, map(type, objects))):
+            found.setdefault(str(kinds[type(one)]), []).append(one)
     return found
 
 

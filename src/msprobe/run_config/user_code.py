@@ -44,11 +44,11 @@ def collect_user_code(folder: Path | None = None) -> dict[str, str]:
         folder: where the code lies; None for the script's folder.
     """
     folder = script_folder() if folder is None else folder
+    begin = f"{folder}".rstrip(os.sep) + os.sep
     found = {}
-    for name in list(sys.modules):
-        path = _users_file(name)
-        if path is not None and path.is_relative_to(folder):
-            found[f"code.{path.relative_to(folder)}"] = _digest_of(path)
+    for path in filter(None, map(_users_file, list(sys.modules))):
+        if str(path).startswith(begin):
+            found[f"code.{str(path).removeprefix(begin)}"] = _digest_of(path)
     return {**{name: found[name] for name in sorted(found) if found[name]}, **_git(folder)}
 
 
@@ -86,7 +86,13 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 def _users_file(name: str) -> Path | None:
     text = getattr(sys.modules.get(name), "__file__", None)
-    if not isinstance(text, str) or text.startswith((sys.prefix, sys.base_prefix, _OWN_FOLDER)):
+    return _users_path(text) if isinstance(text, str) else None
+
+
+@functools.lru_cache(1 << 14)
+def _users_path(text: str) -> Path | None:
+    """Return the path of a module's file unless it is a library's; thousands are loaded."""
+    if text.startswith((sys.prefix, sys.base_prefix, _OWN_FOLDER)):
         return None
     path = Path(text).absolute()
     is_library = any(part in _LIBRARY_FOLDERS for part in path.parts)

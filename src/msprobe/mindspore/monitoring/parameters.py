@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
@@ -117,7 +117,7 @@ class Parameters:
         if Stream.UPDATE in rows.streams:
             self._before = [
                 (key, one, np.array(values, copy=True))
-                for key, one in self._wanted(rows, Stream.UPDATE)
+                for key, one in rows.wanted(Stream.UPDATE, self._parameters)
                 if one.requires_grad and (values := values_of(one)) is not None
             ]
         if self._direction:
@@ -152,15 +152,8 @@ class Parameters:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _wanted(self, rows: StepRows, stream: Stream) -> Iterator[Named]:
-        settings = rows.streams.get(stream)
-        if settings is not None:
-            for key, parameter in self._parameters:
-                if settings.wants(key.name):
-                    yield key, parameter
-
     def _put(self, rows: StepRows, stream: Stream, read: Callable[[Any], Any]) -> None:
-        found = [(key, read(parameter)) for key, parameter in self._wanted(rows, stream)]
+        found = [(key, read(parameter)) for key, parameter in rows.wanted(stream, self._parameters)]
         keys = [key for key, tensor in found if tensor is not None]
         if keys:
             rows.batch(stream).add(keys, [tensor for _, tensor in found if tensor is not None])
@@ -172,7 +165,7 @@ class Parameters:
             stream = Stream.STATE
             if is_first or is_second:
                 stream = Stream.EXP_AVG if is_first else Stream.EXP_AVG_SQ
-            for key, parameter in self._wanted(rows, stream):
+            for key, parameter in rows.wanted(stream, self._parameters):
                 place = places.get(id(parameter))
                 tensor = None if place is None else tensors[place]
                 if tensor is not None:
@@ -185,7 +178,7 @@ class Parameters:
         if moments is None:
             return
         by_parameter = dict(zip(map(id, self._optimizer.parameters), moments, strict=True))
-        for key, parameter in self._wanted(rows, Stream.OTHER):
+        for key, parameter in rows.wanted(Stream.OTHER, self._parameters):
             gradient = self._gradients.get(id(parameter))
             moment = by_parameter.get(id(parameter))
             if gradient is None or moment is None or not moment.size:

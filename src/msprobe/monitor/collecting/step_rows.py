@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -177,6 +177,14 @@ class StepRows:
         self._reading = reading
         self._batches: dict[tuple[Stream, int], Batch] = {}
         self._numbers: list[tuple[Stream, int, str, Key, float]] = []
+
+    def wanted(
+        self, stream: Stream, parameters: Iterable[tuple[Key, Any]]
+    ) -> Iterator[tuple[Key, Any]]:
+        """Yield the parameters that a stream collects in this step."""
+        settings = self.streams.get(stream)
+        if settings is not None:
+            yield from (one for one in parameters if settings.wants(one[0].name))
 
     def batch(self, stream: Stream, micro_step: int = 0) -> Batch:
         """Return the batch of a stream that is collected in this step."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
@@ -244,13 +244,6 @@ class Parameters:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _wanted(self, rows: StepRows, stream: Stream) -> Iterator[Named]:
-        settings = rows.streams.get(stream)
-        if settings is not None:
-            for key, parameter in self._parameters:
-                if settings.wants(key.name):
-                    yield key, parameter
-
     def _put(
         self,
         rows: StepRows,
@@ -258,7 +251,7 @@ class Parameters:
         read: Callable[[Tensor], Tensor | None],
         known: Known,
     ) -> None:
-        found = [(key, read(parameter)) for key, parameter in self._wanted(rows, stream)]
+        found = [(key, read(parameter)) for key, parameter in rows.wanted(stream, self._parameters)]
         keys = [key for key, tensor in found if tensor is not None]
         tensors = [tensor for _, tensor in found if tensor is not None]
         if tensors:
@@ -287,7 +280,7 @@ class Parameters:
     def _copy_parameters(self, rows: StepRows) -> None:
         self._before = [
             (key, found, found.detach().clone())
-            for key, parameter in self._wanted(rows, Stream.UPDATE)
+            for key, parameter in rows.wanted(Stream.UPDATE, self._parameters)
             if parameter.requires_grad
             and isinstance(found := readable(self._view.value(parameter)), Tensor)
         ]
@@ -307,7 +300,7 @@ class Parameters:
         self._before = []
 
     def _put_direction(self, rows: StepRows) -> None:
-        for key, parameter in self._wanted(rows, Stream.OTHER):
+        for key, parameter in rows.wanted(Stream.OTHER, self._parameters):
             gradient = self._view.gradient(parameter)
             moment = self._view.states(parameter).get("exp_avg")
             if gradient is None:
