@@ -219,6 +219,37 @@ class _Search:
             self._judge_outputs(call)
             if call.start in self._state.suspects and self._acts_unseen(call):
                 self._state.convict(call.start)
+            self._excuse_choice(call)
+
+    def _excuse_choice(self, call: Call) -> None:
+        """Let numbers of which a call makes a tensor follow what the program read before.
+
+        A program chooses by values that it reads (`.numpy()`, `.tolist()`): which box belongs to
+        which object, say. Where these differ a little, it may choose otherwise.
+        """
+        blamed = [row for row in call.rows if row.origin is Origin.INTRODUCED]
+        chosen = [row for row in blamed if row.is_argument and _are_whole_numbers(row)]
+        if not chosen or call.is_backward or any(row.holds_tensor for row in call.inputs):
+            return
+        if len(chosen) == sum(row.is_argument for row in blamed) and self._read_before(call):
+            for row in blamed:
+                mark(row, Origin.INHERITED, Cause.CHOSEN)
+
+    def _read_before(self, call: Call) -> bool:
+        """Return whether a result before a call differs by what it is made of and is left to the
+        program: no recorded call takes it in, and no gradient flows back.
+        """
+        state = self._state
+        sides = state.flow.target, state.flow.reference
+        return any(
+            row.origin is Origin.INHERITED
+            and row.status is Status.DIFFERS
+            and row.value.role is Role.OUTPUT
+            and row.holds_tensor
+            and all(value.requires_grad is False for value in row.values)
+            and not any(side.users(row) for side in sides)
+            for row in state.rows[: call.start]
+        )
 
     def _note_close(self, rows: Iterable[Row]) -> None:
         state = self._state
@@ -509,6 +540,10 @@ class _Search:
 
 def _extent(value: Value) -> tuple[float | None, ...]:
     return value.max, value.min, value.norm
+
+
+def _are_whole_numbers(row: Row) -> bool:
+    return all(isinstance(value.value, int) for value in row.values)
 
 
 def _is_lacking(row: Row) -> bool:
