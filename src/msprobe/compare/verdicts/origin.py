@@ -225,7 +225,8 @@ class _Search:
         """Let numbers of which a call makes a tensor follow what the program read before.
 
         A program chooses by values that it reads (`.numpy()`, `.tolist()`): which box belongs to
-        which object, say. Where these differ a little, it may choose otherwise.
+        which object, say. Where these differ by the rounding of a coarse type, it may choose
+        otherwise.
         """
         blamed = [row for row in call.rows if row.origin is Origin.INTRODUCED]
         chosen = [row for row in blamed if row.is_argument and _are_whole_numbers(row)]
@@ -241,14 +242,16 @@ class _Search:
         """
         state = self._state
         sides = state.flow.target, state.flow.reference
-        return any(
+        before = state.rows[: call.start]
+        coarsest = max((epsilon_of(v.dtype) for row in before for v in row.values), default=0.0)
+        return coarsest > epsilon_of("float32") and any(
             row.origin is Origin.INHERITED
             and row.status is Status.DIFFERS
             and row.value.role is Role.OUTPUT
             and row.holds_tensor
             and all(value.requires_grad is False for value in row.values)
             and not any(side.users(row) for side in sides)
-            for row in state.rows[: call.start]
+            for row in before
         )
 
     def _note_close(self, rows: Iterable[Row]) -> None:

@@ -49,7 +49,7 @@ def first_given(findings: Findings) -> StepObservations | None:
 
     What comes in on one rank reaches the others within the step.
     """
-    differing = _differing(findings) if findings.split is None else []
+    differing = [] if findings.is_divided else _differing(findings)
     return next((s for s in differing if s.step == differing[0].step and s.given), None)
 
 
@@ -103,8 +103,9 @@ def without_cause(findings: Findings) -> Verdict:
     if findings.split is not None:
         return findings.conclude(
             VerdictClass.ROUNDING,
-            f"{findings.split}, and the gradients that the optimizer gets agree",
-            Confidence.PROVED,
+            f"{findings.split}, and the gradients that the optimizer gets agree"
+            + (" as far as their coarse type resolves them" if findings.is_split_coarse else ""),
+            Confidence.LIKELY if findings.is_split_coarse else Confidence.PROVED,
         )
     precisions = _precisions(findings)
     if not all(each.proof.is_rounding for each in findings.steps if each.proof is not None):

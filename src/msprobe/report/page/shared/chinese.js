@@ -451,6 +451,8 @@ export const sentences = {
   "{}; a tensor that no recorded call made (step {})": "{}；并非由已记录调用产生的张量（step {}）",
   "{} of {} values could not be read; all others agree": "{2} 个值中有 {1} 个无法读取；其余一致",
   "{}, and the gradients that the optimizer gets agree": "{}，而优化器得到的梯度一致",
+  "{}, and the gradients that the optimizer gets agree as far as their coarse type resolves them": "{}，而优化器得到的梯度在其粗类型的分辨率内一致",
+  "the ranks of both sides share the samples": "两侧的 rank 分担相同的样本",
   "every difference is explained by the rounding of its call or by its inputs": "所有差异均可由调用自身的舍入或其输入解释",
   "every difference lies within the noise measured in {} recordings of the reference ({} values, {} of them beyond the tolerance of their types)": "所有差异均在标杆侧 {} 次采集所测得的噪声之内（{} 个值，其中 {} 个超出其类型的容差）",
   "{} when they come in": "{}，在输入时已如此", "{} differs when they come in": "{} 在输入时已不同",
