@@ -1046,6 +1046,44 @@ def test_what_the_program_chooses_by_values_of_another_precision(
     assert verdict["class"] == "precision", verdict["sentence"]
 
 
+class Density(nn.Module):
+    """The logarithm of a normal density, in bfloat16: by hand, or as torch.distributions has it."""
+
+    def __init__(self, *, by_hand: bool) -> None:
+        super().__init__()
+        self.by_hand = by_hand
+        self.moments = nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            mean, log_variance = self.moments(x).chunk(2, 1)
+            scale = (0.5 * log_variance).exp()
+            z = mean + scale * torch.ones_like(scale)
+            if self.by_hand:
+                return (-0.5 * ((z - mean) / scale) ** 2 - scale.log() - 0.9189385332).sum(1)
+            normal = torch.distributions.Normal(mean, scale, validate_args=False)
+            return normal.log_prob(z).sum(-1)
+
+
+def densities(debugger: PrecisionDebugger, by_hand: bool) -> None:
+    model = Density(by_hand=by_hand)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).float().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_backward_records_of_calls_that_are_no_partners(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, densities, True, False, level)
+
+    assert verdict["class"] in ("rounding", "precision", "equal"), verdict["sentence"]
+
+
 def sampled(debugger: PrecisionDebugger, temperature: float) -> None:
     model = nn.Linear(3, 4)
 
