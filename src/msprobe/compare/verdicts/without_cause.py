@@ -103,8 +103,10 @@ def without_cause(findings: Findings) -> Verdict:
     if findings.split is not None:
         return findings.conclude(
             VerdictClass.ROUNDING,
-            f"{findings.split}, and the gradients that the optimizer gets agree"
-            + (" as far as their coarse type resolves them" if findings.is_split_coarse else ""),
+            f"{findings.split}, and the gradients that the optimizer gets agree as far as their "
+            "coarse type resolves them"
+            if findings.is_split_coarse
+            else f"{findings.split}, and the gradients that the optimizer gets agree",
             Confidence.LIKELY if findings.is_split_coarse else Confidence.PROVED,
         )
     precisions = _precisions(findings)
