@@ -1001,6 +1001,89 @@ def test_a_weight_that_autocast_casts_once_for_two_calls(tmp_path: Path, level: 
     assert verdict["class"] == "precision", verdict["sentence"]
 
 
+class Matching(nn.Module):
+    """Two results by one weight; the program reads the first, and chooses by it."""
+
+    def __init__(self, dtype: Any) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.enter, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        with torch.no_grad():
+            self.head.weight[0], self.head.weight[1] = 0.3, 0.3001
+            self.head.weight[2] = -2.0
+            self.head.bias.fill_(0.0)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast("cpu", self.dtype, enabled=self.dtype is not torch.float32):
+            x = torch.sigmoid(self.enter(x))
+            return self.head(x), self.head(x.square())
+
+
+def matching(debugger: PrecisionDebugger, dtype: Any) -> None:
+    model = Matching(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        for x in torch.linspace(-1, 1 + number, 64).view(2, 8, 4):
+            first, second = model(x)
+            with torch.no_grad():
+                scores = (first.float() * 3).double().numpy().sum(0)
+            target = torch.tensor([int(scores.argmax())]).expand(8)
+            loss = nn.functional.cross_entropy(first.float(), target)
+            (loss + second.float().square().mean()).backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_what_the_program_chooses_by_values_of_another_precision(
+    tmp_path: Path, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, matching, torch.bfloat16, torch.float32, level)
+
+    assert verdict["class"] == "precision", verdict["sentence"]
+
+
+class Density(nn.Module):
+    """The logarithm of a normal density, in bfloat16: by hand, or as torch.distributions has it."""
+
+    def __init__(self, *, by_hand: bool) -> None:
+        super().__init__()
+        self.by_hand = by_hand
+        self.moments = nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            mean, log_variance = self.moments(x).chunk(2, 1)
+            scale = (0.5 * log_variance).exp()
+            z = mean + scale * torch.ones_like(scale)
+            if self.by_hand:
+                return (-0.5 * ((z - mean) / scale) ** 2 - scale.log() - 0.9189385332).sum(1)
+            normal = torch.distributions.Normal(mean, scale, validate_args=False)
+            return normal.log_prob(z).sum(-1)
+
+
+def densities(debugger: PrecisionDebugger, by_hand: bool) -> None:
+    model = Density(by_hand=by_hand)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).float().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_backward_records_of_calls_that_are_no_partners(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, densities, True, False, level)
+
+    assert verdict["class"] in ("rounding", "precision", "equal"), verdict["sentence"]
+
+
 def sampled(debugger: PrecisionDebugger, temperature: float) -> None:
     model = nn.Linear(3, 4)
 

@@ -125,6 +125,7 @@ class Cause(WordedEnum):
     )
     NAN_CALL = "nan_call", "only the target makes this call, and its result holds NaN"
     HARMLESS = "harmless", "without consequence: the result of {} agrees"
+    CHOSEN = "chosen", "the program may have chosen it by values that it read, which differ"
     HIDDEN_EFFECT = (
         "hidden_effect",
         "what uses it is given other differences, too: nothing tells whether it has an effect",

@@ -136,7 +136,7 @@ class Matcher:
             self._pair_groups(_is_main, _same_module, MAPPED)
         self._match_calls(_is_main)
         self._match_followers()
-        self._match_calls(_is_backward)
+        self._match_calls(self._is_without_forward)
         self._match_parameter_gradients()
         self._match_equal_names()
 
@@ -270,6 +270,14 @@ class Matcher:
             if what is not None and len(places) == len(partners):
                 for place, partner in zip(places, partners, strict=True):
                     self.pair(place, partner, ground)
+
+    def _is_without_forward(self, parsed: RecordName) -> bool:
+        """Return whether a backward record is of a call that was not recorded, as with a scope.
+
+        Backward records of calls that are no partners are none, either.
+        """
+        name = forward_name(parsed) if _is_backward(parsed) else ""
+        return name != "" and not (name in self.target.place or name in self.reference.place)
 
     def _match_followers(self) -> None:
         """Pair backward and recomputed records whose forward calls are partners."""

@@ -125,11 +125,22 @@ class DataHistory:
         )
         self._batches += [b for b in (batches if drawn else given) if b.target or b.reference]
 
-    def divide(self, pair: FactsPair, ranks: int) -> None:
-        """Take in a step in which ranks share the same samples in another way."""
-        self.split = f"the same samples are divided among the {ranks} ranks in another way"
+    def divide(self, step: int, words: str) -> None:
+        """Take in a step in which ranks share the same samples in another way.
+
+        Args:
+            step: its number.
+            words: how.
+        """
+        self.split = words
         if self._uneven is None:
-            self._uneven = self._difference(pair.step, self.split, Effect.NONE)
+            self._uneven = self._difference(step, words, Effect.NONE)
+
+    def divide_all(self, words: str) -> None:
+        """Take in that more or fewer ranks share the same samples in all steps."""
+        first = min((batch.step for batch in self._batches), default=0)
+        self._batches, self._uneven = [], None
+        self.divide(first, words)
 
     @property
     def is_same(self) -> bool:

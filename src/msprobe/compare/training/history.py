@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from types import MappingProxyType
@@ -65,6 +65,10 @@ _SHOWN_OPERATIONS: Final = 3
 _GROWTH: Final = 100.0
 _JUMP: Final = 1000.0
 _LEAST_JUMP: Final = 1e-3
+# Gradients of coarse types are as near as this, in units of their resolution; in later steps, as
+# parts of their norms.
+_COARSE: Final = 2.0
+_COARSE_JUMP: Final = 0.25
 
 
 class Apart(NamedTuple):
@@ -117,6 +121,7 @@ class TrainingHistory:
         unread: the same of those that code changed whose gradients no optimizer was seen to get.
         known_after: step and rank in which parameters were read after both sides' updates.
         meanings: numbers that factors of gradients may come from, by step and rank.
+        is_coarse: gradients of divided samples agree only as far as a coarse type resolves them.
     """
 
     def __init__(self) -> None:
@@ -127,8 +132,14 @@ class TrainingHistory:
         self.known_after: set[tuple[int, int | str]] = set()
         self.meanings: dict[tuple[int, int | str], Meanings] = {}
         self._ranks: dict[int | str, _RankHistory] = {}
+        self.is_coarse = False
         self._has_same_gradients = False
         self._jump: float = math.inf
+
+    @property
+    def is_split(self) -> bool:
+        """Whether any rank divides the same samples into other micro batches."""
+        return any(history.data.split for history in self._ranks.values())
 
     @property
     def has_same_updates(self) -> bool:
@@ -148,8 +159,9 @@ class TrainingHistory:
             made_inside: rank → inputs of models that calls of the step made.
         """
         if self._are_divided_otherwise(pairs):
+            words = f"the same samples are divided among the {len(pairs)} ranks in another way"
             for pair in pairs:
-                self._rank(pair.rank).data.divide(pair, len(pairs))
+                self._rank(pair.rank).data.divide(pair.step, words)
             return
         for pair in pairs:
             self._rank(pair.rank).data.add(pair, made_inside.get(pair.rank))
@@ -177,6 +189,7 @@ class TrainingHistory:
         pairs: Sequence[FactsPair],
         exact: Mapping[int | str, bool],
         close: Container[int | str] = (),
+        resolution: Callable[[], float] = float,
     ) -> None:
         """Take in a step, after its data.
 
@@ -184,6 +197,7 @@ class TrainingHistory:
             pairs: the facts of its ranks.
             exact: rank → whether every recorded value of the step is equal.
             close: the ranks whose values agree up to rounding of the same types.
+            resolution: returns that of the coarsest type in which both sides compute.
         """
         made: list[list[StepPair]] = []
         later: list[FactDifference] = []
@@ -194,10 +208,14 @@ class TrainingHistory:
             if history.last_step is None:
                 read = any(any(step.gradients) for step in steps)
                 self._has_same_gradients = read and all(map(has_same_gradients, steps))
-            elif self._jumps(history, steps):
+                if read and self.is_split and not self._has_same_gradients:
+                    limit = _COARSE * resolution()
+                    self.is_coarse = all(has_same_gradients(step, limit) for step in steps)
+                    self._has_same_gradients = self.is_coarse
+            elif self._jumps(history, steps, _COARSE_JUMP if self.is_coarse else math.inf):
                 self._jump = min(self._jump, pair.step)
             is_exact = exact.get(pair.rank, True)
-            found = [*self._of_step(pair, steps, history, len(pairs))]
+            found = [*self._of_step(pair, steps, history, len(pairs), resolution)]
             if is_exact or pair.rank in close:
                 found += buffer_differences(pair, equal_at_start(pair), is_exact=is_exact)
             # Settings that differ do so in every step.
@@ -215,9 +233,9 @@ class TrainingHistory:
         self.found += later
 
     @staticmethod
-    def _jumps(history: _RankHistory, steps: Sequence[StepPair]) -> bool:
+    def _jumps(history: _RankHistory, steps: Sequence[StepPair], most: float) -> bool:
         """Return whether gradients are apart by more than rounding of the steps before makes."""
-        limit = max(_LEAST_JUMP, _JUMP * history.farthest)
+        limit = min(max(_LEAST_JUMP, _JUMP * history.farthest), most)
         return any(limit < farthest_gradient(step) < math.inf for step in steps)
 
     def same_gradient(self, rank: int | str) -> float:
@@ -254,10 +272,28 @@ class TrainingHistory:
         The gradients of the first step show it: what an optimizer gets is the same sum. Those of
         later steps may only be apart by what becomes of rounding.
         """
-        splits = [history.data.split for history in self._ranks.values()]
-        if None in splits or not self._has_same_gradients or self._jump < math.inf:
+        if not self.is_divided or self._jump < math.inf:
             return None
-        return splits[0] if splits else None
+        return next(history.data.split for history in self._ranks.values())
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether all ranks divide the same samples otherwise, and first get the same gradients."""
+        splits = [history.data.split for history in self._ranks.values()]
+        return bool(splits) and None not in splits and self._has_same_gradients
+
+    def divides(self, step: int) -> bool:
+        """Return whether optimizers get the same gradients of divided samples until a step."""
+        return self.is_divided and step < self._jump
+
+    def divide(self, words: str) -> None:
+        """Take in that the sides have other numbers of ranks, which may share the same samples.
+
+        The gradients that the optimizer first gets show it: those of all samples are the same,
+        however many ranks share them.
+        """
+        for history in self._ranks.values() if self._has_same_gradients else ():
+            history.data.divide_all(words)
 
     def differences(self) -> list[FactDifference]:
         """Return all differences, in the order in which they take effect."""
@@ -274,7 +310,9 @@ class TrainingHistory:
         if not is_split or not self._has_same_gradients or self._jump == math.inf:
             return fact
         words = f"the gradients that the optimizer gets differ from step {self._jump} on"
-        return replace(fact, words=f"{fact.words}; {words}", effect=Effect.CERTAIN)
+        return replace(
+            fact, step=int(self._jump), words=f"{fact.words}; {words}", effect=Effect.CERTAIN
+        )
 
     def _with_history(self, fact: FactDifference) -> FactDifference:
         """Return a difference of one step, judged again after all steps."""
@@ -284,7 +322,12 @@ class TrainingHistory:
         return history.schedules.of_scheduler(fact)
 
     def _of_step(
-        self, pair: FactsPair, steps: Sequence[StepPair], history: _RankHistory, ranks: int
+        self,
+        pair: FactsPair,
+        steps: Sequence[StepPair],
+        history: _RankHistory,
+        ranks: int,
+        resolution: Callable[[], float],
     ) -> Iterator[FactDifference]:
         meanings = self.meanings[pair.step, pair.rank] = meanings_of(pair, ranks)
         history.schedules.add(pair, steps)
@@ -296,7 +339,7 @@ class TrainingHistory:
         yield from mode_differences(pair)
         yield from scaler_differences(pair, had_same_scales=history.has_same_scales)
         if not trains_alike:
-            yield from _loss_differences(pair)
+            yield from _loss_differences(pair, resolution)
         yield from ended_differences(pair)
         yield from collective_differences(pair)
         clips = list(clip_differences(pair))
@@ -388,13 +431,19 @@ def _unchanged(pair: FactsPair, history: _RankHistory) -> dict[str, bool] | None
     }
 
 
-def _loss_differences(pair: FactsPair) -> Iterator[FactDifference]:
-    """Yield losses that differ; whether the forward pass explains it is told by its values."""
+def _loss_differences(pair: FactsPair, resolution: Callable[[], float]) -> Iterator[FactDifference]:
+    """Yield losses that differ; whether the forward pass explains it is told by its values.
+
+    Other calls make other roundings of what a model returns in a coarse type.
+    """
     for target, reference in zip(pair.target.loss, pair.reference.loss, strict=False):
         value, expected = target.value, reference.value
         if value is None or expected is None or target.micro != reference.micro:
             continue
         if _is_same_loss(target, reference):
+            continue
+        makes = [[text.partition("(")[0] for text in each.made_by] for each in (target, reference)]
+        if makes[0] != makes[1] and abs(value - expected) <= _COARSE * resolution() * abs(expected):
             continue
         meaning = meanings_of(pair, 1).of(value / expected) if expected else ""
         of_micro = f", micro batch {target.micro}" if target.micro else ""

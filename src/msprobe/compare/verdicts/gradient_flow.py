@@ -39,6 +39,7 @@ from msprobe.compare.verdicts.origin_state import (
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, module_names
 from msprobe.dump.values import Role, Value
+from msprobe.numerics.number_types import epsilon_of
 
 # What shows that a gradient is without consequence.
 NEEDS_GRADIENT: Final = "what needs a gradient"
@@ -382,17 +383,23 @@ class GradientFlow:
         if (row.pair.position, row.value.argument) in self._summed:
             return True
         shares = self._shares_of_input(call, row) if row.status in _LACKING else []
-        apart: complex = 0.0
-        for share in shares:
-            target, reference = (_tensor(each) for each in (share.target, share.reference))
-            apart += _pair_of(target) - _pair_of(reference)
-        missing = [_norm_of(share) for share in shares if share.status in _LACKING]
-        if len(missing) == len(shares) or not math.hypot(
-            apart.real, apart.imag
-        ) <= _LITTLE * math.hypot(*missing):
-            return False
-        self._summed |= {(share.pair.position, share.value.argument) for share in shares}
-        return True
+        for parts in _sums(shares):
+            if _is_one_sum(parts) or self._is_sum_of_others(parts):
+                self._summed |= {(part.pair.position, part.value.argument) for part in parts}
+        return (row.pair.position, row.value.argument) in self._summed
+
+    def _is_sum_of_others(self, parts: Sequence[Row]) -> bool:
+        """Return whether the sum is of other gradients, of calls that cast what they are given."""
+        calls = [self._state.calls.of(part) for part in parts]
+        given = [row for call in calls for row in call.inputs]
+        types = [value.dtype for row in given for value in row.values if value.is_tensor]
+        coarsest = max(map(epsilon_of, types), default=0.0)
+        return any(row.status.is_difference for row in given) and all(
+            coarsest > epsilon_of(value.dtype)
+            for part in parts
+            for value in part.values
+            if value.is_tensor
+        )
 
     def _shares_of_input(self, call: Call, row: Row) -> list[Row]:
         """Return the gradients that all calls hand back for what this call hands back one for."""
@@ -534,6 +541,30 @@ class GradientFlow:
             if row.value.role is Role.PARAMETER_GRAD:
                 found[self._state.calls.parse(row.pair).base].append(row)
         return found
+
+
+def _sums(shares: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield the gradients that one call may hand back as one, in each micro batch.
+
+    It is the last of them, and the others have none on its side.
+    """
+    parts: list[Row] = []
+    for share in sorted(shares, key=lambda each: each.pair.position):
+        parts.append(share)
+        if share.status not in _LACKING:
+            if len(parts) > 1:
+                yield parts
+            parts = []
+
+
+def _is_one_sum(parts: Sequence[Row]) -> bool:
+    """Return whether gradients that one side lacks in part add up to the same."""
+    apart: complex = 0.0
+    for part in parts:
+        target, reference = (_tensor(each) for each in (part.target, part.reference))
+        apart += _pair_of(target) - _pair_of(reference)
+    missing = [_norm_of(part) for part in parts if part.status in _LACKING]
+    return math.hypot(apart.real, apart.imag) <= _LITTLE * math.hypot(*missing)
 
 
 def _tensor(value: Value | None) -> Value | None:

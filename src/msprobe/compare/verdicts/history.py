@@ -92,9 +92,17 @@ class History:
         self.alone[row.pair.target is not None, key] = clue
 
     def add_harmless(self, comparison: RankComparison) -> None:
-        """Take in what one side alone had without consequence, once all of it was cleared."""
+        """Take in what one side alone had without consequence, once all of it was cleared.
+
+        Where no difference of a step begins in it, nothing of one side alone has any.
+        """
+        begins = any(
+            row.origin not in (None, Origin.INHERITED) or row.cause is Cause.UNTRACED
+            for row in comparison.rows
+        )
         for row in comparison.rows:
-            if row.cause in _HARMLESS and not isinstance(row, Matched):
+            is_harmless = row.cause in _HARMLESS or (row.origin is None and not begins)
+            if is_harmless and not isinstance(row, Matched):
                 self.harmless.setdefault(_alone(row), comparison.step)
         if self.same_inside is not None or all(pair.is_matched for pair in comparison.pairs):
             return

@@ -227,6 +227,7 @@ class _Search:
         self._judge_outputs(call)
         if call.start in self._state.suspects and self._acts_unseen(call):
             self._state.convict(call.start)
+        self._excuse_choice(call)
 
     def _is_exchanged(self, call: Call) -> bool:
         """Return whether a call is another parameter's, and what uses its result gets its own.
@@ -269,6 +270,39 @@ class _Search:
         """Return whether a value agrees, or is the same parameter on both sides."""
         is_shared = self._state.outside.parameter_of(row) is not None
         return is_shared or not row.status.is_difference
+
+    def _excuse_choice(self, call: Call) -> None:
+        """Let numbers of which a call makes a tensor follow what the program read before.
+
+        A program chooses by values that it reads (`.numpy()`, `.tolist()`): which box belongs to
+        which object, say. Where these differ by the rounding of a coarse type, it may choose
+        otherwise.
+        """
+        blamed = [row for row in call.rows if row.origin is Origin.INTRODUCED]
+        chosen = [row for row in blamed if row.is_argument and _are_whole_numbers(row)]
+        if not chosen or call.is_backward or any(row.holds_tensor for row in call.inputs):
+            return
+        if len(chosen) == sum(row.is_argument for row in blamed) and self._read_before(call):
+            for row in blamed:
+                mark(row, Origin.INHERITED, Cause.CHOSEN)
+
+    def _read_before(self, call: Call) -> bool:
+        """Return whether a result before a call differs by what it is made of and is left to the
+        program: no recorded call takes it in, and no gradient flows back.
+        """
+        state = self._state
+        sides = state.flow.target, state.flow.reference
+        before = state.rows[: call.start]
+        coarsest = max((epsilon_of(v.dtype) for row in before for v in row.values), default=0.0)
+        return coarsest > epsilon_of("float32") and any(
+            row.origin is Origin.INHERITED
+            and row.status is Status.DIFFERS
+            and row.value.role is Role.OUTPUT
+            and row.holds_tensor
+            and all(value.requires_grad is False for value in row.values)
+            and not any(side.users(row) for side in sides)
+            for row in before
+        )
 
     def _note_close(self, rows: Iterable[Row]) -> None:
         state = self._state
@@ -563,6 +597,10 @@ class _Search:
 
 def _extent(value: Value) -> tuple[float | None, ...]:
     return value.max, value.min, value.norm
+
+
+def _are_whole_numbers(row: Row) -> bool:
+    return all(isinstance(value.value, int) for value in row.values)
 
 
 def _is_lacking(row: Row) -> bool:

@@ -64,6 +64,8 @@ class JumpKind(StrEnum):
     """Only one side makes a call, and values around it differ."""
     STRUCTURE = "structure"
     """A value is missing, or has another shape, type or NaN."""
+    CHOICE = "choice"
+    """The program may have chosen a number by values that differ."""
     UNTRACED = "untraced"
     """Where the value comes from was not recorded."""
     SIZE = "size"
@@ -224,9 +226,12 @@ def _kind_of(comparison: RankComparison, row: Row) -> JumpKind | None:
         return JumpKind.CALL
     if row.cause is Cause.STEP_GROWTH:
         return JumpKind.STEP
+    if row.cause is Cause.CHOSEN:
+        return JumpKind.CHOICE
     if row.cause in _UNTRACED:
         return JumpKind.UNTRACED
-    if row.status is Status.DIFFERS or not row.holds_tensor or row.cause is Cause.HARMLESS_BEFORE:
+    is_explained = row.cause in (Cause.HARMLESS_BEFORE, Cause.SUM_OF_CLOSE)
+    if row.status is Status.DIFFERS or not row.holds_tensor or is_explained:
         return None
     if row.pair.is_matched:
         return JumpKind.STRUCTURE

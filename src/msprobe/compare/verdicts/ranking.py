@@ -68,6 +68,16 @@ def rank_culprits(culprits: Sequence[Culprit]) -> list[Culprit]:
     )
 
 
+def may_divide_data(culprit: Culprit) -> bool:
+    """Return whether a culprit is a number that a call outside of modules is given.
+
+    Batches are divided by a place or a number of parts, and so are losses.
+    """
+    row = culprit.row
+    is_number = row.is_argument and row.value.type in ("int", "float", "slice")
+    return is_number and not culprit.module and row.cause is Cause.ARGUMENT
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CulpritGroup:
     """Culprits that are one mistake: same line, kind, argument, and difference.

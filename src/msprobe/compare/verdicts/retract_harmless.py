@@ -25,6 +25,7 @@ from msprobe.compare.verdicts.consequences import (
     needs_no_gradient,
 )
 from msprobe.compare.verdicts.data_flow import DataFlow
+from msprobe.compare.verdicts.same_inputs import shows_elements
 from msprobe.dump.record_names import (
     PARAMETER_GRADIENTS,
     RecordKind,
@@ -175,6 +176,8 @@ def _found(call: Call, *, has_same_gradients: bool = False) -> list[Row]:
     if call.parsed.kind in (RecordKind.DEBUG, RecordKind.OTHER):
         return []
     found = [row for row in call.rows if row.origin not in (None, Origin.INPUT)]
+    if has_same_gradients and any(row.cause is Cause.REORDERING_CALL for row in found):
+        return []
     if has_same_gradients and call.parsed.is_module:
         # Its arguments have no effect elsewhere, either: buffers are compared when a step starts.
         return [] if any(not row.is_argument and _stays(call, row) for row in found) else found
@@ -202,9 +205,17 @@ def _clear(call: Call, found: Sequence[Row], cause: Cause, subject: str, *, is_s
 
 
 def _is_inside(module: Call, found: Sequence[Row]) -> bool:
-    """Return whether a value that was changed between two calls was changed inside a module."""
-    is_changed = any(row.cause is Cause.CHANGED_BETWEEN for row in found)
-    return not is_changed or (
+    """Return whether an effect ends inside of a module.
+
+    That of a value that was changed between two calls does where it was changed inside; that of
+    another order of elements where the results of the module show their elements.
+    """
+    causes = {row.cause for row in found}
+    if Cause.REORDERING_CALL in causes:
+        made = [row for row in module.outputs if row.holds_tensor]
+        if not all(isinstance(row, Matched) and shows_elements(row) for row in made):
+            return False
+    return Cause.CHANGED_BETWEEN not in causes or (
         module.parsed.is_module and not any(row.status.is_difference for row in module.inputs)
     )
 
@@ -277,7 +288,7 @@ def _stays(call: Call, row: Row) -> bool:
     )
     # Of another shape, it is another part of the same: the module may only go another way.
     is_changed = row.cause is Cause.CHANGED_BETWEEN and row.status is not Status.SHAPE
-    if is_parameter or is_changed or row.cause is Cause.REORDERING_CALL:
+    if is_parameter or is_changed:
         return True
     # One that makes up for an input that differs (`norm` of an inverse FFT) has its effect there.
     tensors = (*call.outputs, *(each for each in call.inputs if each.holds_tensor))

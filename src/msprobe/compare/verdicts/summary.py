@@ -28,10 +28,13 @@ from msprobe.compare.verdicts.ranking import (
     culprit_groups,
     culprits_of,
     kind_of_row,
+    may_divide_data,
     rank_culprits,
 )
 from msprobe.compare.verdicts.verdict import Findings
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.values import Role
+from msprobe.numerics.number_types import epsilon_of
 
 SCHEMA_VERSION: Final = 1
 _MOST_LISTED: Final = 100
@@ -93,6 +96,7 @@ class Summary:
             pairs,
             {each.rank: each.is_exact for each in observed},
             [each.rank for each in observed if each.is_close],
+            lambda: max(map(_resolution, ranks)),
         )
 
     def add_scope(
@@ -101,6 +105,8 @@ class Summary:
         """Take in which steps of each side have no partner, and how many ranks the sides have."""
         self._scope.add_steps_alone(steps_alone)
         self._scope.add_world_sizes(target, reference)
+        if target != reference:
+            self._training.divide("the ranks of both sides share the samples")
 
     def _facts_of(self, ranks: Sequence[RankComparison]) -> list[FactsPair]:
         pairs = []
@@ -151,7 +157,12 @@ class Summary:
         from msprobe import __version__
 
         parts = self._parts
-        culprits = rank_culprits(self._culprits)
+        culprits = [
+            each
+            for each in rank_culprits(self._culprits)
+            # No harm, no blame: the optimizer gets the same gradients.
+            if not (self._training.divides(each.comparison.step) and may_divide_data(each))
+        ]
         counts = _total([part["counts"] for part in parts], Status)
         origins = _total([part["origins"] for part in parts], Origin)
         findings = Findings(
@@ -161,6 +172,8 @@ class Summary:
             inputs=self._inputs,
             has_same_data=self._training.has_same_data(),
             split=self._training.split,
+            is_split_coarse=self._training.is_coarse,
+            is_divided=self._training.is_divided,
             facts=self._training.differences(),
             steps=self._steps,
             changed_steps=frozenset(self._training.changed_steps),
@@ -223,6 +236,16 @@ class Summary:
         """Take in the proofs of steps, without the differences that own errors explain."""
         for part, observed in zip(self._parts, steps, strict=True):
             part["proof"] = None if observed.proof is None else _proof(observed.proof)
+
+
+def _resolution(comparison: RankComparison) -> float:
+    """Return the resolution of the coarsest type of results that both sides have."""
+    rows = [row for row in comparison.rows if row.value.role is Role.OUTPUT and row.holds_tensor]
+    sides = ([row.target for row in rows], [row.reference for row in rows])
+    return min(
+        max((epsilon_of(value.dtype) for value in side if value is not None), default=0.0)
+        for side in sides
+    )
 
 
 class _Scope:

@@ -117,6 +117,8 @@ class Findings:
         inputs: names of inputs of the model that differ, some of them if there are many.
         has_same_data: the batches of both sides were recorded and are equal.
         split: how the same samples are divided into other micro batches, if nothing else changed.
+        is_split_coarse: the gradients of these agree only as far as a coarse type resolves them.
+        is_divided: the gradients of these are the same in the first step at least.
         facts: differences of the training, in the order in which they take effect.
         steps: what the rows of each step and rank say.
         changed_steps: steps after which a parameter was not exactly equal.
@@ -137,6 +139,8 @@ class Findings:
     inputs: Sequence[str] = ()
     has_same_data: bool = False
     split: str | None = None
+    is_split_coarse: bool = False
+    is_divided: bool = False
     facts: Sequence[FactDifference] = ()
     steps: Sequence[StepObservations] = ()
     changed_steps: frozenset[int] = frozenset()

@@ -49,7 +49,7 @@ def first_given(findings: Findings) -> StepObservations | None:
 
     What comes in on one rank reaches the others within the step.
     """
-    differing = _differing(findings) if findings.split is None else []
+    differing = [] if findings.is_divided else _differing(findings)
     return next((s for s in differing if s.step == differing[0].step and s.given), None)
 
 
@@ -103,8 +103,11 @@ def without_cause(findings: Findings) -> Verdict:
     if findings.split is not None:
         return findings.conclude(
             VerdictClass.ROUNDING,
-            f"{findings.split}, and the gradients that the optimizer gets agree",
-            Confidence.PROVED,
+            f"{findings.split}, and the gradients that the optimizer gets agree as far as their "
+            "coarse type resolves them"
+            if findings.is_split_coarse
+            else f"{findings.split}, and the gradients that the optimizer gets agree",
+            Confidence.LIKELY if findings.is_split_coarse else Confidence.PROVED,
         )
     precisions = _precisions(findings)
     if not all(each.proof.is_rounding for each in findings.steps if each.proof is not None):
@@ -115,6 +118,7 @@ def without_cause(findings: Findings) -> Verdict:
             f"{precisions}; it explains every difference of the forward pass of step "
             f"{first.step}, from which the later ones follow",
             Confidence.LIKELY,
+            evidence=list(_choices(findings)),
             where=_where_of_precision(findings),
         )
     clue = _small_cause(findings)
@@ -130,6 +134,14 @@ def without_cause(findings: Findings) -> Verdict:
         where=_where_of_precision(findings),
         next_steps=["compare both runs with one of higher precision to see which is nearer"],
     )
+
+
+def _choices(findings: Findings) -> Iterator[str]:
+    """Yield the first number that the program may have chosen by values that differ, in words."""
+    proofs = (each.proof for each in findings.steps if each.proof is not None)
+    jumps = (jump for proof in proofs for jump in proof.jumps if jump.kind is JumpKind.CHOICE)
+    for jump in itertools.islice(jumps, 1):
+        yield f"{jump.row}{jump.place.line} differs, {_JUMPS[jump.kind]}"
 
 
 def _furthest(findings: Findings) -> list[str]:
@@ -186,7 +198,8 @@ def _are_outgrown(findings: Findings, step: int) -> bool:
     proofs = [(each.step, each.proof) for each in findings.steps if each.proof is not None]
     jumps = [(number, jump) for number, proof in proofs for jump in proof.jumps]
     return any(proof.has_two_precisions for number, proof in proofs if number == step) and all(
-        jump.kind in _GROWTH and (number > step or jump.place.phase is Phase.BACKWARD)
+        jump.kind is JumpKind.CHOICE
+        or (jump.kind in _GROWTH and (number > step or jump.place.phase is Phase.BACKWARD))
         for number, jump in jumps
     )
 
@@ -451,6 +464,7 @@ _JUMPS: Final = {
     JumpKind.DATA: "it differs when it comes in",
     JumpKind.UNMATCHED: "only one side makes the call",
     JumpKind.STRUCTURE: "it is missing, or has another shape or type",
+    JumpKind.CHOICE: "which the program may have chosen by values that it read, and that differ",
     JumpKind.UNTRACED: "and where the value comes from was not recorded",
     JumpKind.SIZE: "further apart than rounding gets",
     JumpKind.ABSORBED: "though what it was given is equal; what is made of it agrees again",
