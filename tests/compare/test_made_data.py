@@ -65,7 +65,7 @@ def program(debugger: PrecisionDebugger, change: str | None) -> None:
     [
         ("shift", "data: the batch is made otherwise: input.1.1 of Tensor.__getitem__"),
         ("sample", "data: the batch is made otherwise: only the target calls Tensor.__setitem__"),
-        ("vocabulary", "data: the batch is made otherwise: only the target calls Tensor.__add__"),
+        ("vocabulary", "call: only the target calls Tensor.__add__"),
         ("mask", "argument: input.1 of Tensor.__ge__.0.forward"),
         ("weight", "argument: input.0 of Torch.tensor.0.forward"),
         ("in the model", "argument: input.1.1 of Tensor.__getitem__"),

@@ -136,13 +136,15 @@ class Matcher:
             self._pair_groups(_is_main, _same_module, MAPPED)
         self._match_calls(_is_main)
         self._match_followers()
-        self._match_calls(self._is_without_forward)
+        self._match_calls(_is_backward)
         self._match_parameter_gradients()
         self._match_equal_names()
 
     def pair(self, target: int, reference: int, ground: Ground) -> None:
         """Make two records partners; equal names are exact, whatever led to them."""
         if self.partners[target] != _NONE or self._is_taken[reference]:
+            return
+        if ground is not MAPPED and self._are_of_strangers(target, reference):
             return
         if self.target.names[target] == self.reference.names[reference]:
             ground = _EXACT
@@ -151,6 +153,20 @@ class Matcher:
         self.partners[target] = reference
         self.grounds[target] = ground
         self._is_taken[reference] = 1
+
+    def _are_of_strangers(self, target: int, reference: int) -> bool:
+        """Return whether two backward records are of calls that were recorded, and have no partner.
+
+        Where one has a partner, the other record is of its repetition, say.
+        """
+        own, other = self.target.parsed[target], self.reference.parsed[reference]
+        if not (_is_backward(own) and _is_backward(other)):
+            return False
+        forward = self.target.place.get(forward_name(own) or "")
+        partner = self.reference.place.get(forward_name(other) or "")
+        if forward is None or partner is None:
+            return False
+        return self.partners[forward] == _NONE and not self._is_taken[partner]
 
     def pair_mapped(self, target: int, reference: int) -> bool:
         """Make two records partners because a file says so, unless they have others; say if so."""
@@ -270,14 +286,6 @@ class Matcher:
             if what is not None and len(places) == len(partners):
                 for place, partner in zip(places, partners, strict=True):
                     self.pair(place, partner, ground)
-
-    def _is_without_forward(self, parsed: RecordName) -> bool:
-        """Return whether a backward record is of a call that was not recorded, as with a scope.
-
-        Backward records of calls that are no partners are none, either.
-        """
-        name = forward_name(parsed) if _is_backward(parsed) else ""
-        return name != "" and not (name in self.target.place or name in self.reference.place)
 
     def _match_followers(self) -> None:
         """Pair backward and recomputed records whose forward calls are partners."""

@@ -130,7 +130,7 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         if sent is not None:
             lone = lone_words(culprit.comparison, sent)
             return VerdictClass.COMMUNICATION, f"{lone}: {words}"
-    if makes_data(culprit, found):
+    if found in (VerdictClass.CALL, VerdictClass.ARGUMENT) and makes_data(culprit):
         return VerdictClass.DATA, f"the batch is made otherwise: {words}"
     return _by_settings(culprit, found, words)
 

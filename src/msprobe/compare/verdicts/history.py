@@ -94,14 +94,16 @@ class History:
     def add_harmless(self, comparison: RankComparison) -> None:
         """Take in what one side alone had without consequence, once all of it was cleared.
 
-        Where no difference of a step begins in it, nothing of one side alone has any.
+        Where no difference of a step begins in it, nothing of one side alone has any that hands
+        back gradients: what changes values without them may have its effect later.
         """
         begins = any(
             row.origin not in (None, Origin.INHERITED) or row.cause is Cause.UNTRACED
             for row in comparison.rows
         )
         for row in comparison.rows:
-            is_harmless = row.cause in _HARMLESS or (row.origin is None and not begins)
+            is_idle = row.origin is None and not begins and bool(row.value.requires_grad)
+            is_harmless = row.cause in _HARMLESS or is_idle
             if is_harmless and not isinstance(row, Matched):
                 self.harmless.setdefault(_alone(row), comparison.step)
         if self.same_inside is not None or all(pair.is_matched for pair in comparison.pairs):
