@@ -245,6 +245,21 @@ def test_names_of_what_models_hold(count, tables, make, tmp_path):
     }
 
 
+def test_the_sign_with_which_a_parameter_shows_its_memory(make, tmp_path):
+    model = nn.Linear(64, 64, bias=False)
+    debugger = make("L0")
+    for step in range(12):
+        # The memory of the one before is given out again.
+        model.weight.data = torch.randn(64, 64)
+        if step % 4 > 1:
+            model.weight.data = torch._neg_view(model.weight.data)
+        debugger.start(model)
+        debugger.stop()
+        debugger.step()
+        shown = model.weight.detach().resolve_neg().numpy()
+        assert facts(tmp_path, step).parameters.checksum == [crc(shown)]
+
+
 def test_flags_of_the_model(make, model, tmp_path):
     debugger = make("L1")
     debugger.start(model)

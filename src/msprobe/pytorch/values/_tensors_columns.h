@@ -16,8 +16,8 @@ static int is_covered(PyObject *tensor, const struct view *view)
 
 /* Tensors whose elements were found to lie in one block. Asking for all that makes it one takes longer
  * than reading a small tensor, and the parameters of a model are the same in each step: one that has the
- * address, and the memory, of one that was found is asked no more. It is that tensor, or a newer one of
- * the same allocator in its place. */
+ * address, and the memory, of one that was found is asked little more. It is that tensor, or a newer one
+ * of the same allocator in its place, which may show its elements with another sign. */
 #define FOUND_BLOCKS (1 << 12)
 
 static struct {
@@ -37,7 +37,8 @@ static int is_block(PyObject *tensor, struct view *view)
         read_by_dlpack(tensor, view) == 0 && view->kind == found_blocks[place].kind &&
         view->data == found_blocks[place].data) {
         finish_view(view);
-        found = view->count == found_blocks[place].count && is_dense(view, 1);
+        found = view->count == found_blocks[place].count && is_dense(view, 1) &&
+                is_plainly_stored(tensor, view) > 0;
     }
     PyErr_Clear();
     if (found) return 1;
