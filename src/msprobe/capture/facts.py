@@ -18,6 +18,7 @@ from msprobe.dump.facts import (
     Event,
     Loss,
     Modes,
+    Outline,
     Parameters,
 )
 
@@ -64,8 +65,16 @@ class FactCollector:
 
     def put(
         self,
-        part: Literal["settings", "random", "undrawn", "modes", "parameters", "buffers_after"],
-        value: dict[str, str] | dict[str, str | None] | list[str] | Modes | Parameters | Raw,
+        part: Literal[
+            "settings", "random", "undrawn", "modes", "parameters", "buffers_after", "outline"
+        ],
+        value: dict[str, str]
+        | dict[str, str | None]
+        | list[str]
+        | Modes
+        | Parameters
+        | Outline
+        | Raw,
     ) -> None:
         """Write a part that a step has once, which may be encoded; a later one replaces it."""
         if self._dump is not None:
@@ -73,7 +82,7 @@ class FactCollector:
 
     def append(
         self,
-        part: Literal["flags", "data", "loss", "communication", "events"],
+        part: Literal["flags", "data", "labels", "loss", "communication", "events"],
         entry: Entry | Callable[[], Entry],
     ) -> None:
         """Add an entry to a part.

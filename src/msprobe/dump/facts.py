@@ -29,6 +29,8 @@ Number = float | None
 Projections = tuple[float, float] | None
 # Settings of optimizers are open by nature: numbers, switches, texts, lists of these.
 Option = Any
+OUTLINED_TENSOR: Final = "tensor"
+"""A tensor among the arguments of a call that has no record."""
 WITHOUT_MEANING: Final = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
 """Settings that choose an implementation of the same rule, or are the scheduler's own memory."""
 
@@ -200,6 +202,52 @@ class Communication(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None = None
 
 
+class OutlinedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call that has no record: at level L0.
+
+    Attributes:
+        name: its name as that of a record, without number and direction.
+        source: the line that calls it; None inside of a module of the framework.
+        arguments: its positional arguments as text, ``tensor`` for each tensor.
+        named: likewise those given by name.
+    """
+
+    name: str
+    source: str | None = None
+    arguments: tuple[str, ...] = ()
+    named: dict[str, str] = {}
+
+
+class OutlineRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls that were made one after the other, without a module between them.
+
+    Attributes:
+        parent: name of the record of the module that made them; None outside of all modules.
+        after: name of the record of the module that ended last before them; None if there was none.
+        body: position of their list in `Outline.bodies`.
+    """
+
+    parent: str | None
+    after: str | None
+    body: int
+
+
+class Outline(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of a step, in order, where they have no records: at level L0.
+
+    Attributes:
+        calls: each call that differs from the others by its place or its arguments.
+        bodies: lists of positions in `calls`.
+        runs: which of these lists ran where.
+        is_whole: whether it holds all calls of the step.
+    """
+
+    calls: list[OutlinedCall] = []
+    bodies: list[tuple[int, ...]] = []
+    runs: list[OutlineRun] = []
+    is_whole: bool = True
+
+
 class Clip(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="clip"):
     """A call that limits gradients.
 
@@ -350,6 +398,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         buffers_after: buffers when the step ends, those alone that it changed, and the parameters
             that no record of an optimizer tells; columns for their shape and the like are empty.
         communication: calls between ranks that have no records.
+        outline: the other calls that have no records.
+        labels: tensors without a gradient that such calls, outside of modules, are given together
+            with one that has a gradient. `where` is the call and the position.
         events: clipping, scaling, schedules and optimizer steps, in order.
     """
 
@@ -366,6 +417,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Data] = []
     loss: list[Loss] = []
     communication: list[Communication] = []
+    outline: Outline | None = None
+    labels: list[Data] = []
     events: list[Event] = []
 
     def optimizer_steps(self) -> list[OptimizerStep]:
@@ -373,7 +426,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return [event for event in self.events if isinstance(event, OptimizerStep)]
 
 
-LIST_PARTS: Final = ("flags", "data", "loss", "communication", "events")
+LIST_PARTS: Final = ("flags", "data", "labels", "loss", "communication", "events")
 """Parts of which every journal line adds an entry; of the others the last line counts."""
 _PARTS: Final = tuple(name for name in Facts.__struct_fields__ if name != "version")
 

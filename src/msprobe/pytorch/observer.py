@@ -23,12 +23,12 @@ from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.distributed.collective_facts import CollectiveFacts
 from msprobe.pytorch.distributed.collectives import CollectiveRecorder
 from msprobe.pytorch.distributed.dry_runs import hook_dry_runs
-from msprobe.pytorch.distributed.process_groups import CollectiveObserver
 from msprobe.pytorch.gradients.parameter_gradients import ParameterGradients
 from msprobe.pytorch.gradients.shared_edges import SharedEdges
 from msprobe.pytorch.interception import mode_stack
 from msprobe.pytorch.interception.autograd_functions import watch_autograd_functions
 from msprobe.pytorch.interception.backward_entry import BackwardEntry
+from msprobe.pytorch.interception.call_outlines import CallOutlines
 from msprobe.pytorch.interception.call_recorder import new_call_recorder
 from msprobe.pytorch.interception.checkpoint import recomputations
 from msprobe.pytorch.interception.compiled import run_eagerly
@@ -96,6 +96,8 @@ class Observer:
         if level in (Level.L1, Level.MIX):
             self.apis = self._observer_of(table, redispatch)
             self.collectives = CollectiveRecorder(session, adapter, table, self.recomputations)
+        is_outlined = level is Level.L0 and session.config.facts
+        self._outlines = CallOutlines(session, table) if is_outlined else None
         self.kernels: KernelObserver | None = None
         if level is Level.L2:
             self.apis = self._observer_of(ApisAboveKernels(table), redispatch)
@@ -202,12 +204,7 @@ class Observer:
         for parameters in (self._parameters, self._only_parameters):
             if parameters is not None:
                 quietly(session, "watching parameters", parameters.install)
-        if self.collectives is not None:
-            session.undo.callback(self.collectives.write_left_over)
-            session.attempt("hooking collectives", self._install_collectives, self.collectives)
-        elif session.facts.is_open:
-            facts = CollectiveFacts(session, lambda: self._losses.count)
-            session.attempt("hooking collectives", self._install_collectives, facts)
+        session.attempt("hooking collectives", self._install_collectives)
         session.attempt("dry runs", self._install_dry_runs)
         if self.kernels is not None:
             session.attempt("dispatch mode", self.kernels.install)
@@ -216,6 +213,8 @@ class Observer:
         if self.apis is not None:
             session.attempt("function mode", self._install_mode, self.apis)
             session.attempt("hooking autograd", self._install_diversions, self.apis)
+        elif self._outlines is not None and not stays_compiled:
+            session.attempt("function mode", self._outlines.install)
         if session.config.facts:
             session.attempt("hooking optimizers", self._optimizers.install)
             session.attempt("hooking training calls", self._training_calls.install)
@@ -230,6 +229,8 @@ class Observer:
     def _go_to_sleep(self, has_closure: bool) -> Callable[[], None]:
         """Record no calls of an optimizer, which is summarised; return how to end that."""
         config = self._session.config
+        if self._outlines is not None:
+            return (lambda: None) if has_closure else self._outlines.go_to_sleep()
         if self.apis is None or config.optimizer_apis or config.level is Level.L2:
             return lambda: None
         return self.apis.go_to_sleep(wakes_with_grad=has_closure)
@@ -273,7 +274,7 @@ class Observer:
             self.recomputations,
             self._shared,
             self._recorder,
-            self.apis,
+            self.apis or self._outlines,
             gate,
             self._headroom,
             self._model_calls,
@@ -282,15 +283,18 @@ class Observer:
         modules.install()
         self._modules = modules
 
-    def _install_collectives(self, observer: CollectiveObserver) -> None:
-        if not _may_communicate():
+    def _install_collectives(self) -> None:
+        session, observer = self._session, self.collectives
+        if observer is not None:
+            session.undo.callback(observer.write_left_over)
+        if not _may_communicate() or (observer is None and not session.facts.is_open):
             return
         from msprobe.pytorch.distributed.functional_collectives import hook_functional_collectives
         from msprobe.pytorch.distributed.process_groups import hook_collectives
 
-        undo = self._session.undo
-        undo.callback(hook_collectives(observer))
-        undo.callback(hook_functional_collectives(observer))
+        watched = observer or CollectiveFacts(session, lambda: self._losses.count)
+        session.undo.callback(hook_collectives(watched))
+        session.undo.callback(hook_functional_collectives(watched))
 
     def _install_dry_runs(self) -> None:
         self._session.undo.callback(hook_dry_runs(self._unobserved))
@@ -341,6 +345,8 @@ class Observer:
             self.kernels.next_step()
         if self._noise is not None:
             self._noise.next_step()
+        if self._outlines is not None:
+            self._outlines.next_step()
         if self.apis is not None and _graph_task() == -1:
             mode_stack.remove(self.apis)  # left behind by a stop inside a backward pass
 

@@ -23,7 +23,7 @@ from msprobe.compare.training.differences import (
 from msprobe.compare.training.facts_pair import (
     FactsPair,
 )
-from msprobe.compare.training.fingerprints import Change, Fingerprint, change_of
+from msprobe.compare.training.fingerprints import Change, change_of, of_data
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data, Facts
 from msprobe.dump.formats.dtypes import normal_dtype
@@ -592,11 +592,7 @@ def _other_types(batches: Sequence[_Batch]) -> str | None:
 
 
 def _change(target: Data, reference: Data) -> Change:
-    return change_of(_fingerprint(target), _fingerprint(reference))
-
-
-def _fingerprint(data: Data) -> Fingerprint:
-    return Fingerprint(data.dtype, data.checksum, data.norm, data.projections)
+    return change_of(of_data(target), of_data(reference))
 
 
 def _tensor_words(target: Data, reference: Data) -> str:

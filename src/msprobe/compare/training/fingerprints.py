@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from msprobe.dump.facts import Fingerprints, Parameters
+from msprobe.dump.facts import Data, Fingerprints, Parameters
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.numerics.number_types import coarser, epsilon_of
 
@@ -153,6 +153,11 @@ def of_parameter(columns: Parameters, place: int) -> Fingerprint:
         at(columns.norm, place),
         at(columns.projections, place),
     )
+
+
+def of_data(data: Data) -> Fingerprint:
+    """Return the fingerprint of a tensor that comes in."""
+    return Fingerprint(data.dtype, data.checksum, data.norm, data.projections)
 
 
 def in_column(columns: Fingerprints | None, place: int, dtype: str) -> Fingerprint:

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from msprobe.compare.outlines import difference_behind, other_labels
 from msprobe.compare.training.buffers import buffer_changes, buffer_differences
 from msprobe.compare.training.clipping import (
     clip_differences,
@@ -447,7 +448,13 @@ def _loss_differences(pair: FactsPair, resolution: Callable[[], float]) -> Itera
             continue
         meaning = meanings_of(pair, 1).of(value / expected) if expected else ""
         of_micro = f", micro batch {target.micro}" if target.micro else ""
+        behind = None if meaning else difference_behind(pair.target, pair.reference)
         made, verdict = _made_words(target.made_by, reference.made_by)
+        labels = other_labels(pair.target, pair.reference) if behind is None else None
+        if behind is not None:
+            made, verdict = f"; {behind.words}", behind.verdict
+        elif labels is not None:
+            made, verdict = f"; {labels}", VerdictClass.DATA
         yield pair.difference(
             VerdictClass.GRADIENT if meaning else verdict,
             # What the optimizer asks for again hangs on what it made of the first answer.

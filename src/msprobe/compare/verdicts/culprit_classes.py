@@ -12,6 +12,7 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Match, Matched, Missing, Origin, Status
+from msprobe.compare.outlines import OutlineDifference, difference_inside, difference_outside
 from msprobe.compare.sides import MINDSPORE
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.frameworks import are_of_two_frameworks, in_shared_terms
@@ -32,7 +33,13 @@ from msprobe.compare.verdicts.made_data import makes_data
 from msprobe.compare.verdicts.places import lone_words
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
+from msprobe.dump.record_names import (
+    RecordKind,
+    RecordName,
+    forward_name,
+    module_names,
+    parse_record_name,
+)
 from msprobe.dump.stack_frames import Frame, parse_frame
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
@@ -71,6 +78,7 @@ _BY_CAUSE: Final = {
     Cause.NO_PARAMETER_GRADIENT: VerdictClass.GRADIENT,
     Cause.FIRST_SAVED: VerdictClass.UNEXPLAINED,
 }
+_OF_OWN_CODE: Final = (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM)
 
 
 def class_of(culprit: Culprit) -> VerdictClass:
@@ -133,6 +141,30 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     if found in (VerdictClass.CALL, VerdictClass.ARGUMENT) and makes_data(culprit):
         return VerdictClass.DATA, f"the batch is made otherwise: {words}"
     return _by_settings(culprit, found, words)
+
+
+def unrecorded_call(culprit: Culprit) -> OutlineDifference | None:
+    """Return the call without a record by which a result or a gradient of a module differs.
+
+    The training flag chooses calls, too: whether it does is told before.
+    """
+    comparison, row = culprit.comparison, culprit.row
+    if not row.pair.is_matched:
+        return None
+    found = class_and_words(culprit)[0]
+    is_result = culprit.kind == "forward" and row.value.role is Role.OUTPUT
+    if is_result and found in _OF_OWN_CODE:
+        return difference_inside(comparison.sides, (row.pair.target, row.pair.reference))
+    if found is VerdictClass.GRADIENT:
+        own, other = (_forward_of(name or "") for name in (row.pair.target, row.pair.reference))
+        return difference_outside(comparison.sides, (own, other))
+    return None
+
+
+def _forward_of(name: str) -> str:
+    """Return the forward record of a module; of gradients of its parameters its first one."""
+    parsed = parse_record_name(name)
+    return forward_name(parsed) or module_names(parsed.base, 0)[0]
 
 
 def _by_settings(culprit: Culprit, found: VerdictClass, words: str) -> tuple[VerdictClass, str]:

@@ -30,6 +30,7 @@ from msprobe.compare.verdicts.culprit_classes import (
     may_be_random,
     may_follow_host,
     moment_of,
+    unrecorded_call,
 )
 from msprobe.compare.verdicts.custom_functions import MAY_BE_INSIDE, culprit_inside
 from msprobe.compare.verdicts.next_steps import CLIP_ALIKE, for_culprit
@@ -443,6 +444,10 @@ class _Search:
         moment = moment_of(culprit)
         own = self._findings.own_errors.get(key_of(culprit))
         evidence = []
+        inside = unrecorded_call(culprit)
+        if inside is not None:
+            verdict, confidence = inside.verdict, Confidence.LIKELY
+            words = f"{inside.words}; {culprit_words(culprit)}"
         if own is not None:
             evidence.append(own.words)
             if own.is_judged and own.at_fault and verdict is not VerdictClass.SETTINGS:

@@ -101,6 +101,7 @@ class ApiEntry:
         is_pure: whether it has no effect on memory, but for an argument `out`.
         is_plain: whether a call is recorded, is pure, and draws no numbers.
         is_unseen: whether a call is run, and nothing else.
+        is_recorded: whether a call is recorded.
         is_setter: whether it sets an attribute; one that is set to None shares no memory.
     """
 
@@ -123,6 +124,7 @@ class ApiEntry:
     is_pure: bool = field(init=False)
     is_plain: bool = field(init=False)
     is_unseen: bool = field(init=False)
+    is_recorded: bool = field(init=False)
     is_setter: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,6 +139,7 @@ class ApiEntry:
             object.__setattr__(self, "chance", None)
         is_unseen = self.action is Action.METADATA and not (self.bans or self.allocates)
         object.__setattr__(self, "is_unseen", is_unseen)
+        object.__setattr__(self, "is_recorded", is_recorded)
         is_setter = self.action is Action.METADATA and self.api.endswith(".__set__")
         object.__setattr__(self, "is_setter", is_setter)
 

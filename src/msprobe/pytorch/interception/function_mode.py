@@ -45,7 +45,7 @@ from msprobe.pytorch.values.memory_effects import MemoryEffects
 from msprobe.pytorch.values.random_state import RandomWatch
 from msprobe.pytorch.values.tensor_search import tensors_in
 
-_HANDLE_CODE: Final = overrides.handle_torch_function.__code__
+HANDLE_CODE: Final = overrides.handle_torch_function.__code__
 torch_redispatch: Final = getattr(overrides, "redispatch_function", None)
 _is_grad_enabled: Final = torch.is_grad_enabled
 _functions_enabled: Final = torch._C._is_torch_function_enabled
@@ -159,7 +159,7 @@ class ApiObserver(TorchFunctionMode):
                 JIT_STATE,
                 stack_key,
                 operator_path,
-                _HANDLE_CODE,
+                HANDLE_CODE,
                 recorder,
             )
             # torch asks the mode for its handler, and that this is a method of the mode.
@@ -199,7 +199,7 @@ class ApiObserver(TorchFunctionMode):
             return result
         if action is Action.BACKWARD_ENTRY or action is Action.DESCEND:
             return self._go_inside(func, types, args, kwargs)
-        frame = _caller(sys._getframe(1))
+        frame = calling_frame(sys._getframe(1))
         with_grad = _is_grad_enabled()
         opened = quietly(session, "api begin", self._begin, entry, frame, with_grad, args, kwargs)
         runner = self.runner
@@ -472,11 +472,11 @@ def _do_nothing() -> None:
     """Do nothing."""
 
 
-def _caller(frame: FrameType) -> FrameType:
+def calling_frame(frame: FrameType) -> FrameType:
     """Return the frame that called the API, given that which called the handler.
 
     A Python-level API comes through `handle_torch_function`, below the API's own frame.
     """
-    if frame.f_code is _HANDLE_CODE and frame.f_back is not None:
+    if frame.f_code is HANDLE_CODE and frame.f_back is not None:
         return frame.f_back.f_back or frame
     return frame

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_code
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.overrides import TorchFunctionMode
 
 from msprobe.capture.call import Call
 from msprobe.capture.calls import Calls
@@ -201,7 +202,7 @@ class ModuleObserver:
         recomputations: Recomputations,
         shared: SharedEdges,
         recorder: CallRecorder | None,
-        apis: ApiObserver | None,
+        mode: TorchFunctionMode | None,
         gate: TokenGate | None,
         headroom: Headroom,
         model_calls: ModelCalls,
@@ -214,7 +215,7 @@ class ModuleObserver:
             recomputations: recognises repeated calls.
             shared: divides gradients among calls.
             recorder: records plain calls; None for no quick way.
-            apis: the function mode, which steps aside for fused kernels.
+            mode: the function mode that is on, which steps aside for fused kernels.
             gate: limits observation to some forward calls of the root model.
             headroom: keeps room for the frames of hooked modules.
             model_calls: follows the outermost calls.
@@ -226,7 +227,7 @@ class ModuleObserver:
         self._recomputations = recomputations
         self._shared = shared
         self._recorder = recorder
-        self._apis = apis
+        self._mode = mode
         self._gate = gate
         self._headroom = headroom
         self._model_calls = model_calls
@@ -308,7 +309,7 @@ class ModuleObserver:
             session.calls.hide(self.hides.find(module))
         elif base is None and self._open and self.names is not None and self.names.lacks(module):
             quietly(session, "module begin", self._note_added, module)
-        fused = self._apis is not None and isinstance(module, FAST_PATH_MODULES)
+        fused = self._mode is not None and isinstance(module, FAST_PATH_MODULES)
         if base is not None or fused:
             with_grad = self.with_grad = torch.is_grad_enabled()
             quietly(session, "module begin", self._begin, module, base, frame, with_grad, args)
@@ -354,12 +355,12 @@ class ModuleObserver:
             quick = recorder.begin(base, stack, args, kwargs, own, with_grad, is_one_api)
         if quick is not None:
             call = quick.call
-        elif base is not None or not session.muted:
+        elif base is not None or (isinstance(self._mode, ApiObserver) and not session.muted):
             call = self._recomputations.begin(name, stack, frame, is_module=base is not None)
         opened = _Open(module, call, stack)
         self._open.append(opened)
-        if fused and self._apis is not None and mode_stack.is_installed(self._apis):
-            mode_stack.remove(self._apis)
+        if fused and self._mode is not None and mode_stack.is_installed(self._mode):
+            mode_stack.remove(self._mode)
             opened.paused = True
         if quick is not None and recorder is not None:
             if quick.is_described:
@@ -390,7 +391,7 @@ class ModuleObserver:
         torch's own condition asks whether a function mode is on: with ours on it would take
         another way, and the last bits would differ.
         """
-        if self._apis is None or module.training or not mode_stack.is_installed(self._apis):
+        if self._mode is None or module.training or not mode_stack.is_installed(self._mode):
             return False
         found: Found = []
         tensors_in(args, kwargs, found)
@@ -469,8 +470,8 @@ class ModuleObserver:
             self._raised(opened, BaseException.__name__)
 
     def _resume(self, opened: _Open) -> None:
-        if self._apis is not None and self._session.capturing:
-            mode_stack.install_lowest(self._apis)
+        if self._mode is not None and self._session.capturing:
+            mode_stack.install_lowest(self._mode)
 
     def _finish(self, module: nn.Module, finished: bool, output: Any) -> None:
         while self._open:

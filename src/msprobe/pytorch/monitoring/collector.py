@@ -234,7 +234,7 @@ class Collector(StepCollector):
             recomputations(session),
             SharedEdges(session, BackwardEntry()),
             recorder=None,
-            apis=None,
+            mode=None,
             gate=None,
             headroom=headroom,
             model_calls=ModelCalls(session, lambda: None),

@@ -7,12 +7,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 
 from msprobe.capture.ending import Work
+from msprobe.capture.facts import FactCollector
 from msprobe.capture.model_data import MOST_ENTRIES, argument_place
 from msprobe.capture.session import Session
 from msprobe.capture.values import Found
@@ -125,18 +126,8 @@ class ModelCalls:
             if tensor.grad_fn is not None:  # a result of recorded calls, no data
                 continue
             self._entries += 1
-            entry = partial(
-                Data,
-                micro=micro,
-                record=record,
-                where=argument_place(position),
-                shape=shape_of(tensor),
-                dtype=str(tensor.dtype),
-                index=index,
-            )
-            print_ = Fingerprint(tensor)
-            deferred = partial(_filled, entry, print_)
-            facts.append("data", deferred() if print_.is_ready else deferred)
+            where = argument_place(position)
+            append_data(facts, "data", tensor, micro=micro, record=record, where=where, index=index)
 
     def end(self, finished: bool) -> None:
         """Note that the open call, or one of the same module inside, returned or raised."""
@@ -153,6 +144,23 @@ class ModelCalls:
     def is_open_here(self, module: nn.Module) -> bool:
         """Return whether the open call is one of `module` in this thread."""
         return self.opened is module and threading.get_ident() == self._session.thread
+
+
+def append_data(
+    facts: FactCollector, part: Literal["data", "labels"], tensor: torch.Tensor, **place: Any
+) -> None:
+    """Add a tensor to the facts as soon as its numbers are there.
+
+    Args:
+        facts: of the step.
+        part: where it belongs.
+        tensor: is read now.
+        place: attributes of the entry that do not come from the tensor.
+    """
+    entry = partial(Data, shape=shape_of(tensor), dtype=str(tensor.dtype), **place)
+    print_ = Fingerprint(tensor)
+    deferred = partial(_filled, entry, print_)
+    facts.append(part, deferred() if print_.is_ready else deferred)
 
 
 def _filled(entry: Callable[..., Data], print_: Fingerprint) -> Data:

@@ -96,7 +96,7 @@ static const struct msprobe_native_api *native;
     X(forward_name) X(backward_name) X(backward_parent) X(lines) X(extra_info) X(record) X(flush) X(last_record) X(records) X(new_draft) X(parts) X(draft) \
     X(adopt) X(inplace) X(observing) X(is_unseen) X(is_plain) X(is_setter) X(_is_compiling_flag) X(_task) X(_pass) X(_stride) X(chance) X(out) X(f_back) X(internal)         \
     X(checkpointed) X(muted) X(asleep) X(operator_name) X(name) X(open_begun) X(note_raised)       \
-    X(end_pure) X(end_call) X(runner) X(training) X(_parameters) X(_buffers) X(_modules)
+    X(end_pure) X(end_call) X(is_recorded) X(f_lasti) X(modules) X(calls) X(start) X(stop) X(runner) X(training) X(_parameters) X(_buffers) X(_modules)
 static struct {
 #define FIELD(name) PyObject *name;
     NAMES(FIELD)
@@ -306,7 +306,7 @@ static int is_dense(const struct view *view, int in_order)
 
 /* Made when the module is. */
 static PyTypeObject *ValueType, *MemoType, *LateTextType, *InputEdgesType, *TapType, *OpenCallType,
-    *CallRecorderType, *ApiPathType;
+    *CallRecorderType, *ApiPathType, *OutlinePathType;
 
 /* The summary and the records of one value. */
 typedef struct {
@@ -1785,6 +1785,7 @@ static PyObject *find_edges(PyObject *module, PyObject *args)
 #include "_tensors_taps.h"
 #include "_tensors_calls.h"
 #include "_tensors_apis.h"
+#include "_tensors_outlines.h"
 
 #include "_tensors_columns.h"
 #include "_tensors_models.h"
@@ -1843,7 +1844,8 @@ PyMODINIT_FUNC PyInit__tensors(void)
         make_type(&InputEdgesType, &INPUT_EDGES_SPEC) < 0 || make_type(&TapType, &TAP_SPEC) < 0 ||
         make_type(&OpenCallType, &OPEN_CALL_SPEC) < 0 ||
         make_type(&CallRecorderType, &CALL_RECORDER_SPEC) < 0 ||
-        make_type(&ApiPathType, &API_PATH_SPEC) < 0)
+        make_type(&ApiPathType, &API_PATH_SPEC) < 0 ||
+        make_type(&OutlinePathType, &OUTLINE_PATH_SPEC) < 0)
         return NULL;
     PyObject *module = PyModule_Create(&MODULE);
     if (!module) return NULL;
@@ -1851,7 +1853,8 @@ PyMODINIT_FUNC PyInit__tensors(void)
         PyModule_AddObjectRef(module, "Value", (PyObject *)ValueType) < 0 ||
         PyModule_AddObjectRef(module, "InputEdges", (PyObject *)InputEdgesType) < 0 ||
         PyModule_AddObjectRef(module, "CallRecorder", (PyObject *)CallRecorderType) < 0 ||
-        PyModule_AddObjectRef(module, "ApiPath", (PyObject *)ApiPathType) < 0)
+        PyModule_AddObjectRef(module, "ApiPath", (PyObject *)ApiPathType) < 0 ||
+        PyModule_AddObjectRef(module, "OutlinePath", (PyObject *)OutlinePathType) < 0)
         Py_CLEAR(module);
     return module;
 }

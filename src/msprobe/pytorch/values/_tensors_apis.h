@@ -18,17 +18,18 @@ typedef struct {
 
 enum way { FAILED = -1, IN_PYTHON, UNSEEN, OBSERVED };
 
-/* Whether torch only builds a graph here; -1 with an exception. */
-static int is_tracing(const ApiPath *self)
+/* Whether torch only builds a graph here; -1 with an exception. `asks`: the fields `is_tracing`,
+ * `compiler` and `jit_state` of a path. */
+static int is_tracing(PyObject *const *asks)
 {
-    if (self->compiler == Py_None) return take_truth(PyObject_CallNoArgs(self->is_tracing));
-    PyObject *compiles = PyDict_GetItemWithError(self->compiler, names._is_compiling_flag);
+    if (asks[1] == Py_None) return take_truth(PyObject_CallNoArgs(asks[0]));
+    PyObject *compiles = PyDict_GetItemWithError(asks[1], names._is_compiling_flag);
     if (compiles != Py_False) return PyErr_Occurred() ? -1 : 1;
-    PyObject *state = PyObject_CallNoArgs(self->jit_state);
+    PyObject *state = PyObject_CallNoArgs(asks[2]);
     Py_XDECREF(state); /* compared only */
     if (state != Py_None) return state ? 1 : -1;
     int modes = take_truth(PyObject_CallNoArgs(given.dispatch_modes));
-    return modes > 0 ? take_truth(PyObject_CallNoArgs(self->is_tracing)) : modes;
+    return modes > 0 ? take_truth(PyObject_CallNoArgs(asks[0])) : modes;
 }
 
 /* Whether a call draws no numbers, as the probability that it is given is 0; -1 with an exception. */
@@ -62,7 +63,7 @@ static enum way way_of(const ApiPath *self, PyObject *func, PyObject *args, PyOb
     }
     answer = flag(*entry, names.is_unseen);
     if (answer) return answer < 0 ? FAILED : UNSEEN;
-    answer = is_tracing(self);
+    answer = is_tracing(&self->is_tracing);
     if (answer) return answer < 0 ? FAILED : UNSEEN;
     answer = is_attribute(self->observer, names.runner, Py_None);
     if (answer <= 0) return answer < 0 ? FAILED : IN_PYTHON;
@@ -83,13 +84,13 @@ static enum way way_of(const ApiPath *self, PyObject *func, PyObject *args, PyOb
 
 /* Return the frame that called the API; NULL without an exception if there is none. A function of
  * Python's comes through `handle_torch_function`, below its own frame. */
-static PyObject *calling_frame(const ApiPath *self)
+static PyObject *calling_frame(PyObject *inner_code)
 {
     PyObject *frame = Py_XNewRef((PyObject *)PyEval_GetFrame());
     if (!frame) return NULL;
     PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
     Py_XDECREF(code); /* compared only */
-    if (code != self->inner_code) return frame;
+    if (code != inner_code) return frame;
     PyObject *own = PyObject_GetAttr(frame, names.f_back);
     PyObject *caller = own ? PyObject_GetAttr(own, names.f_back) : NULL; /* None has none */
     Py_XDECREF(own);
@@ -162,7 +163,7 @@ static int begin_api(const ApiPath *self, PyObject *entry, PyObject *args, PyObj
 {
     int hushed = is_hushed(self);
     if (hushed) return hushed < 0 ? -1 : 0;
-    PyObject *frame = calling_frame(self);
+    PyObject *frame = calling_frame(self->inner_code);
     PyObject *stack = frame ? Py_XNewRef(plain_stack(self, frame)) : NULL;
     PyObject *with_grad = stack ? PyObject_CallNoArgs(given.is_grad_enabled) : NULL;
     struct guard guard;
