@@ -9,7 +9,7 @@ itself: it names the call where values have shown that something inside of a mod
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import zip_longest
@@ -65,7 +65,7 @@ def difference_inside(
     found = None
     inner: tuple[str | None, str | None] = (None, None)
     while found is None and all(names):
-        found = _difference(sides, names, inner)
+        found = _difference(_facts(sides), names, inner)
         inner, names = names, _around(sides, names)
     return found
 
@@ -86,18 +86,16 @@ def difference_outside(
     found = None
     while found is None and all(names):
         names = _around(sides, names)
-        found = _difference(sides, names, (None, None))
+        found = _difference(_facts(sides), names, (None, None))
     return found
 
 
-def difference_behind(target: Facts, reference: Facts) -> OutlineDifference | None:
+def difference_behind(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
     """Return in which call after those of the models, as one of a loss, two steps differ.
 
     Returns: None where the calls agree, or are not known.
     """
-    if target.outline is None or reference.outline is None:
-        return None
-    return _first_difference(_calls(target.outline, None), _calls(reference.outline, None))
+    return _difference((target, reference), (None, None), (None, None))
 
 
 def other_labels(target: Facts, reference: Facts) -> str | None:
@@ -126,12 +124,16 @@ def _around(
     return own, other
 
 
+def _facts(sides: tuple[Side, Side]) -> tuple[Facts | None, Facts | None]:
+    return sides[0].view.facts, sides[1].view.facts
+
+
 def _difference(
-    sides: tuple[Side, Side],
+    sides: tuple[Facts | None, Facts | None],
     names: tuple[str | None, str | None],
     until: tuple[str | None, str | None],
 ) -> OutlineDifference | None:
-    target, reference = (side.view.facts for side in sides)
+    target, reference = sides
     if target is None or target.outline is None or reference is None or reference.outline is None:
         return None
     return _first_difference(
@@ -183,16 +185,30 @@ def _first_difference(
 def _differences(
     target: Sequence[OutlinedCall], reference: Sequence[OutlinedCall]
 ) -> Iterator[OutlineDifference]:
-    names = [[_operator(each) for each in calls] for calls in (target, reference)]
+    """Yield where calls differ: of the same arguments belong together, then those of a name."""
+    for own, other in _unequal(target, reference, _content):
+        for left, right in _unequal(own, other, _operator, wants_equal=True):
+            for one, partner in zip_longest(left, right):
+                if one and partner and _operator(one) == _operator(partner):
+                    yield from _other_arguments(one, partner)
+                else:
+                    yield _other_call(one, partner)
+
+
+def _unequal(
+    target: Sequence[OutlinedCall],
+    reference: Sequence[OutlinedCall],
+    key: Callable[[OutlinedCall], Hashable],
+    *,
+    wants_equal: bool = False,
+) -> Iterator[tuple[Sequence[OutlinedCall], Sequence[OutlinedCall]]]:
+    """Yield the parts of two lists that differ; with `wants_equal` those that agree as well."""
+    keys = [[key(each) for each in calls] for calls in (target, reference)]
     for tag, begin, end, other, other_end in SequenceMatcher(
-        None, *names, autojunk=False
+        None, *keys, autojunk=False
     ).get_opcodes():
-        pairs = zip_longest(target[begin:end], reference[other:other_end])
-        for own, its in pairs:
-            if own is None or its is None or tag == "replace":
-                yield _other_call(own, its)
-            else:
-                yield from _other_arguments(own, its)
+        if wants_equal or tag != "equal":
+            yield target[begin:end], reference[other:other_end]
 
 
 def _other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> OutlineDifference:
@@ -250,7 +266,7 @@ def _are_alike(word: str, other: str) -> bool:
     return abs(number - expected) <= _CLOSE * abs(expected)
 
 
-def _content(call: OutlinedCall) -> tuple[object, ...]:
+def _content(call: OutlinedCall) -> Hashable:
     return _operator(call), *sorted(_arguments(call).items())
 
 

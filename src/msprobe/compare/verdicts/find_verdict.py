@@ -394,8 +394,11 @@ class _Search:
             words += f": the factor is {meaning}"
         elif limited:
             words = f"{limited} (step {observed.step})"
+        verdict = VerdictClass.CLIPPING if limited else VerdictClass.GRADIENT
+        if observed.behind is not None and is_behind_loss and not limited:
+            verdict, words = observed.behind.verdict, f"{observed.behind.words}; {words}"
         return self._findings.conclude(
-            VerdictClass.CLIPPING if limited else VerdictClass.GRADIENT,
+            verdict,
             words,
             # A total norm may be near a round number by chance.
             Confidence.PROVED if found.factor.is_proved and not limited else Confidence.LIKELY,

@@ -18,6 +18,7 @@ from msprobe.api_prefixes import COMPILED
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
+from msprobe.compare.outlines import OutlineDifference, difference_behind
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
@@ -98,6 +99,7 @@ class StepObservations:
             of one side alone that makes it.
         evened: a call or argument that makes the result of a module differ, though what is made of
             that agrees.
+        behind: the call after those of the models that differs, where calls have no records.
         unused: a call of one side alone that changes a tensor which no recorded call uses.
         cleared: that one side clears gradients between micro batches, and what to do; in words.
         has_modules_only: both sides were recorded at level L0.
@@ -134,6 +136,7 @@ class StepObservations:
     small: Clue | None = None
     shifted: Clue | None = None
     evened: Clue | None = None
+    behind: OutlineDifference | None = None
     unused: Clue | None = None
     cleared: tuple[str, str] | None = None
     has_modules_only: bool = False
@@ -206,6 +209,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         small=_small_cause(comparison),
         shifted=shifted(comparison),
         evened=_evened(comparison, inexact),
+        behind=difference_behind(*comparison.facts),
         unused=_unused_change(comparison),
         cleared=cleared_gradients(comparison),
         broken_off=_broken_off(comparison),
