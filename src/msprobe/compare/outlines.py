@@ -27,7 +27,10 @@ from msprobe.operators.lookup import operator_of
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
 # The same elements in the same order, as one tensor or as another.
 _SAME_ELEMENTS: Final = frozenset(
-    ("clone", "contiguous", "flatten", "reshape", "squeeze", "unflatten", "unsqueeze", "view")
+    (
+        *("clone", "contiguous", "detach", "flatten", "reshape", "squeeze", "unflatten"),
+        *("unsqueeze", "view"),
+    )
 )
 
 
@@ -176,7 +179,10 @@ def _first_difference(
     # What a call makes of nothing but numbers is used by a later one, which tells more.
     first = next((each for each in found if each.takes_tensor), found[0])
     if Counter(map(_content, target)) == Counter(map(_content, reference)):
-        return replace(first, verdict=VerdictClass.ORDER, words=f"{first.words}: in another order")
+        both = zip(target, reference, strict=True)
+        own, other = next(pair for pair in both if _content(pair[0]) != _content(pair[1]))
+        words = f"{_shown(own)} is called where the reference calls {_shown(other)}, and later"
+        return replace(first, verdict=VerdictClass.ORDER, words=words)
     others = len(found) - 1
     more = f"; {others} more of its calls differ{'s' * (others == 1)}" if others else ""
     return replace(first, words=first.words + more)

@@ -40,6 +40,7 @@ FAST_PATH_MODULES: Final = (
     nn.MultiheadAttention,
 )
 
+_CUTS: Final = ("detach", "detach_", "requires_grad_", "_set_grad_enabled")
 _OUT: Final = frozenset({"out"})
 
 
@@ -101,7 +102,7 @@ class ApiEntry:
         is_pure: whether it has no effect on memory, but for an argument `out`.
         is_plain: whether a call is recorded, is pure, and draws no numbers.
         is_unseen: whether a call is run, and nothing else.
-        is_recorded: whether a call is recorded.
+        is_outlined: whether a call is recorded, or cuts the graph of gradients.
         is_setter: whether it sets an attribute; one that is set to None shares no memory.
     """
 
@@ -124,7 +125,7 @@ class ApiEntry:
     is_pure: bool = field(init=False)
     is_plain: bool = field(init=False)
     is_unseen: bool = field(init=False)
-    is_recorded: bool = field(init=False)
+    is_outlined: bool = field(init=False)
     is_setter: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -139,7 +140,7 @@ class ApiEntry:
             object.__setattr__(self, "chance", None)
         is_unseen = self.action is Action.METADATA and not (self.bans or self.allocates)
         object.__setattr__(self, "is_unseen", is_unseen)
-        object.__setattr__(self, "is_recorded", is_recorded)
+        object.__setattr__(self, "is_outlined", is_recorded or self.api in _CUTS)
         is_setter = self.action is Action.METADATA and self.api.endswith(".__set__")
         object.__setattr__(self, "is_setter", is_setter)
 

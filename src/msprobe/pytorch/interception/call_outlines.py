@@ -138,7 +138,7 @@ class CallOutlines(TorchFunctionMode):
         session, left = self._session, self.left
         if not (left.threads and left.is_left_here()) and session.observing and not is_tracing():
             entry = self._table.lookup(func)
-            if entry.is_recorded and not session.muted:
+            if entry.is_outlined and not session.muted:
                 frame = calling_frame(sys._getframe(1))
                 quietly(session, "outline", self._note, entry, frame, args, kwargs)
         return func(*args, **kwargs)

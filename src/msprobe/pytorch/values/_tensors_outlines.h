@@ -176,7 +176,7 @@ static enum way note_way(OutlinePath *self, PyObject *func, PyObject *args, PyOb
         PyErr_Clear(); /* one that has no hash */
         entry = PyObject_CallOneArg(self->look_up, func);
     }
-    answer = entry ? flag(entry, names.is_recorded) : -1;
+    answer = entry ? flag(entry, names.is_outlined) : -1;
     if (answer > 0) {
         int is_kept_out = is_tracing(&self->is_tracing);
         if (!is_kept_out) is_kept_out = flag(self->session, names.muted);

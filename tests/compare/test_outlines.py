@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""At level L0 the verdict names the call, its argument or the labels, though none has a record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from builders.two_runs import compared, train, verdict_on  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+
+pytestmark = [pytest.mark.torch]
+
+
+class Mixer(nn.Module):
+    """Attention by hand; `change` is what a person may have written otherwise."""
+
+    def __init__(self, change: str | None) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.read = lambda name, value, default: value if change == name else default
+        self.change = change
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        score = (q @ k.transpose(-1, -2)) * self.read("scale", 0.5, 0.25)
+        score = score.masked_fill(mask, self.read("limit", -1.0, -1e9))
+        weight = score.softmax(-2 if self.change == "axis" else -1)
+        if self.change == "square":
+            weight = weight.square()
+        if self.change == "order":
+            return functional.silu(self.out(weight @ v.tanh()))
+        if self.change == "detached":
+            v = v.detach()
+        if self.change == "views":
+            v = v.clone().view(v.shape).contiguous()
+        return functional.silu(self.out((weight @ v).tanh()))
+
+
+class Net(nn.Module):
+    """Makes the mask that its parts are given."""
+
+    def __init__(self, change: str | None) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 8)
+        self.layers = nn.ModuleList([Mixer(change), Mixer(change)])
+        self.head = nn.Linear(8, 9)
+        self.change = change
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        size = ids.shape[1]
+        mask = torch.ones(size, size, dtype=torch.bool).triu(0 if self.change == "mask" else 1)
+        if self.change == "mask":
+            mask = mask & ~torch.eye(size, dtype=torch.bool)
+            mask[0, 1] = False
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = x + layer(x, mask)
+        return self.head(x)
+
+
+def program(debugger: PrecisionDebugger, change: str | None) -> None:
+    model = Net(change)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ids, labels = torch.randint(0, 9, (2, 5)), torch.randint(0, 9, (10,))
+    if change == "labels":
+        labels[3] = (labels[3] + 1) % 9
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        out = model(ids).flatten(0, 1)
+        loss = functional.cross_entropy(
+            out,
+            labels,
+            weight=torch.arange(1.0, 10.0) if change == "weight" else None,
+            label_smoothing=0.1 if change == "smoothing" else 0.0,
+        )
+        if change == "penalty":
+            loss = loss + 0.1 * out.square().mean()
+        if change == "halved":
+            loss = loss / 2
+        loss.backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+def with_line(words: str) -> str:
+    """Words in which ``@code)`` is the line of this file with that code."""
+    lines = Path(__file__).read_text("utf-8").splitlines()
+    before, at, rest = words.partition("@")
+    code, _, after = rest.partition(")")
+    number = next((i for i, line in enumerate(lines, 1) if code in line), 0)
+    return f"{before}{Path(__file__).name}:{number}){after}" if at else words
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "words"),
+    [
+        ("scale", "argument", r"argument 1 of Tensor.__mul__ (@score = (q) is 0.5 in the"),
+        ("limit", "argument", r"value of Tensor.masked_fill (@masked_fill) is -1.0 in the target"),
+        ("axis", "argument", r"dim of Tensor.softmax (@score.softmax) is -2 in the target, -1 in"),
+        ("square", "call", r"only the target calls Tensor.square (@weight.square)"),
+        ("order", "order", r"Tensor.tanh (@v.tanh) is called where the reference calls Tensor."),
+        ("mask", "argument", r"diagonal of Tensor.triu (@triu) is 0 in the target, 1 in the ref"),
+        ("weight", "argument", r"weight of Functional.cross_entropy (@functional.cross_entropy)"),
+        ("smoothing", "argument", r"label_smoothing of Functional.cross_entropy"),
+        ("penalty", "call", r"only the target calls Tensor.square (@out.square)"),
+        ("halved", "gradient", r"the factor is 1/2"),
+        ("detached", "call", r"only the target calls Tensor.detach (@v.detach)"),
+        ("labels", "data", r"argument 1 of Functional.cross_entropy, a tensor without a gradient"),
+    ],
+)
+def test_what_differs_between_modules_is_named(
+    change: str, expected: str, words: str, tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, program, change, level="L0")
+    assert verdict["class"] == expected, verdict["sentence"]
+    assert with_line(words) in verdict["sentence"]
+
+
+@pytest.mark.parametrize("change", [None, "views"])
+def test_another_way_to_the_same_results_is_equal(change: str | None, tmp_path: Path) -> None:
+    summary = compared(tmp_path, program, change, level="L0")
+    assert summary["verdict"]["class"] == "equal"
+    assert summary["verdict"]["confidence"] == "proved"
+    assert not summary["introduced"]
