@@ -10,7 +10,6 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from msprobe.compare.outlines import difference_behind, other_labels
 from msprobe.compare.training.buffers import buffer_changes, buffer_differences
 from msprobe.compare.training.clipping import (
     clip_differences,
@@ -39,6 +38,7 @@ from msprobe.compare.training.optimizers import (
     setting_differences,
     state_differences,
 )
+from msprobe.compare.training.outlines import difference_behind, other_labels
 from msprobe.compare.training.schedules import ScheduleHistory
 from msprobe.compare.training.shards import shard_differences
 from msprobe.compare.training.start import (

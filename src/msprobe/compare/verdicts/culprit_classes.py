@@ -12,7 +12,6 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Match, Matched, Missing, Origin, Status
-from msprobe.compare.outlines import OutlineDifference, difference_inside, difference_outside
 from msprobe.compare.sides import MINDSPORE
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.frameworks import are_of_two_frameworks, in_shared_terms
@@ -21,6 +20,11 @@ from msprobe.compare.training.module_settings import (
     changed_options,
     changed_settings,
     options_of_class,
+)
+from msprobe.compare.training.outlines import (
+    OutlineDifference,
+    difference_inside,
+    difference_outside,
 )
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.communication import group_words, is_of_group, lone_communication

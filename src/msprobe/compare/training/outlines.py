@@ -211,7 +211,7 @@ def _unequal(
     """Yield the parts of two lists that differ; with `wants_equal` those that agree as well."""
     keys = [[key(each) for each in calls] for calls in (target, reference)]
     for tag, begin, end, other, other_end in SequenceMatcher(
-        None, *keys, autojunk=False
+        None, keys[0], keys[1], autojunk=False
     ).get_opcodes():
         if wants_equal or tag != "equal":
             yield target[begin:end], reference[other:other_end]
