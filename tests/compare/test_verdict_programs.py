@@ -778,7 +778,7 @@ def test_modules_in_place_of_calls_are_equal(tmp_path: Path, level: str) -> None
     ("change", "kind", "record"),
     [
         ({"p": 0.3}, "call", "Module.drop.Dropout.forward.0"),
-        ({"smoothing": 0.2}, "gradient", "Module.rest.Linear.backward.0"),
+        ({"smoothing": 0.2}, "argument", "Module.rest.Linear.backward.0"),
         ({"slope": 0.5}, "argument", "Module.Styled.forward.0"),
     ],
 )

@@ -177,12 +177,12 @@ def test_an_argument_that_one_side_leaves_out_is_harmless_if_it_changes_nothing(
     assert is_not_accused(summary), summary["verdict"]["sentence"]
 
 
-def test_modules_alone_tell_that_the_calls_of_the_loss_are_missing(compare: Compare) -> None:
+def test_modules_alone_tell_which_call_makes_another_loss(compare: Compare) -> None:
     verdict = compare("L0", Choices(smoothing=0.2))["verdict"]
     assert "the loss is" in verdict["sentence"]
-    # Cross entropy makes other calls itself where its labels are smoothed.
-    assert verdict["class"] == "unexplained"
-    assert "it is made by add(alpha=1), mul(other=0.8)" in verdict["sentence"]
+    assert verdict["class"] == "argument"
+    assert "label_smoothing of Functional.cross_entropy (" in verdict["sentence"]
+    assert " is 0.2 in the target, 0.0 in the reference" in verdict["sentence"]
 
 
 def test_the_factor_of_a_value_changed_between_two_modules_is_named(compare: Compare) -> None:

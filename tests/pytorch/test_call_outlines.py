@@ -232,3 +232,30 @@ def test_it_is_the_same_without_the_extensions(tmp_path: Path) -> None:
     facts = record(tmp_path / "with")
     assert shown(without) == shown(facts)
     assert [each["where"] for each in without["labels"]] == [e["where"] for e in facts["labels"]]
+
+
+def test_numbers_that_are_new_in_each_step_fill_no_memory(tmp_path: Path) -> None:
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    with recording(tmp_path, level="L0") as run:
+        for step in range(3):
+            with run.step_of(model):
+                model(x)
+                for number in range(6000):
+                    x * (step * 6000 + number)
+    for step in range(3):
+        facts = read(tmp_path, step, "rank", "facts.json")
+        calls = shown(facts)[-1][2]
+        assert calls == [f"Tensor.__mul__(tensor, {step * 6000 + n})" for n in range(6000)]
+        assert facts["outline"]["is_whole"]
+        assert len(facts["outline"]["calls"]) < 6010
+
+
+def test_a_loop_without_end_is_cut_off_and_says_so(tmp_path: Path) -> None:
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    with recording(tmp_path, level="L0") as run, run.step_of(model):
+        model(x)
+        for _ in range(100_050):
+            x.relu()
+    outline = read(tmp_path, 0, "rank", "facts.json")["outline"]
+    assert not outline["is_whole"]
+    assert sum(len(outline["bodies"][each["body"]]) for each in outline["runs"]) == 100_000

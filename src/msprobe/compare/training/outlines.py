@@ -20,18 +20,18 @@ from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.sides import Side
 from msprobe.compare.training.fingerprints import change_of, of_data
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import OUTLINED_TENSOR, Facts, Outline, OutlinedCall
-from msprobe.dump.record_names import parse_record_name
+from msprobe.dump.facts import OUTLINED_TENSOR, Facts, Outline, OutlinedCall, OutlineRun
 from msprobe.operators.lookup import operator_of
 
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
-# The same elements in the same order, as one tensor or as another.
-_SAME_ELEMENTS: Final = frozenset(
-    (
-        *("clone", "contiguous", "detach", "flatten", "reshape", "squeeze", "unflatten"),
-        *("unsqueeze", "view"),
-    )
+# They choose what gets a gradient, and no value.
+_CUTS: Final = frozenset(("detach", "requires_grad", "setgradenabled"))
+_COPIES: Final = frozenset(("clone", "contiguous"))
+# The same elements in the same order: a cause only where nothing else differs.
+_RESHAPES: Final = frozenset(
+    ("flatten", "reshape", "squeeze", "unflatten", "unsqueeze", "view", "view_as")
 )
+_MOST_COMPARED: Final = 500  # calls between the first and the last that differ, of either side
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class OutlineDifference:
     Attributes:
         verdict: class of the cause that it is, if it is one.
         words: the difference in words.
-        source: its line, as far as it is known.
+        source: its line, None inside of the framework.
         takes_tensor: whether the call takes a tensor, and does not make one of numbers alone.
     """
 
@@ -50,47 +50,54 @@ class OutlineDifference:
     source: str | None
     takes_tensor: bool
 
+    @property
+    def next(self) -> list[str]:
+        """The next step; empty where no line is known."""
+        return [f"look at {self.source}"] if self.source else []
+
 
 def difference_inside(
-    sides: tuple[Side, Side], names: tuple[str | None, str | None]
+    sides: Sequence[Side], names: Sequence[str | None]
 ) -> OutlineDifference | None:
-    """Return in which call of its own a module differs from its partner.
+    """Return in which of the calls that are made within a module it differs from its partner.
 
-    Where its own calls agree, those that the modules around it make before it may differ: a mask, a
-    table of angles.
+    Where these agree, those may differ that the modules around it make by themselves before: of a
+    mask, or a table of angles.
 
     Args:
-        sides: of the target and of the reference.
+        sides: the target and the reference.
         names: the forward records of the module.
 
     Returns: None where the calls agree, or are not known.
     """
-    found = None
-    inner: tuple[str | None, str | None] = (None, None)
-    while found is None and all(names):
-        found = _difference(_facts(sides), names, inner)
-        inner, names = names, _around(sides, names)
+    if not (_are_known([side.view.facts for side in sides]) and all(names)):
+        return None
+    found = _first_difference(*map(_inside, sides, names))
+    while found is None:
+        inner, names = (
+            names,
+            [side.parent(name or "") for side, name in zip(sides, names, strict=True)],
+        )
+        if not all(names):
+            return None
+        found = _first_difference(*map(_before, sides, names, inner))
     return found
 
 
-def difference_outside(
-    sides: tuple[Side, Side], names: tuple[str | None, str | None]
+def difference_of_gradients(
+    target: Facts | None, reference: Facts | None
 ) -> OutlineDifference | None:
-    """Return in which call the use that is made of a module's results differs.
+    """Return in which call that no result shows gradients begin to differ.
 
-    That is where a gradient comes from that differs though all results agree.
-
-    Args:
-        sides: of the target and of the reference.
-        names: the forward records of the module.
+    It cuts the graph, or comes behind the models.
 
     Returns: None where the calls agree, or are not known.
     """
-    found = None
-    while found is None and all(names):
-        names = _around(sides, names)
-        found = _difference(_facts(sides), names, (None, None))
-    return found
+    facts = target, reference
+    if not _are_known(facts):
+        return None
+    cuts = ([call for call in _made(each) if _operator(call) in _CUTS] for each in facts)
+    return next(_differences(*cuts), None) or difference_behind(*facts)
 
 
 def difference_behind(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
@@ -98,7 +105,13 @@ def difference_behind(target: Facts | None, reference: Facts | None) -> OutlineD
 
     Returns: None where the calls agree, or are not known.
     """
-    return _difference((target, reference), (None, None), (None, None))
+    facts = target, reference
+    if not _are_known(facts):
+        return None
+    own, other = (
+        _made(each, lambda run: run.parent is None and run.after is not None) for each in facts
+    )
+    return _first_difference(own, other)
 
 
 def other_labels(target: Facts, reference: Facts) -> str | None:
@@ -119,63 +132,67 @@ def other_labels(target: Facts, reference: Facts) -> str | None:
     return None
 
 
-def _around(
-    sides: tuple[Side, Side], names: tuple[str | None, str | None]
-) -> tuple[str | None, str | None]:
-    """Return the records of the modules around two; None for one outside of all."""
-    own, other = (side.parent(name or "") for side, name in zip(sides, names, strict=True))
-    return own, other
+def _are_known(facts: Sequence[Facts | None]) -> bool:
+    """Return whether all calls of both steps are known."""
+    return all(each and each.outline and each.outline.is_whole for each in facts)
 
 
-def _facts(sides: tuple[Side, Side]) -> tuple[Facts | None, Facts | None]:
-    return sides[0].view.facts, sides[1].view.facts
-
-
-def _difference(
-    sides: tuple[Facts | None, Facts | None],
-    names: tuple[str | None, str | None],
-    until: tuple[str | None, str | None],
-) -> OutlineDifference | None:
-    target, reference = sides
-    if target is None or target.outline is None or reference is None or reference.outline is None:
-        return None
-    return _first_difference(
-        _calls(target.outline, names[0], until[0]), _calls(reference.outline, names[1], until[1])
+def _inside(side: Side, record: str | None) -> list[OutlinedCall]:
+    """Return the calls that are made within a module, by others in it as well."""
+    return _made(
+        side.view.facts,
+        lambda run: record in (run.parent, *side.around(run.parent or "")),
     )
 
 
-def _calls(outline: Outline, parent: str | None, until: str | None = None) -> list[OutlinedCall]:
-    """Return the calls that a module makes by itself, or those outside of all after a model ran.
+def _before(side: Side, record: str | None, inner: str | None) -> list[OutlinedCall]:
+    """Return the calls that a module makes by itself before those within one of its parts."""
+    begun = False
 
-    Args:
-        outline: of the step.
-        parent: the record of the module; None for what is outside.
-        until: the record of a module before whose calls they are made.
-    """
-    inside = None
-    if until is not None:
-        parsed = parse_record_name(until)
-        inside = f"{parsed.prefix}.{parsed.path}." if parsed.path else f"{parsed.prefix}."
-    found: list[OutlinedCall] = []
-    for run in outline.runs:
-        if inside is not None and run.parent and f"{run.parent}.".startswith((f"{until}.", inside)):
-            break
-        if run.parent == parent and (parent is not None or run.after is not None):
-            found += [outline.calls[number] for number in outline.bodies[run.body]]
-    return found
+    def is_before(run: OutlineRun) -> bool:
+        nonlocal begun
+        begun = begun or inner in (run.parent, *side.around(run.parent or ""))
+        return run.parent == record and not begun
+
+    return _made(side.view.facts, is_before)
+
+
+def _made(
+    facts: Facts | None, is_wanted: Callable[[OutlineRun], bool] = lambda _: True
+) -> list[OutlinedCall]:
+    """Return the calls of some runs, in order."""
+    outline = facts.outline if facts and facts.outline else Outline()
+    return [
+        outline.calls[number]
+        for run in outline.runs
+        if is_wanted(run)
+        for number in outline.bodies[run.body]
+    ]
 
 
 def _first_difference(
     target: Sequence[OutlinedCall], reference: Sequence[OutlinedCall]
 ) -> OutlineDifference | None:
-    """Return the first call that differs, those that rearrange no elements left out."""
-    sides = [
-        [each for each in calls if _operator(each) not in _SAME_ELEMENTS]
-        for calls in (target, reference)
-    ]
-    found = list(_differences(*sides)) or list(_differences(target, reference))
-    if not found:
+    """Return the first call that may change a result and differs."""
+    if target == reference:
         return None
+    silent = _CUTS | _COPIES
+    for left_out in (silent | _RESHAPES, silent):
+        own, other = (
+            [each for each in calls if _operator(each) not in left_out]
+            for calls in (target, reference)
+        )
+        found = list(_differences(own, other))
+        if found:
+            return _summed(found, own, other)
+    return None
+
+
+def _summed(
+    found: Sequence[OutlineDifference],
+    target: Sequence[OutlinedCall],
+    reference: Sequence[OutlinedCall],
+) -> OutlineDifference:
     # What a call makes of nothing but numbers is used by a later one, which tells more.
     first = next((each for each in found if each.takes_tensor), found[0])
     if Counter(map(_content, target)) == Counter(map(_content, reference)):
@@ -192,8 +209,10 @@ def _differences(
     target: Sequence[OutlinedCall], reference: Sequence[OutlinedCall]
 ) -> Iterator[OutlineDifference]:
     """Yield where calls differ: of the same arguments belong together, then those of a name."""
-    for own, other in _unequal(target, reference, _content):
-        for left, right in _unequal(own, other, _operator, wants_equal=True):
+    for tag, own, other in _aligned(*_without_ends(target, reference), _content):
+        if tag == "equal":
+            continue
+        for _, left, right in _aligned(own, other, _operator):
             for one, partner in zip_longest(left, right):
                 if one and partner and _operator(one) == _operator(partner):
                     yield from _other_arguments(one, partner)
@@ -201,20 +220,30 @@ def _differences(
                     yield _other_call(one, partner)
 
 
-def _unequal(
+def _without_ends(
+    target: Sequence[OutlinedCall], reference: Sequence[OutlinedCall]
+) -> tuple[Sequence[OutlinedCall], Sequence[OutlinedCall]]:
+    """Return what lies between equal beginnings and equal ends, as far as it is compared."""
+    least = min(len(target), len(reference))
+    keys = [[*map(_content, calls)] for calls in (target, reference)]
+    first = next((i for i in range(least) if keys[0][i] != keys[1][i]), least)
+    last = next((i for i in range(least - first) if keys[0][~i] != keys[1][~i]), least - first)
+    target, reference = (
+        calls[first : min(len(calls) - last, first + _MOST_COMPARED)]
+        for calls in (target, reference)
+    )
+    return target, reference
+
+
+def _aligned(
     target: Sequence[OutlinedCall],
     reference: Sequence[OutlinedCall],
     key: Callable[[OutlinedCall], Hashable],
-    *,
-    wants_equal: bool = False,
-) -> Iterator[tuple[Sequence[OutlinedCall], Sequence[OutlinedCall]]]:
-    """Yield the parts of two lists that differ; with `wants_equal` those that agree as well."""
-    keys = [[key(each) for each in calls] for calls in (target, reference)]
-    for tag, begin, end, other, other_end in SequenceMatcher(
-        None, keys[0], keys[1], autojunk=False
-    ).get_opcodes():
-        if wants_equal or tag != "equal":
-            yield target[begin:end], reference[other:other_end]
+) -> Iterator[tuple[str, Sequence[OutlinedCall], Sequence[OutlinedCall]]]:
+    """Yield parts of two lists that belong together, and `equal` where they are the same."""
+    keys = [[*map(key, calls)] for calls in (target, reference)]
+    for tag, *ends in SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_opcodes():
+        yield tag, target[ends[0] : ends[1]], reference[ends[2] : ends[3]]
 
 
 def _other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> OutlineDifference:
@@ -225,7 +254,7 @@ def _other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> 
         words = f"only the {side} calls {_shown(target or reference)}"
     both = [each for each in (target, reference) if each is not None]
     takes = any(OUTLINED_TENSOR in _words(each) for each in both)
-    return OutlineDifference(VerdictClass.CALL, words, both[0].source, takes)
+    return OutlineDifference(VerdictClass.CALL, words, _line(both[0]), takes)
 
 
 def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[OutlineDifference]:
@@ -243,7 +272,7 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
         )
         words = f"{what} of {_shown(target)} is {', '.join(values)}"
         takes = OUTLINED_TENSOR in _words(target)
-        yield OutlineDifference(VerdictClass.ARGUMENT, words, target.source, takes)
+        yield OutlineDifference(VerdictClass.ARGUMENT, words, _line(target), takes)
         return
 
 
@@ -273,7 +302,7 @@ def _are_alike(word: str, other: str) -> bool:
 
 
 def _content(call: OutlinedCall) -> Hashable:
-    return _operator(call), *sorted(_arguments(call).items())
+    return _operator(call), call.arguments, *call.named.items()
 
 
 def _operator(call: OutlinedCall) -> str:
@@ -283,5 +312,9 @@ def _operator(call: OutlinedCall) -> str:
 
 def _shown(call: OutlinedCall | None) -> str:
     assert call is not None
-    line = f" ({Path(call.source).name})" if call.source else ""
-    return f"{call.name}{line}"
+    line = _line(call)
+    return f"{call.name} ({line})" if line else call.name
+
+
+def _line(call: OutlinedCall) -> str | None:
+    return Path(call.source).name if call.source else None

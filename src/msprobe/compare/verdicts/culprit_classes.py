@@ -24,7 +24,7 @@ from msprobe.compare.training.module_settings import (
 from msprobe.compare.training.outlines import (
     OutlineDifference,
     difference_inside,
-    difference_outside,
+    difference_of_gradients,
 )
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.communication import group_words, is_of_group, lone_communication
@@ -37,13 +37,7 @@ from msprobe.compare.verdicts.made_data import makes_data
 from msprobe.compare.verdicts.places import lone_words
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.record_names import (
-    RecordKind,
-    RecordName,
-    forward_name,
-    module_names,
-    parse_record_name,
-)
+from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
 from msprobe.dump.stack_frames import Frame, parse_frame
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
@@ -156,19 +150,12 @@ def unrecorded_call(culprit: Culprit) -> OutlineDifference | None:
     if not row.pair.is_matched:
         return None
     found = class_and_words(culprit)[0]
-    is_result = culprit.kind == "forward" and row.value.role is Role.OUTPUT
-    if is_result and found in _OF_OWN_CODE:
-        return difference_inside(comparison.sides, (row.pair.target, row.pair.reference))
     if found is VerdictClass.GRADIENT:
-        own, other = (_forward_of(name or "") for name in (row.pair.target, row.pair.reference))
-        return difference_outside(comparison.sides, (own, other))
-    return None
-
-
-def _forward_of(name: str) -> str:
-    """Return the forward record of a module; of gradients of its parameters its first one."""
-    parsed = parse_record_name(name)
-    return forward_name(parsed) or module_names(parsed.base, 0)[0]
+        return difference_of_gradients(*comparison.facts)
+    is_result = culprit.kind == "forward" and row.value.role is Role.OUTPUT
+    if not is_result or found not in _OF_OWN_CODE:
+        return None
+    return difference_inside(comparison.sides, (row.pair.target, row.pair.reference))
 
 
 def _by_settings(culprit: Culprit, found: VerdictClass, words: str) -> tuple[VerdictClass, str]:

@@ -451,6 +451,7 @@ class _Search:
         if inside is not None:
             verdict, confidence = inside.verdict, Confidence.LIKELY
             words = f"{inside.words}; {culprit_words(culprit)}"
+            next_steps = [*inside.next, *next_steps]
         if own is not None:
             evidence.append(own.words)
             if own.is_judged and own.at_fault and verdict is not VerdictClass.SETTINGS:

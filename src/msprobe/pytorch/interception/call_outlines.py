@@ -85,13 +85,18 @@ class CallOutlines(TorchFunctionMode):
             )
             # torch asks the mode for its handler, and that this is a method of the mode.
             self.__dict__["__torch_function__"] = MethodType(self._path.handle, self)
-        # What is known of calls serves the whole run.
+        # What is known of calls serves later steps as well.
         self._known: dict[tuple[object, ...], int] = {}
         self._codes: set[CodeType] = set()  # the keys of `OutlinePath` are made of their addresses
         self._calls: list[OutlinedCall] = []
         self._begin_step()
 
     def _begin_step(self) -> None:
+        if len(self._calls) > _MOST_KINDS // 2:  # of a program that passes new numbers in each step
+            for table in (self._known, self._codes, self._calls):
+                table.clear()
+            if self._path is not None:
+                self._path.forget()
         self._runs: list[tuple[Call | None, str | None, list[int]]] = []
         self._labels = 0
         if self._path is not None:

@@ -220,6 +220,12 @@ static PyObject *OutlinePath_begin_step(OutlinePath *self, PyObject *left)
     Py_RETURN_NONE;
 }
 
+static PyObject *OutlinePath_forget(OutlinePath *self, PyObject *nothing)
+{
+    PyDict_Clear(self->known);
+    Py_RETURN_NONE;
+}
+
 static int OutlinePath_traverse(OutlinePath *self, visitproc visit, void *arg)
 {
     for (int i = 0; i < OUTLINE_OWNED_COUNT; i++) Py_VISIT(OUTLINE_OWNED(self)[i]);
@@ -255,6 +261,7 @@ static int OutlinePath_init(OutlinePath *self, PyObject *args, PyObject *kwargs)
 static PyMethodDef OUTLINE_METHODS[] = {
     {"handle", (PyCFunction)(void (*)(void))OutlinePath_handle, METH_FASTCALL,
      "handle(mode, func, types, args=(), kwargs=None) -> the result of a call, which is noted"},
+    {"forget", (PyCFunction)OutlinePath_forget, METH_NOARGS, "forget(): know no call any more"},
     {"begin_step", (PyCFunction)OutlinePath_begin_step, METH_O, "begin_step(count): note that many calls"},
     {NULL, NULL, 0, NULL},
 };
