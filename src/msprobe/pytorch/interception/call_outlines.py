@@ -33,6 +33,7 @@ from msprobe.pytorch.training.model_calls import append_data
 from msprobe.pytorch.values.adapter import TENSOR_TYPES
 from msprobe.pytorch.values.memo import TENSORS
 
+_functorch_active: Final = torch._C._are_functorch_transforms_active
 _graph_task: Final = torch._C._current_graph_task_id
 _TORCH: Final = f"{Path(torch.__file__).parent}"
 _NUMBERS: Final = frozenset({int, float, bool, complex, type(None)})
@@ -192,6 +193,8 @@ class CallOutlines(TorchFunctionMode):
 
     def _take_labels(self, entry: ApiEntry, args: Sequence[Any]) -> None:
         facts = self._session.facts
+        if _functorch_active():  # these have no values of their own
+            return
         for place, each in enumerate(args):
             if type(each) is not Tensor or each.requires_grad or self._labels >= _MOST_LABELS:
                 continue
