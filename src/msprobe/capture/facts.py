@@ -18,7 +18,6 @@ from msprobe.dump.facts import (
     Event,
     Loss,
     Modes,
-    Outline,
     Parameters,
 )
 
@@ -68,13 +67,7 @@ class FactCollector:
         part: Literal[
             "settings", "random", "undrawn", "modes", "parameters", "buffers_after", "outline"
         ],
-        value: dict[str, str]
-        | dict[str, str | None]
-        | list[str]
-        | Modes
-        | Parameters
-        | Outline
-        | Raw,
+        value: dict[str, str] | dict[str, str | None] | list[str] | Modes | Parameters | Raw,
     ) -> None:
         """Write a part that a step has once, which may be encoded; a later one replaces it."""
         if self._dump is not None:

@@ -243,7 +243,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     calls: list[OutlinedCall] = []
-    bodies: list[tuple[int, ...]] = []
+    bodies: list[list[int]] = []
     runs: list[OutlineRun] = []
     is_whole: bool = True
 

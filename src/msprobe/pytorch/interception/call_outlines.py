@@ -15,12 +15,19 @@ from types import CodeType, FrameType, MethodType
 from typing import Any, Final
 
 import torch
+from msgspec import Raw
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from msprobe.capture.call import Call
 from msprobe.capture.session import Session
-from msprobe.dump.facts import OUTLINED_TENSOR, Outline, OutlinedCall, OutlineRun
+from msprobe.dump.facts import (
+    OUTLINED_TENSOR,
+    Outline,
+    OutlinedCall,
+    OutlineRun,
+    encode_fact,
+)
 from msprobe.pytorch.apis.api_rules import ApiEntry
 from msprobe.pytorch.apis.api_table import ApiTable
 from msprobe.pytorch.apis.operator_names import operator_path
@@ -45,6 +52,10 @@ _MOST_LABELS: Final = 100  # in a step
 _UNKNOWN: Final = -1  # number of a call beyond these
 _MOST_ELEMENTS: Final = 64  # of a list that is an argument
 _MOST_LETTERS: Final = 80
+
+
+Run = tuple[str | None, str | None, tuple[int, ...]]
+"""The record of a module, that of the one that ended before, and numbers of calls."""
 
 
 class CallOutlines(TorchFunctionMode):
@@ -90,11 +101,13 @@ class CallOutlines(TorchFunctionMode):
         self._known: dict[tuple[object, ...], int] = {}
         self._codes: set[CodeType] = set()  # the keys of `OutlinePath` are made of their addresses
         self._calls: list[OutlinedCall] = []
+        self._last: list[Run] = []
+        self._encoded = Raw(encode_fact(Outline()))
         self._begin_step()
 
     def _begin_step(self) -> None:
         if len(self._calls) > _MOST_KINDS // 2:  # of a program that passes new numbers in each step
-            for table in (self._known, self._codes, self._calls):
+            for table in (self._known, self._codes, self._calls, self._last):
                 table.clear()
             if self._path is not None:
                 self._path.forget()
@@ -202,28 +215,31 @@ class CallOutlines(TorchFunctionMode):
             append_data(facts, "labels", each, micro=0, record=None, where=f"{entry.name}.{place}")
 
     def _put(self) -> None:
-        used = sorted({number for *_, run in self._runs for number in run} - {_UNKNOWN})
-        places = {number: place for place, number in enumerate(used)}
-        bodies: dict[tuple[int, ...], int] = {}
         runs = [
-            OutlineRun(
-                parent=None if module is None else module.forward_name,
-                after=after,
-                body=bodies.setdefault(
-                    tuple(places[number] for number in run if number != _UNKNOWN), len(bodies)
-                ),
-            )
+            (None if module is None else module.forward_name, after, tuple(run))
             for module, after, run in self._runs
         ]
-        total = sum(len(run) for *_, run in self._runs)
-        self._session.account.spent_s += total * _CALL_S
-        outline = Outline(
+        if runs != self._last:  # most steps are like the one before
+            self._last, self._encoded = runs, Raw(encode_fact(self._outline(runs)))
+        self._session.account.spent_s += sum(len(run) for *_, run in runs) * _CALL_S
+        self._session.facts.put("outline", self._encoded)
+
+    def _outline(self, runs: Sequence[Run]) -> Outline:
+        used = sorted({number for *_, run in runs for number in run} - {_UNKNOWN})
+        places = {number: place for place, number in enumerate(used)}
+        bodies: dict[tuple[int, ...], int] = {}
+        for *_, run in runs:
+            bodies.setdefault(run, len(bodies))
+        total = sum(len(run) for *_, run in runs)
+        return Outline(
             calls=[self._calls[number] for number in used],
-            bodies=list(bodies),
-            runs=runs,
-            is_whole=total < _MOST_CALLS and not any(_UNKNOWN in run for *_, run in self._runs),
+            bodies=[[places[n] for n in body if n != _UNKNOWN] for body in bodies],
+            runs=[
+                OutlineRun(parent=parent, after=after, body=bodies[run])
+                for parent, after, run in runs
+            ],
+            is_whole=total < _MOST_CALLS and not any(_UNKNOWN in body for body in bodies),
         )
-        self._session.facts.put("outline", outline)
 
 
 def _word(value: Any) -> str:
