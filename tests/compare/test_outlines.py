@@ -60,6 +60,8 @@ class Net(nn.Module):
             mask = mask & ~torch.eye(size, dtype=torch.bool)
             mask[0, 1] = False
         x = self.embed(ids)
+        if self.change == "noise":
+            x = x + 0.1 * x.sin()
         for layer in self.layers:
             x = x + layer(x, mask)
         return self.head(x)
@@ -109,6 +111,7 @@ def with_line(words: str) -> str:
         ("square", "call", r"only the target calls Tensor.square (@weight.square)"),
         ("order", "order", r"Tensor.tanh (@v.tanh) is called where the reference calls Tensor."),
         ("mask", "argument", r"diagonal of Tensor.triu (@triu) is 0 in the target, 1 in the ref"),
+        ("noise", "call", r"only the target calls Tensor.sin (@x.sin)"),
         ("weight", "argument", r"weight of Functional.cross_entropy (@functional.cross_entropy)"),
         ("smoothing", "argument", r"label_smoothing of Functional.cross_entropy"),
         ("penalty", "call", r"only the target calls Tensor.square (@out.square)"),

@@ -61,9 +61,6 @@ def difference_inside(
 ) -> OutlineDifference | None:
     """Return in which of the calls that are made within a module it differs from its partner.
 
-    Where these agree, those may differ that the modules around it make by themselves before: of a
-    mask, or a table of angles.
-
     Args:
         sides: the target and the reference.
         names: the forward records of the module.
@@ -72,15 +69,24 @@ def difference_inside(
     """
     if not (_are_known([side.view.facts for side in sides]) and all(names)):
         return None
-    found = _first_difference(*map(_inside, sides, names))
-    while found is None:
-        inner, names = (
-            names,
-            [side.parent(name or "") for side, name in zip(sides, names, strict=True)],
-        )
-        if not all(names):
-            return None
-        found = _first_difference(*map(_before, sides, names, inner))
+    return _first_difference(*map(_inside, sides, names)) or difference_before(sides, names)
+
+
+def difference_before(
+    sides: Sequence[Side], names: Sequence[str | None]
+) -> OutlineDifference | None:
+    """Return in which call of their own the modules around a module differ before they call it.
+
+    That makes what it is given: its input, a mask, a table of angles. Arguments as above.
+    """
+    if not _are_known([side.view.facts for side in sides]):
+        return None
+    inner, found = names, None
+    while found is None and all(inner):
+        outer = [side.parent(name or "") for side, name in zip(sides, inner, strict=True)]
+        if all(outer):
+            found = _first_difference(*map(_before, sides, outer, inner))
+        inner = outer
     return found
 
 
@@ -201,7 +207,8 @@ def _summed(
         words = f"{_shown(own)} is called where the reference calls {_shown(other)}, and later"
         return replace(first, verdict=VerdictClass.ORDER, words=words)
     others = len(found) - 1
-    more = f"; {others} more of its calls differ{'s' * (others == 1)}" if others else ""
+    verb = "s differ" if others > 1 else " differs"
+    more = f"; {others} more call{verb}" if others else ""
     return replace(first, words=first.words + more)
 
 

@@ -23,6 +23,7 @@ from msprobe.compare.training.module_settings import (
 )
 from msprobe.compare.training.outlines import (
     OutlineDifference,
+    difference_before,
     difference_inside,
     difference_of_gradients,
 )
@@ -152,10 +153,13 @@ def unrecorded_call(culprit: Culprit) -> OutlineDifference | None:
     found = class_and_words(culprit)[0]
     if found is VerdictClass.GRADIENT:
         return difference_of_gradients(*comparison.facts)
+    names = row.pair.target, row.pair.reference
+    if row.cause is Cause.CHANGED_BETWEEN:
+        return difference_before(comparison.sides, names)
     is_result = culprit.kind == "forward" and row.value.role is Role.OUTPUT
     if not is_result or found not in _OF_OWN_CODE:
         return None
-    return difference_inside(comparison.sides, (row.pair.target, row.pair.reference))
+    return difference_inside(comparison.sides, names)
 
 
 def _by_settings(culprit: Culprit, found: VerdictClass, words: str) -> tuple[VerdictClass, str]:

@@ -569,7 +569,7 @@ export const sentences = {
   "made by this module's own code between its parts, first in {}": "由该模块在其各部分之间的代码产生，首见于 {}",
   "{} times the reference's": "为标杆侧的 {} 倍", "only the {} calls {}, a cast to {}": "仅{}调用 {}，即转换为 {}",
   "only the {} calls {}{}{} after the backward pass began": "仅{}在反向开始后调用 {}{}{}", " of {}": "（{}）", "only the {} has it{}": "仅{}有{}",
-  "{} more of its calls differ{}": "另有 {1} 处调用不同", "{} is called where the reference calls {}, and later": "在标杆侧调用 {2} 之处调用了 {1}，且其自身在更后调用",
+  "{} more call{}": "另有 {1} 处调用不同", "{} is called where the reference calls {}, and later": "在标杆侧调用 {2} 之处调用了 {1}，且其自身在更后调用",
   "argument {} of {}, a tensor without a gradient, differs{}": "{2} 的参数 {1}（无梯度的张量）有差异{3}", "argument {}": "参数 {}", "not given": "未给出",
   "only the {} calls {}{}": "仅{}调用 {}{}", " of {} elements of {}": "（{} 个 {} 元素）",
   "in {} the model gets other arguments: {}{}": "{}：模型得到其他参数：{}{}",
