@@ -455,7 +455,8 @@ class _Ladder:
             yield unknown(Rung.MODULE, "level L1 records no modules", _WITH_CALLS.format(step))
         elif "L0" in levels:
             yield RungResult(rung=Rung.MODULE, answer=answer, words=sentence)
-            yield unknown(Rung.CALL, "level L0 records no calls", _WITH_CALLS.format(step))
+            if answer is Answer.DIFFERS:
+                yield unknown(Rung.CALL, "level L0 records no calls", _WITH_CALLS.format(step))
             return
         else:
             module = where["module"] or "the model itself"
