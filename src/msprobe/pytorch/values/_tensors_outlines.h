@@ -210,19 +210,14 @@ static PyObject *OutlinePath_handle(OutlinePath *self, PyObject *const *given_al
     return result;
 }
 
-static PyObject *OutlinePath_begin_step(OutlinePath *self, PyObject *left)
+static PyObject *OutlinePath_begin_step(OutlinePath *self, PyObject *args)
 {
-    self->left = PyLong_AsSsize_t(left);
-    if (self->left == -1 && PyErr_Occurred()) return NULL;
+    int is_new;
+    if (!PyArg_ParseTuple(args, "np", &self->left, &is_new)) return NULL;
     Py_CLEAR(self->module);
     Py_CLEAR(self->after);
     Py_CLEAR(self->run);
-    Py_RETURN_NONE;
-}
-
-static PyObject *OutlinePath_forget(OutlinePath *self, PyObject *nothing)
-{
-    PyDict_Clear(self->known);
+    if (is_new) PyDict_Clear(self->known);
     Py_RETURN_NONE;
 }
 
@@ -261,8 +256,8 @@ static int OutlinePath_init(OutlinePath *self, PyObject *args, PyObject *kwargs)
 static PyMethodDef OUTLINE_METHODS[] = {
     {"handle", (PyCFunction)(void (*)(void))OutlinePath_handle, METH_FASTCALL,
      "handle(mode, func, types, args=(), kwargs=None) -> the result of a call, which is noted"},
-    {"forget", (PyCFunction)OutlinePath_forget, METH_NOARGS, "forget(): know no call any more"},
-    {"begin_step", (PyCFunction)OutlinePath_begin_step, METH_O, "begin_step(count): note that many calls"},
+    {"begin_step", (PyCFunction)OutlinePath_begin_step, METH_VARARGS,
+     "begin_step(count, is_new): note that many calls, and whether none is known any more"},
     {NULL, NULL, 0, NULL},
 };
 
