@@ -92,10 +92,7 @@ class Outlines:
         run = self._runs[-1][-1]
         if len(run) >= MOST_CALLS:
             return
-        words = (
-            tuple(map(self._word, args)),
-            tuple((key, self._word(kwargs[key])) for key in kwargs),
-        )
+        named = tuple((each, self._word(kwargs[each])) for each in kwargs)
         key = (frame.f_code, frame.f_lasti, name, *map(self._word, args), named)
         if key not in self._known:
             self._known[key] = self.add(name, frame, args, kwargs)

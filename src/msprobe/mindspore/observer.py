@@ -17,6 +17,7 @@ from msprobe.mindspore.adapter import on_host
 from msprobe.mindspore.api_calls import ApiObserver
 from msprobe.mindspore.api_table import ApiTable
 from msprobe.mindspore.bytecode_jit import run_as_python
+from msprobe.mindspore.call_outlines import CallOutlines
 from msprobe.mindspore.cell_hooks import CellNames, CellObserver
 from msprobe.mindspore.free_primitives import FreePrimitives
 from msprobe.mindspore.guard import quietly
@@ -61,6 +62,9 @@ class Observer:
         self.apis = None
         if level in (Level.L1, Level.MIX):
             self.apis = ApiObserver(session, table, self._recomputations)
+        self._outlines: CallOutlines | None = None
+        if level is Level.L0 and session.config.facts:
+            self._outlines = CallOutlines(session, table, self._recomputations)
         self._primitives = PrimitiveObserver(session, self.apis) if self.apis else None
         self._free = FreePrimitives(session, self.apis) if self.apis else None
         self._records_cells = level in (Level.L0, Level.MIX)
@@ -122,10 +126,16 @@ class Observer:
             self._primitives.install(models)
         if self._free is not None:
             self._free.install()
-        if self.apis is not None:
-            self.apis.install()
+        self._install_wrappers()
+        if self._outlines is not None:
+            self._outlines.begin()
         if self._noise is not None:
             self._noise.install()
+
+    def _install_wrappers(self) -> None:
+        for wrappers in (self.apis, self._outlines):
+            if wrappers is not None:
+                wrappers.install()
 
     def around_jit(
         self, executor: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -162,8 +172,9 @@ class Observer:
         self._is_aside = True
         if self._noise is not None:
             self._noise.suspend()
-        if self.apis is not None:
-            self.apis.remove()
+        for wrappers in (self.apis, self._outlines):
+            if wrappers is not None:
+                wrappers.remove()
         self._model_calls.suspend()
         if self._cells is not None:
             self._cells.suspend()
@@ -176,7 +187,6 @@ class Observer:
         if self._cells is not None:
             self._cells.resume()
         self._model_calls.resume()
-        if self.apis is not None:
-            self.apis.install()
+        self._install_wrappers()
         if self._noise is not None:
             self._noise.resume()

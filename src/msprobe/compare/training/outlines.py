@@ -19,6 +19,7 @@ from typing import Final
 from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.sides import Side
 from msprobe.compare.training.fingerprints import change_of, of_data
+from msprobe.compare.training.frameworks import are_of_two_frameworks
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OUTLINED_TENSOR, Facts, Outline, OutlinedCall, OutlineRun
 from msprobe.operators.lookup import operator_of
@@ -139,8 +140,11 @@ def other_labels(target: Facts, reference: Facts) -> str | None:
 
 
 def _are_known(facts: Sequence[Facts | None]) -> bool:
-    """Return whether all calls of both steps are known."""
-    return all(each and each.outline and each.outline.is_whole for each in facts)
+    """Return whether all calls of both steps are known, of one framework."""
+    target, reference = facts
+    if target is None or reference is None or are_of_two_frameworks(target, reference):
+        return False
+    return all(each.outline and each.outline.is_whole for each in (target, reference))
 
 
 def _inside(side: Side, record: str | None) -> list[OutlinedCall]:
