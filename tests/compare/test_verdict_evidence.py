@@ -58,6 +58,50 @@ def test_a_momentum_that_a_scheduler_moves_is_the_schedules(tmp_path: Path, leve
     assert "the learning rate is" in verdict["sentence"]
 
 
+def cycled(debugger: PrecisionDebugger, top: float) -> None:
+    """OneCycleLR chooses the first learning rate, too."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, top, 20, cycle_momentum=False)
+    for _ in range(2):
+        debugger.start(model)
+        model(torch.ones(4, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        debugger.stop()
+        debugger.step()
+
+
+def test_a_first_learning_rate_that_a_scheduler_chooses_is_the_schedules(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, cycled, 0.1, 0.05, "mix")
+
+    assert verdict["class"] == "schedule"
+    assert "the learning rate is 0.004 in the target, 0.002" in verdict["sentence"]
+
+
+def repeated(debugger: PrecisionDebugger, again: bool) -> None:
+    """Two micro batches, each with steps of its own."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        debugger.start(model)
+        for batch in torch.randn(2, 4, 3):
+            optimizer.zero_grad()
+            model(batch).square().sum().backward()
+            for _ in range(1 + again):
+                optimizer.step()
+        debugger.stop()
+        debugger.step()
+
+
+def test_gradients_of_further_updates_are_not_those_of_the_next_micro_batch(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, repeated, True, False, "mix")
+
+    assert verdict["class"] == "update"
+    assert "optimizer.step() is called 4 times in the target, twice in" in verdict["sentence"]
+
+
 def two_networks(debugger: PrecisionDebugger, slope: float) -> None:
     maker = nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(slope), nn.Linear(8, 4))
     judge = nn.Linear(4, 1)
