@@ -22,6 +22,9 @@ from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
 
+ROWS = 24
+"""The signs of projections are alike at the last two of as many places."""
+
 
 def verdict_on(
     folder: Path, run: Callable[[PrecisionDebugger, Any], None], change: Any, base: Any, level: str
@@ -132,6 +135,28 @@ def test_a_result_of_another_shape_is_as_harmless_as_in_the_step_before(
 
     assert verdict["class"] in ("rounding", "equal", "unexplained")
     assert "Torch.zeros" not in verdict["sentence"]
+
+
+def sorted_rows(debugger: PrecisionDebugger, most: float) -> None:
+    """Clamping makes the two largest scores equal, and so exchanges two integers."""
+    model = nn.Linear(3, 2)
+    scores = torch.linspace(0, 1, ROWS).flip(0)
+    debugger.start(model)
+    places = scores.clamp(max=most).argsort(stable=True)
+    first = torch.where(places == 0)[0]
+    (model(torch.randn(ROWS, 3))[first].sum() * first.sum()).backward()
+    debugger.stop()
+    debugger.step()
+
+
+def test_integers_made_of_other_values_are_not_the_same_as_their_projections_are(
+    tmp_path: Path,
+) -> None:
+    verdict = verdict_on(tmp_path, sorted_rows, 0.94, 2.0, "mix")
+
+    assert verdict["class"] == "argument"
+    assert "clamp" in verdict["sentence"]
+    assert not any("introduces one" in each for each in verdict["next"])
 
 
 def two_networks(debugger: PrecisionDebugger, slope: float) -> None:
