@@ -22,6 +22,9 @@ from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
 
+ROWS = 24
+"""The signs of projections are alike at the last two of as many places."""
+
 
 def verdict_on(
     folder: Path, run: Callable[[PrecisionDebugger, Any], None], change: Any, base: Any, level: str
@@ -56,6 +59,104 @@ def test_a_momentum_that_a_scheduler_moves_is_the_schedules(tmp_path: Path, leve
 
     assert verdict["class"] == "schedule"
     assert "the learning rate is" in verdict["sentence"]
+
+
+def cycled(debugger: PrecisionDebugger, top: float) -> None:
+    """OneCycleLR chooses the first learning rate, too."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, top, 20, cycle_momentum=False)
+    for _ in range(2):
+        debugger.start(model)
+        model(torch.ones(4, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        debugger.stop()
+        debugger.step()
+
+
+def test_a_first_learning_rate_that_a_scheduler_chooses_is_the_schedules(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, cycled, 0.1, 0.05, "mix")
+
+    assert verdict["class"] == "schedule"
+    assert "the learning rate is 0.004 in the target, 0.002" in verdict["sentence"]
+
+
+def repeated(debugger: PrecisionDebugger, again: bool) -> None:
+    """Two micro batches, each with steps of its own."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        debugger.start(model)
+        for batch in torch.randn(2, 4, 3):
+            optimizer.zero_grad()
+            model(batch).square().sum().backward()
+            for _ in range(1 + again):
+                optimizer.step()
+        debugger.stop()
+        debugger.step()
+
+
+def test_gradients_of_further_updates_are_not_those_of_the_next_micro_batch(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, repeated, True, False, "mix")
+
+    assert verdict["class"] == "update"
+    assert "optimizer.step() is called 4 times in the target, twice in" in verdict["sentence"]
+
+
+def gathered(debugger: PrecisionDebugger, dense: bool) -> None:
+    """Sum rows by a matrix, or one by one; Adagrad moves a bias by the sign of its rounding."""
+    model = nn.Linear(3, 4)
+    optimizer = torch.optim.Adagrad(model.parameters(), 0.05)
+    to, every = torch.randint(0, 5, (60,)), torch.arange(60)
+    for step in range(3):
+        debugger.start(model)
+        made = model(torch.randn(60, 3))
+        weights = (made * (1 + step * model.bias)).softmax(0)
+        if dense:
+            places = torch.zeros(5, 60)
+            places[to, every] = 1.0
+            sums = (places.double() @ weights.double()).float()
+        else:
+            sums = torch.zeros(5, 4).index_add(0, to, weights)
+        optimizer.zero_grad()
+        sums.square().sum().backward()
+        optimizer.step()
+        debugger.stop()
+        debugger.step()
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_result_of_another_shape_is_as_harmless_as_in_the_step_before(
+    tmp_path: Path, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, gathered, True, False, level)
+
+    assert verdict["class"] in ("rounding", "equal", "unexplained")
+    assert "Torch.zeros" not in verdict["sentence"]
+
+
+def sorted_rows(debugger: PrecisionDebugger, most: float) -> None:
+    """Clamping makes the two largest scores equal, and so exchanges two integers."""
+    model = nn.Linear(3, 2)
+    scores = torch.linspace(0, 1, ROWS).flip(0)
+    debugger.start(model)
+    places = scores.clamp(max=most).argsort(stable=True)
+    first = torch.where(places == 0)[0]
+    (model(torch.randn(ROWS, 3))[first].sum() * first.sum()).backward()
+    debugger.stop()
+    debugger.step()
+
+
+def test_integers_made_of_other_values_are_not_the_same_as_their_projections_are(
+    tmp_path: Path,
+) -> None:
+    verdict = verdict_on(tmp_path, sorted_rows, 0.94, 2.0, "mix")
+
+    assert verdict["class"] == "argument"
+    assert "clamp" in verdict["sentence"]
+    assert not any("introduces one" in each for each in verdict["next"])
 
 
 def two_networks(debugger: PrecisionDebugger, slope: float) -> None:

@@ -285,6 +285,31 @@ def test_a_closure_gives_the_gradient_of_its_last_evaluation(tmp_path, debugger)
     assert not any(name.startswith(("Tensor.dot", "Torch.cat", "Torch.dot")) for name in names)
 
 
+@pytest.mark.parametrize("backward", [torch.Tensor.backward, torch.autograd.backward])
+def test_a_closure_without_gradients_is_recorded_and_its_optimizer_is_not(
+    tmp_path, debugger, backward
+):
+    run = debugger()
+    model, seen = network(), torch.ones(4)
+    optimizer = Lion(model.parameters())
+
+    def closure():
+        loss = model(BATCH).square().sum()
+        with torch.no_grad():
+            seen.lerp_(BATCH.mean(0), 0.1)
+        backward(loss)
+        return loss
+
+    run.start(model)
+    optimizer.step(closure)
+    optimizer.step(closure)
+    run.stop()
+    run.step()
+    names = records_of(tmp_path)
+    assert {"Tensor.lerp_.0.forward", "Tensor.lerp_.1.forward"} <= set(names)
+    assert not any("sign_" in name or "zeros_like" in name for name in names)
+
+
 def test_a_recording_that_begins_in_the_closure_has_the_step(tmp_path, debugger):
     run = debugger()
     model = network()

@@ -201,6 +201,11 @@ class BackwardPasses:
         self._misplaced.clear()
         self._later.clear()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether gradients of a pass have arrived that is not known to have ended."""
+        return bool(self._open)
+
     def close_passes(self) -> None:
         """Finish the passes that are open: the backward pass is over, or observing stops."""
         passes, self._open = list(self._open), {}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,6 +76,14 @@ class FactsPair:
             [event for event in target if isinstance(event, kind)],
             [event for event in reference if isinstance(event, kind)],
         )
+
+    @cached_property
+    def step_counts(self) -> tuple[Counter[int], Counter[int]]:
+        """How often each side calls ``step()`` of each optimizer."""
+        target, reference = (
+            Counter(step.number for step in facts.optimizer_steps()) for facts in self.sides
+        )
+        return target, reference
 
     @cached_property
     def steps(self) -> list[StepPair]:

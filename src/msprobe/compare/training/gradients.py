@@ -184,8 +184,12 @@ class GradientHistory:
     ) -> Iterator[FactDifference]:
         """Yield how the gradients of a step differ; steps come in their order."""
         for pair in pairs:
-            yield from self._of(pair, meanings)
-            self._last[pair.target.number] = pair.gradients
+            number = pair.target.number
+            counts = {each[number] for each in pair.pair.step_counts}
+            # Of calls that one side makes more often, only the first have the same place.
+            if pair.target.call == 0 or len(counts) == 1:
+                yield from self._of(pair, meanings)
+            self._last[number] = pair.gradients
 
     def _of(self, pair: StepPair, meanings: Meanings) -> Iterator[FactDifference]:
         got, both = pair.gradients, pair.unclipped

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -38,7 +37,7 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield optimizers that were called more often on one side."""
     if not pair.ran_through:
         return
-    counts = [Counter(step.number for step in facts.optimizer_steps()) for facts in pair.sides]
+    counts = pair.step_counts
     for number in sorted(counts[0] | counts[1]):
         numbers = counts[0][number], counts[1][number]
         if numbers[0] == numbers[1]:

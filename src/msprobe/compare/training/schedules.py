@@ -31,7 +31,12 @@ _NEXT: Final = (
 
 @dataclass(slots=True)
 class _Rates:
-    """Learning rates of one group of parameters, step after step."""
+    """Learning rates of one group of parameters, step after step.
+
+    Attributes:
+        base: `initial_lr` of both sides.
+        is_cycled: a scheduler chose that, too, as OneCycleLR does of its `max_lr`.
+    """
 
     optimizer: str
     names: list[str]
@@ -40,6 +45,7 @@ class _Rates:
     target: list[float | None] = field(default_factory=list)
     reference: list[float | None] = field(default_factory=list)
     base: tuple[float | None, float | None] = (None, None)
+    is_cycled: bool = False
 
 
 class ScheduleHistory:
@@ -72,8 +78,13 @@ class ScheduleHistory:
                 rates = self._rates.get(key)
                 if rates is None:
                     base = [_number(each, names[0], "initial_lr") for each in options]
+                    is_cycled = any("max_lr" in each.get(names[0], ()) for each in options)
                     rates = self._rates[key] = _Rates(
-                        step.short_name, names, step.total, base=(base[0], base[1])
+                        step.short_name,
+                        names,
+                        step.total,
+                        base=(base[0], base[1]),
+                        is_cycled=is_cycled,
                     )
                 rates.steps.append(pair.step)
                 rates.target.append(both[0])
@@ -135,6 +146,8 @@ class ScheduleHistory:
         )
 
     def _is_schedule(self, rates: _Rates) -> bool:
+        if rates.is_cycled:
+            return True
         if None not in rates.base and not same(*rates.base):
             return False
         # Rates that fall by one factor are one ratio and a shift: the schedulers' counters decide.

@@ -39,7 +39,8 @@ class History:
         errors: parameter → largest relative error of it and of its gradient.
         worst_error: the largest of them.
         results: pairs of values that calls outside the model made: what an optimizer keeps.
-        harmless: what one side alone has without consequence → the first such step.
+        harmless: what one side alone has without consequence, or both in other shapes → the first
+            such step.
         same_inside: the first step in which nothing differed with consequence, and the modules that
             compute the same by other calls in it.
         alone: (whether the target made it, a value) → the call without a partner that made it.
@@ -52,7 +53,7 @@ class History:
     errors: dict[Parameter, float] = field(default_factory=dict)
     worst_error: float = 0.0
     results: set[Hashable] = field(default_factory=set)
-    harmless: dict[tuple[bool, str], int] = field(default_factory=dict)
+    harmless: dict[tuple[str, str], int] = field(default_factory=dict)
     same_inside: tuple[int, set[str]] | None = None
     alone: dict[tuple[bool, Hashable], Clue] = field(default_factory=dict)
 
@@ -94,6 +95,7 @@ class History:
     def add_harmless(self, comparison: RankComparison) -> None:
         """Take in what one side alone had without consequence, once all of it was cleared.
 
+        Calls whose results have other shapes are one side's alone, too: they only have one name.
         Where no difference of a step begins in it, nothing of one side alone has any that hands
         back gradients: what changes values without them may have its effect later.
         """
@@ -101,11 +103,16 @@ class History:
             row.origin not in (None, Origin.INHERITED) or row.cause is Cause.UNTRACED
             for row in comparison.rows
         )
+        reshaped = {
+            row.pair.position
+            for row in comparison.rows
+            if row.status is Status.SHAPE and row.value.role is Role.OUTPUT
+        }
         for row in comparison.rows:
             is_idle = row.origin is None and not begins and bool(row.value.requires_grad)
             is_harmless = row.cause in _HARMLESS or is_idle
-            if is_harmless and not isinstance(row, Matched):
-                self.harmless.setdefault(_alone(row), comparison.step)
+            if is_harmless and (row.pair.position in reshaped or not isinstance(row, Matched)):
+                self.harmless.setdefault(_key_of(row), comparison.step)
         if self.same_inside is not None or all(pair.is_matched for pair in comparison.pairs):
             return
         if all(row.origin is None for row in comparison.rows):
@@ -113,7 +120,7 @@ class History:
 
     def harmless_step(self, row: Row) -> int | None:
         """Return a step in which one side alone had the same, without consequence."""
-        return None if isinstance(row, Matched) else self.harmless.get(_alone(row))
+        return self.harmless.get(_key_of(row))
 
     def maker_of(self, row: Row, step: int) -> Clue | None:
         """Return the call of an earlier step, without a partner, that made a value of a row."""
@@ -156,8 +163,10 @@ class History:
         return self.inexact
 
 
-def _alone(row: Row) -> tuple[bool, str]:
-    return row.target is not None, row.name
+def _key_of(row: Row) -> tuple[str, str]:
+    if isinstance(row, Matched):
+        return row.finding, row.name
+    return "target" if row.target is not None else "reference", row.name
 
 
 def _is_explained(comparison: RankComparison, row: Row) -> bool:

@@ -2,7 +2,8 @@
 """`SameInputs`: do recordings prove that a call was given the same elements in the same order?
 
 Statistics are equal for permuted elements, too. Proof are the elements, a checksum, projections of
-elements in one order, or that one call made the value on both sides of inputs that are proved.
+elements in one order, or that one call made the value on both sides of inputs that are proved. Of
+integers projections are none: those of a few small ones are equal by chance.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.mask_differences import hides_its_elements
 from msprobe.compare.verdicts.origin_state import OriginState, mark
 from msprobe.dump.values import Role, Value
+from msprobe.numerics.number_types import epsilon_of
 
 
 def doubt_inputs(state: OriginState) -> None:
@@ -36,6 +38,8 @@ def doubt_inputs(state: OriginState) -> None:
         if reason.cause is Cause.NO_EFFECT and not reason.holds_tensor:
             # What another argument made of the elements shows here.
             mark(reason, Origin.INTRODUCED, Cause.ARGUMENT)
+            mark(row, Origin.INHERITED)
+        elif reason.status.is_difference and reason.origin is not None:
             mark(row, Origin.INHERITED)
         else:
             row.cause, row.subject = Cause.UNPROVED_INPUT, given.value.slot
@@ -117,7 +121,8 @@ def shows_elements(row: Matched) -> bool:
         return target.is_tensor
     if target.max is not None and target.max == target.min:
         return True
-    return target.pairs_with(reference) is not None and not hides_its_elements(target)
+    is_told = target.pairs_with(reference) is not None and epsilon_of(target.dtype) > 0
+    return is_told and not hides_its_elements(target)
 
 
 def _is_plain(value: Value) -> bool:

@@ -101,7 +101,7 @@ class ApiObserver(TorchFunctionMode):
     Attributes:
         session: receives the events.
         left: takes the mode away.
-        asleep: above 0, calls without gradients are not recorded.
+        asleep: above 0, calls of an optimizer are not recorded, those of its closure are.
         memory: receives the effects of calls on memory.
         runner: runs the functions of calls in place of this mode; None for the tasks that only
             read. Calls that are not observed (`Calls` numbers none for them) never reach it.
@@ -143,6 +143,7 @@ class ApiObserver(TorchFunctionMode):
         self._risk = session.config.risk_level
         self._keeps_rng = session.config.record_rng
         self.asleep = 0
+        self._in_closure = False
         self._inside = 0
         self._redispatch = redispatch
         if TENSORS is not None and recorder is not None and self._risk is RiskLevel.ALL:
@@ -249,7 +250,8 @@ class ApiObserver(TorchFunctionMode):
         """Record no calls that this thread makes from now on, until the result is called.
 
         Args:
-            wakes_with_grad: whether calls with gradients on are recorded all the same.
+            wakes_with_grad: whether calls of a closure are recorded all the same: those from the
+                first with gradients on until a backward pass begins.
 
         Returns: how to end it; a second call does nothing.
         """
@@ -259,11 +261,21 @@ class ApiObserver(TorchFunctionMode):
         back = ExitStack()
         if wakes_with_grad or self._inside or torch._C._current_graph_task_id() != -1:
             self.asleep += 1
+            self._in_closure = False
             back.callback(self._wake_lightly)
         else:
             mode_stack.remove(self)
             back.callback(self._wake)
         return back.close
+
+    def _is_of_closure(self, with_grad: bool) -> bool:
+        """Return whether a call during `Optimizer.step` is made by its closure.
+
+        Parts of a forward pass may turn gradients off, as an optimizer does.
+        """
+        is_before = self._in_closure and not self.session.backward.has_begun
+        self._in_closure = with_grad or is_before
+        return self._in_closure
 
     def _wake_lightly(self) -> None:
         self.asleep -= 1
@@ -289,6 +301,7 @@ class ApiObserver(TorchFunctionMode):
         else:
             with self._back_on():
                 result = self._redispatch(func, types, args, kwargs)
+        self._in_closure = False
         if torch._C._current_graph_task_id() == -1:
             quietly(self.session, "backward end", self._backward_ended, func, args, kwargs, result)
         return result
@@ -313,7 +326,7 @@ class ApiObserver(TorchFunctionMode):
         kwargs: Mapping[str, Any],
     ) -> OpenCall | QuickCall | None:
         session = self.session
-        if session.muted or (self.asleep and not with_grad):
+        if session.muted or (self.asleep and not self._is_of_closure(with_grad)):
             return None
         if self._risk is not RiskLevel.ALL and not self._is_wanted(entry):
             return None
