@@ -295,6 +295,11 @@ def lost_gradient(row: Row) -> bool:
     return flags == {True, False}
 
 
+def is_lacking(row: Row) -> bool:
+    """Return whether one side alone has a value."""
+    return row.status in (Status.MISSING, Status.ADDED)
+
+
 def lacking_side(row: Row) -> str:
     """Return the side that lacks a value, in words."""
     is_target = isinstance(row, Missing) or (isinstance(row, Matched) and row.target.is_null)

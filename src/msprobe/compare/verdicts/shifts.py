@@ -13,20 +13,14 @@ from typing import Final
 
 from msprobe.compare.model import Matched, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.rounding import HALF, resolution_of, shift_of
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.dump.values import Role, Value
-from msprobe.numerics.number_types import epsilon_of
 
-# From the resolution of float16 on a type rounds once what is computed in a finer one.
-_COARSE: Final = epsilon_of("float16")
 _FEWEST: Final = 64
-# In units of the resolution. The error of an element after some roundings is 0.7 or less in the
-# root mean square, that of the mean of n elements by the root of n less: four times that may be.
-_LEAST_SHIFT: Final = 0.25
-_OF_ONE: Final = 2.8
 # Before it values move by less than this part of what they may.
 _STILL: Final = 0.5
-# What moves by more is judged by its size.
+# What moves by more units is judged by its size.
 _FARTHEST: Final = 8.0
 
 
@@ -44,16 +38,16 @@ def shifted(comparison: RankComparison) -> Clue | None:
             break
         if not row.holds_tensor:
             continue
-        coarsest = max(coarsest, *[epsilon_of(value.dtype) for value in row.values])
+        coarsest = max(coarsest, resolution_of(row.values))
         if not row.pair.is_matched and row.value.role is Role.OUTPUT:
             lone.append(row)
-        if not isinstance(row, Matched) or row.status is Status.EQUAL or coarsest < _COARSE:
+        if not isinstance(row, Matched) or row.status is Status.EQUAL or coarsest < HALF:
             continue
         shift = _shift(row.target, row.reference)
         if shift > _FARTHEST * coarsest:
             continue
         count = math.prod(row.value.shape or ())
-        part = shift / (coarsest * max(_LEAST_SHIFT, _OF_ONE / math.sqrt(count))) if shift else 0.0
+        part = shift / (coarsest * shift_of(count)) if shift else 0.0
         if part > 1.0:
             return _clue(comparison, row, lone, shift) if largest <= _STILL else None
         largest = max(largest, part)

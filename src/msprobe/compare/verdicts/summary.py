@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from msprobe.compare.model import Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import NoiseJudgement, RankComparison
+from msprobe.compare.rounding import resolution_of
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.shared_names import facts_of
@@ -34,7 +35,6 @@ from msprobe.compare.verdicts.ranking import (
 from msprobe.compare.verdicts.verdict import Findings
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.values import Role
-from msprobe.numerics.number_types import epsilon_of
 
 SCHEMA_VERSION: Final = 1
 _MOST_LISTED: Final = 100
@@ -242,10 +242,7 @@ def _resolution(comparison: RankComparison) -> float:
     """Return the resolution of the coarsest type of results that both sides have."""
     rows = [row for row in comparison.rows if row.value.role is Role.OUTPUT and row.holds_tensor]
     sides = ([row.target for row in rows], [row.reference for row in rows])
-    return min(
-        max((epsilon_of(value.dtype) for value in side if value is not None), default=0.0)
-        for side in sides
-    )
+    return min(map(resolution_of, sides))
 
 
 class _Scope:
