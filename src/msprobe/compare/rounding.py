@@ -33,9 +33,10 @@ LARGEST: Final = 0.5
 """Relative to the norm: an error that is half of the value is no rounding that grew."""
 _GROWN: Final = 1e5  # Errors that grew so far from call to call are no rounding any more.
 # The error of an element after some roundings is 0.7 or less in the root mean square, that of the
-# mean of n elements by the root of n less: four times that may be.
-_LEAST_SHIFT: Final = 0.25
+# mean of n elements by the root of n less: four times that may be, three times a measured error.
 _SHIFT_OF_ONE: Final = 2.8
+_DEVIATIONS: Final = 3.0
+_LEAST_SHIFT: Final = 0.25
 
 
 def resolution_of(values: Iterable[Value | None]) -> float:
@@ -61,6 +62,38 @@ def is_far_apart(error: float | None, resolution: float) -> bool:
     return error is not None and error > min(_GROWN * resolution, LARGEST)
 
 
-def shift_of(count: int) -> float:
-    """Return by how many units rounding may move the norm or mean of so many elements."""
-    return max(_LEAST_SHIFT, _SHIFT_OF_ONE / math.sqrt(count))
+def after_calls(resolution: float) -> float:
+    """Return the relative error that rounding makes of what some tens of calls compute.
+
+    Results in a coarse type are rounded up and down, once each: their errors grow as the root of
+    how many there are.
+    """
+    return (IN_OTHER_CALLS if resolution <= FINE else NEAR) * resolution
+
+
+def is_of_sum(distance: float, moved: float, count: int, resolution: float, typical: float) -> bool:
+    """Return whether two tensors differ as sums do that are rounded to a coarse type.
+
+    Rounding moves elements up and down: the norm stays where it is. A factor moves it.
+
+    Args:
+        distance: estimated norm of the difference, relative to the norm.
+        moved: change of the norm, relative to it.
+        count: number of elements.
+        resolution: of the coarse type.
+        typical: root mean square of the distances of all such tensors; one of them may be twice
+            as far apart as sums are.
+    """
+    if resolution <= FINE or max(typical, distance / 2) > IN_SUM * resolution:
+        return False
+    return moved <= shift_of(count, max(distance, typical) / resolution) * resolution
+
+
+def shift_of(count: int, error: float = 0.0) -> float:
+    """Return by how many units rounding may move the norm or mean of elements.
+
+    Args:
+        count: how many there are.
+        error: of one of them, in units, in the root mean square, where it is measured.
+    """
+    return max(_LEAST_SHIFT, max(_SHIFT_OF_ONE, _DEVIATIONS * error) / math.sqrt(count))

@@ -26,6 +26,7 @@ from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.training.gradients import (
     SAME_GRADIENT,
     GradientHistory,
+    are_rounded,
     farthest_gradient,
     gradient_distances,
     has_same_gradients,
@@ -207,8 +208,7 @@ class TrainingHistory:
                 read = any(any(step.gradients) for step in steps)
                 self._has_same_gradients = read and all(map(has_same_gradients, steps))
                 if read and self.is_split and not self._has_same_gradients:
-                    limit = ONCE * resolution()
-                    self.is_coarse = all(has_same_gradients(step, limit) for step in steps)
+                    self.is_coarse = all(are_rounded(step, resolution()) for step in steps)
                     self._has_same_gradients = self.is_coarse
             elif self._jumps(history, steps, _COARSE_JUMP if self.is_coarse else math.inf):
                 self._jump = min(self._jump, pair.step)
@@ -347,7 +347,7 @@ class TrainingHistory:
             clips = [replace(each, effect=Effect.NONE) for each in clips]
         yield from total_norm_differences(pair, meanings)
         yield from clips
-        gradients = list(history.gradients.differences(steps, meanings))
+        gradients = list(history.gradients.differences(steps, meanings, resolution()))
         is_told = pair.asks_otherwise or clips_other_parameters(pair)
         if all(each.effect is Effect.NONE for each in clips) and not is_told:
             yield from gradients

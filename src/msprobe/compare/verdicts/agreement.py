@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Final
 
 from msprobe.compare.model import Matched, Origin, Row, Status
-from msprobe.compare.rounding import FINE, IN_OTHER_CALLS, NEAR, ONCE, is_near, resolution_of
+from msprobe.compare.rounding import FINE, NEAR, ONCE, after_calls, is_near, resolution_of
 from msprobe.compare.verdicts.calls import Call, Calls, names_of
 from msprobe.compare.verdicts.conditioning import is_summed_noise, operand_of
 from msprobe.compare.verdicts.data_flow import DataFlow
@@ -313,7 +313,7 @@ def _agree(results: Iterable[Row], taken_in: Iterable[Row], resolution: float = 
         return True
     worst = max((row.error or 0.0 for row in taken_in if row.holds_tensor), default=0.0)
     return all(
-        worst <= IN_OTHER_CALLS * max(resolution_of(row.values), resolution)
+        worst <= after_calls(max(resolution_of(row.values), resolution))
         and is_near(row, worst, resolution)
         for row in differing
     )

@@ -111,7 +111,7 @@ class GradientFlow:
             inherit(row, state.rows[common])
             return
         if makers.target and makers.reference and state.has_difference:
-            mark(row, Origin.INHERITED, Cause.OTHER_USERS)
+            mark(row, Origin.INHERITED, None if state.is_as_far(row) else Cause.OTHER_USERS)
             return
         shares = self._shares.of_parameter(call, row)
         if not shares and self._judge_by_module(call, row):

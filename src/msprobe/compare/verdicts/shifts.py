@@ -14,6 +14,8 @@ from typing import Final
 from msprobe.compare.model import Matched, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.rounding import HALF, resolution_of, shift_of
+from msprobe.compare.training.gradients import shifted_gradient
+from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.dump.values import Role, Value
 
@@ -25,7 +27,7 @@ _FARTHEST: Final = 8.0
 
 
 def shifted(comparison: RankComparison) -> Clue | None:
-    """Return the first value of the forward pass that moves as a whole; what makes it, if known.
+    """Return the first value that moves as a whole, or gradient; what makes it, if known.
 
     Values that move little by little from call to call are none. In later steps parameters that
     move as a whole are what an optimizer makes of rounding.
@@ -43,6 +45,8 @@ def shifted(comparison: RankComparison) -> Clue | None:
             lone.append(row)
         if not isinstance(row, Matched) or row.status is Status.EQUAL or coarsest < HALF:
             continue
+        if row.status.is_difference and row.origin is None:
+            continue  # another value, without consequence
         shift = _shift(row.target, row.reference)
         if shift > _FARTHEST * coarsest:
             continue
@@ -51,6 +55,19 @@ def shifted(comparison: RankComparison) -> Clue | None:
         if part > 1.0:
             return _clue(comparison, row, lone, shift) if largest <= _STILL else None
         largest = max(largest, part)
+    is_still = largest <= _STILL and coarsest >= HALF
+    return _gradient_clue(comparison, coarsest) if is_still else None
+
+
+def _gradient_clue(comparison: RankComparison, resolution: float) -> Clue | None:
+    """Return the first gradient that moves as a whole when an optimizer gets it."""
+    facts = facts_of(comparison)
+    backward = [pair for pair in comparison.pairs if comparison.is_of_backward(pair)]
+    for step in facts.steps if facts is not None and backward else ():
+        found = shifted_gradient(step, resolution)
+        if found is not None:
+            words = f"the gradient of {found[0]} moves as a whole by {found[1]:.2g} of its norm"
+            return Clue(words, Place.of(comparison, backward[-1]))
     return None
 
 
