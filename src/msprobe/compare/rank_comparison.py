@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msprobe.compare.model import Mode, OperationPair, Row
+from msprobe.compare.rounding import resolution_of
 from msprobe.dump.record_names import RecordKind
+from msprobe.dump.values import Role
 
 if TYPE_CHECKING:
     from msprobe.compare.sides import Side
@@ -101,6 +103,19 @@ class RankComparison:
     def is_of_backward(self, pair: OperationPair) -> bool:
         """Return whether a backward pass makes an operation."""
         return self.parsed(pair).kind in (RecordKind.BACKWARD, RecordKind.PARAMETERS_GRAD)
+
+    @property
+    def resolution(self) -> float:
+        """Resolution of the coarsest type of results of both sides; 0 where all calls are the same.
+
+        Other calls make other roundings.
+        """
+        if all(pair.target == pair.reference for pair in self.pairs):
+            return 0.0
+        made = [row for row in self.rows if row.value.role is Role.OUTPUT and row.holds_tensor]
+        return min(
+            resolution_of(row.target for row in made), resolution_of(row.reference for row in made)
+        )
 
     @property
     def end_of_forward(self) -> float:

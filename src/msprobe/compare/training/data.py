@@ -9,9 +9,20 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-import msgspec
-
-from msprobe.api_prefixes import COMPILED
+from msprobe.compare.training.data_pairing import (
+    are_of_parts,
+    by_micro,
+    called_alike,
+    calls_other_models,
+    distinct,
+    key_of,
+    keys_of,
+    models_called,
+    models_words,
+    paired,
+    tensors_of,
+    without_further,
+)
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
@@ -20,14 +31,11 @@ from msprobe.compare.training.differences import (
     shown,
     steps_ahead,
 )
-from msprobe.compare.training.facts_pair import (
-    FactsPair,
-)
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, change_of, of_data
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Data, Facts
+from msprobe.dump.facts import Data
 from msprobe.dump.formats.dtypes import normal_dtype
-from msprobe.dump.record_names import parse_record_name
 from msprobe.numerics.number_types import Kind, kind_of
 from msprobe.plain_text import times_text
 
@@ -49,7 +57,7 @@ class _Batch:
     @property
     def keys(self) -> tuple[Hashable, Hashable]:
         """Keys that equal batches share."""
-        return tuple(map(_key, self.target)), tuple(map(_key, self.reference))
+        return keys_of(self.target), keys_of(self.reference)
 
 
 class Made(Protocol):
@@ -89,7 +97,7 @@ class DataHistory:
             pair: the facts.
             made_inside: the inputs that calls of the step made; None where they are not known.
         """
-        sides = [_by_micro(facts.data) for facts in pair.sides]
+        sides = [by_micro(facts.data) for facts in pair.sides]
         self._has_passes |= any(pair.passes)
         if not all(sides):
             self._is_recorded = False
@@ -103,13 +111,13 @@ class DataHistory:
                 self.split = self._uneven.words
                 return
             # What joins or splits the samples of a model does so in each step.
-            sides = _called_alike(*sides) if self.split else _without_further(*sides)
-        elif self._uneven is None and pair.ran_through and _calls_other_models(pair):
+            sides = called_alike(*sides) if self.split else without_further(*sides)
+        elif self._uneven is None and pair.ran_through and calls_other_models(pair):
             self._uneven = self._of_counts(pair, counts, same=False)
-        self._other_order[pair.step] = _models_words(pair)
+        self._other_order[pair.step] = models_words(pair)
         batches = [
-            _Batch(pair.step, own[0].micro, *_of_models(own, _named_as(own, other)))
-            for own, other in _paired(*sides)
+            _Batch(pair.step, own[0].micro, *tensors_of(own, other))
+            for own, other in paired(*sides)
         ]
         given = [
             batch
@@ -145,9 +153,11 @@ class DataHistory:
     @property
     def is_same(self) -> bool:
         """Whether both sides recorded their batches in all steps, equal but for rounding."""
-        return self._is_recorded and all(
-            b.keys[0] == b.keys[1] or _is_rounding(b) for b in self._batches
-        )
+        return self._is_recorded and all(map(_is_rounding, self._differing))
+
+    @property
+    def _differing(self) -> list[_Batch]:
+        return [batch for batch in self._batches if batch.keys[0] != batch.keys[1]]
 
     def differences(self, alike_since: float = math.inf) -> Iterator[FactDifference]:
         """Yield what differs in the batches: the first one, and what all of them say of it.
@@ -160,7 +170,7 @@ class DataHistory:
         if uneven is not None:
             may_be_alike = uneven.effect is Effect.CERTAIN and alike_since <= uneven.step
             yield replace(uneven, effect=Effect.POSSIBLE) if may_be_alike else uneven
-        differing = [batch for batch in self._batches if batch.keys[0] != batch.keys[1]]
+        differing = self._differing
         apart = [batch for batch in differing if not _is_rounding(batch)]
         if not apart:
             if differing:
@@ -176,16 +186,18 @@ class DataHistory:
         agree = any(b.step == first.step and b not in differing for b in self._batches)
         models = self._other_order.get(first.step, "")
         order = "" if models else self._order_words(apart)
+        changed = [_changed(batch) for batch in apart]
         alone = [words for batch in apart for words in _alone_words(batch)]
-        is_given = not order and bool(alone) and not any(map(_changed, apart))
+        is_given = not order and bool(alone) and not any(changed)
         # Samples or edges may come in any order within a batch: the values tell if it matters.
         is_permuted = not order and all(map(_holds_the_same, apart))
-        is_reshaped = all(map(_is_reshaped, apart))
+        is_reshaped = all(b and all(a.shape != o.shape for a, o in b) for b in changed)
         trains_alike = alike_since <= first.step
-        is_certain = order or models or (_changed(first) and not is_permuted)
-        is_certain = is_certain and not trains_alike
+        is_certain = (order or models or (changed[0] and not is_permuted)) and not trains_alike
         # What generates may be given the whole text each time, or its last word and a cache.
-        is_generated = not self._has_passes and all(map(_has_as_many_samples, apart))
+        is_generated = not self._has_passes and all(
+            each.shape[:1] == other.shape[:1] for both in changed for each, other in both
+        )
         is_padded = is_reshaped and (trains_alike or is_generated)
         tensor = (first.target or first.reference)[0]
         yield self._difference(
@@ -220,8 +232,8 @@ class DataHistory:
                 ),
             )
         passes = 0 if same or len({*pair.passes}) > 1 else pair.passes[0]
-        holds_same = not same and _distinct(pair.target.data) == _distinct(pair.reference.data)
-        called = [Counter(_models_called(facts)) for facts in pair.sides]
+        holds_same = not same and distinct(pair.target.data) == distinct(pair.reference.data)
+        called = [Counter(models_called(facts)) for facts in pair.sides]
         names = called[0].keys() | called[1].keys()
         if (
             not passes
@@ -238,7 +250,7 @@ class DataHistory:
             effect = Effect.NONE if is_consequence else Effect.CERTAIN
             return self._difference(pair.step, words, effect)
         # An optimizer that is another one calls the model, or a part of it is called by itself.
-        of_parts = _are_of_parts(pair.target.data, pair.reference.data)
+        of_parts = are_of_parts(pair.target.data, pair.reference.data)
         is_consequence = of_parts or pair.asks_otherwise
         name = ""
         if len(names) > 1:
@@ -313,107 +325,12 @@ class DataHistory:
         return f"{_place(batch)} differs: {'; '.join(changed[:2])}{share}"
 
 
-def _models_words(pair: FactsPair) -> str:
-    """Return that a step calls the same models in another order; empty where it does not."""
-    called = [_models_called(facts) for facts in pair.sides]
-    if called[0] == called[1] or Counter(called[0]) != Counter(called[1]):
-        return ""
-    place = next(i for i, both in enumerate(zip(*called, strict=True)) if both[0] != both[1])
-    now, then = (names[place] for names in called)
-    return (
-        f"step {pair.step} calls the models in another order: {now} in the target where the "
-        f"reference calls {then}"
-    )
-
-
-def _calls_other_models(pair: FactsPair) -> bool:
-    """Return whether sides with the same models call each of them another number of times."""
-    called = [Counter(_models_called(facts)) for facts in pair.sides]
-    paths = {parse_record_name(f"{name}.forward.0").path for name in called[0] | called[1]}
-    is_shared = all(f"module.{path}" in facts.settings for path in paths for facts in pair.sides)
-    return is_shared and called[0] != called[1] and pair.passes[0] == pair.passes[1]
-
-
-def _models_called(facts: Facts) -> list[str]:
-    """Return the models that are given data, in order."""
-    return [parse_record_name(batch[0].record or "").base for batch in _by_micro(facts.data)]
-
-
-def _paired(*sides: list[list[Data]]) -> list[tuple[list[Data], list[Data]]]:
-    """Return the calls of both sides in pairs: those of each model, if they are the same models."""
-    target, reference = (_by_model(side) for side in sides)
-    by_place = list(zip(*sides, strict=False))
-    is_same = all([*map(_key, own)] == [*map(_key, other)] for own, other in by_place)
-    if is_same or target.keys() != reference.keys():
-        return by_place
-    return [both for name in target for both in zip(target[name], reference[name], strict=False)]
-
-
-def _called_alike(*sides: list[list[Data]]) -> list[list[list[Data]]]:
-    """Return the calls of the models that both sides call equally often."""
-    target, reference = (_by_model(side) for side in sides)
-    names = [name for name in target if len(target[name]) == len(reference.get(name, ()))]
-    return [[call for name in names for call in of[name]] for of in (target, reference)]
-
-
-def _by_model(calls: list[list[Data]]) -> dict[str, list[list[Data]]]:
-    found: dict[str, list[list[Data]]] = {}
-    for call in calls:
-        found.setdefault(parse_record_name(call[0].record or "").base, []).append(call)
-    return found
-
-
-def _named_as(target: Sequence[Data], reference: Sequence[Data]) -> Sequence[Data]:
-    """Return the reference's tensors under the target's names, and in their order.
-
-    A call passes the same arguments by place or by name, and names come in any order.
-    """
-    names = {each.where for each in target} & {each.where for each in reference}
-    left = [each for each in reference if each.where not in names]
-    found = {each.where: each for each in reference if each.where in names}
-    for each in target:
-        same = next((other for other in left if _key(other) == _key(each)), None)
-        if each.where not in names and same is not None:
-            left.remove(same)
-            found[each.where] = msgspec.structs.replace(same, where=each.where)
-    if not names and left:
-        return reference
-    return [found[each.where] for each in target if each.where in found] + left
-
-
-def _of_models(
-    target: Sequence[Data], reference: Sequence[Data]
-) -> tuple[Sequence[Data], Sequence[Data]]:
-    """Return the tensors of both sides; what compiled code alone is given besides is left out.
-
-    It calls the model, perhaps with the loss and the labels.
-    """
-    is_compiled = [
-        bool(side) and parse_record_name(side[0].record or "").base.startswith(f"{COMPILED}.")
-        for side in (target, reference)
-    ]
-    if is_compiled[0] is is_compiled[1]:
-        return target, reference
-    around, inner = (target, reference) if is_compiled[0] else (reference, target)
-    left, found = [*around], []
-    for each in inner:
-        alike = [one for one in left if (one.shape, one.dtype) == (each.shape, each.dtype)]
-        same = next((one for one in alike if _key(one) == _key(each)), None) or next(
-            iter(alike), None
-        )
-        if same is not None:
-            left.remove(same)
-            found.append((msgspec.structs.replace(same, where=each.where), each))
-    sides = [both[0] for both in found], [both[1] for both in found]
-    return sides if is_compiled[0] else sides[::-1]
-
-
 def _without(batch: _Batch, made_inside: Made) -> _Batch:
     """Return a batch without the tensors that calls of the step made."""
     made = {
         id(each)
         for both in _tensors(batch)
-        if _key(both[0]) != _key(both[1]) and both in made_inside
+        if key_of(both[0]) != key_of(both[1]) and both in made_inside
         for each in both
     }
     both_sides = batch.target, batch.reference
@@ -457,35 +374,6 @@ def _place(batch: _Batch) -> str:
     return f"{micro}step {batch.step}"
 
 
-def _without_further(*sides: list[list[Data]]) -> list[list[list[Data]]]:
-    """Return batches of both sides without those that one side has besides all of the other's."""
-    few, many = sorted(sides, key=len)
-    rest = iter(many)
-    wanted = [tuple(map(_key, batch)) for batch in few]
-    is_among = all(any(tuple(map(_key, each)) == one for each in rest) for one in wanted)
-    return [few, few] if is_among else list(sides)
-
-
-def _distinct(data: Sequence[Data]) -> set[Hashable]:
-    return {tuple(map(_key, batch)) for batch in _by_micro(data)}
-
-
-def _are_of_parts(*sides: Sequence[Data]) -> bool:
-    """Return whether the calls that one side makes besides take other arguments than the model."""
-    forms = [
-        {tuple((each.where, len(each.shape)) for each in batch) for batch in _by_micro(data)}
-        for data in sides
-    ]
-    return forms[0] != forms[1]
-
-
-def _by_micro(data: Sequence[Data]) -> list[list[Data]]:
-    found: dict[int, list[Data]] = {}
-    for each in data:
-        found.setdefault(each.micro, []).append(each)
-    return list(found.values())
-
-
 def is_split(target: Sequence[Data], reference: Sequence[Data]) -> bool:
     """Return whether the same samples are only divided into other micro batches."""
     totals = [_totals(side) for side in (target, reference)]
@@ -508,12 +396,6 @@ def _totals(data: Sequence[Data]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _key(data: Data) -> Hashable:
-    """Return a key that equal tensors share."""
-    content = data.checksum or (data.max, data.min, data.mean, data.norm)
-    return tuple(data.shape), data.dtype, content
-
-
 def _tensors(batch: _Batch) -> list[tuple[Data, Data]]:
     """Return the tensors of both sides in pairs: by their places, else in order."""
     references = {each.where: each for each in batch.reference}
@@ -525,7 +407,7 @@ def _tensors(batch: _Batch) -> list[tuple[Data, Data]]:
 
 def _changed(batch: _Batch) -> list[tuple[Data, Data]]:
     """Return the tensors that both sides have, and that differ."""
-    return [both for both in _tensors(batch) if _key(both[0]) != _key(both[1])]
+    return [both for both in _tensors(batch) if key_of(both[0]) != key_of(both[1])]
 
 
 def _trainings(pair: FactsPair, counts: tuple[int, int]) -> int:
@@ -540,16 +422,6 @@ def _trainings(pair: FactsPair, counts: tuple[int, int]) -> int:
     times, rest = divmod(many, few)
     is_repeated = not rest and more == {number: times * n for number, n in fewer.items()}
     return times if times > 1 and fewer and is_repeated else 0
-
-
-def _is_reshaped(batch: _Batch) -> bool:
-    """Return whether all tensors that differ have other shapes."""
-    changed = _changed(batch)
-    return bool(changed) and all(each.shape != other.shape for each, other in changed)
-
-
-def _has_as_many_samples(batch: _Batch) -> bool:
-    return all(each.shape[:1] == other.shape[:1] for each, other in _changed(batch))
 
 
 def _holds_the_same(batch: _Batch) -> bool:

@@ -11,8 +11,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
+from msprobe.compare.rounding import ONCE, is_of_sum, shift_of
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
@@ -40,6 +41,10 @@ from msprobe.dump.facts import Clip, Facts, Scaler
 _SAME_SUM: Final = 1e-3
 SAME_GRADIENT: Final = 1e-5
 """Sums in another order are as near as this in float32, and gradients of other calls, too."""
+# A gradient that moves so many times as far as rounding moves norms is another one, if it is no
+# further apart than so many units, else it is told by that.
+_BEYOND: Final = 1.5
+_AS_LITTLE: Final = 8.0
 _MOST: Final = 0.9
 _PLAIN: Final = (1.0, 1.0)
 # Gradients so much smaller than the largest one may be the rounding of larger terms.
@@ -78,6 +83,74 @@ def has_same_gradients(pair: StepPair, tolerance: float = SAME_GRADIENT) -> bool
     )
 
 
+def are_rounded(pair: StepPair, resolution: float) -> bool:
+    """Return whether all gradients that an optimizer gets differ as sums in a coarse type do."""
+    target, reference = pair.gradients
+    return target.keys() == reference.keys() == _rounded(pair, resolution)
+
+
+def _rounded(pair: StepPair, resolution: float) -> set[str]:
+    """Return the gradients that differ as sums do in a type of some resolution."""
+    zero = set.intersection(*map(_zero_but_for_rounding, pair.gradients))
+    moves = [each for each in _moves(pair) if each.name not in zero]
+    typical = _typical(moves)
+    return zero | {
+        each.name
+        for each in moves
+        if is_of_sum(each.distance, each.moved, each.size, resolution, typical)
+    }
+
+
+class _Move(NamedTuple):
+    """A gradient of both sides, how far it is apart and its norm moves, and how large it is."""
+
+    name: str
+    distance: float
+    moved: float
+    size: int
+    norm: float
+
+
+def _typical(moves: Sequence[_Move]) -> float:
+    """Return the root mean square of the distances of gradients."""
+    return math.hypot(*(each.distance for each in moves)) / math.sqrt(max(len(moves), 1))
+
+
+def shifted_gradient(pair: StepPair, resolution: float) -> tuple[str, float] | None:
+    """Return the first gradient that moves as a whole, though as little as rounding, and how far.
+
+    Args:
+        pair: an optimizer step.
+        resolution: of the coarse type that gradients are computed in.
+    """
+    moves = list(_moves(pair))
+    # Those that are small beside the others may be the rounding of terms as large as these.
+    least = resolution * max((each.norm for each in moves), default=0.0)
+    little = [m for m in moves if m.distance <= _AS_LITTLE * resolution and m.norm > least]
+    typical = _typical(little)
+    for each in little:
+        error = max(each.distance, typical) / resolution
+        if each.moved > _BEYOND * shift_of(each.size, error) * resolution:
+            return each.name, each.moved
+    return None
+
+
+def _moves(pair: StepPair) -> Iterator[_Move]:
+    target, reference = pair.gradients
+    own = pair.columns[0]
+    counts = {name: math.prod(shape) for name, shape in zip(own.name, own.shape, strict=False)}
+    for name, distance in _distances(target, reference).items():
+        moved, norm = _moved(target[name], reference[name]), reference[name].norm or 0.0
+        yield _Move(name, distance, moved, counts[name], norm)
+
+
+def _moved(target: Fingerprint, reference: Fingerprint) -> float:
+    """Return how far the norm of a gradient moves, relative to it; infinite if unknown."""
+    if target.norm is None or not reference.norm:
+        return math.inf
+    return abs(target.norm - reference.norm) / reference.norm
+
+
 def farthest_gradient(pair: StepPair) -> float:
     """Return how far gradients are apart at most, relative to their norms."""
     return max(gradient_distances(pair).values(), default=0.0)
@@ -111,13 +184,22 @@ def _distances(target: Gradients, reference: Gradients) -> dict[str, float]:
 
 
 def has_same_training(
-    pair: FactsPair, steps: Sequence[StepPair], tolerance: float = SAME_GRADIENT
+    pair: FactsPair,
+    steps: Sequence[StepPair],
+    tolerance: float = SAME_GRADIENT,
+    resolution: float = 0.0,
 ) -> bool:
     """Return whether optimizers get the same gradients of the same losses.
 
     The losses of micro batches may add up to the same, and all of them may be scaled for the
     backward pass, if the gradients are not any more. So must be what clipping hides from an
     optimizer: norms of gradients.
+
+    Args:
+        pair: the facts of a step.
+        steps: its optimizer steps.
+        tolerance: of gradients.
+        resolution: of the coarse type to whose roundings they may be apart; 0 without one.
     """
     totals = [_total_loss(facts) for facts in pair.sides]
     if len(pair.target.loss) != len(pair.reference.loss) and not _are_near(*totals):
@@ -126,11 +208,13 @@ def has_same_training(
     norms = [[clip.total_norm or 0.0 for clip in side] for side in pair.events(Clip)]
     if None in totals or len(norms[0]) != len(norms[1]):
         return False
-    if not steps or not all(has_same_gradients(step, tolerance) for step in steps):
+    if not steps or not all(
+        has_same_gradients(step, tolerance) or are_rounded(step, resolution) for step in steps
+    ):
         return False
     if all(step.is_opposed for step in steps):
         totals[0] = -(totals[0] or 0.0)
-    is_scaled = not _are_near(*totals)
+    is_scaled = not _are_near(*totals, tolerance=max(SAME_GRADIENT, ONCE * resolution))
     is_taken_back = any(pair.events(Scaler)) or not any(
         limit_of(total) for step in steps for total in _totals(step.gradients)
     )
@@ -145,9 +229,11 @@ def _total_loss(facts: Facts) -> float | None:
     return math.fsum(known) if known and len(known) == len(facts.loss) else None
 
 
-def _are_near(target: float | None, reference: float | None) -> bool:
+def _are_near(
+    target: float | None, reference: float | None, *, tolerance: float = SAME_GRADIENT
+) -> bool:
     known = target is not None and reference is not None
-    return known and math.isclose(target, reference, rel_tol=SAME_GRADIENT)  # type: ignore[arg-type]
+    return known and math.isclose(target, reference, rel_tol=tolerance)  # type: ignore[arg-type]
 
 
 def _is_scale(target: float | None, reference: float | None, *, is_taken_back: bool) -> bool:
@@ -180,18 +266,26 @@ class GradientHistory:
         self._last: dict[int, tuple[Gradients, Gradients]] = {}
 
     def differences(
-        self, pairs: Sequence[StepPair], meanings: Meanings
+        self, pairs: Sequence[StepPair], meanings: Meanings, resolution: float
     ) -> Iterator[FactDifference]:
-        """Yield how the gradients of a step differ; steps come in their order."""
+        """Yield how the gradients of a step differ; steps come in their order.
+
+        Args:
+            pairs: the optimizer steps.
+            meanings: of factors.
+            resolution: of the type to which other calls round.
+        """
         for pair in pairs:
             number = pair.target.number
             counts = {each[number] for each in pair.pair.step_counts}
             # Of calls that one side makes more often, only the first have the same place.
             if pair.target.call == 0 or len(counts) == 1:
-                yield from self._of(pair, meanings)
+                yield from self._of(pair, meanings, resolution)
             self._last[number] = pair.gradients
 
-    def _of(self, pair: StepPair, meanings: Meanings) -> Iterator[FactDifference]:
+    def _of(
+        self, pair: StepPair, meanings: Meanings, resolution: float
+    ) -> Iterator[FactDifference]:
         got, both = pair.gradients, pair.unclipped
         yield from _lacking(pair, got)
         changes = pair.changes("gradient")
@@ -239,7 +333,8 @@ class GradientHistory:
                 Effect.CERTAIN if is_of_all else Effect.POSSIBLE,
             )
             return
-        far = [name for name in moved if not changes[name].is_rounding]
+        rounded = _rounded(pair, resolution)
+        far = [n for n in moved if not changes[n].is_rounding and n not in rounded]
         if far:
             worst = max(far, key=lambda name: changes[name].relative or 0.0)
             yield _difference(

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from msprobe.compare.rounding import IN_OTHER_CALLS, ONCE
 from msprobe.compare.training.buffers import buffer_changes, buffer_differences
 from msprobe.compare.training.clipping import (
     clip_differences,
@@ -25,6 +26,7 @@ from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.training.gradients import (
     SAME_GRADIENT,
     GradientHistory,
+    are_rounded,
     farthest_gradient,
     gradient_distances,
     has_same_gradients,
@@ -57,7 +59,6 @@ from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.numerics.number_types import epsilon_of
 
-_LOSS_ROUNDINGS: Final = 64.0
 # What cross entropy ends in where its labels are smoothed: another option, or calls of a program.
 _SMOOTHING: Final = ["add", "mul", "mul"]
 _SHOWN_OPERATIONS: Final = 3
@@ -66,9 +67,7 @@ _SHOWN_OPERATIONS: Final = 3
 _GROWTH: Final = 100.0
 _JUMP: Final = 1000.0
 _LEAST_JUMP: Final = 1e-3
-# Gradients of coarse types are as near as this, in units of their resolution; in later steps, as
-# parts of their norms.
-_COARSE: Final = 2.0
+# Gradients of coarse types are as near as this part of their norms in later steps.
 _COARSE_JUMP: Final = 0.25
 
 
@@ -210,8 +209,7 @@ class TrainingHistory:
                 read = any(any(step.gradients) for step in steps)
                 self._has_same_gradients = read and all(map(has_same_gradients, steps))
                 if read and self.is_split and not self._has_same_gradients:
-                    limit = _COARSE * resolution()
-                    self.is_coarse = all(has_same_gradients(step, limit) for step in steps)
+                    self.is_coarse = all(are_rounded(step, resolution()) for step in steps)
                     self._has_same_gradients = self.is_coarse
             elif self._jumps(history, steps, _COARSE_JUMP if self.is_coarse else math.inf):
                 self._jump = min(self._jump, pair.step)
@@ -350,7 +348,7 @@ class TrainingHistory:
             clips = [replace(each, effect=Effect.NONE) for each in clips]
         yield from total_norm_differences(pair, meanings)
         yield from clips
-        gradients = list(history.gradients.differences(steps, meanings))
+        gradients = list(history.gradients.differences(steps, meanings, resolution()))
         is_told = pair.asks_otherwise or clips_other_parameters(pair)
         if all(each.effect is Effect.NONE for each in clips) and not is_told:
             yield from gradients
@@ -444,7 +442,7 @@ def _loss_differences(pair: FactsPair, resolution: Callable[[], float]) -> Itera
         if _is_same_loss(target, reference):
             continue
         makes = [[text.partition("(")[0] for text in each.made_by] for each in (target, reference)]
-        if makes[0] != makes[1] and abs(value - expected) <= _COARSE * resolution() * abs(expected):
+        if makes[0] != makes[1] and abs(value - expected) <= ONCE * resolution() * abs(expected):
             continue
         meaning = meanings_of(pair, 1).of(value / expected) if expected else ""
         of_micro = f", micro batch {target.micro}" if target.micro else ""
@@ -476,7 +474,7 @@ def _is_same_loss(target: Loss, reference: Loss) -> bool:
     if not (math.isfinite(value) and math.isfinite(expected)):
         return math.isfinite(value) == math.isfinite(expected)
     epsilon = max(epsilon_of(normal_dtype(each.dtype)) for each in (target, reference))
-    return abs(value - expected) <= _LOSS_ROUNDINGS * epsilon * abs(expected)
+    return abs(value - expected) <= IN_OTHER_CALLS * epsilon * abs(expected)
 
 
 def _made_words(target: Sequence[str], reference: Sequence[str]) -> tuple[str, VerdictClass]:

@@ -85,6 +85,9 @@ class Across:
                         _revise(comparison, row, history, updates)
                         if row.cause is Cause.LEFT_BEHIND and comparison.lone_call is None:
                             comparison.lone_call = history.maker_of(row, comparison.step)
+                    elif row.cause is Cause.OTHER_USERS and row.name in history.summed_alike:
+                        step = history.summed_alike[row.name]
+                        row.cause, row.subject = Cause.HARMLESS_BEFORE, str(step)
                     elif row.cause is Cause.OUTSIDE and history.handed_on(row):
                         mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
                 if is_updated:
@@ -287,7 +290,7 @@ def _clear_same_training(
         if all(row.origin is None for row in comparison.rows):
             return
         steps = pair.steps
-        if has_same_training(pair, steps, tolerance):
+        if has_same_training(pair, steps, tolerance, comparison.resolution):
             updates = (comparison.places.get(step.target.record, -1) for step in steps)
             names = comparison.reference.names
             flow = cache(partial(DataFlow, comparison.rows, names))  # few steps need it

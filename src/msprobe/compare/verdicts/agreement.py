@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Final
 
 from msprobe.compare.model import Matched, Origin, Row, Status
+from msprobe.compare.rounding import FINE, NEAR, ONCE, after_calls, is_near, resolution_of
 from msprobe.compare.verdicts.calls import Call, Calls, names_of
 from msprobe.compare.verdicts.conditioning import is_summed_noise, operand_of
 from msprobe.compare.verdicts.data_flow import DataFlow
@@ -24,14 +25,6 @@ from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.numerics.tolerances import EXACT
 
-# What another way to compute may make of the errors of its inputs.
-_NEAR: Final = 10.0
-# The same in units of the resolution of a coarser type in which a module computes.
-_NEAR_COARSE: Final = 2.0
-# Inputs that are further apart, in units of the type's resolution, do not agree.
-_STILL_ROUNDING: Final = 64.0
-# Types from this resolution on are no coarse ones.
-_FINE: Final = epsilon_of("float32")
 _FORWARD: Final = RecordKind.FORWARD
 _OF_OTHER_PARAMETERS: Final = (Status.SHAPE, Status.MISSING, Status.ADDED)
 
@@ -299,7 +292,7 @@ class _Agreement:
                 value = row.target if is_target else row.reference
                 made = found[is_target]
                 epsilon = 0.0 if value is None else epsilon_of(value.dtype)
-                if epsilon <= _FINE or calls.parsed(name, is_target=is_target).kind is not _FORWARD:
+                if epsilon <= FINE or calls.parsed(name, is_target=is_target).kind is not _FORWARD:
                     continue
                 around: str | None = name
                 while around is not None and made[around] < epsilon:
@@ -319,15 +312,11 @@ def _agree(results: Iterable[Row], taken_in: Iterable[Row], resolution: float = 
     if not differing:
         return True
     worst = max((row.error or 0.0 for row in taken_in if row.holds_tensor), default=0.0)
-    return all(_is_near(row, worst, resolution) for row in differing)
-
-
-def _is_near(row: Row, worst: float, resolution: float) -> bool:
-    if row.status is not Status.DIFFERS or row.error is None:
-        return False
-    epsilon = max(epsilon_of(value.dtype) for value in row.values)
-    allowed = max(_NEAR * max(worst, epsilon), _NEAR_COARSE * resolution)
-    return worst <= _STILL_ROUNDING * max(epsilon, resolution) and row.error <= allowed
+    return all(
+        worst <= after_calls(max(resolution_of(row.values), resolution))
+        and is_near(row, worst, resolution)
+        for row in differing
+    )
 
 
 def _is_summed_noise(call: Call, gradient: Row) -> bool:
@@ -342,12 +331,12 @@ def _have_same_norm(rows: Sequence[Row], resolution: float) -> bool:
     values = [value for row in rows for value in row.values]
     if not all(isinstance(value.norm, (int, float)) for value in values):
         return False
-    epsilon = max(epsilon_of(value.dtype) for value in values)
+    epsilon = resolution_of(values)
     target, reference = (
         math.hypot(*(float(value.norm) for value in side if value is not None))  # type: ignore[arg-type]
         for side in ([row.target for row in rows], [row.reference for row in rows])
     )
-    allowed = max(_NEAR * epsilon, _NEAR_COARSE * resolution)
+    allowed = max(NEAR * epsilon, ONCE * resolution)
     return abs(target - reference) <= allowed * reference
 
 
@@ -368,9 +357,7 @@ def _is_same(target: Value, reference: Value, resolution: float) -> bool:
     if target.dtype != reference.dtype or target.squeezed_shape != reference.squeezed_shape:
         return False
     error = statistics_error(target, reference, EXACT).relative
-    return error is not None and error <= max(
-        _NEAR * epsilon_of(target.dtype), _NEAR_COARSE * resolution
-    )
+    return error is not None and error <= max(NEAR * epsilon_of(target.dtype), ONCE * resolution)
 
 
 def _begins_alike(row: Row) -> bool:

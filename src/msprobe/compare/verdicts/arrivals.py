@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Final
 
 from msprobe.compare.model import Matched, Row, Status
+from msprobe.compare.rounding import is_near
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import (
     Bound,
@@ -24,8 +25,6 @@ from msprobe.operators.operator import Family
 
 # How far beyond a first-order bound an error must be to be more than rounding.
 SAFETY: Final = 4.0
-# What a module may make of the errors of its inputs, where its calls do not tell.
-NEAR: Final = 10.0
 
 
 class Arrivals:
@@ -79,11 +78,7 @@ class Arrivals:
 
     def is_near(self, row: Row) -> bool:
         """Return whether a result is hardly further apart than what came in."""
-        if row.status is not Status.DIFFERS or row.error is None:
-            return False
-        result = operand_of(row)
-        rounding = 0.0 if result is None else result.epsilon
-        return row.error <= NEAR * max(self.worst_error, rounding)
+        return is_near(row, self.worst_error)
 
     @property
     def reaches_zero(self) -> bool:

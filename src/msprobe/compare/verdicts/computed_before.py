@@ -12,18 +12,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 from itertools import accumulate, islice
-from typing import Final
 
 from msprobe.compare.model import Matched, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.verdicts.arrivals import NEAR
+from msprobe.compare.rounding import LARGEST, is_near
 from msprobe.compare.verdicts.calls import Call, Calls, names_of
 from msprobe.dump.record_names import forward_name
 from msprobe.dump.values import Role
-from msprobe.numerics.number_types import epsilon_of
-
-# Errors beyond this are no rounding that grew.
-_LARGEST: Final = 0.5
 
 
 class ComputedBefore:
@@ -81,16 +76,11 @@ class ComputedBefore:
                 continue
             given = (row.error or 0.0 for row in call.inputs if row.holds_tensor)
             worst = max(worst, *given, 0.0)
-            if not all(_is_near(row, worst) for row in call.outputs):
-                return False
+            for row in call.outputs:
+                is_close = is_near(row, worst) and (row.error or 0.0) <= LARGEST
+                if row.status is Status.DIFFERS and not is_close:
+                    return False
         return True
-
-
-def _is_near(row: Row, worst: float) -> bool:
-    if row.status is not Status.DIFFERS:
-        return True
-    epsilon = max(epsilon_of(value.dtype) for value in row.values)
-    return row.error is not None and row.error <= min(NEAR * max(worst, epsilon), _LARGEST)
 
 
 def is_of_structure(row: Row) -> bool:

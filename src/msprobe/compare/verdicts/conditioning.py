@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from msprobe.compare.model import Matched, Row
+from msprobe.compare.rounding import IN_SUM, resolution_of
 from msprobe.compare.verdicts.limits import is_limit
 from msprobe.dump.values import Value
 from msprobe.numerics.number_types import epsilon_of
@@ -26,8 +27,6 @@ from msprobe.operators.operator import Family
 _ACCUMULATION: Final = 2.0**-23
 # Blocked and threaded sums differ by a few roundings; so do elementary functions of two libraries.
 _ROUNDINGS: Final = 4.0
-# A sum over consumers and its rounding, relative to the errors that go into it.
-SUM_GROWTH: Final = 4.0
 # Slopes of smooth activations: at most 1.13 (GELU, SiLU).
 _SLOPE: Final = 1.2
 # What an operation that nothing is known of may do to the relative error of its inputs.
@@ -88,7 +87,7 @@ def operand_of(row: Row) -> Operand | None:
         largest = float(abs(metrics.max_abs_err or 0.0))
     else:
         error, largest = row.error * size, row.error * peak
-    epsilon = max(epsilon_of(target.dtype), epsilon_of(reference.dtype))
+    epsilon = resolution_of(row.values)
     return _operand(reference, sizes, epsilon, error, largest)
 
 
@@ -231,7 +230,7 @@ def is_summed_noise(family: Family, gradients: Sequence[Operand], result: Operan
         coarsest = max(each.epsilon for each in (result, *gradients))
         repeats = math.sqrt(max(count / result.count, 1.0))
         own = max(own, terms * max(coarsest, result.epsilon * repeats))
-    return result.error <= SUM_GROWTH * own
+    return result.error <= IN_SUM * own
 
 
 def backward_bound(

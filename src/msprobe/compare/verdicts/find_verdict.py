@@ -16,6 +16,7 @@ from typing import Final
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Status
+from msprobe.compare.rounding import IN_AUTOCAST
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.training.gradient_factors import Meanings, limited_words
 from msprobe.compare.training.start import autocast_epsilon
@@ -35,6 +36,7 @@ from msprobe.compare.verdicts.culprit_classes import (
 from msprobe.compare.verdicts.custom_functions import MAY_BE_INSIDE, culprit_inside
 from msprobe.compare.verdicts.next_steps import CLIP_ALIKE, for_culprit
 from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
+from msprobe.compare.verdicts.origin_state import is_lacking
 from msprobe.compare.verdicts.own_error import key_of
 from msprobe.compare.verdicts.places import Clue
 from msprobe.compare.verdicts.ranking import Culprit, culprit_groups
@@ -48,8 +50,6 @@ from msprobe.compare.verdicts.without_cause import (
 )
 from msprobe.dump.record_names import parse_record_name
 
-# A kernel rounds its inputs, and what it computes between, to the type of autocast.
-_ROUNDINGS_OF_AUTOCAST: Final = 8.0
 # Gradients that no recorded call of the rank made.
 _FOREIGN_GRADIENTS: Final = (Cause.UNEXPLAINED_GRADIENT, Cause.OTHER_START)
 
@@ -258,7 +258,7 @@ class _Search:
             return True
         if fact.verdict is VerdictClass.INCOMPLETE and fact.step == culprit.comparison.step:
             # A call that ended early has no results.
-            return culprit.row.status in (Status.MISSING, Status.ADDED)
+            return is_lacking(culprit.row)
         return when <= (culprit.comparison.step, int(moment_of(culprit)))
 
     def _of_fact(self, fact: FactDifference) -> Verdict:
@@ -504,7 +504,7 @@ def _is_of_autocast(culprit: Culprit) -> bool:
     """Return whether a call that nothing else explains may compute in a type of autocast inside."""
     error, both = culprit.row.error, culprit.comparison.facts
     epsilon = max(0.0 if facts is None else autocast_epsilon(facts) for facts in both)
-    is_near = error is not None and error <= _ROUNDINGS_OF_AUTOCAST * epsilon
+    is_near = error is not None and error <= IN_AUTOCAST * epsilon
     return is_near and (is_without_reason(culprit) or may_be_random(culprit))
 
 

@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differences in gradients that come into a call, or into a parameter.
-
-The gradient of a value is the sum of its consumers' shares, made inside the autograd engine
-where no call is recorded. So the consumers are looked up in the forward pass, and what their
-backward calls returned is held against the sum.
-"""
+"""`GradientFlow`: differences in gradients that come into a call, or into a parameter."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
@@ -18,38 +12,31 @@ from typing import Final
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
+from msprobe.compare.rounding import IN_SUM
 from msprobe.compare.training.buffers import changes_unseen
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import (
-    SUM_GROWTH,
     backward_bound,
     exact_operand,
     is_summed_noise,
     operand_of,
 )
 from msprobe.compare.verdicts.data_flow import fingerprint
+from msprobe.compare.verdicts.gradient_shares import GradientShares, add_up
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
     inherit,
+    is_lacking,
     lacking_side,
-    lost_gradient,
     mark,
     settle_as_close,
 )
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind, module_names
-from msprobe.dump.values import Role, Value
-from msprobe.numerics.number_types import epsilon_of
+from msprobe.dump.values import Role
 
-# What shows that a gradient is without consequence.
-NEEDS_GRADIENT: Final = "what needs a gradient"
 # A loss such as a logarithm near zero enlarges more; so far apart it is not told from a fault.
 _DOUBTFUL: Final = 0.01
-# Two sums are one where they are nearer to each other than this part of a summand of one alone.
-_LITTLE: Final = 0.125
-_LACKING: Final = (Status.MISSING, Status.ADDED)
-# Calls to look at behind an input without a gradient.
-_FARTHEST: Final = 200
 
 
 class GradientFlow:
@@ -59,20 +46,20 @@ class GradientFlow:
         self._state = state
         self._unmatched = unmatched
         self._safety = safety
-        # Gradients that are parts of one sum: place of the record, and argument.
-        self._summed: set[tuple[int, object]] = set()
+        self._shares = GradientShares(state)
+        self.is_summed_elsewhere = self._shares.is_summed_elsewhere
 
     def judge_incoming(self, call: Call, row: Row) -> None:
         """Judge the gradient of an output, whose maker is not a single recorded call."""
         state = self._state
-        shares = self._shares(call, row)
+        shares = self._shares.of_output(call, row)
         if shares is None or (not shares and state.has_difference):
             self._judge_unknown(row)
             return
         if self.has_lone_shares(call, row) or any(share.status.is_difference for share in shares):
             mark(row, Origin.INHERITED)
             return
-        if self._is_sum_of(row, shares):
+        if self._shares.is_sum_of(row, shares):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
             return
         if state.has_difference and call.parsed.is_module:
@@ -82,7 +69,7 @@ class GradientFlow:
 
     def has_lone_shares(self, call: Call, row: Row) -> bool:
         """Return whether a gradient differs by shares of calls of one side, which are blamed."""
-        shares = self._shares(call, row) or ()
+        shares = self._shares.of_output(call, row) or ()
         differing = [share for share in shares if share.status.is_difference]
         if not differing or any(share.pair.is_matched for share in differing):
             return False
@@ -97,9 +84,9 @@ class GradientFlow:
         result = operand_of(row)
         if result is None or row.status is not Status.DIFFERS:
             return False
-        lone = [s.value for s in self._shares(call, row) or () if not s.pair.is_matched]
+        lone = [s.value for s in self._shares.of_output(call, row) or () if not s.pair.is_matched]
         sizes = [each.size for each in map(exact_operand, lone) if each is not None]
-        return result.error <= SUM_GROWTH * result.epsilon * max(sizes, default=0.0)
+        return result.error <= IN_SUM * result.epsilon * max(sizes, default=0.0)
 
     def _blame_lone(self, shares: Iterable[Row]) -> None:
         """Blame calls of one side alone for a sum of gradients, if only theirs differ in it."""
@@ -112,7 +99,7 @@ class GradientFlow:
         if not call.is_matched and self._module_record(call, RecordKind.FORWARD) is None:
             return  # its module has no partner either, which is reported
         state = self._state
-        if row.status in _LACKING and self._reads_none[row.status is Status.ADDED]:
+        if is_lacking(row) and self._reads_none[row.status is Status.ADDED]:
             row.cause, row.subject = Cause.UNREAD_GRADIENTS, lacking_side(row)
             return
         if row.status is Status.DIFFERS and self._is_noise(call, row):
@@ -124,20 +111,18 @@ class GradientFlow:
             inherit(row, state.rows[common])
             return
         if makers.target and makers.reference and state.has_difference:
-            mark(row, Origin.INHERITED, Cause.OTHER_USERS)
+            mark(row, Origin.INHERITED, None if state.is_as_far(row) else Cause.OTHER_USERS)
             return
-        shares = self._parameter_shares(call, row)
+        shares = self._shares.of_parameter(call, row)
         if not shares and self._judge_by_module(call, row):
             return
-        before = self._accumulated_before(call, row)[-1:]
-        since = [
-            each for each in shares if not before or each.pair.position > before[0].pair.position
-        ]
-        added = [*before, *since]
-        shares += self._accumulated_before(call, row)
+        before = self._shares.accumulated_before(call, row)
+        last = before[-1].pair.position if before else -1
+        added = [*before[-1:], *(each for each in shares if each.pair.position > last)]
+        shares += before
         if any(share.status.is_difference for share in shares):
             mark(row, Origin.INHERITED)
-        elif shares and (self._is_sum_of(row, shares) or _add_up(row, added)):
+        elif shares and (self._shares.is_sum_of(row, shares) or add_up(row, added)):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
         elif self._differs_in_module(call, row) or self._has_lone_user(call, row):
             mark(row, Origin.INHERITED)
@@ -156,13 +141,10 @@ class GradientFlow:
         """
         comparison = self._state.comparison
         pairs = [p for p in comparison.pairs if comparison.parsed(p).kind in PARAMETER_GRADIENTS]
+        has_any = any(p.target for p in pairs), any(p.reference for p in pairs)
         target, reference = (
-            facts is not None and changes_unseen(facts) and not any(own)
-            for facts, own in zip(
-                comparison.facts,
-                ([p.target for p in pairs], [p.reference for p in pairs]),
-                strict=True,
-            )
+            facts is not None and changes_unseen(facts) and not has
+            for facts, has in zip(comparison.facts, has_any, strict=True)
         )
         return target, reference
 
@@ -179,15 +161,12 @@ class GradientFlow:
         ]
         if result is None or not passes:
             return False
-        before = self._accumulated_before(call, row)[-1:]
+        before = self._shares.accumulated_before(call, row)[-1:]
         rows = [each for one in passes for side in one for each in side.rows] + before
         if any(each.status.is_difference for each in rows):
             mark(row, Origin.INHERITED)
             return True
-        own, passed_on = (
-            0.0,
-            sum(each.error for each in map(operand_of, before) if each is not None),
-        )
+        own, passed_on = 0.0, sum(each.error for each in map(operand_of, before) if each)
         for forward, backward in passes:
             gradients = [each for each in map(operand_of, backward.inputs) if each is not None]
             saved = [each for each in map(operand_of, forward.rows) if each is not None]
@@ -196,9 +175,9 @@ class GradientFlow:
             made = replace(result, epsilon=coarsest)
             bound = backward_bound(call.operator.family, gradients, saved, made)
             own, passed_on = own + bound.own, passed_on + bound.passed_on
-        if result.error <= SUM_GROWTH * own:
+        if result.error <= IN_SUM * own:
             settle_as_close(row, Cause.ROUNDING)
-        elif result.error <= self._safety * passed_on + SUM_GROWTH * own:
+        elif result.error <= self._safety * passed_on + IN_SUM * own:
             mark(row, Origin.INHERITED, Cause.CLOSE_GRADIENTS)
         else:
             return False
@@ -238,7 +217,7 @@ class GradientFlow:
             if each.value.role is Role.PARAMETER and each.value.argument == row.value.slot
         }
         users = [each for each in self._lone_inputs if fingerprint(each.value) in keys - {None}]
-        shares = [self._handed_back(each, each.pair.target is not None) for each in users]
+        shares = [self._shares.handed_back(each, each.pair.target is not None) for each in users]
         lone = [share for share in shares if share is not None and share.value.is_tensor]
         self._blame_lone(lone)
         return bool(lone)
@@ -263,7 +242,7 @@ class GradientFlow:
             backward = self._state.calls.named(name, is_target=is_target)
             if result is None or backward is None:
                 continue
-            taken_in = [each for each in map(exact_operand, _values(backward.inputs)) if each]
+            taken_in = [each for row in backward.inputs if (each := exact_operand(row.value))]
             return is_summed_noise(call.operator.family, taken_in, result)
         return False
 
@@ -274,342 +253,12 @@ class GradientFlow:
         found = self._state.calls.named(name, is_target=call.pair.target is not None)
         return found if found is not None and found.is_matched else None
 
-    def judge_unmatched_backward(self, call: Call) -> None:
-        """Judge a backward record that one side lacks though both made the forward call."""
-        state = self._state
-        forward = state.calls.forward_of(call)
-        if forward is None or not forward.is_matched:
-            return
-        cut = any(lost_gradient(row) for row in forward.outputs)
-        lost_before = self._lost_before(forward)
-        lost = next((row for row in forward.inputs if lost_gradient(row)), None)
-        detached = None if lost is None else _side_without(lost)
-        explained = state.has_difference and not cut
-        is_idle = lost is not None and cut and not self._leads_to_leaf(forward.inputs)
-        for row in call.rows:
-            if not row.status.is_difference:
-                continue
-            if is_idle:
-                row.cause, row.subject = Cause.HARMLESS, NEEDS_GRADIENT
-            elif explained or lost_before:
-                row.origin = Origin.INHERITED
-            elif cut and detached is not None:
-                mark(row, Origin.INTRODUCED, Cause.DETACHED, detached)
-            elif cut:
-                mark(row, Origin.INTRODUCED, Cause.CUT_HERE)
-            elif row.value.is_tensor:
-                mark(row, Origin.INTRODUCED, Cause.NO_GRADIENT)
-
-    def is_idle(self, call: Call, row: Row) -> bool:
-        """Return whether a gradient that one side lacks would lead to nothing that needs one.
-
-        All behind it is frozen, though a hook makes a value there ask for a gradient, as adapters
-        do for gradient checkpointing.
-        """
-        forward = self._state.calls.forward_of(call)
-        if forward is None or row.status not in _LACKING:
-            return False
-        place = row.value.argument
-        incoming = [each for each in forward.inputs if each.value.argument == place]
-        return any(map(lost_gradient, incoming)) and not self._leads_to_leaf(incoming)
-
-    def _leads_to_leaf(self, rows: Iterable[Row]) -> bool:
-        """Return whether values come from one that needs a gradient and that no call made."""
-        state = self._state
-        waiting = [row for row in rows if row.holds_tensor]
-        seen: set[int] = set()
-        while waiting and len(seen) < _FARTHEST:
-            row = waiting.pop()
-            found = state.flow.makers(row)
-            makers = {*found.target, *found.reference}
-            if not makers and any(value.requires_grad is not False for value in row.values):
-                return True
-            for maker in (state.calls.of(state.rows[index]) for index in makers):
-                if maker.start not in seen:
-                    seen.add(maker.start)
-                    waiting += [each for each in maker.inputs if each.holds_tensor]
-        return bool(waiting)
-
-    def explains_missing_gradient(self, call: Call, row: Row) -> bool:
-        """Return whether a gradient is None because the forward pass cut the graph before.
-
-        Blames an unmatched call that did it.
-        """
-        state = self._state
-        forward = state.calls.forward_of(call)
-        if forward is None:
-            return False
-        place = row.value.argument
-        for incoming in forward.inputs:
-            if incoming.value.argument != place:
-                continue
-            if not lost_gradient(incoming):
-                return self._is_cut_behind(incoming)
-            makers = state.flow.makers(incoming)
-            if self._unmatched.blame_cut({*makers.target, *makers.reference}):
-                return True
-            common = makers.common
-            # Where the maker's own result still requires one, it was detached on the way.
-            if common is not None and lost_gradient(state.rows[common]):
-                return self._has_backward(state.calls.of(state.rows[common]))
-        return False
-
-    def _is_cut_behind(self, row: Row) -> bool:
-        """Return whether a call that a value comes from was given something without a gradient.
-
-        A backward pass that asks for some gradients only passes over what does not lead to them.
-        """
-        state = self._state
-        sources = self._makers_of_inputs
-        first = state.flow.makers(row).common
-        if first is None:
-            return False
-        call = state.calls.of(state.rows[first])
-        behind = (call, *(maker for _, maker in state.upstream(call, sources, _FARTHEST)))
-        return any(lost_gradient(each) for one in behind for each in one.inputs)
-
-    def _makers_of_inputs(self, call: Call) -> Iterator[tuple[Row, int]]:
-        for row in call.inputs:
-            common = self._state.flow.makers(row).common if row.holds_tensor else None
-            if common is not None:
-                yield row, common
-
-    def is_summed_elsewhere(self, call: Call, row: Row) -> bool:
-        """Return whether a gradient that one side lacks is part of another call's, or holds it.
-
-        Autocast casts a parameter once for all calls that share it: the first of them is then seen
-        to hand back the gradients of all, after the others handed back none.
-        """
-        if (row.pair.position, row.value.argument) in self._summed:
-            return True
-        shares = self._shares_of_input(call, row) if row.status in _LACKING else []
-        for parts in _sums(shares):
-            if _is_one_sum(parts) or self._is_sum_of_others(parts):
-                self._summed |= {(part.pair.position, part.value.argument) for part in parts}
-        return (row.pair.position, row.value.argument) in self._summed
-
-    def _is_sum_of_others(self, parts: Sequence[Row]) -> bool:
-        """Return whether the sum is of other gradients, of calls that cast what they are given."""
-        calls = [self._state.calls.of(part) for part in parts]
-        given = [row for call in calls for row in call.inputs]
-        types = [value.dtype for row in given for value in row.values if value.is_tensor]
-        coarsest = max(map(epsilon_of, types), default=0.0)
-        return any(row.status.is_difference for row in given) and all(
-            coarsest > epsilon_of(value.dtype)
-            for part in parts
-            for value in part.values
-            if value.is_tensor
-        )
-
-    def _shares_of_input(self, call: Call, row: Row) -> list[Row]:
-        """Return the gradients that all calls hand back for what this call hands back one for."""
-        state = self._state
-        forward = state.calls.forward_of(call)
-        used = [] if forward is None else [e for e in forward.inputs if e.value.requires_grad]
-        incoming = next((each for each in used if each.value.argument == row.value.argument), None)
-        if incoming is None or lost_gradient(incoming):
-            return []
-        found: dict[int, Row] = {}
-        for is_target, flow in ((True, state.flow.target), (False, state.flow.reference)):
-            for index in flow.users(incoming, by_content=True):
-                share = self._handed_back(state.rows[index], is_target)
-                if share is not None:
-                    found[id(share)] = share
-        return list(found.values())
-
-    def is_detached(self, call: Call, row: Row) -> bool:
-        """Return whether the forward call was given a gradient's input without one on one side."""
-        forward = self._state.calls.forward_of(call)
-        return forward is not None and any(
-            incoming.value.argument == row.value.argument and lost_gradient(incoming)
-            for incoming in forward.inputs
-        )
-
-    def _has_backward(self, forward: Call) -> bool:
-        """Return whether the backward record of a call exists on one side, to be blamed itself."""
-        calls = self._state.calls
-        return forward.is_matched and any(
-            calls.backward_of(forward, is_target=is_target) is not None
-            for is_target in (True, False)
-        )
-
-    def _lost_before(self, forward: Call) -> bool:
-        """Return whether a call got a value whose maker had already lost the gradient.
-
-        Where the maker's own result still requires one, it was detached on the way here.
-        """
-        state = self._state
-        for row in forward.inputs:
-            if not lost_gradient(row):
-                continue
-            makers = state.flow.makers(row)
-            if self._unmatched.blame_cut({*makers.target, *makers.reference}):
-                return True
-            if makers.common is not None and lost_gradient(state.rows[makers.common]):
-                return True
-        return False
-
     def _judge_unknown(self, row: Row) -> None:
         state = self._state
+        limit = _DOUBTFUL if len({value.dtype for value in row.values}) == 1 else math.inf
         if state.may_inherit(row):
             state.inherit_unrecorded(row)
-        elif state.worst_close and row.error is not None and row.error <= _doubtful(row):
+        elif state.worst_close and row.error is not None and row.error <= limit:
             mark(row, Origin.INHERITED, Cause.UNTRACED)
         else:
             mark(row, Origin.INTRODUCED, Cause.UNEXPLAINED_GRADIENT)
-
-    def _shares(self, call: Call, row: Row) -> list[Row] | None:
-        """Return the gradients that consumers of a value handed back; None if not known."""
-        state = self._state
-        forward = state.calls.forward_of(call)
-        if forward is None:
-            return None
-        place = row.value.slot.replace("input.", "output.", 1)
-        made = next((out for out in forward.outputs if out.value.slot == place), None)
-        if made is None or made.value.value_id is None:
-            return None
-        shares: dict[int, Row] = {}
-        for is_target, flow in ((True, state.flow.target), (False, state.flow.reference)):
-            for index in flow.users(made):
-                share = self._handed_back(state.rows[index], is_target)
-                if share is not None and share.pair.position < row.pair.position:
-                    shares[id(share)] = share
-        return list(shares.values())
-
-    def _handed_back(self, used: Row, is_target: bool) -> Row | None:
-        """Return the row of the gradient that a consumer returned for one of its inputs."""
-        state = self._state
-        value = used.target if is_target else used.reference
-        call = state.calls.of(used)
-        if value is None or call.parsed.is_module:
-            return None  # the calls inside a module are looked at themselves
-        consumer = state.calls.backward_of(call, is_target=is_target)
-        if consumer is None:
-            return None
-        place = value.argument
-        return next((row for row in consumer.outputs if row.value.argument == place), None)
-
-    def _is_sum_of(self, row: Row, shares: Iterable[Row]) -> bool:
-        """Return whether errors of the shares, and the rounding of a sum, explain a difference."""
-        result = operand_of(row)
-        if result is None:
-            return False
-        operands = [operand for operand in map(operand_of, shares) if operand is not None]
-        errors = sum(operand.error for operand in operands)
-        sizes = sum(operand.size for operand in operands)
-        return result.error <= SUM_GROWTH * (errors + 2 * result.epsilon * sizes)
-
-    def _parameter_shares(self, call: Call, row: Row) -> list[Row]:
-        """Return the gradients that calls inside a module handed back for a parameter."""
-        shape = row.value.squeezed_shape
-        module = call.parsed.path
-        return [
-            share
-            for share in self._gradients_by_module[module]
-            if share.value.squeezed_shape == shape and share.pair.position < row.pair.position
-        ]
-
-    def _accumulated_before(self, call: Call, row: Row) -> list[Row]:
-        """Return the gradients that a parameter had earlier in the step."""
-        return [
-            each
-            for each in self._parameter_gradients[call.parsed.base]
-            if each.value.slot == row.value.slot and each.pair.position < row.pair.position
-        ]
-
-    @cached_property
-    def _gradients_by_module(self) -> dict[str, list[Row]]:
-        """Gradients returned by the API calls of each module, for anything."""
-        found: dict[str, list[Row]] = defaultdict(list)
-        calls = self._state.calls
-        position, module, is_wanted = -1, "", False
-        for row in self._state.rows:
-            pair = row.pair
-            if pair.position != position:
-                position = pair.position
-                parsed = calls.parse(pair)
-                is_wanted = parsed.kind is RecordKind.BACKWARD and not parsed.is_module
-                module = calls.module(pair) if is_wanted else ""
-            if is_wanted and row.value.role is Role.OUTPUT:
-                found[module].append(row)
-        return found
-
-    @cached_property
-    def _parameter_gradients(self) -> dict[str, list[Row]]:
-        found: dict[str, list[Row]] = defaultdict(list)
-        for row in self._state.rows:
-            if row.value.role is Role.PARAMETER_GRAD:
-                found[self._state.calls.parse(row.pair).base].append(row)
-        return found
-
-
-def _sums(shares: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield the gradients that one call may hand back as one, in each micro batch.
-
-    It is the last of them, and the others have none on its side.
-    """
-    parts: list[Row] = []
-    for share in sorted(shares, key=lambda each: each.pair.position):
-        parts.append(share)
-        if share.status not in _LACKING:
-            if len(parts) > 1:
-                yield parts
-            parts = []
-
-
-def _is_one_sum(parts: Sequence[Row]) -> bool:
-    """Return whether gradients that one side lacks in part add up to the same."""
-    apart: complex = 0.0
-    for part in parts:
-        target, reference = (_tensor(each) for each in (part.target, part.reference))
-        apart += _pair_of(target) - _pair_of(reference)
-    missing = [_norm_of(part) for part in parts if part.status in _LACKING]
-    return math.hypot(apart.real, apart.imag) <= _LITTLE * math.hypot(*missing)
-
-
-def _tensor(value: Value | None) -> Value | None:
-    return value if value is not None and value.is_tensor else None
-
-
-def _norm_of(row: Row) -> float:
-    """Return the norm of a gradient that one side has."""
-    known = [v.norm for v in (row.target, row.reference) if v is not None and v.is_tensor]
-    return known[0] or 0.0 if known else 0.0
-
-
-def _pair_of(value: Value | None) -> complex:
-    """Return the projections of a gradient, which add up as the gradients do; NaN if unknown."""
-    if value is None:
-        return 0.0
-    return math.nan if value.pair is None else value.pair
-
-
-def _add_up(row: Row, shares: Sequence[Row]) -> bool:
-    """Return whether a gradient is the sum of its shares on both sides, as projections tell."""
-    if not isinstance(row, Matched) or not all(isinstance(each, Matched) for each in shares):
-        return False
-    operands = [each for each in map(operand_of, (row, *shares)) if each is not None]
-    if len(operands) < len(shares) + 1:
-        return False
-    rounding = SUM_GROWTH * operands[0].epsilon * sum(each.size for each in operands)
-    for total, parts in zip(
-        row.values, zip(*(each.values for each in shares), strict=True), strict=True
-    ):
-        pairs = [total.pairs_with(part) for part in parts]
-        if None in pairs or abs((total.pair or 0) - sum(p[1] for p in pairs if p)) > rounding:
-            return False
-    return True
-
-
-def _values(rows: Iterable[Row]) -> list[Value]:
-    return [row.value for row in rows]
-
-
-def _doubtful(row: Row) -> float:
-    """Return how far a gradient may be apart and still be what becomes of rounding."""
-    return _DOUBTFUL if len({value.dtype for value in row.values}) == 1 else math.inf
-
-
-def _side_without(row: Row) -> str:
-    """Return the side where a value requires no gradient, in words."""
-    return "reference" if row.value.requires_grad else "target"

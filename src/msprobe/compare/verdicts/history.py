@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Matched, Origin, Row, Status
+from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.verdicts.computed_before import ComputedBefore
+from msprobe.compare.verdicts.calls import names_of
+from msprobe.compare.verdicts.computed_before import ComputedBefore, is_of_structure
 from msprobe.compare.verdicts.data_flow import fingerprint, fingerprints
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.dump.values import Role
@@ -39,8 +40,11 @@ class History:
         errors: parameter → largest relative error of it and of its gradient.
         worst_error: the largest of them.
         results: pairs of values that calls outside the model made: what an optimizer keeps.
-        harmless: what one side alone has without consequence, or both in other shapes → the first
-            such step.
+        harmless: (whether it is the target's, what one side alone has without consequence, or in
+            another form) → the first such step; likewise (what is found of it, an argument) of calls
+            whose results have other shapes.
+        summed_alike: gradient of a parameter, by name → the first step in which it agreed, or was
+            without consequence, by whichever calls.
         same_inside: the first step in which nothing differed with consequence, and the modules that
             compute the same by other calls in it.
         alone: (whether the target made it, a value) → the call without a partner that made it.
@@ -53,7 +57,8 @@ class History:
     errors: dict[Parameter, float] = field(default_factory=dict)
     worst_error: float = 0.0
     results: set[Hashable] = field(default_factory=set)
-    harmless: dict[tuple[str, str], int] = field(default_factory=dict)
+    harmless: dict[tuple[bool | str, str], int] = field(default_factory=dict)
+    summed_alike: dict[str, int] = field(default_factory=dict)
     same_inside: tuple[int, set[str]] | None = None
     alone: dict[tuple[bool, Hashable], Clue] = field(default_factory=dict)
 
@@ -109,10 +114,15 @@ class History:
             if row.status is Status.SHAPE and row.value.role is Role.OUTPUT
         }
         for row in comparison.rows:
-            is_idle = row.origin is None and not begins and bool(row.value.requires_grad)
-            is_harmless = row.cause in _HARMLESS or is_idle
-            if is_harmless and (row.pair.position in reshaped or not isinstance(row, Matched)):
-                self.harmless.setdefault(_key_of(row), comparison.step)
+            if row.value.role is Role.PARAMETER_GRAD and row.origin is None:
+                self.summed_alike.setdefault(row.name, comparison.step)
+            if not (is_of_structure(row) or row.pair.position in reshaped):
+                continue
+            is_flowing = row.value.requires_grad or comparison.is_of_backward(row.pair)
+            if row.cause in _HARMLESS or (row.origin is None and not begins and is_flowing):
+                names = (*_own_names(row), *_call_names(row))
+                for name in names if is_of_structure(row) else [(row.finding, row.name)]:
+                    self.harmless.setdefault(name, comparison.step)
         if self.same_inside is not None or all(pair.is_matched for pair in comparison.pairs):
             return
         if all(row.origin is None for row in comparison.rows):
@@ -120,7 +130,12 @@ class History:
 
     def harmless_step(self, row: Row) -> int | None:
         """Return a step in which one side alone had the same, without consequence."""
-        return self.harmless.get(_key_of(row))
+        if not is_of_structure(row):  # an argument of a call whose result has another shape
+            return self.harmless.get((row.finding, row.name))
+        is_given = row.value.role is Role.INPUT and not row.pair.is_matched
+        names = _call_names(row) if is_given else _own_names(row)
+        found = [self.harmless.get(name) for name in names]
+        return None if None in found else max(found, default=None)  # type: ignore[type-var]
 
     def maker_of(self, row: Row, step: int) -> Clue | None:
         """Return the call of an earlier step, without a partner, that made a value of a row."""
@@ -163,10 +178,14 @@ class History:
         return self.inexact
 
 
-def _key_of(row: Row) -> tuple[str, str]:
-    if isinstance(row, Matched):
-        return row.finding, row.name
-    return "target" if row.target is not None else "reference", row.name
+def _own_names(row: Row) -> list[tuple[bool, str]]:
+    """Return the names of a value, by side: calls are paired otherwise from step to step."""
+    names = (True, row.target_name), (False, row.reference_name)
+    return [(is_target, name) for is_target, name in names if name is not None]
+
+
+def _call_names(row: Row) -> list[tuple[bool, str]]:
+    return [(is_target, name) for name, is_target in names_of(row.pair)]
 
 
 def _is_explained(comparison: RankComparison, row: Row) -> bool:

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from typing import Final
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.rounding import IN_OTHER_CALLS, NEAR
 from msprobe.compare.training.gradient_factors import multiple_words
 from msprobe.compare.verdicts.arrivals import (
-    NEAR,
     SAFETY,
     Arrivals,
     error_bound,
@@ -28,8 +27,10 @@ from msprobe.compare.verdicts.arrivals import (
 )
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.conditioning import Bound, Operand, operand_of
+from msprobe.compare.verdicts.cut_gradients import NEEDS_GRADIENT, CutGradients
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
-from msprobe.compare.verdicts.gradient_flow import NEEDS_GRADIENT, GradientFlow
+from msprobe.compare.verdicts.excused_calls import ExcusedCalls
+from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.incoming import Incoming
 from msprobe.compare.verdicts.limits import differs_in_limit_alone, is_beyond_type
 from msprobe.compare.verdicts.mask_differences import hidden_difference
@@ -37,6 +38,7 @@ from msprobe.compare.verdicts.origin_state import (
     OriginState,
     StartState,
     inherit,
+    is_lacking,
     lacking_side,
     lost_gradient,
     mark,
@@ -47,7 +49,7 @@ from msprobe.compare.verdicts.same_inputs import doubt_inputs
 from msprobe.compare.verdicts.statistics_error import statistics_error
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 from msprobe.dump.record_names import PARAMETER_GRADIENTS
-from msprobe.dump.values import Role, Value
+from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.numerics.tolerances import EXACT
 from msprobe.operators.operator import Family
@@ -56,8 +58,6 @@ from msprobe.operators.operator import Family
 _SAFETY_OF_STATISTICS: Final = 30.0
 # NaN and Inf can follow from differences of this relative size; smaller ones do not explain them.
 _LARGE_ERROR: Final = 0.5
-# Losses that are made by other calls agree so far, in units of their type's resolution.
-_LOSS_ROUNDINGS: Final = 64.0
 
 
 def find_origins(comparison: RankComparison) -> None:
@@ -72,13 +72,9 @@ def find_origins(comparison: RankComparison) -> None:
         start=StartState(comparison),
         calls=calls,
         flow=DataFlow(rows, comparison.reference.names),
-        outside=OutsideValues(rows, lambda row: _is_model_input(calls, row)),
+        outside=OutsideValues(rows, lambda row: calls.is_model_call(row.pair)),
     )
     _Search(state).run()
-
-
-def _is_model_input(calls: Calls, row: Row) -> bool:
-    return row.value.role is Role.INPUT and calls.is_model_call(row.pair)
 
 
 class _Search:
@@ -88,6 +84,8 @@ class _Search:
         is_coarse = state.comparison.mode is not Mode.TENSOR
         self._sees_statistics_only = state.comparison.mode is Mode.STATISTICS
         self._safety = _SAFETY_OF_STATISTICS if is_coarse else SAFETY
+        self._excused = ExcusedCalls(state)
+        self._cut = CutGradients(state, self._unmatched)
         self._gradients = GradientFlow(state, self._unmatched, self._safety)
         self._incoming = Incoming(state, self._unmatched, self._gradients)
         self._is_exact_mode = state.comparison.mode is Mode.MD5
@@ -100,7 +98,7 @@ class _Search:
             self._see_through_moves()
         seen = 0
         for call in state.calls:
-            self._note_close(rows[seen : call.start])
+            self._note(rows[seen : call.start])
             seen = call.start + len(call.rows)
             self._judge(call)
             self._note(call.rows)
@@ -125,7 +123,8 @@ class _Search:
                 continue
             if any(value.pair is not None for value in given.values):
                 continue
-            if [_extent(value) for value in given.values] != [_extent(v) for v in made.values]:
+            extents = [[(v.max, v.min, v.norm) for v in row.values] for row in (given, made)]
+            if extents[0] != extents[1]:
                 continue
             common = self._state.flow.makers(given).common
             for row in (given, *([] if common is None else [self._state.rows[common]])):
@@ -173,7 +172,7 @@ class _Search:
         target, reference = (rows[0] for rows in outputs)
         error = statistics_error(target.value, reference.value, EXACT).relative
         epsilon = epsilon_of(reference.value.dtype)
-        if error is None or error <= _LOSS_ROUNDINGS * epsilon:
+        if error is None or error <= IN_OTHER_CALLS * epsilon:
             return
         lone = [loss for loss in (target, reference) if not loss.pair.is_matched]
         largest = max(map(self._unmatched.largest_input, lone), default=0.0)
@@ -212,13 +211,13 @@ class _Search:
                     self._gradients.judge_parameter_gradient(call, row)
         elif not call.is_matched:
             if call.is_backward:
-                self._gradients.judge_unmatched_backward(call)
+                self._cut.judge_backward(call)
             self._unmatched.blame_for_nan(call)
         else:
             self._judge_matched(call)
 
     def _judge_matched(self, call: Call) -> None:
-        if self._is_exchanged(call):
+        if self._excused.is_exchanged(call):
             for row in call.rows:
                 if row.status.is_difference:
                     row.cause, row.subject = Cause.HARMLESS, USERS
@@ -227,89 +226,7 @@ class _Search:
         self._judge_outputs(call)
         if call.start in self._state.suspects and self._acts_unseen(call):
             self._state.convict(call.start)
-        self._excuse_choice(call)
-
-    def _is_exchanged(self, call: Call) -> bool:
-        """Return whether a call is another parameter's, and what uses its result gets its own.
-
-        Generated code converts the parameters of a layer in another order. Calls of one side alone
-        that use it show their effect in their results.
-        """
-        state = self._state
-        swapped = [
-            pair
-            for row in call.inputs
-            if row.status.is_difference and (pair := state.outside.swapped_parameters(row))
-        ]
-        if call.is_backward or not swapped or not self._exchanges.issuperset(swapped):
-            return False
-        after = call.start + len(call.rows)
-        uses = [
-            state.rows[index]
-            for row in call.outputs
-            for flow in (state.flow.target, state.flow.reference)
-            for index in flow.users(row, by_content=True)
-            if index >= after
-        ]
-        shared = [row for row in uses if row.pair.is_matched]
-        return bool(uses) and all(map(self._is_same_parameter, shared))
-
-    @cached_property
-    def _exchanges(self) -> set[tuple[int, int]]:
-        """Pairs of parameters that calls exchange: one call has the first, another the second."""
-        outside = self._state.outside
-        found = {
-            pair
-            for row in self._state.rows
-            if row.value.role is Role.INPUT and row.status.is_difference
-            if (pair := outside.swapped_parameters(row))
-        }
-        return {pair for pair in found if pair[::-1] in found}
-
-    def _is_same_parameter(self, row: Row) -> bool:
-        """Return whether a value agrees, or is the same parameter on both sides."""
-        is_shared = self._state.outside.parameter_of(row) is not None
-        return is_shared or not row.status.is_difference
-
-    def _excuse_choice(self, call: Call) -> None:
-        """Let numbers of which a call makes a tensor follow what the program read before.
-
-        A program chooses by values that it reads (`.numpy()`, `.tolist()`): which box belongs to
-        which object, say. Where these differ by the rounding of a coarse type, it may choose
-        otherwise.
-        """
-        blamed = [row for row in call.rows if row.origin is Origin.INTRODUCED]
-        chosen = [row for row in blamed if row.is_argument and _are_whole_numbers(row)]
-        if not chosen or call.is_backward or any(row.holds_tensor for row in call.inputs):
-            return
-        if len(chosen) == sum(row.is_argument for row in blamed) and self._read_before(call):
-            for row in blamed:
-                mark(row, Origin.INHERITED, Cause.CHOSEN)
-
-    def _read_before(self, call: Call) -> bool:
-        """Return whether a result before a call differs by what it is made of and is left to the
-        program: no recorded call takes it in, and no gradient flows back.
-        """
-        state = self._state
-        sides = state.flow.target, state.flow.reference
-        before = state.rows[: call.start]
-        coarsest = max((epsilon_of(v.dtype) for row in before for v in row.values), default=0.0)
-        return coarsest > epsilon_of("float32") and any(
-            row.origin is Origin.INHERITED
-            and row.status is Status.DIFFERS
-            and row.value.role is Role.OUTPUT
-            and row.holds_tensor
-            and all(value.requires_grad is False for value in row.values)
-            and not any(side.users(row) for side in sides)
-            for row in before
-        )
-
-    def _note_close(self, rows: Iterable[Row]) -> None:
-        state = self._state
-        for row in rows:
-            error = row.error
-            if error is not None and error > state.worst_close:
-                state.worst_close = error
+        self._excused.excuse_choice(call)
 
     def _note(self, rows: Iterable[Row]) -> None:
         """Remember the differences of these rows; harmless extra calls do not count."""
@@ -348,7 +265,7 @@ class _Search:
         for row in differing:
             if call.is_backward and self._gradients.is_summed_elsewhere(call, row):
                 mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
-            elif call.is_backward and self._gradients.is_idle(call, row):
+            elif call.is_backward and self._cut.is_idle(call, row):
                 row.cause, row.subject = Cause.HARMLESS, NEEDS_GRADIENT
             else:
                 self._judge_output(call, row, incoming)
@@ -383,7 +300,7 @@ class _Search:
             state.convict(incoming.suspect)
             mark(row, Origin.INTRODUCED)
             return
-        if row.status is Status.MISSING or row.status is Status.ADDED:
+        if is_lacking(row):
             if row.holds_tensor:  # else a cache by another name: what takes it in tells its effect
                 self._judge_lost(call, row, incoming)
             return
@@ -525,9 +442,9 @@ class _Search:
         """Judge a result that one side does not have."""
         if incoming.differs:
             mark(row, Origin.INHERITED)
-        elif call.is_backward and self._gradients.explains_missing_gradient(call, row):
+        elif call.is_backward and self._cut.explains_missing(call, row):
             mark(row, Origin.INHERITED, Cause.CUT_BEFORE)
-        elif call.is_backward and self._gradients.is_detached(call, row):
+        elif call.is_backward and self._cut.is_detached(call, row):
             mark(row, Origin.INTRODUCED, Cause.DETACHED, lacking_side(row))
         else:
             mark(row, Origin.INTRODUCED)
@@ -571,11 +488,12 @@ class _Search:
         elif incoming.differs:
             if incoming.is_broken or incoming.worst_error >= _LARGE_ERROR:
                 mark(row, Origin.INHERITED)
+            elif incoming.worst_error:
+                growth = result.relative / incoming.worst_error
+                mark(row, Origin.AMPLIFIED, Cause.GROWTH, f"{growth:.3g}")
+                self._state.comparison.growths[id(row)] = growth
             else:
-                mark(row, Origin.AMPLIFIED, *_growth(result, incoming))
-                if incoming.worst_error:
-                    growth = result.relative / incoming.worst_error
-                    self._state.comparison.growths[id(row)] = growth
+                mark(row, Origin.AMPLIFIED, Cause.UNEXPLAINED)
         elif self._incoming.judge_forms(call):
             mark(row, Origin.INHERITED)
         elif self._sees_statistics_only and self._unmatched.blame_hidden(call):
@@ -595,25 +513,9 @@ class _Search:
         return Cause.RANDOM_NUMBERS if isinstance(notes, dict) and "rng" in notes else None
 
 
-def _extent(value: Value) -> tuple[float | None, ...]:
-    return value.max, value.min, value.norm
-
-
-def _are_whole_numbers(row: Row) -> bool:
-    return all(isinstance(value.value, int) for value in row.values)
-
-
 def _is_lacking(row: Row) -> bool:
     """Return whether only one side was given a tensor."""
-    is_alone = row.status in (Status.MISSING, Status.ADDED)
-    return is_alone and row.holds_tensor and row.cause is Cause.UNRECORDED_CODE
-
-
-def _growth(result: Operand, incoming: Arrivals) -> tuple[Cause, str]:
-    before = incoming.worst_error
-    if not before:
-        return Cause.UNEXPLAINED, ""
-    return Cause.GROWTH, f"{result.relative / before:.3g}"
+    return is_lacking(row) and row.holds_tensor and row.cause is Cause.UNRECORDED_CODE
 
 
 def _has_numbers_of(made: Row, row: Row) -> bool:

@@ -167,8 +167,10 @@ class OriginState:
 
     def is_likely(self, row: Row) -> bool:
         """Return whether a difference is small enough to follow from those before it."""
-        if self.may_have_grown(row):
-            return True
+        return self.may_have_grown(row) or self.is_as_far(row)
+
+    def is_as_far(self, row: Row) -> bool:
+        """Return whether a value is hardly further apart than those before it that inherit."""
         is_sized = row.status is Status.DIFFERS and row.error is not None
         return is_sized and (row.error or 0.0) <= 2 * self.worst_inherited
 
@@ -293,6 +295,11 @@ def lost_gradient(row: Row) -> bool:
     """Return whether a value requires a gradient on one side only."""
     flags = {value.requires_grad for value in row.values}
     return flags == {True, False}
+
+
+def is_lacking(row: Row) -> bool:
+    """Return whether one side alone has a value."""
+    return row.status in (Status.MISSING, Status.ADDED)
 
 
 def lacking_side(row: Row) -> str:

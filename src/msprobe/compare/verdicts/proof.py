@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, OperationPair, Origin, Row, Status
+from msprobe.compare.rounding import is_far_apart, resolution_of
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.conditioning import operand_of
 from msprobe.compare.verdicts.places import Place
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from msprobe.compare.rank_comparison import RankComparison
 
 _MOST_JUMPS: Final = 20
-# Rounding errors that grew so far, in units of the type's resolution, are not rounding any more.
-_FARTHEST: Final = 1e5
-_LARGEST: Final = 0.5
 # Results of these may be small differences of large values; their errors are no larger than theirs.
 _CANCELLING: Final = (Family.ADDITIVE, Family.AVERAGING, Family.NORMALISING)
 _NEAR: Final = 4.0
@@ -175,7 +173,7 @@ def _furthest(comparison: RankComparison, found: Sequence[Row]) -> Distance | No
     worst = None
     for row in found:
         is_result = row.value.role is Role.OUTPUT and row.pair.position < end
-        epsilon = max(epsilon_of(value.dtype) for value in row.values)
+        epsilon = resolution_of(row.values)
         if is_result and epsilon and row.error and (worst is None or row.error > worst[0]):
             worst = row.error, epsilon, row
     if worst is None:
@@ -208,9 +206,9 @@ def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[R
         kind = _kind_of(comparison, row)
         is_early = row.pair.position < end
         is_result = row.value.role is Role.OUTPUT
-        if kind is None and is_early and is_result and _is_far_apart(row, coarsest):
+        if kind is None and is_early and is_result and is_far_apart(row.error, coarsest):
             # Those that are as far apart were judged where they were made.
-            is_fed = any(_is_far_apart(each, coarsest) for each in taken_in)
+            is_fed = any(is_far_apart(each.error, coarsest) for each in taken_in)
             kind = None if is_fed or _is_cancelled(comparison, row, taken_in) else JumpKind.SIZE
         if kind is not None:
             yield row, kind
@@ -247,11 +245,6 @@ def _kind_of_culprit(row: Row) -> JumpKind:
     if row.cause is Cause.ARGUMENT:
         return JumpKind.ARGUMENT
     return JumpKind.CALL if row.pair.is_matched else JumpKind.UNMATCHED
-
-
-def _is_far_apart(row: Row, epsilon: float) -> bool:
-    """Return whether a value is further apart than rounding to a resolution gets."""
-    return row.error is not None and row.error > min(_FARTHEST * epsilon, _LARGEST)
 
 
 def _is_cancelled(comparison: RankComparison, row: Row, taken_in: Sequence[Row]) -> bool:

@@ -13,25 +13,21 @@ from typing import Final
 
 from msprobe.compare.model import Matched, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.rounding import HALF, resolution_of, shift_of
+from msprobe.compare.training.gradients import shifted_gradient
+from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.dump.values import Role, Value
-from msprobe.numerics.number_types import epsilon_of
 
-# From the resolution of float16 on a type rounds once what is computed in a finer one.
-_COARSE: Final = epsilon_of("float16")
 _FEWEST: Final = 64
-# In units of the resolution. The error of an element after some roundings is 0.7 or less in the
-# root mean square, that of the mean of n elements by the root of n less: four times that may be.
-_LEAST_SHIFT: Final = 0.25
-_OF_ONE: Final = 2.8
 # Before it values move by less than this part of what they may.
 _STILL: Final = 0.5
-# What moves by more is judged by its size.
+# What moves by more units is judged by its size.
 _FARTHEST: Final = 8.0
 
 
 def shifted(comparison: RankComparison) -> Clue | None:
-    """Return the first value of the forward pass that moves as a whole; what makes it, if known.
+    """Return the first value that moves as a whole, or gradient; what makes it, if known.
 
     Values that move little by little from call to call are none. In later steps parameters that
     move as a whole are what an optimizer makes of rounding.
@@ -44,19 +40,34 @@ def shifted(comparison: RankComparison) -> Clue | None:
             break
         if not row.holds_tensor:
             continue
-        coarsest = max(coarsest, *[epsilon_of(value.dtype) for value in row.values])
+        coarsest = max(coarsest, resolution_of(row.values))
         if not row.pair.is_matched and row.value.role is Role.OUTPUT:
             lone.append(row)
-        if not isinstance(row, Matched) or row.status is Status.EQUAL or coarsest < _COARSE:
+        if not isinstance(row, Matched) or row.status is Status.EQUAL or coarsest < HALF:
             continue
+        if row.status.is_difference and row.origin is None:
+            continue  # another value, without consequence
         shift = _shift(row.target, row.reference)
         if shift > _FARTHEST * coarsest:
             continue
         count = math.prod(row.value.shape or ())
-        part = shift / (coarsest * max(_LEAST_SHIFT, _OF_ONE / math.sqrt(count))) if shift else 0.0
+        part = shift / (coarsest * shift_of(count)) if shift else 0.0
         if part > 1.0:
             return _clue(comparison, row, lone, shift) if largest <= _STILL else None
         largest = max(largest, part)
+    is_still = largest <= _STILL and coarsest >= HALF
+    return _gradient_clue(comparison, coarsest) if is_still else None
+
+
+def _gradient_clue(comparison: RankComparison, resolution: float) -> Clue | None:
+    """Return the first gradient that moves as a whole when an optimizer gets it."""
+    facts = facts_of(comparison)
+    backward = [pair for pair in comparison.pairs if comparison.is_of_backward(pair)]
+    for step in facts.steps if facts is not None and backward else ():
+        found = shifted_gradient(step, resolution)
+        if found is not None:
+            words = f"the gradient of {found[0]} moves as a whole by {found[1]:.2g} of its norm"
+            return Clue(words, Place.of(comparison, backward[-1]))
     return None
 
 

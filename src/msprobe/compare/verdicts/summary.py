@@ -33,8 +33,6 @@ from msprobe.compare.verdicts.ranking import (
 )
 from msprobe.compare.verdicts.verdict import Findings
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.values import Role
-from msprobe.numerics.number_types import epsilon_of
 
 SCHEMA_VERSION: Final = 1
 _MOST_LISTED: Final = 100
@@ -96,7 +94,7 @@ class Summary:
             pairs,
             {each.rank: each.is_exact for each in observed},
             [each.rank for each in observed if each.is_close],
-            lambda: max(map(_resolution, ranks)),
+            lambda: max(each.resolution for each in ranks),
         )
 
     def add_scope(
@@ -236,16 +234,6 @@ class Summary:
         """Take in the proofs of steps, without the differences that own errors explain."""
         for part, observed in zip(self._parts, steps, strict=True):
             part["proof"] = None if observed.proof is None else _proof(observed.proof)
-
-
-def _resolution(comparison: RankComparison) -> float:
-    """Return the resolution of the coarsest type of results that both sides have."""
-    rows = [row for row in comparison.rows if row.value.role is Role.OUTPUT and row.holds_tensor]
-    sides = ([row.target for row in rows], [row.reference for row in rows])
-    return min(
-        max((epsilon_of(value.dtype) for value in side if value is not None), default=0.0)
-        for side in sides
-    )
 
 
 class _Scope:

@@ -19,6 +19,7 @@ from msprobe.api_prefixes import COMPILED
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Missing, Origin, Row, Status
+from msprobe.compare.rounding import resolution_of
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import exact_operand
 from msprobe.compare.verdicts.data_flow import fingerprint
@@ -408,5 +409,5 @@ def _is_near(value: Value, other: Value) -> bool:
     """Return whether two tensors have the same shape and, up to rounding, the same norm."""
     if value.shape != other.shape or value.norm is None or other.norm is None:
         return False
-    epsilon = max(epsilon_of(value.dtype), epsilon_of(other.dtype))
+    epsilon = resolution_of((value, other))
     return math.isclose(value.norm, other.norm, rel_tol=_ROUNDINGS * epsilon)

@@ -107,7 +107,7 @@ def without_cause(findings: Findings) -> Verdict:
             "coarse type resolves them"
             if findings.is_split_coarse
             else f"{findings.split}, and the gradients that the optimizer gets agree",
-            Confidence.LIKELY if findings.is_split_coarse else Confidence.PROVED,
+            Confidence.PROVED,
         )
     precisions = _precisions(findings)
     if not all(each.proof.is_rounding for each in findings.steps if each.proof is not None):

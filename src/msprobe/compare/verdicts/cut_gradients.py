@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CutGradients`: gradients that one side lacks, as its forward pass cut the graph before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Origin, Row
+from msprobe.compare.verdicts.calls import Call
+from msprobe.compare.verdicts.origin_state import OriginState, is_lacking, lost_gradient, mark
+from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
+
+# What shows that a gradient is without consequence.
+NEEDS_GRADIENT: Final = "what needs a gradient"
+# Calls to look at behind an input without a gradient.
+_FARTHEST: Final = 200
+
+
+class CutGradients:
+    """Judges gradients that one side lacks."""
+
+    def __init__(self, state: OriginState, unmatched: UnmatchedCalls) -> None:
+        self._state = state
+        self._unmatched = unmatched
+
+    def judge_backward(self, call: Call) -> None:
+        """Judge a backward record that one side lacks though both made the forward call."""
+        state = self._state
+        forward = state.calls.forward_of(call)
+        if forward is None or not forward.is_matched:
+            return
+        cut = any(lost_gradient(row) for row in forward.outputs)
+        lost_before = self._lost_before(forward)
+        lost = next((row for row in forward.inputs if lost_gradient(row)), None)
+        explained = state.has_difference and not cut
+        is_idle = lost is not None and cut and not self._leads_to_leaf(forward.inputs)
+        for row in call.rows:
+            if not row.status.is_difference:
+                continue
+            if is_idle:
+                row.cause, row.subject = Cause.HARMLESS, NEEDS_GRADIENT
+            elif explained or lost_before:
+                row.origin = Origin.INHERITED
+            elif cut and lost is not None:
+                side = "reference" if lost.value.requires_grad else "target"
+                mark(row, Origin.INTRODUCED, Cause.DETACHED, side)
+            elif cut:
+                mark(row, Origin.INTRODUCED, Cause.CUT_HERE)
+            elif row.value.is_tensor:
+                mark(row, Origin.INTRODUCED, Cause.NO_GRADIENT)
+
+    def is_idle(self, call: Call, row: Row) -> bool:
+        """Return whether a gradient that one side lacks would lead to nothing that needs one.
+
+        All behind it is frozen, though a hook makes a value there ask for a gradient, as adapters
+        do for gradient checkpointing.
+        """
+        given = self._given(call, row) if is_lacking(row) else ()
+        return any(map(lost_gradient, given)) and not self._leads_to_leaf(given)
+
+    def _leads_to_leaf(self, rows: Iterable[Row]) -> bool:
+        """Return whether values come from one that needs a gradient and that no call made."""
+        state = self._state
+        waiting = [row for row in rows if row.holds_tensor]
+        seen: set[int] = set()
+        while waiting and len(seen) < _FARTHEST:
+            row = waiting.pop()
+            found = state.flow.makers(row)
+            makers = {*found.target, *found.reference}
+            if not makers and any(value.requires_grad is not False for value in row.values):
+                return True
+            for maker in (state.calls.of(state.rows[index]) for index in makers):
+                if maker.start not in seen:
+                    seen.add(maker.start)
+                    waiting += [each for each in maker.inputs if each.holds_tensor]
+        return bool(waiting)
+
+    def explains_missing(self, call: Call, row: Row) -> bool:
+        """Return whether a gradient is None because the forward pass cut the graph before.
+
+        Blames an unmatched call that did it.
+        """
+        state = self._state
+        for incoming in self._given(call, row):
+            if not lost_gradient(incoming):
+                return self._is_cut_behind(incoming)
+            makers = state.flow.makers(incoming)
+            if self._unmatched.blame_cut({*makers.target, *makers.reference}):
+                return True
+            common = makers.common
+            # Where the maker's own result still requires one, it was detached on the way.
+            if common is not None and lost_gradient(state.rows[common]):
+                return self._has_backward(state.calls.of(state.rows[common]))
+        return False
+
+    def _is_cut_behind(self, row: Row) -> bool:
+        """Return whether a call that a value comes from was given something without a gradient.
+
+        A backward pass that asks for some gradients only passes over what does not lead to them.
+        """
+        state = self._state
+        sources = self._makers_of_inputs
+        first = state.flow.makers(row).common
+        if first is None:
+            return False
+        call = state.calls.of(state.rows[first])
+        behind = (call, *(maker for _, maker in state.upstream(call, sources, _FARTHEST)))
+        return any(lost_gradient(each) for one in behind for each in one.inputs)
+
+    def _makers_of_inputs(self, call: Call) -> Iterator[tuple[Row, int]]:
+        for row in call.inputs:
+            common = self._state.flow.makers(row).common if row.holds_tensor else None
+            if common is not None:
+                yield row, common
+
+    def is_detached(self, call: Call, row: Row) -> bool:
+        """Return whether the forward call was given a gradient's input without one on one side."""
+        return any(map(lost_gradient, self._given(call, row)))
+
+    def _given(self, call: Call, row: Row) -> list[Row]:
+        """Return what a call was given where its backward record hands back a gradient."""
+        forward, place = self._state.calls.forward_of(call), row.value.argument
+        return [] if forward is None else [e for e in forward.inputs if e.value.argument == place]
+
+    def _has_backward(self, forward: Call) -> bool:
+        """Return whether the backward record of a call exists on one side, to be blamed itself."""
+        calls = self._state.calls
+        return forward.is_matched and any(
+            calls.backward_of(forward, is_target=is_target) is not None
+            for is_target in (True, False)
+        )
+
+    def _lost_before(self, forward: Call) -> bool:
+        """Return whether a call got a value whose maker had already lost the gradient.
+
+        Where the maker's own result still requires one, it was detached on the way here.
+        """
+        state = self._state
+        for row in forward.inputs:
+            if not lost_gradient(row):
+                continue
+            makers = state.flow.makers(row)
+            if self._unmatched.blame_cut({*makers.target, *makers.reference}):
+                return True
+            if makers.common is not None and lost_gradient(state.rows[makers.common]):
+                return True
+        return False
