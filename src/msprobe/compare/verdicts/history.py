@@ -41,8 +41,8 @@ class History:
         worst_error: the largest of them.
         results: pairs of values that calls outside the model made: what an optimizer keeps.
         harmless: (whether it is the target's, what one side alone has without consequence, or in
-            another form) → the first such step; likewise (what is found of it, an argument) of calls
-            whose results have other shapes.
+            another form) → the first such step; likewise (what is found of it, an argument) of
+            calls whose results have other shapes.
         summed_alike: gradient of a parameter, by name → the first step in which it agreed, or was
             without consequence, by whichever calls.
         same_inside: the first step in which nothing differed with consequence, and the modules that
