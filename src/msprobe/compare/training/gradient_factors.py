@@ -116,6 +116,8 @@ def limited_words(target: float, reference: float) -> str:
     A side that clips is left with the limit itself.
     """
     limits = [limit_of(total) for total in (target, reference)]
+    if limits[0] == limits[1]:
+        return ""
     if None not in limits:
         return (
             f"the total norm of the gradients is limited to {limits[0]:g} in the target, to "
