@@ -27,7 +27,6 @@ class Case:
         reference: changes the reference, too; None leaves it as it is.
         steps: how many steps are run.
         skip: how many of them are not recorded.
-        module_classes: classes that are right, too, where modules alone are recorded (level L0).
     """
 
     name: str
@@ -38,7 +37,6 @@ class Case:
     reference: Plant | None = None
     steps: int = 3
     skip: int = 0
-    module_classes: tuple[str, ...] = ()
 
 
 def option(key: str, value: Any) -> Plant:

@@ -117,7 +117,6 @@ LAST_CAUSES = [
         labels_not_shifted,
         ("data", "argument"),
         r"target|input\.1 of Functional\.cross_entropy|labels|loss",
-        module_classes=("gradient", "unexplained"),
     ),
     Case("schedule twice", "llama", schedule_twice, ("schedule",), r"ahead|twice|learning rate"),
     Case(
@@ -126,7 +125,6 @@ LAST_CAUSES = [
         penalty_in_loss,
         ("call",),
         r"square|add|sum|mul|loss",
-        module_classes=("gradient", "unexplained"),
     ),
     Case(
         "noise on gradients",
@@ -142,7 +140,6 @@ LAST_CAUSES = [
         renormalised_embedding,
         ("argument",),
         r"max_norm|embed",
-        module_classes=("unexplained", "parameters"),
     ),
     Case(
         "attention scale",
@@ -150,7 +147,6 @@ LAST_CAUSES = [
         attention_scale,
         ("argument",),
         r"scale .*0\.5|scale of|\.scale|layers\.1\.EncoderLayer",
-        module_classes=("unexplained",),
     ),
     Case(
         "head without rate",
@@ -165,7 +161,6 @@ LAST_CAUSES = [
         first_class_ignored,
         ("argument",),
         r"ignore_index|loss",
-        module_classes=("gradient", "unexplained"),
     ),
     Case("double model", "conv", double_model, ("precision", "data"), r"float64"),
     Case("clipped by the largest", "llama", clipped_by_largest, ("clipping",), r"norm_type is|inf"),

@@ -591,7 +591,6 @@ LATER_CAUSES = [
         smoothed,
         ("argument",),
         r"label_smoothing|loss",
-        module_classes=("gradient", "unexplained"),
     ),
     Case(
         "cleared between micro batches",
@@ -647,7 +646,6 @@ LATER_CAUSES = [
         teacher_weight,
         ("argument", "call", "gradient"),
         r"0\.05|mul|mse_loss|loss|0\.1",
-        module_classes=("unexplained",),
     ),
     Case(
         "average", "teacher", teacher_average, ("parameters", "argument"), r"teacher.* step 1|lerp_"
@@ -664,7 +662,6 @@ LATER_CAUSES = [
         corrupted_label,
         ("data", "argument"),
         r"target|label|cross_entropy|loss|Torch\.tensor\.\d+\.forward .*later_training",
-        module_classes=("gradient", "unexplained"),
     ),
     Case(
         "normalised in place",
@@ -689,7 +686,6 @@ LATER_CAUSES = [
         norm_eps,
         ("argument",),
         r"eps|layers\.1\.norm2",
-        module_classes=("unexplained",),
     ),
     Case(
         "gelu by tanh",
@@ -697,7 +693,6 @@ LATER_CAUSES = [
         tanh_gelu,
         ("argument",),
         r"approximate|layers\.0\.act",
-        module_classes=("unexplained",),
     ),
     Case(
         "dropout of one layer",
@@ -705,7 +700,6 @@ LATER_CAUSES = [
         dropout_of_one,
         ("argument",),
         r"\bp\b.*0\.2|layers\.1\.drop",
-        module_classes=("unexplained", "random"),
     ),
     Case(
         "batch norm momentum",
@@ -713,7 +707,6 @@ LATER_CAUSES = [
         batch_norm_momentum,
         ("argument",),
         r"momentum|bn1\.running",
-        module_classes=("parameters", "unexplained"),
     ),
     Case(
         "embedding not scaled",
@@ -721,7 +714,6 @@ LATER_CAUSES = [
         not_scaled_embedding,
         ("call",),
         r"mul|Module\.Encoder\.",
-        module_classes=("argument", "unexplained"),
     ),
     Case(
         "places from one",
@@ -729,7 +721,6 @@ LATER_CAUSES = [
         places_from_one,
         ("argument", "call"),
         r"arange|places|add|Module\.Encoder\.",
-        module_classes=("argument", "data", "unexplained"),
     ),
     Case(
         "not causal",
@@ -737,7 +728,6 @@ LATER_CAUSES = [
         not_causal,
         ("argument",),
         r"is_causal|Module\.layers\.1\.Block",
-        module_classes=("unexplained",),
     ),
     Case(
         "activation before norm",
@@ -745,7 +735,6 @@ LATER_CAUSES = [
         activation_before_norm,
         ("order", "call", "argument"),
         r"relu|bn1|batch_norm|Module\.Conv\.",
-        module_classes=("unexplained",),
     ),
     Case("bfloat16 weights", "encoder", bfloat16_weights, ("precision",), r"bfloat16|head"),
     Case(

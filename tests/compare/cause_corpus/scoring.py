@@ -24,8 +24,6 @@ class Expected(Protocol):
     def classes(self) -> tuple[str, ...]: ...
     @property
     def words(self) -> str: ...
-    @property
-    def module_classes(self) -> tuple[str, ...]: ...
 
 
 def verdict_on(target: Path, reference: Path) -> dict[str, Any]:
@@ -46,8 +44,7 @@ class Score:
 
     @property
     def has_class(self) -> bool:
-        right = self.case.classes + (self.case.module_classes if self.level == "L0" else ())
-        return self.verdict["class"] in right
+        return self.verdict["class"] in self.case.classes
 
     @property
     def is_true(self) -> bool:

@@ -118,7 +118,6 @@ class RankCase:
         world: the number of processes.
         classes: classes that are right.
         words: regular expression that the verdict's sentence matches.
-        module_classes: classes that are right, too, at level L0.
         reference: plan of the reference.
     """
 
@@ -126,7 +125,6 @@ class RankCase:
     world: int
     classes: tuple[str, ...]
     words: str
-    module_classes: tuple[str, ...] = ()
     reference: str = "mean"
 
 
@@ -146,7 +144,7 @@ LATER_RANK_CAUSES = [
     RankCase("same data", 2, ("data", "random"), r"rank 1|generator"),
     RankCase("other data", 3, ("data", "random"), r"rank 2|generator"),
     RankCase("other start", 2, ("parameters",), r"rank 1"),
-    RankCase("no_sync", 2, REDUCED, r"not averaged over its 2 ranks|all_reduce", (), "parallel"),
+    RankCase("no_sync", 2, REDUCED, r"not averaged over its 2 ranks|all_reduce", "parallel"),
     RankCase("killed", 1, ("incomplete",), r"killed.*step 1|step 1.*killed"),
 ]
 

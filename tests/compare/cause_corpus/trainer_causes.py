@@ -23,7 +23,6 @@ class TrainerCase:
         target: the arguments of the target.
         classes: classes that are right, the best one first.
         words: regular expression that the verdict's sentence matches.
-        module_classes: classes that are right, too, where modules alone are recorded (level L0).
         trainers: where it can be planted.
         reference: the arguments of the reference.
     """
@@ -32,7 +31,6 @@ class TrainerCase:
     target: Plan
     classes: tuple[str, ...]
     words: str
-    module_classes: tuple[str, ...] = ()
     trainers: tuple[str, ...] = ALL
     reference: Plan = field(default_factory=Plan)
 

@@ -254,7 +254,6 @@ UNSEEN_CAUSES = [
         not_smoothed,
         ("argument",),
         r"label_smoothing|loss",
-        module_classes=("gradient", "unexplained"),
     ),
     Case(
         "without activation",
@@ -262,7 +261,6 @@ UNSEEN_CAUSES = [
         without_activation,
         ("call",),
         r"(?i)gelu|act\b|front is without_activation",
-        module_classes=("unexplained",),
     ),
     Case(
         "activation first",
@@ -284,7 +282,6 @@ UNSEEN_CAUSES = [
         not_normalised,
         ("call",),
         r"div|sum|weights is not_normalised",
-        module_classes=("unexplained",),
     ),
     Case(
         "half router",
@@ -292,7 +289,6 @@ UNSEEN_CAUSES = [
         half_router,
         ("precision", "call"),
         r"bfloat16|float|linear|weights is half_router",
-        module_classes=("unexplained",),
     ),
     Case(
         "wrong kernel",
@@ -314,7 +310,6 @@ UNSEEN_CAUSES = [
         one_label,
         ("data", "argument"),
         r"label|target|cross_entropy|batch|loss|step 1",
-        module_classes=("gradient", "unexplained"),
     ),
     Case("extra draw", "variational", extra_draw, ("random", "call"), r"generator|rand"),
     Case("router frozen", "experts", router_frozen, ("mode",), r"router.*frozen|router"),
@@ -381,6 +376,5 @@ UNSEEN_CAUSES = [
         weaker_prior,
         ("argument",),
         r"mul|0\.05|the loss is",
-        module_classes=("gradient", "unexplained"),
     ),
 ]
