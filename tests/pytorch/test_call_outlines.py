@@ -164,6 +164,16 @@ def test_labels_are_fingerprinted_where_they_meet_results(tmp_path: Path) -> Non
     assert label["norm"] == pytest.approx(float(IDS.double().norm()))
 
 
+def test_large_tensors_are_no_labels(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    with recording(tmp_path, level="L0") as run, run.step_of(model):
+        out = model(torch.ones(1, 2))
+        for shape in ((1 << 21,), ((1 << 21) + 1,), (3, 1)):
+            (out * torch.ones(shape)).sum()
+    labels = read(tmp_path, 0, "rank", "facts.json")["labels"]
+    assert [label["shape"] for label in labels] == [[1 << 21], [3, 1]]
+
+
 @pytest.mark.parametrize("level", ["L1", "mix"])
 def test_other_levels_record_the_calls_instead(level: str, tmp_path: Path) -> None:
     assert "outline" not in record(tmp_path, level)

@@ -99,7 +99,8 @@ class StepObservations:
             of one side alone that makes it.
         evened: a call or argument that makes the result of a module differ, though what is made of
             that agrees.
-        behind: the call after those of the models that differs, where calls have no records.
+        behind: the call after those of the models that differs, where calls have no records and
+            gradients alone differ.
         unused: a call of one side alone that changes a tensor which no recorded call uses.
         cleared: that one side clears gradients between micro batches, and what to do; in words.
         has_modules_only: both sides were recorded at level L0.
@@ -209,7 +210,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         small=_small_cause(comparison),
         shifted=shifted(comparison),
         evened=_evened(comparison, inexact),
-        behind=difference_behind(*comparison.facts),
+        behind=difference_behind(*comparison.facts) if backward and not forward_differs else None,
         unused=_unused_change(comparison),
         cleared=cleared_gradients(comparison),
         broken_off=_broken_off(comparison),

@@ -35,7 +35,8 @@ _graph_task: Final = torch._C._current_graph_task_id
 _TORCH: Final = f"{Path(torch.__file__).parent}"
 _WORDS: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _CALL_S: Final = 2e-6  # what noting a call costs, with the way from torch to us
-_MOST_LABELS: Final = 100  # in a step
+_MOST_LABELS: Final = 100  # in a step, and their elements: labels are small
+_MOST_ELEMENTS: Final = 1 << 22
 
 
 class CallOutlines(TorchFunctionMode):
@@ -81,7 +82,7 @@ class CallOutlines(TorchFunctionMode):
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self._labels = 0
+        self._labels = self._elements = 0
         is_new = self._outlines.begin_step()
         if self._path is not None:
             self._path.begin_step(MOST_CALLS, is_new)
@@ -156,9 +157,12 @@ class CallOutlines(TorchFunctionMode):
         if _functorch_active():  # these have no values of their own
             return
         for place, each in enumerate(args):
-            if type(each) is not Tensor or each.requires_grad or self._labels >= _MOST_LABELS:
+            if type(each) is not Tensor or each.requires_grad:
                 continue
-            self._labels += 1
+            elements = self._elements + each.numel()
+            if self._labels >= _MOST_LABELS or elements > _MOST_ELEMENTS:
+                continue
+            self._labels, self._elements = self._labels + 1, elements
             append_data(facts, "labels", each, micro=0, record=None, where=f"{entry.name}.{place}")
 
     def _put(self) -> None:
