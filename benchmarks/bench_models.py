@@ -130,12 +130,23 @@ def _llama() -> Workload:
     return Workload(model, optimizer, lambda: model(input_ids=ids, labels=ids).loss)
 
 
+def _gpt2() -> Workload:
+    """GPT-2 of transformers as it was published, 124 million parameters."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # optional: this case alone needs it
+
+    model = GPT2LMHeadModel(GPT2Config())
+    ids = torch.randint(0, model.config.vocab_size, (4, 128))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return Workload(model, optimizer, lambda: model(input_ids=ids, labels=ids).loss)
+
+
 WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {
     "gpt": lambda: _language_model(8, 256, 4, 128, "float32"),
     "gpt-bf16": lambda: _language_model(8, 256, 4, 128, "bfloat16"),
     "small-ops": lambda: _language_model(12, 64, 1, 16, "float32"),
     "conv": _convolutional,
     "llama": _llama,
+    "gpt2": _gpt2,
 }
 """Name of a case -> how to build it."""
 

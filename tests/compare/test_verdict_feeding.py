@@ -63,6 +63,31 @@ def test_labels_that_happen_to_be_like_the_input_are_no_changed_input(tmp_path: 
     assert verdict["class"] == "data", verdict["sentence"]
 
 
+def fetching_ahead(debugger: PrecisionDebugger, change: str | None) -> None:
+    """While a batch trains, the labels of the next one are looked up, as numbers, and stacked."""
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    inputs, labels = torch.randn(4, 5, 4), torch.arange(20) % 3
+    if change:
+        labels[12] = 1
+    ahead = [torch.tensor([0, 1, 2, 0, 1])]
+
+    def step(number: int) -> None:
+        first = 5 * (number + 1)
+        ahead.append(torch.tensor([int(labels[index]) for index in range(first, first + 5)]))
+        functional.cross_entropy(model(inputs[number]), ahead.pop(0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_label_that_is_fetched_a_step_ahead(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, fetching_ahead, "label", None, level)
+    assert verdict["class"] == "data", verdict["sentence"]
+
+
 def two_in_another_order(debugger: PrecisionDebugger, change: str | None) -> None:
     """The optimizer calls for the loss, as Lightning's does, of pictures that are exchanged."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())

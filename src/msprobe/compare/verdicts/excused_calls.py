@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Origin, Status
+from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rounding import FINE, resolution_of
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.origin_state import OriginState, mark
@@ -67,8 +67,8 @@ class ExcusedCalls:
         """Let numbers of which a call makes a tensor follow what the program read before.
 
         A program chooses by values that it reads (`.numpy()`, `.tolist()`): which box belongs to
-        which object, say. Where these differ by the rounding of a coarse type, it may choose
-        otherwise.
+        which object, say. Where these differ by the rounding of a coarse type, however little, it
+        may choose otherwise.
         """
         blamed = [row for row in call.rows if row.origin is Origin.INTRODUCED]
         given = [row for row in blamed if row.is_argument]
@@ -86,11 +86,14 @@ class ExcusedCalls:
         state = self._state
         before = state.rows[: call.start]
         return resolution_of(value for row in before for value in row.values) > FINE and any(
-            row.origin is Origin.INHERITED
-            and row.status is Status.DIFFERS
+            (row.status is Status.CLOSE or _differs_by_others(row))
             and row.value.role is Role.OUTPUT
             and row.holds_tensor
             and all(value.requires_grad is False for value in row.values)
             and not any(flow.users(row) for flow in self._flows)
             for row in before
         )
+
+
+def _differs_by_others(row: Row) -> bool:
+    return row.status is Status.DIFFERS and row.origin is Origin.INHERITED

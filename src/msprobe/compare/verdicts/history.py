@@ -21,6 +21,8 @@ UPDATE_GROWTH: Final = 50.0
 """How far an update may enlarge the relative error of a gradient: where terms of it cancel."""
 
 _HARMLESS: Final = (Cause.HARMLESS, Cause.ABSORBED, Cause.SAME_GRADIENTS)
+# Of values that no call of the step explains: what a step has no use for, a later one may use.
+_UNEXPLAINED: Final = (Cause.UNTRACED, Cause.HARMLESS)
 # Results of calls without a partner that are remembered.
 _MOST_ALONE: Final = 10_000
 
@@ -66,7 +68,7 @@ class History:
         """Take in a step that was judged."""
         for row in comparison.rows:
             is_equal = row.status is Status.EQUAL
-            if not is_equal:
+            if not is_equal and row.cause is not Cause.HARMLESS:
                 self.inexact = True
             role = row.value.role
             if role is Role.PARAMETER:
@@ -190,7 +192,7 @@ def _call_names(row: Row) -> list[tuple[bool, str]]:
 
 def _is_explained(comparison: RankComparison, row: Row) -> bool:
     """Return whether a call outside the model made the two values of a row, and not by a fault."""
-    if row.origin not in (None, Origin.INHERITED) or row.cause is Cause.UNTRACED:
+    if row.origin not in (None, Origin.INHERITED) or row.cause in _UNEXPLAINED:
         return False
     side = comparison.side_of(row.pair)
     parent = side.parent(row.pair.name)
