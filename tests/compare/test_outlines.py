@@ -134,3 +134,31 @@ def test_another_way_to_the_same_results_is_equal(change: str | None, tmp_path: 
     assert summary["verdict"]["class"] == "equal"
     assert summary["verdict"]["confidence"] == "proved"
     assert not summary["introduced"]
+
+
+def following(debugger: PrecisionDebugger, change: float) -> None:
+    """A second model follows the first, as the target of a value function does."""
+    models = [nn.Linear(4, 2), nn.Linear(4, 2)]
+    optimizer = torch.optim.SGD(models[0].parameters(), 0.1)
+
+    def step(_: int) -> None:
+        x = torch.randn(3, 4)
+        with torch.no_grad():
+            wanted = models[1](x)
+        functional.mse_loss(models[0](x), wanted).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
+            for leading, parameter in pairs:
+                parameter.lerp_(leading, change)
+
+    train(debugger, models, step)
+
+
+def test_a_model_that_follows_another_faster(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, following, 0.2, 0.1, "L0")
+
+    assert verdict["class"] == "argument", verdict["sentence"]
+    assert "Tensor.lerp_" in verdict["sentence"]
+    assert "is 0.2 in the target, 0.1 in the reference" in verdict["sentence"]

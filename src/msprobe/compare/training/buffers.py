@@ -20,6 +20,7 @@ from msprobe.compare.training.fingerprints import (
     of_parameter,
 )
 from msprobe.compare.training.module_settings import owner_words
+from msprobe.compare.training.outlines import difference_behind
 from msprobe.compare.training.start import kinds_of
 from msprobe.compare.training.updates import changed_before
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -108,13 +109,18 @@ def _of_kind(
     relative = changes[worst].relative
     size = "" if relative is None else f" by up to {relative:.2g} of the norm"
     made, is_argument = owner_words((pair.target.settings, pair.reference.settings), worst)
+    verdict = VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE
+    call = None if made else difference_behind(pair.target, pair.reference)
+    if call is not None:  # as an average of parameters is computed
+        made, verdict = f"; {call.words}", call.verdict
     yield pair.difference(
-        VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE,
+        verdict,
         Moment.UPDATE,
         f"{some_of(far, len(changes), f'{kind}s')} {are(far, 'differs', 'differ')} "
         f"after step {pair.step}{size}, though every value recorded before agrees{made}",
         parameter=worst,
-        next=(
+        next=tuple(call.next if call else ())
+        or (
             f"look at the code that writes this {kind}",
             "record its calls (level L1 or mix), if it was recorded at L0"
             if kind == "buffer"
