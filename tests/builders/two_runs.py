@@ -38,7 +38,9 @@ def verdict_on(
     return verdict
 
 
-def train(debugger: PrecisionDebugger, model: Any, step: Callable[[int], None]) -> None:
+def train(
+    debugger: PrecisionDebugger, model: nn.Module | list[nn.Module], step: Callable[[int], None]
+) -> None:
     """Record three steps."""
     for number in range(3):
         debugger.start(model)
