@@ -162,3 +162,77 @@ def test_a_model_that_follows_another_faster(tmp_path: Path) -> None:
     assert verdict["class"] == "argument", verdict["sentence"]
     assert "Tensor.lerp_" in verdict["sentence"]
     assert "is 0.2 in the target, 0.1 in the reference" in verdict["sentence"]
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter that adds nothing at first."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.base = scale, nn.Linear(4, 4)
+        self.down = nn.Parameter(torch.randn(4, 2))
+        self.up = nn.Parameter(torch.zeros(2, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + x @ self.down @ self.up * self.scale
+
+
+def adapting(debugger: PrecisionDebugger, change: float) -> None:
+    model = Adapted(change)
+    optimizer = torch.optim.SGD([model.down, model.up], 0.1)
+
+    def step(_: int) -> None:
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+def test_a_number_by_which_gradients_alone_grow(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, adapting, 4.0, 2.0, "L0")
+
+    assert verdict["class"] == "argument", verdict["sentence"]
+    assert "is 4.0 in the target, 2.0 in the reference" in verdict["sentence"]
+
+
+def sharpness(debugger: PrecisionDebugger, change: str | None) -> None:
+    """Parameters are moved for a second loss, and moved back."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(_: int) -> None:
+        x = torch.randn(3, 4)
+        model(x).square().mean().backward()
+        moves = [
+            parameter.grad * (0.4 if change == "far" else 0.2) for parameter in model.parameters()
+        ]
+        model.zero_grad()
+        with torch.no_grad():
+            for parameter, move in zip(model.parameters(), moves, strict=True):
+                parameter.add_(move)
+        model(x).square().mean().backward()
+        with torch.no_grad():
+            for parameter, move in zip(model.parameters(), moves, strict=True):
+                if change != "left":
+                    parameter.sub_(move)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "words"),
+    [
+        ("far", "argument", "is 0.4 in the target, 0.2 in the reference"),
+        ("left", "call", "only the reference calls Tensor.sub_"),
+    ],
+)
+def test_parameters_that_the_program_moves(
+    tmp_path: Path, change: str, expected: str, words: str
+) -> None:
+    verdict = verdict_on(tmp_path, sharpness, change, None, "L0")
+
+    assert verdict["class"] == expected, verdict["sentence"]
+    assert words in verdict["sentence"]

@@ -7,6 +7,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -86,6 +87,75 @@ def fetching_ahead(debugger: PrecisionDebugger, change: str | None) -> None:
 def test_a_label_that_is_fetched_a_step_ahead(tmp_path: Path, level: str) -> None:
     verdict = verdict_on(tmp_path, fetching_ahead, "label", None, level)
     assert verdict["class"] == "data", verdict["sentence"]
+
+
+def remembering(debugger: PrecisionDebugger, change: str | None) -> None:
+    """What a step writes into a table, the next one compares with, turned over."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    table, inputs = torch.randn(6, 4), torch.randn(3, 5, 4)
+
+    def step(number: int) -> None:
+        found = model(inputs[number])
+        (found @ table.T).logsumexp(-1).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            table[number] = found[0]
+            if change:
+                table[5] = found[1]
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize("sides", [("more", None), (None, "more")])
+def test_a_write_of_one_side_alone_that_the_next_step_reads(
+    tmp_path: Path, level: str, sides: tuple[str | None, str | None]
+) -> None:
+    verdict = verdict_on(tmp_path, remembering, *sides, level)
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert ("only the target" if sides[0] else "only the reference") in verdict["sentence"]
+    assert "test_verdict_feeding.py" in verdict["sentence"]
+
+
+def augmenting(debugger: PrecisionDebugger, change: Any) -> None:
+    """Every batch is augmented with numbers drawn by NumPy, or is another one."""
+    seed, scale, shift = change
+    np.random.seed(seed)  # noqa: NPY002
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    inputs = torch.randn(4, 5, 4)
+
+    def step(number: int) -> None:
+        noise = torch.from_numpy(np.random.randn(5, 4)).float()  # noqa: NPY002
+        given = inputs[number + shift] + noise * scale
+        model(given).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "expected", "words"),
+    [
+        ((1, 0.1, 0), "random", "generator numpy differs when step 0 starts"),
+        ((0, 0.2, 0), "argument", "0.2"),
+        ((0, 0.1, 1), "data", "the batch"),
+    ],
+)
+def test_what_makes_the_batch_another_one(
+    tmp_path: Path, level: str, change: Any, expected: str, words: str
+) -> None:
+    state = np.random.get_state()  # noqa: NPY002
+    try:
+        verdict = verdict_on(tmp_path, augmenting, change, (0, 0.1, 0), level)
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+    assert verdict["class"] == expected, verdict["sentence"]
+    assert words in verdict["sentence"]
 
 
 def two_in_another_order(debugger: PrecisionDebugger, change: str | None) -> None:

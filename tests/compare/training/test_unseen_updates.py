@@ -47,8 +47,10 @@ def test_an_update_by_hand_that_differs_in_the_only_step_is_seen(
     tmp_path: Path, update: Callable[[float, torch.nn.Module], None]
 ) -> None:
     verdict = _verdict(tmp_path, partial(update, 0.1), partial(update, 0.05))
-    assert (verdict["class"], verdict["confidence"]) == ("update", "proved")
+    assert (verdict["class"], verdict["confidence"]) == ("argument", "proved")
     assert "all 4 parameters differ after step 0" in verdict["sentence"]
+    assert "mul__ (" in verdict["sentence"]
+    assert "is 0.1 in the target, 0.05 in the reference" in verdict["sentence"]
 
 
 def test_equal_updates_by_hand_are_proved_equal(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from msprobe.compare.training.differences import (
 )
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, change_of, of_data
+from msprobe.compare.training.outlines import OutlineDifference, difference_ahead
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data
 from msprobe.dump.formats.dtypes import normal_dtype
@@ -86,6 +87,7 @@ class DataHistory:
         self._batches: list[_Batch] = []
         self._uneven: FactDifference | None = None
         self._other_order: dict[int, str] = {}
+        self._made: dict[int, OutlineDifference | None] = {}
         self.split: str | None = None
         self._is_recorded = True
         self._has_passes = False  # backward ones
@@ -119,6 +121,8 @@ class DataHistory:
             _Batch(pair.step, own[0].micro, *tensors_of(own, other))
             for own, other in paired(*sides)
         ]
+        if any(each.keys[0] != each.keys[1] for each in batches):
+            self._made[pair.step] = difference_ahead(*pair.sides)
         given = [
             batch
             if made_inside is None or batch.keys[0] == batch.keys[1]
@@ -200,18 +204,23 @@ class DataHistory:
         )
         is_padded = is_reshaped and (trains_alike or is_generated)
         tensor = (first.target or first.reference)[0]
+        is_unknown = not (order or models or is_given or is_permuted)
+        made = self._made.get(first.step) if is_unknown else None
         yield self._difference(
             first.step,
-            order or models or self._batch_words(apart),
+            order or models or self._batch_words(apart) + (f"; {made.words}" if made else ""),
             Effect.NONE if is_padded else Effect.CERTAIN if is_certain else Effect.POSSIBLE,
             verdict=VerdictClass.ORDER
             if models
             else VerdictClass.ARGUMENT
             if is_given
+            else made.verdict
+            if made
             else VerdictClass.DATA,
             record=tensor.record,
             is_partial=agree,
             is_reordered=is_permuted,
+            is_unknown=is_unknown and made is None,
             micro=tensor.micro,
         )
 

@@ -97,6 +97,7 @@ class FactDifference:
         micro: backward pass of the step that it belongs to, counted from 0, for losses; call of the
             model, for data.
         is_partial: of several batches of its step, others agree.
+        is_unknown: the batches of a side are not those of the other in any order.
         is_reordered: the batches hold the same values in another order.
         is_drawn_by_host: the program draws from Python's or NumPy's generator, which differs: code
             may branch by it.
@@ -116,6 +117,7 @@ class FactDifference:
     next: tuple[str, ...] = ()
     micro: int = 0
     is_partial: bool = False
+    is_unknown: bool = False
     is_reordered: bool = False
     is_drawn_by_host: bool = False
     is_unread: bool = False

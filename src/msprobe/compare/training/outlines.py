@@ -8,6 +8,7 @@ itself: it names the call where values have shown that something inside of a mod
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from msprobe.compare.training.frameworks import are_of_two_frameworks
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OUTLINED_TENSOR, Facts, Outline, OutlinedCall, OutlineRun
 from msprobe.operators.lookup import operator_of
+from msprobe.operators.operator import Family, Operator
 
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
 # They choose what gets a gradient, and no value.
@@ -44,12 +46,16 @@ class OutlineDifference:
         words: the difference in words.
         source: its line, None inside of the framework.
         takes_tensor: whether the call takes a tensor, and does not make one of numbers alone.
+        is_move: whether the call only takes elements out of its tensor, or puts them elsewhere.
+        ratio: of a number that the target's call is given to the reference's.
     """
 
     verdict: VerdictClass
     words: str
     source: str | None
     takes_tensor: bool
+    is_move: bool = False
+    ratio: float | None = None
 
     @property
     def next(self) -> list[str]:
@@ -78,14 +84,15 @@ def difference_before(
 ) -> OutlineDifference | None:
     """Return in which call of their own the modules around a module differ before they call it.
 
-    That makes what it is given: its input, a mask, a table of angles. Arguments as above.
+    That makes what it is given: its input, a mask, a table of angles. Around the outermost module
+    is the program. Arguments as above.
     """
     if not _are_known([side.view.facts for side in sides]):
         return None
     inner, found = names, None
     while found is None and all(inner):
         outer = [side.parent(name or "") for side, name in zip(sides, inner, strict=True)]
-        if all(outer):
+        if all(outer) or not any(outer):
             found = _first_difference(*map(_before, sides, outer, inner))
         inner = outer
     return found
@@ -105,6 +112,42 @@ def difference_of_gradients(
         return None
     cuts = ([call for call in _made(each) if _operator(call) in _CUTS] for each in facts)
     return next(_differences(*cuts), None) or difference_behind(*facts)
+
+
+def difference_ahead(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
+    """Return in which call before those of the models, which makes the batch, two steps differ.
+
+    Returns: None where the calls agree, or are not known.
+    """
+    facts = target, reference
+    if not _are_known(facts):
+        return None
+    own, other = (
+        _made(each, lambda run: run.parent is None and run.after is None) for each in facts
+    )
+    found = _first_difference(own, other)
+    # Which part of the data a program takes is data, too.
+    return found and replace(found, verdict=VerdictClass.DATA if found.is_move else found.verdict)
+
+
+def difference_by_factor(
+    target: Facts | None, reference: Facts | None, factor: float
+) -> OutlineDifference | None:
+    """Return the call that is given another number by which gradients grow by a factor.
+
+    Returns: None where no number differs by it, or the calls are not known.
+    """
+    facts = target, reference
+    if not _are_known(facts):
+        return None
+    return next(
+        (
+            each
+            for each in _differences(*map(_made, facts))
+            if each.ratio is not None and math.isclose(each.ratio, factor, rel_tol=_CLOSE)
+        ),
+        None,
+    )
 
 
 def difference_behind(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
@@ -265,7 +308,8 @@ def _other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> 
         words = f"only the {side} calls {_shown(target or reference)}"
     both = [each for each in (target, reference) if each is not None]
     takes = any(OUTLINED_TENSOR in _words(each) for each in both)
-    return OutlineDifference(VerdictClass.CALL, words, _line(both[0]), takes)
+    moves = all(map(_is_move, both))
+    return OutlineDifference(VerdictClass.CALL, words, _line(both[0]), takes, moves)
 
 
 def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[OutlineDifference]:
@@ -282,8 +326,14 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
             for each, side in ((own, "target"), (other, "reference"))
         )
         words = f"{what} of {_shown(target)} is {', '.join(values)}"
-        takes = OUTLINED_TENSOR in _words(target)
-        yield OutlineDifference(VerdictClass.ARGUMENT, words, _line(target), takes)
+        yield OutlineDifference(
+            VerdictClass.ARGUMENT,
+            words,
+            _line(target),
+            takes_tensor=OUTLINED_TENSOR in _words(target),
+            is_move=_is_move(target),
+            ratio=_ratio(own, other),
+        )
         return
 
 
@@ -303,13 +353,16 @@ def _words(call: OutlinedCall) -> tuple[str, ...]:
 
 
 def _are_alike(word: str, other: str) -> bool:
-    if word == other:
-        return True
+    ratio = _ratio(word, other)
+    return word == other or (ratio is not None and abs(ratio - 1) <= _CLOSE)
+
+
+def _ratio(word: str | None, other: str | None) -> float | None:
+    """Return the ratio of two numbers; None where they are none, or the second is zero."""
     try:
-        number, expected = float(word), float(other)
-    except ValueError:
-        return False
-    return abs(number - expected) <= _CLOSE * abs(expected)
+        return float(word or "") / float(other or "")
+    except (ValueError, ZeroDivisionError):
+        return None
 
 
 def _content(call: OutlinedCall) -> Hashable:
@@ -317,8 +370,16 @@ def _content(call: OutlinedCall) -> Hashable:
 
 
 def _operator(call: OutlinedCall) -> str:
+    return _operator_of(call).name
+
+
+def _is_move(call: OutlinedCall) -> bool:
+    return _operator_of(call).family is Family.MOVING
+
+
+def _operator_of(call: OutlinedCall) -> Operator:
     prefix, _, api = call.name.partition(".")
-    return operator_of(prefix, api).name
+    return operator_of(prefix, api)
 
 
 def _shown(call: OutlinedCall | None) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, are, shown, some_of
 from msprobe.compare.training.facts_pair import StepPair, is_idle
 from msprobe.compare.training.fingerprints import at, change_of, in_column
+from msprobe.compare.training.outlines import difference_behind
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
 if TYPE_CHECKING:
@@ -64,13 +65,15 @@ def earlier_changes(pair: StepPair) -> Iterator[FactDifference]:
     if names:
         sides = {side for each in found.values() for side in each}
         alone = f", in the {sides.pop()} alone" if len(sides) == 1 else ""
+        call = difference_behind(pair.pair.target, pair.pair.reference)
         yield pair.difference(
-            VerdictClass.UPDATE,
+            call.verdict if call else VerdictClass.UPDATE,
             Moment.CLIP,
             f"{some_of(names, pair.total)} {are(names, 'was', 'were')} changed after "
-            f"step {pair.pair.step} began and before its optimizer step{alone}",
+            f"step {pair.pair.step} began and before its optimizer step{alone}"
+            + (f"; {call.words}" if call else ""),
             parameter=names[0],
-            next=_LOOK,
+            next=tuple(call.next) if call else _LOOK,
         )
 
 

@@ -83,13 +83,13 @@ class Across:
                         row.cause, row.subject = Cause.HARMLESS_BEFORE, str(harmless)
                     elif row.origin is Origin.INTRODUCED:
                         _revise(comparison, row, history, updates)
-                        if row.cause is Cause.LEFT_BEHIND and comparison.lone_call is None:
-                            comparison.lone_call = history.maker_of(row, comparison.step)
                     elif row.cause is Cause.OTHER_USERS and row.name in history.summed_alike:
                         step = history.summed_alike[row.name]
                         row.cause, row.subject = Cause.HARMLESS_BEFORE, str(step)
                     elif row.cause is Cause.OUTSIDE and history.handed_on(row):
                         mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
+                    elif row.cause is Cause.OUTSIDE:
+                        _let_inherit_of_lone_call(comparison, row, history)
                 if is_updated:
                     _inherit_structure(comparison, history)
             _inherit_updates(comparison, training)
@@ -172,7 +172,9 @@ def _revise(comparison: RankComparison, row: Row, history: History, updates: _Up
             mark(row, Origin.INHERITED, Cause.EARLIER_STEP if is_likely else Cause.STEP_GROWTH)
         else:
             row.cause = Cause.OTHER_UPDATE
-    elif history.inexact and role is Role.INPUT and row.cause in _FROM_OUTSIDE:
+    elif role is not Role.INPUT or row.cause not in _FROM_OUTSIDE:
+        return
+    elif not _let_inherit_of_lone_call(comparison, row, history) and history.inexact:
         likely = updates.likely_error(row)
         if history.handed_on(row):
             mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
@@ -181,6 +183,19 @@ def _revise(comparison: RankComparison, row: Row, history: History, updates: _Up
         else:
             is_likely = row.error <= likely
             mark(row, Origin.INHERITED, Cause.EARLIER_STEP if is_likely else Cause.STEP_GROWTH)
+
+
+def _let_inherit_of_lone_call(comparison: RankComparison, row: Row, history: History) -> bool:
+    """Let a row inherit from a call of an earlier step that one side alone makes, if there is one.
+
+    Returns: whether there is.
+    """
+    maker = history.maker_of(row, comparison.step)
+    if maker is None:
+        return False
+    mark(row, Origin.INHERITED, Cause.LEFT_BEHIND)
+    comparison.lone_call = comparison.lone_call or maker
+    return True
 
 
 def _inherit_updates(comparison: RankComparison, training: TrainingHistory) -> None:

@@ -154,7 +154,7 @@ def unrecorded_call(culprit: Culprit) -> OutlineDifference | None:
     if found is VerdictClass.GRADIENT:
         return difference_of_gradients(*comparison.facts)
     names = row.pair.target, row.pair.reference
-    if row.cause is Cause.CHANGED_BETWEEN:
+    if row.cause in (Cause.CHANGED_BETWEEN, Cause.CHANGED_STATE):
         return difference_before(comparison.sides, names)
     is_result = culprit.kind == "forward" and row.value.role is Role.OUTPUT
     if not is_result or found not in _OF_OWN_CODE:

@@ -284,9 +284,9 @@ class _Search:
             verdict, words = VerdictClass.COMMUNICATION, f"{late.words}; {words}"
         elif late is not None:
             evidence.insert(0, late.words)
-        elif fact.is_partial:
+        elif fact.is_partial or fact.is_unknown:
             drawn = self._generators(fact)
-            if drawn is not None:
+            if drawn is not None and (fact.is_partial or drawn.is_drawn_by_host):
                 verdict, words = drawn.verdict, f"{drawn.words}, and {words}"
         return self._findings.conclude(
             verdict,

@@ -15,7 +15,8 @@ from msprobe.compare.verdicts.calls import names_of
 from msprobe.compare.verdicts.computed_before import ComputedBefore, is_of_structure
 from msprobe.compare.verdicts.data_flow import fingerprint, fingerprints
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
-from msprobe.dump.values import Role
+from msprobe.dump.values import Role, Value
+from msprobe.operators.lookup import is_in_place
 
 UPDATE_GROWTH: Final = 50.0
 """How far an update may enlarge the relative error of a gradient: where terms of it cancel."""
@@ -49,7 +50,8 @@ class History:
             without consequence, by whichever calls.
         same_inside: the first step in which nothing differed with consequence, and the modules that
             compute the same by other calls in it.
-        alone: (whether the target made it, a value) → the call without a partner that made it.
+        alone: (whether the target has it, a value) → the call without a partner that made it, or
+            that changes it in place on the other side.
     """
 
     inexact: bool = False
@@ -84,7 +86,7 @@ class History:
                 may_differ = row.status.is_difference or row.cause is not None
                 if role is Role.OUTPUT and may_differ and _is_explained(comparison, row):
                     self.results.add(fingerprints(row))
-                if role is Role.OUTPUT and not row.pair.is_matched:
+                if not row.pair.is_matched:
                     self._add_alone(comparison, row)
                 continue
             if row.error:
@@ -92,12 +94,17 @@ class History:
                 self.worst_error = max(self.worst_error, row.error)
 
     def _add_alone(self, comparison: RankComparison, row: Row) -> None:
-        key = fingerprint(row.value)
-        if key is None or not row.holds_tensor or len(self.alone) >= _MOST_ALONE:
+        """Take in the result of a call, or what the side without the call is left with."""
+        key = _elements_of(row.value)
+        if key is None or len(self.alone) >= _MOST_ALONE:
+            return
+        parsed, is_result = comparison.parsed(row.pair), row.value.role is Role.OUTPUT
+        is_changed = row.value.slot == "input.0" and not parsed.is_module
+        if not is_result and not (is_changed and is_in_place(parsed.path)):
             return
         words = f"{lone_words(comparison, row.pair)}, in step {comparison.step}"
         clue = Clue(words, Place.of(comparison, row.pair))
-        self.alone[row.pair.target is not None, key] = clue
+        self.alone[(row.pair.target is not None) is is_result, key] = clue
 
     def add_harmless(self, comparison: RankComparison) -> None:
         """Take in what one side alone had without consequence, once all of it was cleared.
@@ -140,9 +147,9 @@ class History:
         return None if None in found else max(found, default=None)  # type: ignore[type-var]
 
     def maker_of(self, row: Row, step: int) -> Clue | None:
-        """Return the call of an earlier step, without a partner, that made a value of a row."""
+        """Return the call of an earlier step, without a partner, that tells two values apart."""
         for is_target, value in ((True, row.target), (False, row.reference)):
-            found = self.alone.get((is_target, fingerprint(value)))
+            found = self.alone.get((is_target, _elements_of(value)))
             if found is not None:
                 return Clue(f"{found.words}, and step {step} uses its result", found.place)
         return None
@@ -178,6 +185,15 @@ class History:
         if key in self.gradients:
             return not self.gradients[key]
         return self.inexact
+
+
+def _elements_of(value: Value | None) -> Hashable:
+    """Return a key that a tensor and its transposed views have in common; None for others."""
+    key = fingerprint(value) if value is not None and value.is_tensor else None
+    if not isinstance(key, tuple):
+        return None
+    dtype, shape, *numbers = key
+    return (dtype, *sorted(shape or ()), *numbers)
 
 
 def _own_names(row: Row) -> list[tuple[bool, str]]:

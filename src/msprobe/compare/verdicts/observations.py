@@ -21,7 +21,11 @@ from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
-from msprobe.compare.training.outlines import OutlineDifference, difference_behind
+from msprobe.compare.training.outlines import (
+    OutlineDifference,
+    difference_behind,
+    difference_by_factor,
+)
 from msprobe.compare.verdicts.cleared_gradients import cleared_gradients
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
@@ -176,6 +180,11 @@ def observe(comparison: RankComparison) -> StepObservations:
     end = comparison.end_of_backward
     backward = [row for row in differing if _is_gradient(comparison, row)]
     forward_differs = len(backward) < len(differing)
+    factor = behind = None
+    if backward and not forward_differs:
+        factor = _factor(comparison, backward)
+        scaled = factor and difference_by_factor(*comparison.facts, factor.factor.value)
+        behind = scaled or difference_behind(*comparison.facts)
     return StepObservations(
         step=comparison.step,
         rank=comparison.rank,
@@ -197,7 +206,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         given_at=differing[0].pair.position if differing else 0,
         given_samples=bool(differing) and _are_samples(comparison, differing[0]),
         proof=comparison.proof,
-        factor=_factor(comparison, backward) if backward and not forward_differs else None,
+        factor=factor,
         precisions=Counter(types for _, types in of_types),
         first_precision=Place.of(comparison, of_types[0][0].pair) if of_types else None,
         idle_arguments=sum(row.cause is Cause.NO_EFFECT for row in inexact),
@@ -210,7 +219,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         small=_small_cause(comparison),
         shifted=shifted(comparison),
         evened=_evened(comparison, inexact),
-        behind=difference_behind(*comparison.facts) if backward and not forward_differs else None,
+        behind=behind,
         unused=_unused_change(comparison),
         cleared=cleared_gradients(comparison),
         broken_off=_broken_off(comparison),
