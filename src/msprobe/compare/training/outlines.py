@@ -24,7 +24,6 @@ from msprobe.compare.training.frameworks import are_of_two_frameworks
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OUTLINED_TENSOR, Facts, Outline, OutlinedCall, OutlineRun
 from msprobe.operators.lookup import operator_of
-from msprobe.operators.operator import Family, Operator
 
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
 # They choose what gets a gradient, and no value.
@@ -46,16 +45,16 @@ class OutlineDifference:
         words: the difference in words.
         source: its line, None inside of the framework.
         takes_tensor: whether the call takes a tensor, and does not make one of numbers alone.
-        is_move: whether the call only takes elements out of its tensor, or puts them elsewhere.
         ratio: of a number that the target's call is given to the reference's.
+        is_real: whether that is no whole number: sizes and places follow from the data.
     """
 
     verdict: VerdictClass
     words: str
     source: str | None
     takes_tensor: bool
-    is_move: bool = False
     ratio: float | None = None
+    is_real: bool = False
 
     @property
     def next(self) -> list[str]:
@@ -115,19 +114,15 @@ def difference_of_gradients(
 
 
 def difference_ahead(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
-    """Return in which call before those of the models, which makes the batch, two steps differ.
+    """Return which call before those of the models, which makes the batch, has another number.
 
-    Returns: None where the calls agree, or are not known.
+    Returns: None where the numbers agree, or the calls are not known.
     """
     facts = target, reference
     if not _are_known(facts):
         return None
-    own, other = (
-        _made(each, lambda run: run.parent is None and run.after is None) for each in facts
-    )
-    found = _first_difference(own, other)
-    # Which part of the data a program takes is data, too.
-    return found and replace(found, verdict=VerdictClass.DATA if found.is_move else found.verdict)
+    calls = (_made(each, lambda run: run.parent is None and run.after is None) for each in facts)
+    return next((each for each in _differences(*calls) if each.is_real), None)
 
 
 def difference_by_factor(
@@ -308,8 +303,7 @@ def _other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> 
         words = f"only the {side} calls {_shown(target or reference)}"
     both = [each for each in (target, reference) if each is not None]
     takes = any(OUTLINED_TENSOR in _words(each) for each in both)
-    moves = all(map(_is_move, both))
-    return OutlineDifference(VerdictClass.CALL, words, _line(both[0]), takes, moves)
+    return OutlineDifference(VerdictClass.CALL, words, _line(both[0]), takes)
 
 
 def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[OutlineDifference]:
@@ -331,8 +325,8 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
             words,
             _line(target),
             takes_tensor=OUTLINED_TENSOR in _words(target),
-            is_move=_is_move(target),
             ratio=_ratio(own, other),
+            is_real=_is_real(own) and _is_real(other),
         )
         return
 
@@ -369,17 +363,13 @@ def _content(call: OutlinedCall) -> Hashable:
     return _operator(call), call.arguments, *call.named.items()
 
 
+def _is_real(word: str | None) -> bool:
+    return _ratio(word, "1") is not None and not (word or "").lstrip("-").isdigit()
+
+
 def _operator(call: OutlinedCall) -> str:
-    return _operator_of(call).name
-
-
-def _is_move(call: OutlinedCall) -> bool:
-    return _operator_of(call).family is Family.MOVING
-
-
-def _operator_of(call: OutlinedCall) -> Operator:
     prefix, _, api = call.name.partition(".")
-    return operator_of(prefix, api)
+    return operator_of(prefix, api).name
 
 
 def _shown(call: OutlinedCall | None) -> str:
