@@ -74,6 +74,7 @@ class StepObservations:
         exact_passes: backward passes that begin before a value of a forward pass is not equal;
             infinite if all are equal.
         agreeing_passes: the same before one differs.
+        exact_models: calls of models before the first whose results are not equal.
         forward_differs: a value of the forward pass differs.
         backward_differs: a gradient differs.
         random_input: a record whose random state differs though nothing before it does.
@@ -117,6 +118,7 @@ class StepObservations:
     exact_passes: float = math.inf
     agreeing_passes: float = math.inf
     is_shared_exact: bool = False
+    exact_models: int = 0
     forward_differs: bool = False
     backward_differs: bool = False
     random_input: str | None = None
@@ -183,6 +185,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         exact_passes=_passes_before(comparison, inexact),
         agreeing_passes=_passes_before(comparison, differing),
         is_shared_exact=not any(r.pair.is_matched and r.pair.position <= end for r in inexact),
+        exact_models=_exact_models(comparison),
         forward_differs=forward_differs,
         backward_differs=bool(backward),
         random_input=next(
@@ -270,6 +273,20 @@ def _passes_before(comparison: RankComparison, rows: Sequence[Row]) -> float:
     """Return how many backward passes begin before the first row of a forward pass."""
     first = next((row for row in rows if not _is_gradient(comparison, row)), None)
     return math.inf if first is None else comparison.passes_before(first.pair.position)
+
+
+def _exact_models(comparison: RankComparison) -> int:
+    models = [
+        pair for pair in comparison.pairs if comparison.side_of(pair).is_model_call(pair.name)
+    ]
+    results: dict[int, bool] = {}
+    places = {pair.position for pair in models}
+    for row in comparison.rows:
+        place = row.pair.position
+        if place in places and row.value.role is Role.OUTPUT:
+            results[place] = results.get(place, True) and row.status is Status.EQUAL
+    agree = (results.get(pair.position, False) for pair in models)
+    return sum(itertools.takewhile(bool, agree))
 
 
 def _late_call(comparison: RankComparison) -> Clue | None:
@@ -467,7 +484,8 @@ def _is_gradient(comparison: RankComparison, row: Row) -> bool:
 def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor | None:
     factors = [(row, factor_of_row(row)) for row in rows]
     common = common_factor(factor for _, factor in factors)
-    if common is None:
+    # One that leaves much of the difference is no factor: another gradient was added, say.
+    if common is None or (common.residual is not None and not common.is_proved):
         return None
     first = next(
         row for row, factor in factors if factor is not None and factor.agrees_with(common.value)
