@@ -91,6 +91,21 @@ def difference_before(
     return found
 
 
+def difference_before_models(
+    sides: Sequence[Side], names: Sequence[str | None]
+) -> OutlineDifference | None:
+    """Return in which call outside of all modules two steps differ before they call a model.
+
+    Returns: None where the calls agree, or are not known, or another module is around it.
+    """
+    both = zip(sides, names, strict=True)
+    are_models = all(name is not None and side.is_model_call(name) for side, name in both)
+    if not (are_models and _are_known([side.view.facts for side in sides])):
+        return None
+    own, other = (_before(side, None, name) for side, name in zip(sides, names, strict=True))
+    return _first_difference(own, other)
+
+
 def difference_of_gradients(
     target: Facts | None, reference: Facts | None
 ) -> OutlineDifference | None:

@@ -21,7 +21,11 @@ from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
-from msprobe.compare.training.outlines import OutlineDifference, difference_behind
+from msprobe.compare.training.outlines import (
+    OutlineDifference,
+    difference_before_models,
+    difference_behind,
+)
 from msprobe.compare.verdicts.cleared_gradients import cleared_gradients
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
@@ -100,6 +104,8 @@ class StepObservations:
             of one side alone that makes it.
         evened: a call or argument that makes the result of a module differ, though what is made of
             that agrees.
+        ahead: the call before that of a model that differs, where calls have no records and what
+            the model is given differs first.
         behind: the call after those of the models that differs, where calls have no records and
             gradients alone differ.
         unused: a call of one side alone that changes a tensor which no recorded call uses.
@@ -139,6 +145,7 @@ class StepObservations:
     small: Clue | None = None
     shifted: Clue | None = None
     evened: Clue | None = None
+    ahead: OutlineDifference | None = None
     behind: OutlineDifference | None = None
     unused: Clue | None = None
     cleared: tuple[str, str] | None = None
@@ -213,6 +220,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         small=_small_cause(comparison),
         shifted=shifted(comparison),
         evened=_evened(comparison, inexact),
+        ahead=_ahead(comparison, differing[0]) if differing else None,
         behind=difference_behind(*comparison.facts) if backward and not forward_differs else None,
         unused=_unused_change(comparison),
         cleared=cleared_gradients(comparison),
@@ -474,6 +482,12 @@ def _given(comparison: RankComparison, row: Row) -> Clue | None:
         return None
     place = Place.of(comparison, row.pair)
     return Clue(f"{row.value.slot} of {place.words}: {row.finding}", place)
+
+
+def _ahead(comparison: RankComparison, row: Row) -> OutlineDifference | None:
+    if row.origin is not Origin.INPUT or not row.holds_tensor:
+        return None
+    return difference_before_models(comparison.sides, (row.pair.target, row.pair.reference))
 
 
 def _is_gradient(comparison: RankComparison, row: Row) -> bool:

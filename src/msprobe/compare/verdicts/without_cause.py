@@ -11,6 +11,7 @@ from typing import Final
 
 from msprobe.compare.model import Mode, Status
 from msprobe.compare.training.differences import Effect, FactDifference, Phase
+from msprobe.compare.training.outlines import OutlineDifference
 from msprobe.compare.verdicts.next_steps import for_inputs
 from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.places import Clue
@@ -59,7 +60,6 @@ def _differing(findings: Findings) -> list[StepObservations]:
 
 def without_cause(findings: Findings) -> Verdict:
     """Return the verdict where neither a call nor the training is the cause."""
-    counts = findings.counts
     random = next((each for each in findings.steps if each.random_input), None)
     if random is not None:
         return findings.conclude(
@@ -75,12 +75,20 @@ def without_cause(findings: Findings) -> Verdict:
             ),
             next_steps=["seed both runs alike (seed_all) and compare again"],
         )
+    first = next(iter(_differing(findings)), None)
+    if first is not None and first.ahead is not None:
+        return _of_ahead(findings, first, first.ahead)
     if findings.inputs and not findings.has_same_data:
         return _of_inputs(findings)
     given = first_given(findings)
     if given is not None and given.given is not None:
         return _of_given(findings, given, given.given)
-    first = next(iter(_differing(findings)), None)
+    return _without_given(findings, first)
+
+
+def _without_given(findings: Findings, first: StepObservations | None) -> Verdict:
+    """Return the verdict where nothing differs that comes from outside."""
+    counts = findings.counts
     unmatched = counts[Status.MISSING] + counts[Status.ADDED]
     inside = sum(counts[status] for status in Status if status.is_difference) - unmatched
     unread = counts[Status.UNREAD]
@@ -158,6 +166,16 @@ def _furthest(findings: Findings) -> list[str]:
         f"furthest apart is {row}{line}, step {step}: {error:.2g} of its norm, "
         f"{error / epsilon:.2g} times the resolution of its type"
     ]
+
+
+def _of_ahead(findings: Findings, first: StepObservations, ahead: OutlineDifference) -> Verdict:
+    return findings.conclude(
+        ahead.verdict,
+        f"{ahead.words}, step {first.step}",
+        Confidence.LIKELY,
+        where=Where(step=first.step, rank=first.rank, source=ahead.source, phase=Phase.FORWARD),
+        next_steps=ahead.next,
+    )
 
 
 def _of_given(findings: Findings, first: StepObservations, given: Clue) -> Verdict:
