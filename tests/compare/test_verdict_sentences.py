@@ -433,6 +433,29 @@ def test_an_argument_of_which_the_model_makes_the_same_is_no_cause(tmp_path: Pat
     assert verdict["sentence"].startswith("call: only the target calls Tensor.__add__.0.forward")
 
 
+def test_labels_within_the_closure_of_an_optimizer_are_data(tmp_path: Path) -> None:
+    sides = tmp_path / "target", tmp_path / "reference"
+    for label, side in enumerate(sides):
+        torch.manual_seed(0)
+        net, x, labels = nn.Linear(6, 4), torch.randn(5, 6), torch.tensor([3, label, 2, -100, 1])
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def closure(net: nn.Module = net, x: Tensor = x, labels: Tensor = labels) -> Tensor:
+            net.zero_grad()
+            known = labels != -100
+            loss = F.cross_entropy(net(x)[known], labels[known])
+            loss.backward()
+            return loss
+
+        with recording(side, "mix") as observed, observed.step_of(net):
+            optimizer.step(closure)
+
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == "data", verdict["sentence"]
+    assert "it differs when it comes in" in verdict["sentence"]
+
+
 def test_what_the_program_draws_and_hands_to_a_call_is_random(tmp_path: Path) -> None:
     sides = tmp_path / "target", tmp_path / "reference"
     for seed, side in enumerate(sides):
