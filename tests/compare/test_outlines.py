@@ -77,12 +77,17 @@ def program(debugger: PrecisionDebugger, change: str | None) -> None:
     def step(_: int) -> None:
         optimizer.zero_grad()
         out = model(ids).flatten(0, 1)
+        if change == "rounded":
+            out = out.to(torch.bfloat16).float()
         loss = functional.cross_entropy(
             out,
             labels,
             weight=torch.arange(1.0, 10.0) if change == "weight" else None,
             label_smoothing=0.1 if change == "smoothing" else 0.0,
+            reduction="sum" if change == "summed" else "mean",
         )
+        near = out if change == "summed" else out.float()  # a cast that is none
+        loss = loss + 0.001 * near.abs().mean()
         if change == "penalty":
             loss = loss + 0.1 * out.square().mean()
         if change == "halved":
@@ -116,7 +121,13 @@ def with_line(words: str) -> str:
         ("smoothing", "argument", r"label_smoothing of Functional.cross_entropy"),
         ("penalty", "call", r"only the target calls Tensor.square (@out.square)"),
         ("halved", "gradient", r"the factor is 1/2"),
+        ("rounded", "precision", r"only the target calls Tensor.to (@out.to)"),
         ("detached", "call", r"only the target calls Tensor.detach (@v.detach)"),
+        (
+            "summed",
+            "argument",
+            r"reduction of Functional.cross_entropy (@functional.cross_entropy)",
+        ),
         ("labels", "data", r"argument 1 of Functional.cross_entropy, a tensor without a gradient"),
     ],
 )
