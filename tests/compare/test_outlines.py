@@ -70,13 +70,16 @@ class Net(nn.Module):
 def program(debugger: PrecisionDebugger, change: str | None) -> None:
     model = Net(change)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    ids, labels = torch.randint(0, 9, (2, 5)), torch.randint(0, 9, (10,))
+    loaded, labels = torch.randint(0, 9, (3, 2, 5)), torch.randint(0, 9, (10,))
     if change == "labels":
         labels[3] = (labels[3] + 1) % 9
 
     def step(_: int) -> None:
         optimizer.zero_grad()
-        out = model(ids).flatten(0, 1)
+        batch = loaded[1 if change == "next" else 0]
+        if change == "clamped":
+            batch = batch.clamp(max=4)
+        out = model(batch).flatten(0, 1)
         if change == "rounded":
             out = out.to(torch.bfloat16).float()
         loss = functional.cross_entropy(
@@ -120,6 +123,8 @@ def with_line(words: str) -> str:
         ("weight", "argument", r"weight of Functional.cross_entropy (@functional.cross_entropy)"),
         ("smoothing", "argument", r"label_smoothing of Functional.cross_entropy"),
         ("penalty", "call", r"only the target calls Tensor.square (@out.square)"),
+        ("clamped", "call", r"only the target calls Tensor.clamp (@batch.clamp)"),
+        ("next", "data", r"the batch of step 0 differs"),
         ("halved", "gradient", r"the factor is 1/2"),
         ("rounded", "precision", r"only the target calls Tensor.to (@out.to)"),
         ("detached", "call", r"only the target calls Tensor.detach (@v.detach)"),

@@ -220,7 +220,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         small=_small_cause(comparison),
         shifted=shifted(comparison),
         evened=_evened(comparison, inexact),
-        ahead=_ahead(comparison, differing[0]) if differing else None,
+        ahead=_ahead(comparison, differing[0]) if forward_differs else None,
         behind=difference_behind(*comparison.facts) if backward and not forward_differs else None,
         unused=_unused_change(comparison),
         cleared=cleared_gradients(comparison),
@@ -485,9 +485,24 @@ def _given(comparison: RankComparison, row: Row) -> Clue | None:
 
 
 def _ahead(comparison: RankComparison, row: Row) -> OutlineDifference | None:
-    if row.origin is not Origin.INPUT or not row.holds_tensor:
+    """Return the call before the model that the first difference is in, if it comes in with it."""
+    side = comparison.side_of(row.pair)
+    names = (row.pair.name, *side.around(row.pair.name))
+    model = next((name for name in names if side.is_model_call(name)), None)
+    given = next(
+        (
+            each.pair
+            for each in comparison.rows
+            if each.pair.name == model
+            and each.status.is_difference
+            and each.value.role is Role.INPUT
+            and each.holds_tensor
+        ),
+        None,
+    )
+    if given is None:
         return None
-    return difference_before_models(comparison.sides, (row.pair.target, row.pair.reference))
+    return difference_before_models(comparison.sides, (given.target, given.reference))
 
 
 def _is_gradient(comparison: RankComparison, row: Row) -> bool:
