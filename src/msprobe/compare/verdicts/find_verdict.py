@@ -321,7 +321,8 @@ class _Search:
     def _call_ahead(self, fact: FactDifference) -> OutlineDifference | None:
         """Return the call without a record that makes other data of what the program loads."""
         observed = self._observed.get((fact.step, fact.rank))
-        if observed is None or fact.verdict is not VerdictClass.DATA or fact.micro:
+        is_batch = fact.verdict is VerdictClass.DATA and fact.record is not None
+        if observed is None or not is_batch or fact.micro:
             return None
         ahead = observed.ahead
         return None if ahead is None or ahead.makes_batch else ahead

@@ -60,6 +60,7 @@ def _differing(findings: Findings) -> list[StepObservations]:
 
 def without_cause(findings: Findings) -> Verdict:
     """Return the verdict where neither a call nor the training is the cause."""
+    counts = findings.counts
     random = next((each for each in findings.steps if each.random_input), None)
     if random is not None:
         return findings.conclude(
@@ -75,20 +76,12 @@ def without_cause(findings: Findings) -> Verdict:
             ),
             next_steps=["seed both runs alike (seed_all) and compare again"],
         )
-    first = next(iter(_differing(findings)), None)
-    if first is not None and first.ahead is not None:
-        return _of_ahead(findings, first, first.ahead)
     if findings.inputs and not findings.has_same_data:
         return _of_inputs(findings)
     given = first_given(findings)
     if given is not None and given.given is not None:
         return _of_given(findings, given, given.given)
-    return _without_given(findings, first)
-
-
-def _without_given(findings: Findings, first: StepObservations | None) -> Verdict:
-    """Return the verdict where nothing differs that comes from outside."""
-    counts = findings.counts
+    first = next(iter(_differing(findings)), None)
     unmatched = counts[Status.MISSING] + counts[Status.ADDED]
     inside = sum(counts[status] for status in Status if status.is_difference) - unmatched
     unread = counts[Status.UNREAD]
@@ -238,6 +231,9 @@ def _within_noise(findings: Findings) -> Verdict:
 
 
 def _unexplained(findings: Findings) -> Verdict:
+    first = next(iter(_differing(findings)), None)
+    if first is not None and first.ahead is not None:
+        return _of_ahead(findings, first, first.ahead)
     jumps = [
         (each, jump)
         for each in findings.steps
