@@ -35,11 +35,6 @@ _RESHAPES: Final = frozenset(
     ("flatten", "reshape", "squeeze", "unflatten", "unsqueeze", "view", "view_as")
 )
 _CASTS: Final = frozenset(("bfloat16", "double", "float", "half", "to", "type", "type_as"))
-TAKES: Final = frozenset(
-    {"getitem", "index_select", "narrow", "select", "slice", "masked_select", "take", "gather"}
-)
-"""Operators that take samples out of what they are given."""
-OVERWRITES: Final = "setitem"
 _MOST_COMPARED: Final = 500  # calls between the first and the last that differ, of either side
 
 
@@ -52,14 +47,12 @@ class OutlineDifference:
         words: the difference in words.
         source: its line, None inside of the framework.
         takes_tensor: whether the call takes a tensor, and does not make one of numbers alone.
-        makes_batch: whether it takes samples out of what it is given, or overwrites some.
     """
 
     verdict: VerdictClass
     words: str
     source: str | None
     takes_tensor: bool
-    makes_batch: bool
 
     @property
     def next(self) -> list[str]:
@@ -292,8 +285,7 @@ def _other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> 
     takes = any(OUTLINED_TENSOR in _words(each) for each in both)
     is_cast = len(both) == 1 and _operator(both[0]) in _CASTS
     verdict = VerdictClass.PRECISION if is_cast and any(_types(both[0])) else VerdictClass.CALL
-    makes_batch = {_operator(each) for each in both} <= {*TAKES, OVERWRITES}
-    return OutlineDifference(verdict, words, _line(both[0]), takes, makes_batch)
+    return OutlineDifference(verdict, words, _line(both[0]), takes)
 
 
 def _types(call: OutlinedCall) -> Iterator[float]:
@@ -316,8 +308,7 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
         )
         words = f"{what} of {_shown(target)} is {', '.join(values)}"
         takes = OUTLINED_TENSOR in _words(target)
-        line, makes_batch = _line(target), _operator(target) in TAKES
-        yield OutlineDifference(VerdictClass.ARGUMENT, words, line, takes, makes_batch)
+        yield OutlineDifference(VerdictClass.ARGUMENT, words, _line(target), takes)
         return
 
 

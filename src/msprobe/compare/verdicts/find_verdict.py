@@ -19,7 +19,6 @@ from msprobe.compare.model import Status
 from msprobe.compare.rounding import IN_AUTOCAST
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.training.gradient_factors import Meanings, limited_words
-from msprobe.compare.training.outlines import OutlineDifference
 from msprobe.compare.training.start import autocast_epsilon
 from msprobe.compare.verdicts.communication import collective_of, on_ranks, ranks_words
 from msprobe.compare.verdicts.culprit_classes import (
@@ -279,10 +278,8 @@ class _Search:
             evidence.append(culprit_words(shows))
         late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
         verdict, words = fact.verdict, fact.words
-        lone, ahead = self._lone_call(fact), self._call_ahead(fact)
-        if ahead is not None:
-            verdict, words = ahead.verdict, f"{ahead.words}; {words}"
-        elif lone is not None:
+        lone = self._lone_call(fact)
+        if lone is not None:
             verdict, words = VerdictClass.CALL, f"{lone.words}, step {lone.place.step}; {words}"
             record = lone.place.record
         elif late is not None and is_communication(parse_record_name(late.place.record)):
@@ -297,8 +294,7 @@ class _Search:
             verdict,
             words + self._ranks_of(fact),
             Confidence.PROVED
-            if ahead is None
-            and (fact.effect is Effect.CERTAIN or self._is_alone(fact) or self._is_proved(fact))
+            if fact.effect is Effect.CERTAIN or self._is_alone(fact) or self._is_proved(fact)
             else Confidence.LIKELY,
             evidence=evidence,
             chosen=fact,
@@ -314,18 +310,9 @@ class _Search:
             next_steps=[
                 *(late.place.next if late is not None else []),
                 *(lone.place.next if lone is not None else []),
-                *(fact.next if ahead is None else ahead.next),
+                *fact.next,
             ],
         )
-
-    def _call_ahead(self, fact: FactDifference) -> OutlineDifference | None:
-        """Return the call without a record that makes other data of what the program loads."""
-        observed = self._observed.get((fact.step, fact.rank))
-        is_batch = fact.verdict is VerdictClass.DATA and fact.record is not None
-        if observed is None or not is_batch or fact.micro:
-            return None
-        ahead = observed.ahead
-        return None if ahead is None or ahead.makes_batch else ahead
 
     def _lone_call(self, fact: FactDifference) -> Clue | None:
         """Return the call of one side alone that changes parameters, or gives one a gradient."""

@@ -13,13 +13,16 @@ from typing import Final
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.sides import Side
-from msprobe.compare.training.outlines import OVERWRITES, TAKES
 from msprobe.compare.verdicts.data_flow import Fingerprint, fingerprint
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.stack_frames import parse_frame
 from msprobe.dump.values import Role, Value
 
+_TAKES: Final = frozenset(
+    {"getitem", "index_select", "narrow", "select", "slice", "masked_select", "take", "gather"}
+)
+_OVERWRITES: Final = "setitem"
 # Frames of torch's module calls, by which level L1 shows what a model calls.
 _MODEL_FRAMES: Final = ("_call_impl", "_wrapped_call_impl", "forward", "construct")
 _OF_LISTS: Final = ("tensor", "as_tensor", "from_numpy")
@@ -39,8 +42,8 @@ def makes_data(culprit: Culprit) -> bool:
         return False
     operation = side.operator(name).name
     if row.cause is not Cause.CHANGED_BETWEEN and not (
-        (operation in TAKES and (row.cause is Cause.ARGUMENT or not row.pair.is_matched))
-        or (operation == OVERWRITES and not row.pair.is_matched)
+        (operation in _TAKES and (row.cause is Cause.ARGUMENT or not row.pair.is_matched))
+        or (operation == _OVERWRITES and not row.pair.is_matched)
     ):
         return False
     flow = _Flow(side)
