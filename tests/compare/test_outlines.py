@@ -70,19 +70,27 @@ class Net(nn.Module):
 def program(debugger: PrecisionDebugger, change: str | None) -> None:
     model = Net(change)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    ids, labels = torch.randint(0, 9, (2, 5)), torch.randint(0, 9, (10,))
+    loaded, labels = torch.randint(0, 9, (3, 2, 5)), torch.randint(0, 9, (10,))
     if change == "labels":
         labels[3] = (labels[3] + 1) % 9
 
     def step(_: int) -> None:
         optimizer.zero_grad()
-        out = model(ids).flatten(0, 1)
+        batch = loaded[1 if change == "next" else 0]
+        if change == "cut":  # which calls make a batch may depend on what is loaded
+            batch = functional.pad(batch[:, :4], (0, 1))
+        out = model(batch).flatten(0, 1)
+        if change == "rounded":
+            out = out.to(torch.bfloat16).float()
         loss = functional.cross_entropy(
             out,
             labels,
             weight=torch.arange(1.0, 10.0) if change == "weight" else None,
             label_smoothing=0.1 if change == "smoothing" else 0.0,
+            reduction="sum" if change == "summed" else "mean",
         )
+        near = out if change == "summed" else out.float()  # a cast that is none
+        loss = loss + 0.001 * near.abs().mean()
         if change == "penalty":
             loss = loss + 0.1 * out.square().mean()
         if change == "halved":
@@ -115,8 +123,16 @@ def with_line(words: str) -> str:
         ("weight", "argument", r"weight of Functional.cross_entropy (@functional.cross_entropy)"),
         ("smoothing", "argument", r"label_smoothing of Functional.cross_entropy"),
         ("penalty", "call", r"only the target calls Tensor.square (@out.square)"),
+        ("cut", "data", r"data: the batch of step 0 differs"),
+        ("next", "data", r"the batch of step 0 differs"),
         ("halved", "gradient", r"the factor is 1/2"),
+        ("rounded", "precision", r"only the target calls Tensor.to (@out.to)"),
         ("detached", "call", r"only the target calls Tensor.detach (@v.detach)"),
+        (
+            "summed",
+            "argument",
+            r"reduction of Functional.cross_entropy (@functional.cross_entropy)",
+        ),
         ("labels", "data", r"argument 1 of Functional.cross_entropy, a tensor without a gradient"),
     ],
 )
@@ -134,6 +150,97 @@ def test_another_way_to_the_same_results_is_equal(change: str | None, tmp_path: 
     assert summary["verdict"]["class"] == "equal"
     assert summary["verdict"]["confidence"] == "proved"
     assert not summary["introduced"]
+
+
+def by_its_parts(debugger: PrecisionDebugger, change: str | None) -> None:
+    """A program that calls the parts of its model itself, as a ``training_step`` does."""
+    parts = nn.ModuleDict({"embed": nn.Embedding(9, 8), "norm": nn.LayerNorm(8)})
+    parts["head"] = nn.Linear(8, 9)
+    optimizer = torch.optim.SGD(parts.parameters(), 0.1)
+    ids, labels = torch.randint(0, 9, (2, 5)), torch.randint(0, 9, (10,))
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        x = parts["embed"](ids)
+        if change == "louder":
+            x = x.mul(4)
+        if change == "turned":
+            x = x.flip(-1)
+        x = parts["norm"](x)
+        if change != "linear":
+            x = x.cosh()
+        functional.cross_entropy(parts["head"](x).flatten(0, 1), labels).backward()
+        optimizer.step()
+
+    train(debugger, parts, step)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("louder", r"only the target calls Tensor.mul (@x.mul)"),
+        ("turned", r"only the target calls Tensor.flip (@x.flip)"),
+        ("linear", r"only the reference calls Tensor.cosh (@x.cosh)"),
+    ],
+)
+def test_what_differs_between_models_is_named(change: str, words: str, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, by_its_parts, change, level="L0")
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert with_line(words) in verdict["sentence"]
+
+
+class Erf(nn.Module):
+    """The exact form of an activation."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(x)
+
+
+class Halves(nn.Module):
+    """The same, written in another way."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 0.5 * x * (1 + torch.erf(x * 0.5**0.5))
+
+
+class Tanh(nn.Module):
+    """An approximation of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(x, approximate="tanh")
+
+
+class Feed(nn.Module):
+    """Two layers and what is between them."""
+
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.enter, self.act, self.leave = nn.Linear(8, 16), act, nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.leave(self.act(self.enter(x)))
+
+
+def feeding(debugger: PrecisionDebugger, act: nn.Module) -> None:
+    model = nn.Sequential(Feed(act), nn.LayerNorm(8), Feed(act))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    # Where numbers are small, the results of the module around differ within their tolerance.
+    x = 0.03 * torch.randn(32, 8)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize(
+    ("act", "classes"), [(Tanh(), {"call"}), (Halves(), {"equal", "rounding"})]
+)
+def test_an_approximation_is_no_rounding(act: nn.Module, classes: set[str], tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, feeding, act, Erf(), level="L0")
+    assert verdict["class"] in classes, verdict["sentence"]
 
 
 def following(debugger: PrecisionDebugger, change: float) -> None:

@@ -57,7 +57,7 @@ def test_what_is_detached_is_said_to_be(tmp_path: Path, place: str, call: str) -
 
     assert verdict["class"] == "gradient"
     assert call in verdict["sentence"]
-    assert "without a gradient in the target: detached" in verdict["sentence"]
+    assert "without a gradient in the target: detached, frozen, or" in verdict["sentence"]
 
 
 class Behind(nn.Module):

@@ -334,7 +334,9 @@ def test_a_cast_is_a_matter_of_precision_if_numbers_stay_numbers(
     assert verdict["class"] == expected, verdict["sentence"]
 
 
-def verdict_on(folder: Path, train: Callable[[str], Any], net: nn.Module) -> Any:
+def verdict_on(
+    folder: Path, train: Callable[[str], Any], net: nn.Module, level: str = "mix"
+) -> Any:
     """Return the verdict on two steps that begin alike; `train` is told which side it is."""
     sides = folder / "target", folder / "reference"
     start = {name: each.clone() for name, each in net.state_dict().items()}
@@ -342,9 +344,32 @@ def verdict_on(folder: Path, train: Callable[[str], Any], net: nn.Module) -> Any
         net.load_state_dict(start)
         net.zero_grad()
         torch.manual_seed(0)
-        with recording(side, "mix") as observed, observed.step_of(net):
+        with recording(side, level) as observed, observed.step_of(net):
             train(side.name).backward()
     return run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+
+def test_a_gradient_that_another_one_is_added_to_is_no_multiple(tmp_path: Path) -> None:
+    class Gate(nn.Module):
+        by_hand = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x.sigmoid() if self.by_hand else F.silu(x)
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), Gate(), nn.LayerNorm(8), nn.Linear(8, 4))
+    x, y = torch.randn(5, 6), torch.randn(5, 4)
+
+    def train(side: str) -> Tensor:
+        Gate.by_hand = side == "target"
+        loss = (net(x) - y).square().mean()
+        # It is nearly along the gradient, whose extremes and mean it hardly moves.
+        return loss + 0.05 * net[3].weight.square().sum() if side == "target" else loss
+
+    verdict = verdict_on(tmp_path, train, net, "L0")
+
+    assert verdict["class"] == "call"
+    assert "only the target calls Tensor.square" in verdict["sentence"]
 
 
 def test_a_further_term_of_the_loss_is_named_where_its_gradient_joins(tmp_path: Path) -> None:
@@ -388,6 +413,47 @@ def test_a_detached_result_that_a_model_is_given_is_no_data(tmp_path: Path) -> N
 
     assert verdict["class"] in ("call", "gradient")
     assert "the model gets other arguments" not in verdict["sentence"]
+
+
+def test_an_argument_of_which_the_model_makes_the_same_is_no_cause(tmp_path: Path) -> None:
+    class Counting(nn.Linear):
+        def forward(self, x: Tensor, count: Tensor | None = None) -> Tensor:
+            return super().forward(x)
+
+    net, x = Counting(6, 4), torch.randn(5, 6)
+
+    def train(side: str) -> Tensor:
+        if side == "target":
+            out = net(x)
+            return out.square().mean() + 0.01 * out.logsumexp(-1).mean()
+        return net(x, count=torch.tensor(5)).square().mean()
+
+    verdict = verdict_on(tmp_path, train, net)
+
+    assert verdict["sentence"].startswith("call: only the target calls Tensor.__add__.0.forward")
+
+
+def test_labels_within_the_closure_of_an_optimizer_are_data(tmp_path: Path) -> None:
+    sides = tmp_path / "target", tmp_path / "reference"
+    for label, side in enumerate(sides):
+        torch.manual_seed(0)
+        net, x, labels = nn.Linear(6, 4), torch.randn(5, 6), torch.tensor([3, label, 2, -100, 1])
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def closure(net: nn.Module = net, x: Tensor = x, labels: Tensor = labels) -> Tensor:
+            net.zero_grad()
+            known = labels != -100
+            loss = F.cross_entropy(net(x)[known], labels[known])
+            loss.backward()
+            return loss
+
+        with recording(side, "mix") as observed, observed.step_of(net):
+            optimizer.step(closure)
+
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == "data", verdict["sentence"]
+    assert "it differs when it comes in" in verdict["sentence"]
 
 
 def test_what_the_program_draws_and_hands_to_a_call_is_random(tmp_path: Path) -> None:

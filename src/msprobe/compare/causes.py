@@ -105,7 +105,8 @@ class Cause(WordedEnum):
     CUT_BEFORE = "cut_before", "the forward pass cut the graph before this call"
     DETACHED = (
         "detached",
-        "the forward call is given it without a gradient in the {}: detached, or under no_grad",
+        "the forward call is given it without a gradient in the {}: detached, frozen, or under "
+        "no_grad",
     )
 
     # Calls that only one side makes

@@ -152,8 +152,12 @@ class Side:
         return found
 
     def parent(self, name: str) -> str | None:
-        """Return the record that encloses another one, None at the top or if unknown."""
-        return self.view.parents.get(name)
+        """Return the record that encloses another one, None at the top or if unknown.
+
+        A group of calls, as those of an optimizer or of its closure, is no record.
+        """
+        parent = self.view.parents.get(name)
+        return parent if parent is not None and "." in parent else None
 
     def around(self, name: str) -> Iterator[str]:
         """Yield the records that enclose another one, from the innermost."""

@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from builders.facts import adamw, arrays, optimizer_step, start_state  # noqa: E402
+from builders.facts import facts as made_facts  # noqa: E402
 from builders.recordings import recording  # noqa: E402
 from msprobe.compare.training.shared_names import with_shared_names  # noqa: E402
 from msprobe.dump.facts import Facts  # noqa: E402
@@ -136,3 +138,16 @@ def test_facts_with_the_same_names_are_returned_as_they_are(tmp_path: Path) -> N
     plain, _ = facts_of(tmp_path / "plain", lambda model: model)
     assert with_shared_names(plain, plain) == (plain, plain)
     assert with_shared_names(Facts(), plain) == (Facts(), plain)
+
+
+def test_an_optimizer_of_the_same_parameters_has_the_same_number() -> None:
+    """A program that has trained before, or makes the optimizer anew, numbers it otherwise."""
+    gradient = arrays(1)
+    update = arrays(), gradient, adamw(arrays(), gradient)
+    target, reference = (
+        made_facts(parameters=start_state(arrays()), events=[optimizer_step(*update, number=n)])
+        for n in (1, 0)
+    )
+
+    assert with_shared_names(target, reference) == (reference, reference)
+    assert with_shared_names(reference, target) == (target, target)

@@ -807,6 +807,20 @@ def test_one_clipping_of_two_optimizers() -> None:
     ]
 
 
+def test_gradients_that_are_doubled_after_they_were_clipped() -> None:
+    def step(factor: float) -> Parts:
+        gradients = {name: factor * each for name, each in arrays(1).items()}
+        own = optimizer_step(gradients, gradients, gradients)
+        return {"events": [clip(total_norm=4.0, parameters=3), own]}
+
+    found = said(differences((step(2.0), step(1.0))))
+
+    assert [each for each in found if each.startswith("gradient")] == [
+        "gradient: all 3 gradients are 2 times the reference's when the optimizer gets them (step "
+        "0): the factor is 2: they are doubled"
+    ]
+
+
 def test_gradients_that_are_not_cleared_where_one_optimizer_is_clipped() -> None:
     model, other = arrays(1), {"d.weight": arrays(5)["a.weight"]}
 

@@ -365,10 +365,7 @@ class StepPair:
 
         Checksums stay those of what the optimizer got.
         """
-        factors = [
-            factors.get((step.number, step.call), 1.0)
-            for step, factors in zip(self.sides, self.pair.clip_factors, strict=True)
-        ]
+        factors = self._clip_factors
         if factors == [1.0, 1.0]:
             return self.gradients
         target, reference = (
@@ -379,6 +376,18 @@ class StepPair:
             for side, factor in zip(self.gradients, factors, strict=True)
         )
         return target, reference
+
+    @property
+    def is_clipped_alike(self) -> bool:
+        """Whether clipping scales the gradients of both sides by the same number."""
+        return same(*self._clip_factors)
+
+    @property
+    def _clip_factors(self) -> list[float]:
+        return [
+            factors.get((step.number, step.call), 1.0)
+            for step, factors in zip(self.sides, self.pair.clip_factors, strict=True)
+        ]
 
     @property
     def short_name(self) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -70,44 +71,40 @@ class Meanings:
     scales: Sequence[float] = ()
     samples: Sequence[int] = ()
 
-    def of(self, factor: float) -> str:
-        """Return the meaning of a factor in words; empty if it is no known number."""
+    def of(self, factor: float, tolerance: float = _SAME_FACTOR) -> str:
+        """Return the meaning of a factor in words; empty if it is no known number.
+
+        Args:
+            factor: the factor.
+            tolerance: how far it may be from a number, relative to it, if it is known better than
+                factors of gradients are.
+        """
+        is_near = partial(math.isclose, factor, rel_tol=min(tolerance, _SAME_FACTOR))
         for scale in self.scales:
-            if _is(factor, scale) and scale != 1:
+            if is_near(scale) and scale != 1:
                 return f"the scale of the gradient scaler, {scale:g}: they are not unscaled"
         for count, name in (
             (self.micro_batches, "number of micro batches"),
             (self.world_size, "world size"),
         ):
-            if count > 1 and _is(factor, count):
+            if count > 1 and is_near(count):
                 return f"the {name}, {count}: they are summed, not averaged"
-            if count > 1 and _is(factor, 1 / count):
+            if count > 1 and is_near(1 / count):
                 return f"1 / {count}, the inverse of the {name}: they are divided once too often"
         for count in self.samples:
-            if count > _FEW_SAMPLES and _is(factor, count):
+            if count > _FEW_SAMPLES and is_near(count):
                 return f"{count}, the number of samples: a sum in place of a mean"
-            if count > _FEW_SAMPLES and _is(factor, 1 / count):
+            if count > _FEW_SAMPLES and is_near(1 / count):
                 return f"1 / {count}, the inverse of the number of samples"
-        if _is(factor, 2):
+        if is_near(2):
             return "2: they are doubled"
-        if _is(factor, 0.5):
+        if is_near(0.5):
             return "1/2: they are halved"
-        if _is(factor, -1):
+        if is_near(-1):
             return "-1: their sign is reversed"
-        return _power_of_two(factor)
-
-
-def _power_of_two(factor: float) -> str:
-    if not 0 < factor < math.inf:
-        return ""
-    power = round(math.log2(factor))
-    if abs(power) >= _LEAST_POWER and _is(factor, 2.0**power):
-        return f"2^{power}: a scale that is not taken back"
-    return ""
-
-
-def _is(factor: float, value: float) -> bool:
-    return math.isclose(factor, value, rel_tol=_SAME_FACTOR)
+        power = round(math.log2(factor)) if 0 < factor < math.inf else 0
+        is_scale = abs(power) >= _LEAST_POWER and is_near(2.0**power)
+        return f"2^{power}: a scale that is not taken back" if is_scale else ""
 
 
 def limited_words(target: float, reference: float) -> str:

@@ -327,7 +327,8 @@ class GradientHistory:
                 pair,
                 f"{some_of(moved, len(changes), 'gradients')} {are(moved)} "
                 f"{shown(factor.value)} times the reference's "
-                f"{'before clipping' if is_clipped else when} "
+                # Clipped alike, they may have become so after it.
+                f"{when if pair.is_clipped_alike else 'before clipping'} "
                 f"(step {pair.pair.step})" + (f": the factor is {meaning}" if meaning else ""),
                 moved,
                 Effect.CERTAIN if is_of_all else Effect.POSSIBLE,

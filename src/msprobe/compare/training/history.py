@@ -10,7 +10,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from msprobe.compare.rounding import IN_OTHER_CALLS, ONCE
+from msprobe.compare.rounding import FINE, IN_OTHER_CALLS, ONCE, after_calls
 from msprobe.compare.training.buffers import buffer_changes, buffer_differences
 from msprobe.compare.training.clipping import (
     clip_differences,
@@ -444,7 +444,9 @@ def _loss_differences(pair: FactsPair, resolution: Callable[[], float]) -> Itera
         makes = [[text.partition("(")[0] for text in each.made_by] for each in (target, reference)]
         if makes[0] != makes[1] and abs(value - expected) <= ONCE * resolution() * abs(expected):
             continue
-        meaning = meanings_of(pair, 1).of(value / expected) if expected else ""
+        # Losses of the same samples are as exact as their type: what is only near is another loss.
+        near = after_calls(max(FINE, resolution()))
+        meaning = meanings_of(pair, 1).of(value / expected, near) if expected else ""
         of_micro = f", micro batch {target.micro}" if target.micro else ""
         behind = None if meaning else difference_behind(pair.target, pair.reference)
         made, verdict = _made_words(target.made_by, reference.made_by)

@@ -23,16 +23,19 @@ from msprobe.compare.training.fingerprints import change_of, of_data
 from msprobe.compare.training.frameworks import are_of_two_frameworks
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OUTLINED_TENSOR, Facts, Outline, OutlinedCall, OutlineRun
+from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.lookup import operator_of
 
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
 # They choose what gets a gradient, and no value.
 _CUTS: Final = frozenset(("detach", "requires_grad", "setgradenabled"))
 _COPIES: Final = frozenset(("clone", "contiguous"))
-# The same elements in the same order: a cause only where nothing else differs.
+# The same elements in the same order, or casts that may be none: a cause only where nothing else
+# differs.
 _RESHAPES: Final = frozenset(
     ("flatten", "reshape", "squeeze", "unflatten", "unsqueeze", "view", "view_as")
 )
+_CASTS: Final = frozenset(("bfloat16", "double", "float", "half", "to", "type", "type_as"))
 _MOST_COMPARED: Final = 500  # calls between the first and the last that differ, of either side
 
 
@@ -95,6 +98,21 @@ def difference_before(
             found = _first_difference(*map(_before, sides, outer, inner))
         inner = outer
     return found
+
+
+def difference_before_models(
+    sides: Sequence[Side], names: Sequence[str | None]
+) -> OutlineDifference | None:
+    """Return in which call outside of all modules two steps differ before they call a model.
+
+    Returns: None where the calls agree, or are not known, or another module is around it.
+    """
+    both = zip(sides, names, strict=True)
+    are_models = all(name is not None and side.is_model_call(name) for side, name in both)
+    if not (are_models and _are_known([side.view.facts for side in sides])):
+        return None
+    own, other = (_before(side, None, name) for side, name in zip(sides, names, strict=True))
+    return _first_difference(own, other)
 
 
 def difference_of_gradients(
@@ -225,7 +243,7 @@ def _first_difference(
     if target == reference:
         return None
     silent = _CUTS | _COPIES
-    for left_out in (silent | _RESHAPES, silent):
+    for left_out in (silent | _RESHAPES | _CASTS, silent):
         own, other = (
             [each for each in calls if _operator(each) not in left_out]
             for calls in (target, reference)
@@ -303,7 +321,14 @@ def _other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> 
         words = f"only the {side} calls {_shown(target or reference)}"
     both = [each for each in (target, reference) if each is not None]
     takes = any(OUTLINED_TENSOR in _words(each) for each in both)
-    return OutlineDifference(VerdictClass.CALL, words, _line(both[0]), takes)
+    is_cast = len(both) == 1 and _operator(both[0]) in _CASTS
+    verdict = VerdictClass.PRECISION if is_cast and any(_types(both[0])) else VerdictClass.CALL
+    return OutlineDifference(verdict, words, _line(both[0]), takes)
+
+
+def _types(call: OutlinedCall) -> Iterator[float]:
+    """Yield the resolutions of the floating types that a call names."""
+    return (epsilon_of(word.removeprefix("torch.")) for word in (_operator(call), *_words(call)))
 
 
 def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[OutlineDifference]:

@@ -44,13 +44,38 @@ def with_shared_names(
         for facts, paths in zip((target, reference), mapped, strict=True)
     )
     names = _names(target), _names(reference)
-    if not all(names) or names[0] == names[1]:
-        return target, reference
-    of_target, of_reference = map(dict, shared_paths(*names))
-    for name, other in (renamed or {}).items():
-        if name in of_target and other in of_reference:
-            of_target[name] = of_reference[other]
-    return _renamed(target, of_target), _renamed(reference, of_reference)
+    if all(names) and names[0] != names[1]:
+        of_target, of_reference = map(dict, shared_paths(*names))
+        for name, other in (renamed or {}).items():
+            if name in of_target and other in of_reference:
+                of_target[name] = of_reference[other]
+        target, reference = _renamed(target, of_target), _renamed(reference, of_reference)
+    return _numbered_alike(target, reference), reference
+
+
+def _numbered_alike(target: Facts, reference: Facts) -> Facts:
+    """Return the target's facts with the reference's number of an optimizer of its parameters.
+
+    Optimizers are numbered in the order of a program's first steps: one that is made anew, after a
+    checkpoint was loaded or for a second training, may have another number.
+    """
+    own, other = (
+        {frozenset(step.parameters.name): step.number for step in facts.optimizer_steps()}
+        for facts in (target, reference)
+    )
+    taken = {*own.values()} & {*other.values()}
+    numbers = {
+        number: other[names]
+        for names, number in own.items()
+        if names in other and not {number, other[names]} & taken
+    }
+    events = [
+        replace(event, number=numbers.get(event.number, event.number))
+        if isinstance(event, OptimizerStep)
+        else event
+        for event in target.events
+    ]
+    return replace(target, events=events) if numbers else target
 
 
 def facts_of(comparison: RankComparison, *, of_replicas: bool = False) -> FactsPair | None:

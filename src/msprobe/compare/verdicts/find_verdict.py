@@ -119,7 +119,9 @@ class _Search:
         culprit, verdict = self._culprit, fact.verdict
         observed = self._observed.get((fact.step, fact.rank))
         if fact.moment is Moment.DATA:
-            return any(each.forward_differs or each.backward_differs for each in self._from(fact))
+            is_idle = observed is not None and fact.micro < observed.exact_models
+            apart = (each.forward_differs or each.backward_differs for each in self._from(fact))
+            return not is_idle and any(apart)
         match verdict:
             case VerdictClass.SETTINGS:
                 return False

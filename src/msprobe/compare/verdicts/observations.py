@@ -23,6 +23,7 @@ from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
 from msprobe.compare.training.outlines import (
     OutlineDifference,
+    difference_before_models,
     difference_behind,
     difference_by_factor,
 )
@@ -78,6 +79,7 @@ class StepObservations:
         exact_passes: backward passes that begin before a value of a forward pass is not equal;
             infinite if all are equal.
         agreeing_passes: the same before one differs.
+        exact_models: calls of models before the first whose results are not equal.
         forward_differs: a value of the forward pass differs.
         backward_differs: a gradient differs.
         random_input: a record whose random state differs though nothing before it does.
@@ -103,6 +105,8 @@ class StepObservations:
             of one side alone that makes it.
         evened: a call or argument that makes the result of a module differ, though what is made of
             that agrees.
+        ahead: the call before that of a model that differs, where calls have no records and what
+            the model is given differs first.
         behind: the call after those of the models that differs, where calls have no records and
             gradients alone differ.
         unused: a call of one side alone that changes a tensor which no recorded call uses.
@@ -121,6 +125,7 @@ class StepObservations:
     exact_passes: float = math.inf
     agreeing_passes: float = math.inf
     is_shared_exact: bool = False
+    exact_models: int = 0
     forward_differs: bool = False
     backward_differs: bool = False
     random_input: str | None = None
@@ -141,6 +146,7 @@ class StepObservations:
     small: Clue | None = None
     shifted: Clue | None = None
     evened: Clue | None = None
+    ahead: OutlineDifference | None = None
     behind: OutlineDifference | None = None
     unused: Clue | None = None
     cleared: tuple[str, str] | None = None
@@ -192,6 +198,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         exact_passes=_passes_before(comparison, inexact),
         agreeing_passes=_passes_before(comparison, differing),
         is_shared_exact=not any(r.pair.is_matched and r.pair.position <= end for r in inexact),
+        exact_models=_exact_models(comparison),
         forward_differs=forward_differs,
         backward_differs=bool(backward),
         random_input=next(
@@ -219,6 +226,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         small=_small_cause(comparison),
         shifted=shifted(comparison),
         evened=_evened(comparison, inexact),
+        ahead=_ahead(comparison, differing[0]) if forward_differs else None,
         behind=behind,
         unused=_unused_change(comparison),
         cleared=cleared_gradients(comparison),
@@ -279,6 +287,20 @@ def _passes_before(comparison: RankComparison, rows: Sequence[Row]) -> float:
     """Return how many backward passes begin before the first row of a forward pass."""
     first = next((row for row in rows if not _is_gradient(comparison, row)), None)
     return math.inf if first is None else comparison.passes_before(first.pair.position)
+
+
+def _exact_models(comparison: RankComparison) -> int:
+    models = [
+        pair for pair in comparison.pairs if comparison.side_of(pair).is_model_call(pair.name)
+    ]
+    results: dict[int, bool] = {}
+    places = {pair.position for pair in models}
+    for row in comparison.rows:
+        place = row.pair.position
+        if place in places and row.value.role is Role.OUTPUT:
+            results[place] = results.get(place, True) and row.status is Status.EQUAL
+    agree = (results.get(pair.position, False) for pair in models)
+    return sum(itertools.takewhile(bool, agree))
 
 
 def _late_call(comparison: RankComparison) -> Clue | None:
@@ -468,6 +490,27 @@ def _given(comparison: RankComparison, row: Row) -> Clue | None:
     return Clue(f"{row.value.slot} of {place.words}: {row.finding}", place)
 
 
+def _ahead(comparison: RankComparison, row: Row) -> OutlineDifference | None:
+    """Return the call before the model that the first difference is in, if it comes in with it."""
+    side = comparison.side_of(row.pair)
+    names = (row.pair.name, *side.around(row.pair.name))
+    model = next((name for name in names if side.is_model_call(name)), None)
+    given = next(
+        (
+            each.pair
+            for each in comparison.rows
+            if each.pair.name == model
+            and each.status.is_difference
+            and each.value.role is Role.INPUT
+            and each.holds_tensor
+        ),
+        None,
+    )
+    if given is None:
+        return None
+    return difference_before_models(comparison.sides, (given.target, given.reference))
+
+
 def _is_gradient(comparison: RankComparison, row: Row) -> bool:
     kind = comparison.parsed(row.pair).kind
     return kind is RecordKind.BACKWARD or kind in PARAMETER_GRADIENTS
@@ -476,7 +519,8 @@ def _is_gradient(comparison: RankComparison, row: Row) -> bool:
 def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor | None:
     factors = [(row, factor_of_row(row)) for row in rows]
     common = common_factor(factor for _, factor in factors)
-    if common is None:
+    # One that leaves much of the difference is no factor: another gradient was added, say.
+    if common is None or (common.residual is not None and not common.is_proved):
         return None
     first = next(
         row for row, factor in factors if factor is not None and factor.agrees_with(common.value)

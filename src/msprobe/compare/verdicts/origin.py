@@ -48,7 +48,7 @@ from msprobe.compare.verdicts.retract_harmless import USERS, retract_inconsequen
 from msprobe.compare.verdicts.same_inputs import doubt_inputs
 from msprobe.compare.verdicts.statistics_error import statistics_error
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
-from msprobe.dump.record_names import PARAMETER_GRADIENTS
+from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.numerics.tolerances import EXACT
@@ -101,7 +101,8 @@ class _Search:
             self._note(rows[seen : call.start])
             seen = call.start + len(call.rows)
             self._judge(call)
-            self._note(call.rows)
+            is_idle = _makes_the_same(call)
+            self._note(r for r in call.rows if not (is_idle and r.value.role is Role.INPUT))
         self._clear_suspects()
         self._blame_parts()
         if not any(row.origin in (Origin.INTRODUCED, Origin.INPUT) for row in rows):
@@ -511,6 +512,13 @@ class _Search:
             return None
         notes = self._state.comparison.target.view.records[call.pair.target].data
         return Cause.RANDOM_NUMBERS if isinstance(notes, dict) and "rng" in notes else None
+
+
+def _makes_the_same(call: Call) -> bool:
+    """Return whether all results of a module are equal, whatever it was given."""
+    made = [row for row in call.outputs if row.holds_tensor]
+    is_forward = call.parsed.is_module and call.parsed.kind is RecordKind.FORWARD
+    return is_forward and bool(made) and all(row.status is Status.EQUAL for row in made)
 
 
 def _is_lacking(row: Row) -> bool:

@@ -15,6 +15,7 @@ from typing import Final
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
+from msprobe.compare.rounding import IN_OTHER_CALLS, NEAR, resolution_of
 from msprobe.compare.training.fingerprints import is_part
 from msprobe.compare.verdicts.agreement import Agreements
 from msprobe.compare.verdicts.calls import Call, Calls, names_of
@@ -75,7 +76,7 @@ def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
             continue
         has_own = calls.is_in_backward(call) or _has_gradients_of_its_own(call, found)
         module = agreements.around(call, found, needs_gradients=has_own)
-        if module is not None and _is_inside(module, found):
+        if module is not None and _is_inside(module, found, call, calls):
             is_same = agreements.exact.has_same_calls(module)
             _clear(call, found, Cause.HARMLESS, module.pair.name, is_same=is_same)
             if any(map(_is_replaced, found)):
@@ -204,12 +205,14 @@ def _clear(call: Call, found: Sequence[Row], cause: Cause, subject: str, *, is_s
         row.origin = None
 
 
-def _is_inside(module: Call, found: Sequence[Row]) -> bool:
+def _is_inside(module: Call, found: Sequence[Row], call: Call, calls: Calls) -> bool:
     """Return whether an effect ends inside of a module.
 
     That of a value that was changed between two calls does where it was changed inside; that of
     another order of elements where the results of the module show their elements.
     """
+    if _is_another_function(call, calls, module):
+        return False
     causes = {row.cause for row in found}
     if Cause.REORDERING_CALL in causes:
         made = [row for row in module.outputs if row.holds_tensor]
@@ -218,6 +221,24 @@ def _is_inside(module: Call, found: Sequence[Row]) -> bool:
     return Cause.CHANGED_BETWEEN not in causes or (
         module.parsed.is_module and not any(row.status.is_difference for row in module.inputs)
     )
+
+
+def _is_another_function(call: Call, calls: Calls, module: Call) -> bool:
+    """Return whether a module of another class makes something else, given the same.
+
+    That is further apart than other calls round, and the module around, though its results agree
+    within their tolerance, shows it by more than the rounding of another way to compute the same.
+    """
+    is_other = call.is_matched and call.parsed.is_module and calls.makes_other_call(call.pair)
+    if not is_other or calls.has_inner(call) or not _has_equal_inputs(call):
+        return False
+    return _worst(call) > IN_OTHER_CALLS and _worst(module) > NEAR
+
+
+def _worst(call: Call) -> float:
+    """Return how far a result of a call is apart at most, in units of its type."""
+    made = [row for row in call.outputs if row.error and resolution_of(row.values)]
+    return max((row.error or 0.0) / resolution_of(row.values) for row in made) if made else 0.0
 
 
 def _is_replaced(row: Row) -> bool:

@@ -11,6 +11,7 @@ from typing import Final
 
 from msprobe.compare.model import Mode, Status
 from msprobe.compare.training.differences import Effect, FactDifference, Phase
+from msprobe.compare.training.outlines import OutlineDifference
 from msprobe.compare.verdicts.next_steps import for_inputs
 from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.places import Clue
@@ -160,6 +161,16 @@ def _furthest(findings: Findings) -> list[str]:
     ]
 
 
+def _of_ahead(findings: Findings, first: StepObservations, ahead: OutlineDifference) -> Verdict:
+    return findings.conclude(
+        ahead.verdict,
+        f"{ahead.words}, step {first.step}",
+        Confidence.LIKELY,
+        where=Where(step=first.step, rank=first.rank, source=ahead.source, phase=Phase.FORWARD),
+        next_steps=ahead.next,
+    )
+
+
 def _of_given(findings: Findings, first: StepObservations, given: Clue) -> Verdict:
     where = Where.at(given.place, first.rank)
     if first.given_samples:
@@ -220,6 +231,9 @@ def _within_noise(findings: Findings) -> Verdict:
 
 
 def _unexplained(findings: Findings) -> Verdict:
+    first = next(iter(_differing(findings)), None)
+    if first is not None and first.ahead is not None:
+        return _of_ahead(findings, first, first.ahead)
     jumps = [
         (each, jump)
         for each in findings.steps
