@@ -23,7 +23,7 @@ from msprobe.compare.training.differences import (
     shown,
     some_of,
 )
-from msprobe.compare.training.facts_pair import FactsPair, StepPair
+from msprobe.compare.training.facts_pair import FactsPair, StepPair, clip_coefficient
 from msprobe.compare.training.fingerprints import Fingerprint, at
 from msprobe.compare.training.gradient_factors import (
     Factor,
@@ -205,8 +205,8 @@ def has_same_training(
     if len(pair.target.loss) != len(pair.reference.loss) and not _are_near(*totals):
         # Losses of inner updates (MAML) come before the one that the optimizer's gradients are of.
         totals = [facts.loss[-1].value if facts.loss else None for facts in pair.sides]
-    norms = [[clip.total_norm or 0.0 for clip in side] for side in pair.events(Clip)]
-    if None in totals or len(norms[0]) != len(norms[1]):
+    clips = pair.events(Clip)
+    if None in totals or not _limit_alike(*clips):
         return False
     if not steps or not all(
         has_same_gradients(step, tolerance) or are_rounded(step, resolution) for step in steps
@@ -214,13 +214,33 @@ def has_same_training(
         return False
     if all(step.is_opposed for step in steps):
         totals[0] = -(totals[0] or 0.0)
-    is_scaled = not _are_near(*totals, tolerance=max(SAME_GRADIENT, ONCE * resolution))
-    is_taken_back = any(pair.events(Scaler)) or not any(
-        limit_of(total) for step in steps for total in _totals(step.gradients)
-    )
-    if is_scaled and not (_is_scale(*totals, is_taken_back=is_taken_back) and all(norms[0])):
+    if _are_near(*totals, tolerance=max(SAME_GRADIENT, ONCE * resolution)):
+        return True
+    # A total norm that is a limit itself was left by code of the program, which hides a scale.
+    found = [clip.total_norm for side in clips for clip in side]
+    if not found:
+        found = [total for step in steps for total in _totals(step.gradients)]
+    is_seen = all(total and not limit_of(total) for total in found)
+    is_taken_back = any(pair.events(Scaler)) or is_seen
+    return _is_scale(*totals, parts=max(pair.passes), is_taken_back=is_taken_back)
+
+
+def _limit_alike(target: Sequence[Clip], reference: Sequence[Clip]) -> bool:
+    """Return whether clipping does the same to the gradients of both sides.
+
+    Gradients that are divided after they were clipped have another norm then, and another limit.
+    """
+    active = [
+        [clip for clip in side if clip_coefficient(clip) != 1.0] for side in (target, reference)
+    ]
+    if len(active[0]) != len(active[1]):
         return False
-    return all(map(_are_near, *norms))
+    for both in zip(*active, strict=True):
+        coefficients = [clip_coefficient(clip) for clip in both]
+        norms = [clip.total_norm or 0.0 for clip in both]
+        if not _are_near(*(norms if None in coefficients else coefficients)):
+            return False
+    return True
 
 
 def _total_loss(facts: Facts) -> float | None:
@@ -236,16 +256,19 @@ def _are_near(
     return known and math.isclose(target, reference, rel_tol=tolerance)  # type: ignore[arg-type]
 
 
-def _is_scale(target: float | None, reference: float | None, *, is_taken_back: bool) -> bool:
-    """Return whether one loss is the other one times a scale, which adds no rounding.
+def _is_scale(
+    target: float | None, reference: float | None, *, parts: int, is_taken_back: bool
+) -> bool:
+    """Return whether one loss is the other one times a scale, or divided by the micro batches.
 
     A half may also be a mistake, which clipping by the program's own code hides from optimizers.
     """
     if not target or not reference or not 0 < target / reference < math.inf:
         return False
     power = round(math.log2(target / reference))
-    is_power = math.isclose(target / reference, 2.0**power, rel_tol=SAME_GRADIENT)
-    return is_power and (is_taken_back or abs(power) >= _LEAST_SCALE)
+    scales = [2.0**power] if is_taken_back or abs(power) >= _LEAST_SCALE else []
+    scales += [float(parts), 1 / parts] if is_taken_back else []
+    return any(math.isclose(target / reference, s, rel_tol=SAME_GRADIENT) for s in scales)
 
 
 def _distance(target: Fingerprint, reference: Fingerprint, largest: float) -> float:

@@ -346,7 +346,8 @@ class TrainingHistory:
         if is_known and all(map(has_same_gradients, steps)):
             # The other side clips by its own code, or the limit is not reached.
             clips = [replace(each, effect=Effect.NONE) for each in clips]
-        yield from total_norm_differences(pair, meanings)
+        if not trains_alike:
+            yield from total_norm_differences(pair, meanings)
         yield from clips
         gradients = list(history.gradients.differences(steps, meanings, resolution()))
         is_told = pair.asks_otherwise or clips_other_parameters(pair)

@@ -20,7 +20,9 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import Moment
+from msprobe.compare.training.facts_pair import clip_factors
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
+from msprobe.compare.training.gradients import SAME_GRADIENT
 from msprobe.compare.training.outlines import OutlineDifference, difference_behind
 from msprobe.compare.verdicts.cleared_gradients import cleared_gradients
 from msprobe.compare.verdicts.data_flow import fingerprint
@@ -411,23 +413,35 @@ def _unused_change(comparison: RankComparison) -> Clue | None:
         return None
     shapes = {tuple(shape) for shape in columns.shape if math.prod(shape) > 1}
     held = Counter(key for row in comparison.rows for key in {*map(fingerprint, row.values)})
-    given = {key for side in comparison.facts for key in _given_to(side)}
+    given = [each for side in comparison.facts for each in _given_to(side)]
     for row in comparison.rows:
         parsed = comparison.parsed(row.pair)
         is_change = parsed.kind is RecordKind.FORWARD and _IN_PLACE.search(parsed.path) is not None
         is_lone = row.pair.name in lone and not row.pair.is_matched and row.value.shape in shapes
-        is_used = held[fingerprint(row.value)] > 1 or (row.value.shape, row.value.norm) in given
-        if is_change and is_lone and _is_result(row) and not is_used:
+        if not (is_change and is_lone and _is_result(row)) or held[fingerprint(row.value)] > 1:
+            continue
+        norm = row.value.norm
+        if norm is None or not any(
+            shape == row.value.shape and math.isclose(norm, other, rel_tol=SAME_GRADIENT)
+            for shape, other in given
+        ):
             return Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
     return None
 
 
-def _given_to(facts: Facts | None) -> Iterator[Hashable]:
-    """Yield shapes and norms of the gradients that optimizers got: facts compare these."""
+def _given_to(facts: Facts | None) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Yield shapes and norms of the gradients that optimizers got: facts compare these.
+
+    And those that they had before they were clipped, which no record holds again.
+    """
+    factors = {} if facts is None else clip_factors(facts)
     for step in () if facts is None else facts.optimizer_steps():
+        factor = factors.get((step.number, step.call), 1.0)
         columns = step.parameters
         for shape, norm in zip(columns.shape, columns.gradient.norm, strict=False):
-            yield tuple(shape), norm
+            if norm is not None:
+                yield tuple(shape), norm
+                yield tuple(shape), norm / factor
 
 
 def _are_samples(comparison: RankComparison, row: Row) -> bool:
