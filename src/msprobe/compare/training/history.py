@@ -22,14 +22,16 @@ from msprobe.compare.training.data import DataHistory, Made, is_split
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.fingerprints import Change
-from msprobe.compare.training.gradient_factors import Meanings
-from msprobe.compare.training.gradients import (
+from msprobe.compare.training.gradient_distances import (
     SAME_GRADIENT,
-    GradientHistory,
     are_rounded,
     farthest_gradient,
     gradient_distances,
     has_same_gradients,
+)
+from msprobe.compare.training.gradient_factors import Meanings
+from msprobe.compare.training.gradients import (
+    GradientHistory,
     has_same_training,
     meanings_of,
     total_norm_differences,

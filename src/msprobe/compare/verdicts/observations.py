@@ -21,8 +21,8 @@ from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.facts_pair import clip_factors
+from msprobe.compare.training.gradient_distances import SAME_GRADIENT
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
-from msprobe.compare.training.gradients import SAME_GRADIENT
 from msprobe.compare.training.outlines import OutlineDifference, difference_behind
 from msprobe.compare.verdicts.cleared_gradients import cleared_gradients
 from msprobe.compare.verdicts.data_flow import fingerprint
@@ -335,7 +335,7 @@ def _lone_users(comparison: RankComparison) -> dict[str, Clue]:
 
 
 def _small_cause(comparison: RankComparison) -> Clue | None:
-    """Return the first argument or draw that differs, and changes results within tolerance."""
+    """Return the first argument or draw that differs, and may change results within tolerance."""
     for _, group in itertools.groupby(comparison.rows, key=lambda row: row.pair.position):
         rows = list(group)
         pair = rows[0].pair
@@ -346,8 +346,9 @@ def _small_cause(comparison: RankComparison) -> Clue | None:
         if not pair.is_matched and _makes_random(side.operator(pair.name), tensors):
             return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
         idle = [row for row in rows if row.cause is Cause.NO_EFFECT]
-        is_made = all((row.status is Status.EQUAL) is not _is_result(row) for row in tensors)
-        if idle and tensors and is_made:
+        # Where what it is given differs as well, its effect hides in the rounding of that.
+        is_made = any(_is_result(row) and row.status is not Status.EQUAL for row in tensors)
+        if idle and is_made and side.operator(pair.name).family is not Family.MOVING:
             place = Place.of(comparison, pair)
             return Clue(_argument_words(idle[0], place), place, is_argument=True)
     return None
