@@ -48,16 +48,21 @@ class Elements:
         found = self.state.get(name)
         return np.zeros_like(self.before) if found is None else found
 
-    def blurred(self, square: Array) -> Array | float:
-        """Return by how many roundings a root is blurred where its square nearly vanishes.
 
-        Twice rounded to a multiple of the smallest number of its type, it may be zero.
-        """
-        smallest = _SMALLEST.get(self.epsilon, 0.0)
-        if not smallest:
-            return 0.0
-        left = square - 2 * smallest
-        return np.where(left > 0, smallest / left / self.epsilon, np.inf)
+def blurred(square: Array, epsilon: float) -> Array | float:
+    """Return by how many roundings a root is blurred where its square nearly vanishes.
+
+    Twice rounded to a multiple of the smallest number of its type, it may be zero.
+
+    Args:
+        square: averages of squares.
+        epsilon: of their type.
+    """
+    smallest = _SMALLEST.get(epsilon, 0.0)
+    if not smallest:
+        return 0.0
+    left = square - 2 * smallest
+    return np.where(left > 0, smallest / left / epsilon, np.inf)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 from msprobe.compare.model import Matched, Row
 from msprobe.compare.training.fingerprints import Fingerprint
 
-# Gradients of one factor agree this far, relative; coarse types need more.
-_SAME_FACTOR: Final = 2e-3
+SAME_FACTOR: Final = 2e-3
+"""Gradients of one factor agree this far, relative; coarse types need more."""
 _SAME_DIRECTION: Final = 2e-2
 # Noise moves the norm, too, but leaves more than this share of its difference to a factor.
 _MOST_LEFT: Final = 0.5
@@ -42,7 +42,7 @@ class Factor(NamedTuple):
         """Whether the target's gradient is a multiple of the reference's, and not the same."""
         change = abs(self.value - 1)
         most = min(_SAME_DIRECTION, _MOST_LEFT * change)
-        return change > _SAME_FACTOR and (self.residual is None or self.residual <= most)
+        return change > SAME_FACTOR and (self.residual is None or self.residual <= most)
 
     @property
     def is_proved(self) -> bool:
@@ -51,7 +51,7 @@ class Factor(NamedTuple):
 
     def agrees_with(self, value: float) -> bool:
         """Return whether this is a certain factor."""
-        return math.isclose(self.value, value, rel_tol=_SAME_FACTOR)
+        return math.isclose(self.value, value, rel_tol=SAME_FACTOR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def _power_of_two(factor: float) -> str:
 
 
 def _is(factor: float, value: float) -> bool:
-    return math.isclose(factor, value, rel_tol=_SAME_FACTOR)
+    return math.isclose(factor, value, rel_tol=SAME_FACTOR)
 
 
 def limited_words(target: float, reference: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -35,6 +35,7 @@ from msprobe.compare.training.gradient_distances import (
     rounded_gradients,
 )
 from msprobe.compare.training.gradient_factors import (
+    SAME_FACTOR,
     Factor,
     Meanings,
     common_factor,
@@ -49,6 +50,7 @@ from msprobe.dump.facts import Clip, Facts, Scaler
 # A sum of projections is that of another tensor, up to the rounding of the gradients.
 _SAME_SUM: Final = 1e-3
 _MOST: Final = 0.9
+_PROJECTIONS: Final = 2  # of each gradient; one with as many elements is a multiple by chance
 _PLAIN: Final = (1.0, 1.0)
 # Scales of losses, as powers of two: they keep gradients from becoming zero in a coarse type.
 _LEAST_SCALE: Final = 3
@@ -185,9 +187,8 @@ class GradientHistory:
         yield from _lacking(pair, got)
         changes = pair.changes("gradient")
         is_clipped = both is not got
-        same = set()
-        if pair.is_opposed or is_clipped or not pair.has_same_scale:
-            same = near_gradients(*got)
+        # Sums in another order are no other gradients.
+        same = near_gradients(*got)
         if is_clipped:
             # One that changes the total norm changes all that are clipped with it.
             same |= near_gradients(*both)
@@ -198,6 +199,9 @@ class GradientHistory:
         ]
         if not moved:
             return
+        rounded = rounded_gradients(pair, resolution)
+        sizes = dict(zip(pair.columns[0].name, map(math.prod, pair.columns[0].shape), strict=False))
+        telling = [n for n in moved if n not in rounded and sizes[n] > _PROJECTIONS]
         last = self._last.get(pair.target.number)
         words = "" if last is None else _stale(moved, both, last)
         if words:
@@ -226,9 +230,22 @@ class GradientHistory:
                 f"(step {pair.pair.step})" + (f": the factor is {meaning}" if meaning else ""),
                 moved,
                 Effect.CERTAIN if is_of_all else Effect.POSSIBLE,
+                is_multiple=not is_of_all and telling == moved,
             )
             return
-        rounded = rounded_gradients(pair, resolution)
+        some = _multiples({n: factor_between(both[0][n], both[1][n]) for n in telling})
+        if some is not None:
+            names, value = some
+            yield _difference(
+                pair,
+                f"{some_of(names, len(changes), 'gradients')} {are(names)} {shown(value)} times "
+                f"the reference's when the optimizer gets {are(names, 'it', 'them')} (step "
+                f"{pair.pair.step})",
+                names,
+                Effect.POSSIBLE,
+                is_multiple=True,
+            )
+            return
         far = [n for n in moved if not changes[n].is_rounding and n not in rounded]
         if far:
             worst = max(far, key=lambda name: changes[name].relative or 0.0)
@@ -241,6 +258,23 @@ class GradientHistory:
                 [worst],
                 Effect.POSSIBLE,
             )
+
+
+def _multiples(factors: Mapping[str, Factor | None]) -> tuple[list[str], float] | None:
+    """Return several gradients that are the same multiple of the reference's, and the factor.
+
+    The gradients behind them are sums of multiples and others. One alone may look so by chance.
+    """
+    proved = {
+        name: factor.value
+        for name, factor in factors.items()
+        if factor is not None and factor.is_multiple and factor.is_proved
+    }
+    for value in proved.values():
+        names = [n for n, v in proved.items() if math.isclose(v, value, rel_tol=SAME_FACTOR)]
+        if len(names) > 1:
+            return names, value
+    return None
 
 
 def _totals(both: tuple[Gradients, Gradients]) -> tuple[float, float]:
@@ -415,12 +449,15 @@ def _difference(
     names: Sequence[str],
     effect: Effect = Effect.CERTAIN,
     verdict: VerdictClass = VerdictClass.GRADIENT,
+    *,
+    is_multiple: bool = False,
 ) -> FactDifference:
     return pair.difference(
         verdict,
         Moment.REDUCE,
         words,
         effect=effect,
+        is_multiple=is_multiple,
         parameter=names[0],
         next=(AFTER_BACKWARD,),
     )

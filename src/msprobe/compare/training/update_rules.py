@@ -22,6 +22,7 @@ from msprobe.compare.training.elements import (
     Options,
     Rule,
     Updated,
+    blurred,
     given,
     moved,
 )
@@ -91,7 +92,7 @@ def _averages(
     moment_size = first * np.abs(elements.of("exp_avg")) + (1 - first) * size
     square = second * elements.of("exp_avg_sq") + (1 - second) * gradient * gradient
     blur = np.where(gradient == 0, 0.0, size / np.maximum(np.abs(gradient), _TINY))
-    return moment, moment_size, square, blur + elements.blurred(square)
+    return moment, moment_size, square, blur + blurred(square, elements.epsilon)
 
 
 def _adamw(options: Options, elements: Elements) -> Updated:
@@ -137,7 +138,7 @@ def _rmsprop(options: Options, elements: Elements) -> Updated:
         cancelled = np.where(variance > 0, square / variance, np.inf)
         square = variance
     root = np.sqrt(square) + options["eps"]
-    step, step_size = gradient / root, size / root * (cancelled + elements.blurred(square))
+    step, step_size = gradient / root, size / root * (cancelled + blurred(square, elements.epsilon))
     momentum = options.get("momentum") or 0.0
     if momentum:
         buffer = momentum * elements.of("momentum_buffer")
@@ -150,8 +151,8 @@ def _adagrad(options: Options, elements: Elements) -> Updated:
     total = elements.of("sum") + gradient * gradient
     rate = options["lr"] / (1 + (elements.steps - 1) * (options.get("lr_decay") or 0.0))
     root = np.sqrt(total) + options["eps"]
-    blurred = size * (1.0 + elements.blurred(total))
-    return moved(elements.before, rate * gradient / root, rate * blurred / root)
+    size = size * (1.0 + blurred(total, elements.epsilon))
+    return moved(elements.before, rate * gradient / root, rate * size / root)
 
 
 def _adadelta(options: Options, elements: Elements) -> Updated:
