@@ -269,9 +269,10 @@ class _Search:
         factor: tuple[StepObservations, GradientFactor] | None,
     ) -> bool:
         when = fact.step, int(fact.moment)
-        is_shown = culprit is not None and culprit.row.cause is Cause.GRADIENT_CALL
-        if fact.is_multiple and is_shown and culprit.comparison.step == fact.step:
-            return True
+        if fact.is_multiple and culprit is not None:
+            is_shown = culprit.row.cause is Cause.GRADIENT_CALL
+            if is_shown and culprit.comparison.step == fact.step:
+                return True
         if factor is not None and (factor[0].step, int(factor[1].moment)) < when:
             return False
         if culprit is None:
@@ -441,7 +442,7 @@ class _Search:
         culprit = collective_of(culprit, self._findings.culprits)
         if class_of(culprit) in MAY_BE_INSIDE:
             culprit = culprit_inside(culprit, self._findings.culprits)
-        verdict, words = class_and_words(culprit)
+        verdict, words = found = class_and_words(culprit)
         ranks = {each.rank for each in self._findings.steps}
         is_group = verdict is VerdictClass.COMMUNICATION
         words += ranks_words(culprit, self._findings.culprits, ranks, is_group=is_group)
@@ -467,7 +468,7 @@ class _Search:
         moment = moment_of(culprit)
         own = self._findings.own_errors.get(key_of(culprit))
         evidence = []
-        inside = unrecorded_call(culprit)
+        inside = unrecorded_call(culprit, found[0])
         if inside is not None:
             verdict, confidence = inside.verdict, Confidence.LIKELY
             words = f"{inside.words}; {culprit_words(culprit)}"

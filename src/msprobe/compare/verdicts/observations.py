@@ -346,9 +346,16 @@ def _small_cause(comparison: RankComparison) -> Clue | None:
         if not pair.is_matched and _makes_random(side.operator(pair.name), tensors):
             return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
         idle = [row for row in rows if row.cause is Cause.NO_EFFECT]
-        # Where what it is given differs as well, its effect hides in the rounding of that.
-        is_made = any(_is_result(row) and row.status is not Status.EQUAL for row in tensors)
-        if idle and is_made and side.operator(pair.name).family is not Family.MOVING:
+        # Where what a call is given differs as well, its effect hides in the rounding of that. That
+        # of a module's argument is in the calls inside.
+        if side.parsed(pair.name).is_module:
+            is_seen_inside = side.view.head.level != "L0"
+            is_made = not is_seen_inside and all(
+                (row.status is Status.EQUAL) is not _is_result(row) for row in tensors
+            )
+        else:
+            is_made = any(_is_result(row) and row.status is not Status.EQUAL for row in tensors)
+        if idle and tensors and is_made and side.operator(pair.name).family is not Family.MOVING:
             place = Place.of(comparison, pair)
             return Clue(_argument_words(idle[0], place), place, is_argument=True)
     return None
