@@ -58,8 +58,9 @@ def shifted(comparison: RankComparison) -> Clue | None:
         if not isinstance(row, Matched) or row.status is _EQUAL:
             continue
         if coarsest >= HALF:
-            units = errors.allowed(row.value.shape or (), is_new=errors.is_new(comparison, row))
-            errors.add(comparison, row, coarsest)
+            is_new = errors.is_new(comparison, row)
+            own = errors.add(comparison, row, coarsest)
+            units = errors.allowed(row.value.shape or (), own if is_new else None)
         else:  # before autocast, or before the first cast
             units = IN_OTHER_CALLS
         if row.status.is_difference and row.origin is None and not is_module:
@@ -99,15 +100,18 @@ class _Errors:
             made = math.inf if is_module else count
             self._fewest = min(self._fewest, made, self._finer.get(place, math.inf))
 
-    def add(self, comparison: RankComparison, row: Matched, resolution: float) -> None:
-        """Take in a value that is not equal."""
+    def add(self, comparison: RankComparison, row: Matched, resolution: float) -> float:
+        """Take in a value that is not equal; return its own error in units, 0 if not known."""
         if row.value.role is not Role.OUTPUT:
             self._given.add(row.pair.position)
         self._around.update(comparison.side_of(row.pair).around(row.pair.name))
         error, norm = estimated_difference(row.target, row.reference), row.reference.norm
-        if error and norm:
-            self._squares += (error / abs(float(norm)) / resolution) ** 2
-            self._count += 1
+        if not error or not norm:
+            return 0.0
+        own = error / abs(float(norm)) / resolution
+        self._squares += own**2
+        self._count += 1
+        return own
 
     def is_new(self, comparison: RankComparison, row: Row) -> bool:
         """Return whether a value is the first that differs, or made of equal ones."""
@@ -118,11 +122,16 @@ class _Errors:
             is_result and row.pair.position not in self._given and row.pair.name not in self._around
         )
 
-    def allowed(self, shape: Sequence[int], *, is_new: bool) -> float:
-        """Return by how many units a value of a shape may move as a whole."""
+    def allowed(self, shape: Sequence[int], own: float | None) -> float:
+        """Return by how many units a value of a shape may move as a whole.
+
+        Args:
+            shape: its shape.
+            own: its own error, where it is new.
+        """
         count = math.prod(shape)
-        if is_new:
-            return shift_of(count, fewest=self._fewest)
+        if own is not None:
+            return shift_of(count, own, self._fewest)
         rows = math.prod(shape[:-1][:_TOKENS]) if len(shape) > 1 else count
         typical = math.sqrt(self._squares / self._count) if self._count else 0.0
         return shift_of(max(rows, 1), typical, self._fewest)
