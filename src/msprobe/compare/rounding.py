@@ -3,6 +3,11 @@
 
 Limits are in units of the resolution of the coarsest type that values were computed in, and hold
 for errors relative to the norm. The bounds of single operators are those of `conditioning`.
+
+What moves no value as a whole, and no element by more than its type resolves, is not told from
+rounding: GELU by its tangent and by its error function are 5e-4 apart at most, where bfloat16
+resolves 4e-3 to 8e-3; only the argument shows it, where calls are recorded. An eps of 1e-3 takes
+5e-4 of a norm whose variance is 1: no element shows it, but the norm of 64 rows does.
 """
 
 from __future__ import annotations
@@ -32,11 +37,20 @@ IN_OTHER_CALLS: Final = 64.0
 LARGEST: Final = 0.5
 """Relative to the norm: an error that is half of the value is no rounding that grew."""
 _GROWN: Final = 1e5  # Errors that grew so far from call to call are no rounding any more.
-# The error of an element after some roundings is 0.7 or less in the root mean square, that of the
-# mean of n elements by the root of n less: four times that may be, three times a measured error.
-_SHIFT_OF_ONE: Final = 2.8
-_DEVIATIONS: Final = 3.0
+# Rounding to the nearest moves an element by 0.21 units in the root mean square (the spacing of a
+# type is 0.5 to 1 unit, evenly in the logarithm, and errors are even within it), two sides by 0.3.
+# Norms and means weigh elements by their sizes, of which some are several times the common one:
+# 0.7 is more than twice that.
+_ERROR_OF_ONE: Final = 0.7
+_DEVIATIONS: Final = 4.0
+_MANY: Final = 4.5 / 4.0  # of hundreds of gradients none may: once in 150,000
+_FEWER: Final = 3.0 / 4.0  # a measured error has some of a shift in it
+_OF_ONE_NUMBER: Final = 0.5
+"""A number that is rounded once and scales all: the mean of a loss divides by one."""
 _LEAST_SHIFT: Final = 0.25
+"""The same of a sum, whose parts are divided by a number that is rounded alike, or nearly so."""
+LARGEST_SHIFT: Final = 8.0
+"""What moves by more units is judged by its size."""
 
 
 def resolution_of(values: Iterable[Value | None]) -> float:
@@ -86,14 +100,26 @@ def is_of_sum(distance: float, moved: float, count: int, resolution: float, typi
     """
     if resolution <= FINE or max(typical, distance / 2) > IN_SUM * resolution:
         return False
-    return moved <= shift_of(count, max(distance, typical) / resolution) * resolution
+    measured = _FEWER * shift_of(count, max(distance, typical) / resolution)
+    return moved <= max(_LEAST_SHIFT, shift_of(count), measured) * resolution
 
 
-def shift_of(count: int, error: float = 0.0) -> float:
-    """Return by how many units rounding may move the norm or mean of elements.
+def shift_of(count: int, error: float = 0.0, fewest: float = math.inf) -> float:
+    """Return by how many units rounding may move the norm of elements, or their mean as much.
+
+    Errors of elements that are rounded by themselves have either sign: of `count` such errors the
+    sum is as large as the root of `count` of them, in the root mean square, and four times that
+    once in 16,000 values. What is computed with one rounded number moves as a whole.
 
     Args:
-        count: how many there are.
+        count: how many elements there are whose errors have nothing to do with each other.
         error: of one of them, in units, in the root mean square, where it is measured.
+        fewest: elements of the smallest tensor that one side alone rounds before.
     """
-    return max(_LEAST_SHIFT, max(_SHIFT_OF_ONE, _DEVIATIONS * error) / math.sqrt(count))
+    few = min(_OF_ONE_NUMBER, _DEVIATIONS * _ERROR_OF_ONE / math.sqrt(fewest))
+    return max(few, _DEVIATIONS * max(_ERROR_OF_ONE, error) / math.sqrt(count))
+
+
+def gradient_shift(count: int, error: float) -> float:
+    """Return the same of the norm of a gradient, which the mean of a loss scales."""
+    return _OF_ONE_NUMBER + _MANY * shift_of(count, error)

@@ -102,6 +102,7 @@ class FactDifference:
         is_drawn_by_host: the program draws from Python's or NumPy's generator, which differs: code
             may branch by it.
         is_unread: the gradients before it were not read, so that the calls must agree.
+        is_multiple: some gradients are a multiple of the reference's, and none of the others is.
     """
 
     verdict: VerdictClass
@@ -121,6 +122,7 @@ class FactDifference:
     is_reordered: bool = False
     is_drawn_by_host: bool = False
     is_unread: bool = False
+    is_multiple: bool = False
 
 
 def of_sides(target: _Known, reference: _Known) -> Iterator[tuple[str, str, _Known, _Known]]:

@@ -15,6 +15,8 @@ Options = Mapping[str, Any]
 
 # Roundings of one element on its way through the longest rule, each half an epsilon, doubled.
 _ROUNDINGS: Final = 16.0
+# Epsilon of a type and its smallest number: that of float16 is so large that squares vanish in it.
+_SMALLEST: Final = {2.0**-10: 2.0**-24}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,22 @@ class Elements:
         """Return a state; zeros where there is none."""
         found = self.state.get(name)
         return np.zeros_like(self.before) if found is None else found
+
+
+def blurred(square: Array, epsilon: float) -> Array | float:
+    """Return by how many roundings a root is blurred where its square nearly vanishes.
+
+    Twice rounded to a multiple of the smallest number of its type, it may be zero.
+
+    Args:
+        square: averages of squares.
+        epsilon: of their type.
+    """
+    smallest = _SMALLEST.get(epsilon, 0.0)
+    if not smallest:
+        return 0.0
+    left = square - 2 * smallest
+    return np.where(left > 0, smallest / left / epsilon, np.inf)
 
 
 @dataclass(frozen=True, slots=True)

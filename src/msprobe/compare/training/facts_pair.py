@@ -143,7 +143,7 @@ class FactsPair:
     @cached_property
     def clip_factors(self) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
         """Optimizer and its call → by what clipping scaled its gradients, for both sides."""
-        target, reference = map(_clip_factors, self.sides)
+        target, reference = map(clip_factors, self.sides)
         return target, reference
 
     @property
@@ -206,7 +206,7 @@ def _training(facts: Facts) -> tuple[int, int]:
     return len(facts.loss), len(facts.optimizer_steps())
 
 
-def _clip_factors(facts: Facts) -> dict[tuple[int, int], float]:
+def clip_factors(facts: Facts) -> dict[tuple[int, int], float]:
     """Return the factors of one clipping of all gradients, or of those of single optimizers.
 
     These are told by how many parameters they were given.

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from msprobe.compare.model import Matched, Row
 from msprobe.compare.training.fingerprints import Fingerprint
 
-# Gradients of one factor agree this far, relative; coarse types need more.
-_SAME_FACTOR: Final = 2e-3
+SAME_FACTOR: Final = 2e-3
+"""Gradients of one factor agree this far, relative; coarse types need more."""
 _SAME_DIRECTION: Final = 2e-2
 # Noise moves the norm, too, but leaves more than this share of its difference to a factor.
 _MOST_LEFT: Final = 0.5
@@ -43,7 +43,7 @@ class Factor(NamedTuple):
         """Whether the target's gradient is a multiple of the reference's, and not the same."""
         change = abs(self.value - 1)
         most = min(_SAME_DIRECTION, _MOST_LEFT * change)
-        return change > _SAME_FACTOR and (self.residual is None or self.residual <= most)
+        return change > SAME_FACTOR and (self.residual is None or self.residual <= most)
 
     @property
     def is_proved(self) -> bool:
@@ -52,7 +52,7 @@ class Factor(NamedTuple):
 
     def agrees_with(self, value: float) -> bool:
         """Return whether this is a certain factor."""
-        return math.isclose(self.value, value, rel_tol=_SAME_FACTOR)
+        return math.isclose(self.value, value, rel_tol=SAME_FACTOR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Meanings:
     scales: Sequence[float] = ()
     samples: Sequence[int] = ()
 
-    def of(self, factor: float, tolerance: float = _SAME_FACTOR) -> str:
+    def of(self, factor: float, tolerance: float = SAME_FACTOR) -> str:
         """Return the meaning of a factor in words; empty if it is no known number.
 
         Args:
@@ -79,7 +79,7 @@ class Meanings:
             tolerance: how far it may be from a number, relative to it, if it is known better than
                 factors of gradients are.
         """
-        is_near = partial(math.isclose, factor, rel_tol=min(tolerance, _SAME_FACTOR))
+        is_near = partial(math.isclose, factor, rel_tol=min(tolerance, SAME_FACTOR))
         for scale in self.scales:
             if is_near(scale) and scale != 1:
                 return f"the scale of the gradient scaler, {scale:g}: they are not unscaled"

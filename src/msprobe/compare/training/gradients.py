@@ -11,9 +11,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
-from msprobe.compare.rounding import ONCE, is_of_sum, shift_of
+from msprobe.compare.rounding import ONCE
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
@@ -23,9 +23,19 @@ from msprobe.compare.training.differences import (
     shown,
     some_of,
 )
-from msprobe.compare.training.facts_pair import FactsPair, StepPair
+from msprobe.compare.training.facts_pair import FactsPair, StepPair, clip_coefficient
 from msprobe.compare.training.fingerprints import Fingerprint, at
+from msprobe.compare.training.gradient_distances import (
+    SAME_GRADIENT,
+    Gradients,
+    are_rounded,
+    distance,
+    has_same_gradients,
+    near_gradients,
+    rounded_gradients,
+)
 from msprobe.compare.training.gradient_factors import (
+    SAME_FACTOR,
     Factor,
     Meanings,
     common_factor,
@@ -39,21 +49,11 @@ from msprobe.dump.facts import Clip, Facts, Scaler
 
 # A sum of projections is that of another tensor, up to the rounding of the gradients.
 _SAME_SUM: Final = 1e-3
-SAME_GRADIENT: Final = 1e-5
-"""Sums in another order are as near as this in float32, and gradients of other calls, too."""
-# A gradient that moves so many times as far as rounding moves norms is another one, if it is no
-# further apart than so many units, else it is told by that.
-_BEYOND: Final = 1.5
-_AS_LITTLE: Final = 8.0
 _MOST: Final = 0.9
+_PROJECTIONS: Final = 2  # of each gradient; one with as many elements is a multiple by chance
 _PLAIN: Final = (1.0, 1.0)
-# Gradients so much smaller than the largest one may be the rounding of larger terms.
-_SMALL: Final = 1e-4
-_ROUNDING: Final = 2.0**-19  # a sum of many roundings of float32
 # Scales of losses, as powers of two: they keep gradients from becoming zero in a coarse type.
 _LEAST_SCALE: Final = 3
-
-Gradients = Mapping[str, Fingerprint]
 
 
 def meanings_of(pair: FactsPair, world_size: int) -> Meanings:
@@ -66,121 +66,6 @@ def meanings_of(pair: FactsPair, world_size: int) -> Meanings:
             {math.prod(each.shape[:rank]) for each in pair.target.data for rank in (1, 2)}
         ),
     )
-
-
-def has_same_gradients(pair: StepPair, tolerance: float = SAME_GRADIENT) -> bool:
-    """Return whether all gradients that an optimizer gets are the same sums, in another order.
-
-    One side may hold several weights as one: those of one side alone are the same together.
-    """
-    both = pair.gradients
-    shared = both[0].keys() & both[1].keys()
-    alone = [[each.norm or 0.0 for n, each in side.items() if n not in shared] for side in both]
-    return (
-        len(_near(*both, tolerance)) == len(shared)
-        and bool(alone[0]) is bool(alone[1])
-        and math.isclose(math.hypot(*alone[0]), math.hypot(*alone[1]), rel_tol=tolerance)
-    )
-
-
-def are_rounded(pair: StepPair, resolution: float) -> bool:
-    """Return whether all gradients that an optimizer gets differ as sums in a coarse type do."""
-    target, reference = pair.gradients
-    return target.keys() == reference.keys() == _rounded(pair, resolution)
-
-
-def _rounded(pair: StepPair, resolution: float) -> set[str]:
-    """Return the gradients that differ as sums do in a type of some resolution."""
-    zero = set.intersection(*map(_zero_but_for_rounding, pair.gradients))
-    moves = [each for each in _moves(pair) if each.name not in zero]
-    typical = _typical(moves)
-    return zero | {
-        each.name
-        for each in moves
-        if is_of_sum(each.distance, each.moved, each.size, resolution, typical)
-    }
-
-
-class _Move(NamedTuple):
-    """A gradient of both sides, how far it is apart and its norm moves, and how large it is."""
-
-    name: str
-    distance: float
-    moved: float
-    size: int
-    norm: float
-
-
-def _typical(moves: Sequence[_Move]) -> float:
-    """Return the root mean square of the distances of gradients."""
-    return math.hypot(*(each.distance for each in moves)) / math.sqrt(max(len(moves), 1))
-
-
-def shifted_gradient(pair: StepPair, resolution: float) -> tuple[str, float] | None:
-    """Return the first gradient that moves as a whole, though as little as rounding, and how far.
-
-    Args:
-        pair: an optimizer step.
-        resolution: of the coarse type that gradients are computed in.
-    """
-    moves = list(_moves(pair))
-    # Those that are small beside the others may be the rounding of terms as large as these.
-    least = resolution * max((each.norm for each in moves), default=0.0)
-    little = [m for m in moves if m.distance <= _AS_LITTLE * resolution and m.norm > least]
-    typical = _typical(little)
-    for each in little:
-        error = max(each.distance, typical) / resolution
-        if each.moved > _BEYOND * shift_of(each.size, error) * resolution:
-            return each.name, each.moved
-    return None
-
-
-def _moves(pair: StepPair) -> Iterator[_Move]:
-    target, reference = pair.gradients
-    own = pair.columns[0]
-    counts = {name: math.prod(shape) for name, shape in zip(own.name, own.shape, strict=False)}
-    for name, distance in _distances(target, reference).items():
-        moved, norm = _moved(target[name], reference[name]), reference[name].norm or 0.0
-        yield _Move(name, distance, moved, counts[name], norm)
-
-
-def _moved(target: Fingerprint, reference: Fingerprint) -> float:
-    """Return how far the norm of a gradient moves, relative to it; infinite if unknown."""
-    if target.norm is None or not reference.norm:
-        return math.inf
-    return abs(target.norm - reference.norm) / reference.norm
-
-
-def farthest_gradient(pair: StepPair) -> float:
-    """Return how far gradients are apart at most, relative to their norms."""
-    return max(gradient_distances(pair).values(), default=0.0)
-
-
-def gradient_distances(pair: StepPair) -> dict[str, float]:
-    """Return parameter → how far its gradients are apart, relative to their norms."""
-    return _distances(*pair.gradients)
-
-
-def _near(target: Gradients, reference: Gradients, tolerance: float = SAME_GRADIENT) -> set[str]:
-    """Return the gradients that are the same sum on both sides, in another order."""
-    found = _distances(target, reference)
-    zero = _zero_but_for_rounding(target) & _zero_but_for_rounding(reference)
-    return {name for name, distance in found.items() if distance <= tolerance or name in zero}
-
-
-def _zero_but_for_rounding(gradients: Gradients) -> set[str]:
-    """Return the gradients that are below the rounding of the largest one."""
-    norms = {name: each.norm for name, each in gradients.items() if each.norm is not None}
-    limit = _ROUNDING * max(norms.values(), default=0.0)
-    return {name for name, norm in norms.items() if norm <= limit}
-
-
-def _distances(target: Gradients, reference: Gradients) -> dict[str, float]:
-    largest = max((gradient.norm or 0.0 for gradient in reference.values()), default=0.0)
-    return {
-        name: _distance(target[name], reference[name], largest)
-        for name in target.keys() & reference.keys()
-    }
 
 
 def has_same_training(
@@ -205,8 +90,8 @@ def has_same_training(
     if len(pair.target.loss) != len(pair.reference.loss) and not _are_near(*totals):
         # Losses of inner updates (MAML) come before the one that the optimizer's gradients are of.
         totals = [facts.loss[-1].value if facts.loss else None for facts in pair.sides]
-    norms = [[clip.total_norm or 0.0 for clip in side] for side in pair.events(Clip)]
-    if None in totals or len(norms[0]) != len(norms[1]):
+    clips = pair.events(Clip)
+    if None in totals or not _limit_alike(*clips):
         return False
     if not steps or not all(
         has_same_gradients(step, tolerance) or are_rounded(step, resolution) for step in steps
@@ -214,13 +99,33 @@ def has_same_training(
         return False
     if all(step.is_opposed for step in steps):
         totals[0] = -(totals[0] or 0.0)
-    is_scaled = not _are_near(*totals, tolerance=max(SAME_GRADIENT, ONCE * resolution))
-    is_taken_back = any(pair.events(Scaler)) or not any(
-        limit_of(total) for step in steps for total in _totals(step.gradients)
-    )
-    if is_scaled and not (_is_scale(*totals, is_taken_back=is_taken_back) and all(norms[0])):
+    if _are_near(*totals, tolerance=max(SAME_GRADIENT, ONCE * resolution)):
+        return True
+    # A total norm that is a limit itself was left by code of the program, which hides a scale.
+    found = [clip.total_norm for side in clips for clip in side]
+    if not found:
+        found = [total for step in steps for total in _totals(step.gradients)]
+    is_seen = all(total and not limit_of(total) for total in found)
+    is_taken_back = any(pair.events(Scaler)) or is_seen
+    return _is_scale(*totals, parts=max(pair.passes), is_taken_back=is_taken_back)
+
+
+def _limit_alike(target: Sequence[Clip], reference: Sequence[Clip]) -> bool:
+    """Return whether clipping does the same to the gradients of both sides.
+
+    Gradients that are divided after they were clipped have another norm then, and another limit.
+    """
+    active = [
+        [clip for clip in side if clip_coefficient(clip) != 1.0] for side in (target, reference)
+    ]
+    if len(active[0]) != len(active[1]):
         return False
-    return all(map(_are_near, *norms))
+    for both in zip(*active, strict=True):
+        coefficients = [clip_coefficient(clip) for clip in both]
+        norms = [clip.total_norm or 0.0 for clip in both]
+        if not _are_near(*(norms if None in coefficients else coefficients)):
+            return False
+    return True
 
 
 def _total_loss(facts: Facts) -> float | None:
@@ -236,27 +141,19 @@ def _are_near(
     return known and math.isclose(target, reference, rel_tol=tolerance)  # type: ignore[arg-type]
 
 
-def _is_scale(target: float | None, reference: float | None, *, is_taken_back: bool) -> bool:
-    """Return whether one loss is the other one times a scale, which adds no rounding.
+def _is_scale(
+    target: float | None, reference: float | None, *, parts: int, is_taken_back: bool
+) -> bool:
+    """Return whether one loss is the other one times a scale, or divided by the micro batches.
 
     A half may also be a mistake, which clipping by the program's own code hides from optimizers.
     """
     if not target or not reference or not 0 < target / reference < math.inf:
         return False
     power = round(math.log2(target / reference))
-    is_power = math.isclose(target / reference, 2.0**power, rel_tol=SAME_GRADIENT)
-    return is_power and (is_taken_back or abs(power) >= _LEAST_SCALE)
-
-
-def _distance(target: Fingerprint, reference: Fingerprint, largest: float) -> float:
-    """Return how far two gradients are apart, relative to the norm; infinite if unknown."""
-    if target.checksum is not None and target.checksum == reference.checksum:
-        return 0.0
-    parts = list(zip(target.projections or (), reference.projections or (), strict=False))
-    size = max(reference.norm or 0.0, _SMALL * largest)
-    if not parts or not size:
-        return math.inf
-    return max(math.inf if None in (a, b) else abs(a - b) / size for a, b in parts)  # type: ignore[operator]
+    scales = [2.0**power] if is_taken_back or abs(power) >= _LEAST_SCALE else []
+    scales += [float(parts), 1 / parts] if is_taken_back else []
+    return any(math.isclose(target / reference, s, rel_tol=SAME_GRADIENT) for s in scales)
 
 
 class GradientHistory:
@@ -290,12 +187,11 @@ class GradientHistory:
         yield from _lacking(pair, got)
         changes = pair.changes("gradient")
         is_clipped = both is not got
-        same = set()
-        if pair.is_opposed or is_clipped or not pair.has_same_scale:
-            same = _near(*got)
+        # Sums in another order are no other gradients.
+        same = near_gradients(*got)
         if is_clipped:
             # One that changes the total norm changes all that are clipped with it.
-            same |= _near(*both)
+            same |= near_gradients(*both)
         moved = [
             name
             for name, change in changes.items()
@@ -303,6 +199,9 @@ class GradientHistory:
         ]
         if not moved:
             return
+        rounded = rounded_gradients(pair, resolution)
+        sizes = dict(zip(pair.columns[0].name, map(math.prod, pair.columns[0].shape), strict=False))
+        telling = [n for n in moved if n not in rounded and sizes[n] > _PROJECTIONS]
         last = self._last.get(pair.target.number)
         words = "" if last is None else _stale(moved, both, last)
         if words:
@@ -332,9 +231,22 @@ class GradientHistory:
                 f"(step {pair.pair.step})" + (f": the factor is {meaning}" if meaning else ""),
                 moved,
                 Effect.CERTAIN if is_of_all else Effect.POSSIBLE,
+                is_multiple=not is_of_all and telling == moved,
             )
             return
-        rounded = _rounded(pair, resolution)
+        some = _multiples({n: factor_between(both[0][n], both[1][n]) for n in telling})
+        if some is not None:
+            names, value = some
+            yield _difference(
+                pair,
+                f"{some_of(names, len(changes), 'gradients')} {are(names)} {shown(value)} times "
+                f"the reference's when the optimizer gets {are(names, 'it', 'them')} (step "
+                f"{pair.pair.step})",
+                names,
+                Effect.POSSIBLE,
+                is_multiple=True,
+            )
+            return
         far = [n for n in moved if not changes[n].is_rounding and n not in rounded]
         if far:
             worst = max(far, key=lambda name: changes[name].relative or 0.0)
@@ -347,6 +259,23 @@ class GradientHistory:
                 [worst],
                 Effect.POSSIBLE,
             )
+
+
+def _multiples(factors: Mapping[str, Factor | None]) -> tuple[list[str], float] | None:
+    """Return several gradients that are the same multiple of the reference's, and the factor.
+
+    The gradients behind them are sums of multiples and others. One alone may look so by chance.
+    """
+    proved = {
+        name: factor.value
+        for name, factor in factors.items()
+        if factor is not None and factor.is_multiple and factor.is_proved
+    }
+    for value in proved.values():
+        names = [n for n, v in proved.items() if math.isclose(v, value, rel_tol=SAME_FACTOR)]
+        if len(names) > 1:
+            return names, value
+    return None
 
 
 def _totals(both: tuple[Gradients, Gradients]) -> tuple[float, float]:
@@ -411,10 +340,12 @@ def _stale(
 
 
 def _is_copy(gradient: Fingerprint, earlier: Fingerprint | None) -> bool:
+    """Return whether a gradient holds the numbers of another one: not where it is 0 or NaN."""
     return (
         earlier is not None
         and gradient.checksum is not None
         and gradient.checksum == earlier.checksum
+        and 0.0 < (gradient.norm or 0.0) < math.inf
     )
 
 
@@ -489,7 +420,7 @@ def _unreduced(
 def _are_alike(gradients: Sequence[Fingerprint]) -> bool:
     """Return whether ranks have the same gradient, but for the rounding of a clipping."""
     return len({each.checksum for each in gradients}) == 1 or all(
-        _distance(each, gradients[0], 0.0) <= SAME_GRADIENT for each in gradients
+        distance(each, gradients[0], 0.0) <= SAME_GRADIENT for each in gradients
     )
 
 
@@ -519,12 +450,15 @@ def _difference(
     names: Sequence[str],
     effect: Effect = Effect.CERTAIN,
     verdict: VerdictClass = VerdictClass.GRADIENT,
+    *,
+    is_multiple: bool = False,
 ) -> FactDifference:
     return pair.difference(
         verdict,
         Moment.REDUCE,
         words,
         effect=effect,
+        is_multiple=is_multiple,
         parameter=names[0],
         next=(AFTER_BACKWARD,),
     )

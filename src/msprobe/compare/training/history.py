@@ -22,14 +22,16 @@ from msprobe.compare.training.data import DataHistory, Made, is_split
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.fingerprints import Change
-from msprobe.compare.training.gradient_factors import Meanings
-from msprobe.compare.training.gradients import (
+from msprobe.compare.training.gradient_distances import (
     SAME_GRADIENT,
-    GradientHistory,
     are_rounded,
     farthest_gradient,
     gradient_distances,
     has_same_gradients,
+)
+from msprobe.compare.training.gradient_factors import Meanings
+from msprobe.compare.training.gradients import (
+    GradientHistory,
     has_same_training,
     meanings_of,
     total_norm_differences,
@@ -346,7 +348,8 @@ class TrainingHistory:
         if is_known and all(map(has_same_gradients, steps)):
             # The other side clips by its own code, or the limit is not reached.
             clips = [replace(each, effect=Effect.NONE) for each in clips]
-        yield from total_norm_differences(pair, meanings)
+        if not trains_alike:
+            yield from total_norm_differences(pair, meanings)
         yield from clips
         gradients = list(history.gradients.differences(steps, meanings, resolution()))
         is_told = pair.asks_otherwise or clips_other_parameters(pair)

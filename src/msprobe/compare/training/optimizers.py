@@ -25,7 +25,7 @@ from msprobe.compare.training.facts_pair import (
     same,
 )
 from msprobe.compare.training.fingerprints import at
-from msprobe.compare.training.gradients import has_same_gradients
+from msprobe.compare.training.gradient_distances import has_same_gradients
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import WITHOUT_MEANING, Fingerprints, OptimizedParameters
 

@@ -22,6 +22,7 @@ from msprobe.compare.training.elements import (
     Options,
     Rule,
     Updated,
+    blurred,
     given,
     moved,
 )
@@ -83,14 +84,15 @@ def _averages(
 
     Returns:
         Average, size of its terms, average of squares, and the share of the size of the terms by
-        which a root of the squares is blurred where weight decay cancels the gradient.
+        which a root of the squares is blurred where weight decay cancels the gradient, or where
+        they are next to nothing.
     """
     first, second = options["betas"]
     moment = first * elements.of("exp_avg") + (1 - first) * gradient
     moment_size = first * np.abs(elements.of("exp_avg")) + (1 - first) * size
     square = second * elements.of("exp_avg_sq") + (1 - second) * gradient * gradient
     blur = np.where(gradient == 0, 0.0, size / np.maximum(np.abs(gradient), _TINY))
-    return moment, moment_size, square, blur
+    return moment, moment_size, square, blur + blurred(square, elements.epsilon)
 
 
 def _adamw(options: Options, elements: Elements) -> Updated:
@@ -136,7 +138,7 @@ def _rmsprop(options: Options, elements: Elements) -> Updated:
         cancelled = np.where(variance > 0, square / variance, np.inf)
         square = variance
     root = np.sqrt(square) + options["eps"]
-    step, step_size = gradient / root, size / root * cancelled
+    step, step_size = gradient / root, size / root * (cancelled + blurred(square, elements.epsilon))
     momentum = options.get("momentum") or 0.0
     if momentum:
         buffer = momentum * elements.of("momentum_buffer")
@@ -149,6 +151,7 @@ def _adagrad(options: Options, elements: Elements) -> Updated:
     total = elements.of("sum") + gradient * gradient
     rate = options["lr"] / (1 + (elements.steps - 1) * (options.get("lr_decay") or 0.0))
     root = np.sqrt(total) + options["eps"]
+    size = size * (1.0 + blurred(total, elements.epsilon))
     return moved(elements.before, rate * gradient / root, rate * size / root)
 
 

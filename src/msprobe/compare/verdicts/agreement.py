@@ -14,7 +14,15 @@ from itertools import accumulate
 from typing import Final
 
 from msprobe.compare.model import Matched, Origin, Row, Status
-from msprobe.compare.rounding import FINE, NEAR, ONCE, after_calls, is_near, resolution_of
+from msprobe.compare.rounding import (
+    FINE,
+    NEAR,
+    ONCE,
+    after_calls,
+    is_near,
+    is_of_sum,
+    resolution_of,
+)
 from msprobe.compare.verdicts.calls import Call, Calls, names_of
 from msprobe.compare.verdicts.conditioning import is_summed_noise, operand_of
 from msprobe.compare.verdicts.data_flow import DataFlow
@@ -357,7 +365,13 @@ def _is_same(target: Value, reference: Value, resolution: float) -> bool:
     if target.dtype != reference.dtype or target.squeezed_shape != reference.squeezed_shape:
         return False
     error = statistics_error(target, reference, EXACT).relative
-    return error is not None and error <= max(NEAR * epsilon_of(target.dtype), ONCE * resolution)
+    if error is None:
+        return False
+    if error <= max(NEAR * epsilon_of(target.dtype), ONCE * resolution):
+        return True
+    norms = float(target.norm or 0.0), float(reference.norm or 0.0)
+    moved = abs(norms[0] - norms[1]) / norms[1] if norms[1] else math.inf
+    return is_of_sum(error, moved, math.prod(target.shape or ()), resolution, error)
 
 
 def _begins_alike(row: Row) -> bool:

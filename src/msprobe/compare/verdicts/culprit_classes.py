@@ -143,15 +143,18 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     return _by_settings(culprit, found, words)
 
 
-def unrecorded_call(culprit: Culprit) -> OutlineDifference | None:
+def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference | None:
     """Return the call without a record by which a result or a gradient of a module differs.
 
     The training flag chooses calls, too: whether it does is told before.
+
+    Args:
+        culprit: shows the difference.
+        found: its class.
     """
     comparison, row = culprit.comparison, culprit.row
     if not row.pair.is_matched:
         return None
-    found = class_and_words(culprit)[0]
     if found is VerdictClass.GRADIENT:
         return difference_of_gradients(*comparison.facts)
     names = row.pair.target, row.pair.reference

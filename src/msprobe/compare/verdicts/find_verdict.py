@@ -143,8 +143,25 @@ class _Search:
             case VerdictClass.INCOMPLETE:
                 return bool(self._findings.counts[Status.MISSING] or self._findings.counts["added"])
         if fact.moment in (Moment.LOSS, Moment.REDUCE) or fact.is_unread:
-            return observed is not None and _agrees_until(observed, fact)
+            return observed is not None and (
+                _agrees_until(observed, fact) or self._tells_gradients(fact, observed)
+            )
         return self._differs_after(fact)
+
+    def _tells_gradients(self, fact: FactDifference, observed: StepObservations) -> bool:
+        """Return whether a multiple of some gradients is all that differs in a step.
+
+        Calls of one side alone that gradients flow through show them; they compute the same.
+        """
+        late = None if observed.late_call is None else observed.late_call.place.record
+        culprits = [
+            each
+            for each in self._findings.culprits
+            if each.comparison.step <= fact.step and each.row.pair.name != late
+        ]
+        if not fact.is_multiple or any(c.row.cause is not Cause.GRADIENT_CALL for c in culprits):
+            return False
+        return bool(culprits) or not (observed.forward_differs or observed.backward_differs)
 
     def _other_start(
         self, facts: Sequence[FactDifference], data: FactDifference
@@ -254,6 +271,10 @@ class _Search:
         factor: tuple[StepObservations, GradientFactor] | None,
     ) -> bool:
         when = fact.step, int(fact.moment)
+        if fact.is_multiple and culprit is not None:
+            is_shown = culprit.row.cause is Cause.GRADIENT_CALL
+            if is_shown and culprit.comparison.step == fact.step:
+                return True
         if factor is not None and (factor[0].step, int(factor[1].moment)) < when:
             return False
         if culprit is None:
@@ -423,7 +444,7 @@ class _Search:
         culprit = collective_of(culprit, self._findings.culprits)
         if class_of(culprit) in MAY_BE_INSIDE:
             culprit = culprit_inside(culprit, self._findings.culprits)
-        verdict, words = class_and_words(culprit)
+        verdict, words = found = class_and_words(culprit)
         ranks = {each.rank for each in self._findings.steps}
         is_group = verdict is VerdictClass.COMMUNICATION
         words += ranks_words(culprit, self._findings.culprits, ranks, is_group=is_group)
@@ -449,7 +470,7 @@ class _Search:
         moment = moment_of(culprit)
         own = self._findings.own_errors.get(key_of(culprit))
         evidence = []
-        inside = unrecorded_call(culprit)
+        inside = unrecorded_call(culprit, found[0])
         if inside is not None:
             verdict, confidence = inside.verdict, Confidence.LIKELY
             words = f"{inside.words}; {culprit_words(culprit)}"

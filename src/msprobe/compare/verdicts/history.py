@@ -44,8 +44,9 @@ class History:
         worst_error: the largest of them.
         results: pairs of values that calls outside the model made: what an optimizer keeps.
         harmless: (whether it is the target's, what one side alone has without consequence, or in
-            another form) → the first such step; likewise (what is found of it, an argument) of
-            calls whose results have other shapes.
+            another form) → the first such step.
+        reshaped: the same of (what is found of it, an argument) of calls whose results have other
+            shapes.
         summed_alike: gradient of a parameter, by name → the first step in which it agreed, or was
             without consequence, by whichever calls.
         same_inside: the first step in which nothing differed with consequence, and the modules that
@@ -61,7 +62,8 @@ class History:
     errors: dict[Parameter, float] = field(default_factory=dict)
     worst_error: float = 0.0
     results: set[Hashable] = field(default_factory=set)
-    harmless: dict[tuple[bool | str, str], int] = field(default_factory=dict)
+    harmless: dict[tuple[bool, str], int] = field(default_factory=dict)
+    reshaped: dict[tuple[str, str], int] = field(default_factory=dict)
     summed_alike: dict[str, int] = field(default_factory=dict)
     same_inside: tuple[int, set[str]] | None = None
     alone: dict[tuple[bool, Hashable], Clue] = field(default_factory=dict)
@@ -129,9 +131,11 @@ class History:
                 continue
             is_flowing = row.value.requires_grad or comparison.is_of_backward(row.pair)
             if row.cause in _HARMLESS or (row.origin is None and not begins and is_flowing):
-                names = (*_own_names(row), *_call_names(row))
-                for name in names if is_of_structure(row) else [(row.finding, row.name)]:
-                    self.harmless.setdefault(name, comparison.step)
+                if is_of_structure(row):
+                    for name in (*_own_names(row), *_call_names(row)):
+                        self.harmless.setdefault(name, comparison.step)
+                else:
+                    self.reshaped.setdefault((row.finding, row.name), comparison.step)
         if self.same_inside is not None or all(pair.is_matched for pair in comparison.pairs):
             return
         if all(row.origin is None for row in comparison.rows):
@@ -140,7 +144,7 @@ class History:
     def harmless_step(self, row: Row) -> int | None:
         """Return a step in which one side alone had the same, without consequence."""
         if not is_of_structure(row):  # an argument of a call whose result has another shape
-            return self.harmless.get((row.finding, row.name))
+            return self.reshaped.get((row.finding, row.name))
         is_given = row.value.role is Role.INPUT and not row.pair.is_matched
         names = _call_names(row) if is_given else _own_names(row)
         found = [self.harmless.get(name) for name in names]

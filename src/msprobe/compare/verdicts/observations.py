@@ -20,6 +20,8 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import Moment
+from msprobe.compare.training.facts_pair import clip_factors
+from msprobe.compare.training.gradient_distances import SAME_GRADIENT
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
 from msprobe.compare.training.outlines import (
     OutlineDifference,
@@ -364,7 +366,7 @@ def _lone_users(comparison: RankComparison) -> dict[str, Clue]:
 
 
 def _small_cause(comparison: RankComparison) -> Clue | None:
-    """Return the first argument or draw that differs, and changes results within tolerance."""
+    """Return the first argument or draw that differs, and may change results within tolerance."""
     for _, group in itertools.groupby(comparison.rows, key=lambda row: row.pair.position):
         rows = list(group)
         pair = rows[0].pair
@@ -375,8 +377,16 @@ def _small_cause(comparison: RankComparison) -> Clue | None:
         if not pair.is_matched and _makes_random(side.operator(pair.name), tensors):
             return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
         idle = [row for row in rows if row.cause is Cause.NO_EFFECT]
-        is_made = all((row.status is Status.EQUAL) is not _is_result(row) for row in tensors)
-        if idle and tensors and is_made:
+        # Where what a call is given differs as well, its effect hides in the rounding of that. That
+        # of a module's argument is in the calls inside.
+        if side.parsed(pair.name).is_module:
+            is_seen_inside = side.view.head.level != "L0"
+            is_made = not is_seen_inside and all(
+                (row.status is Status.EQUAL) is not _is_result(row) for row in tensors
+            )
+        else:
+            is_made = any(_is_result(row) and row.status is not Status.EQUAL for row in tensors)
+        if idle and tensors and is_made and side.operator(pair.name).family is not Family.MOVING:
             place = Place.of(comparison, pair)
             return Clue(_argument_words(idle[0], place), place, is_argument=True)
     return None
@@ -442,23 +452,35 @@ def _unused_change(comparison: RankComparison) -> Clue | None:
         return None
     shapes = {tuple(shape) for shape in columns.shape if math.prod(shape) > 1}
     held = Counter(key for row in comparison.rows for key in {*map(fingerprint, row.values)})
-    given = {key for side in comparison.facts for key in _given_to(side)}
+    given = [each for side in comparison.facts for each in _given_to(side)]
     for row in comparison.rows:
         parsed = comparison.parsed(row.pair)
         is_change = parsed.kind is RecordKind.FORWARD and _IN_PLACE.search(parsed.path) is not None
         is_lone = row.pair.name in lone and not row.pair.is_matched and row.value.shape in shapes
-        is_used = held[fingerprint(row.value)] > 1 or (row.value.shape, row.value.norm) in given
-        if is_change and is_lone and _is_result(row) and not is_used:
+        if not (is_change and is_lone and _is_result(row)) or held[fingerprint(row.value)] > 1:
+            continue
+        norm = row.value.norm
+        if norm is None or not any(
+            shape == row.value.shape and math.isclose(norm, other, rel_tol=SAME_GRADIENT)
+            for shape, other in given
+        ):
             return Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
     return None
 
 
-def _given_to(facts: Facts | None) -> Iterator[Hashable]:
-    """Yield shapes and norms of the gradients that optimizers got: facts compare these."""
+def _given_to(facts: Facts | None) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Yield shapes and norms of the gradients that optimizers got: facts compare these.
+
+    And those that they had before they were clipped, which no record holds again.
+    """
+    factors = {} if facts is None else clip_factors(facts)
     for step in () if facts is None else facts.optimizer_steps():
+        factor = factors.get((step.number, step.call), 1.0)
         columns = step.parameters
         for shape, norm in zip(columns.shape, columns.gradient.norm, strict=False):
-            yield tuple(shape), norm
+            if norm is not None:
+                yield tuple(shape), norm
+                yield tuple(shape), norm / factor
 
 
 def _are_samples(comparison: RankComparison, row: Row) -> bool:

@@ -9,54 +9,132 @@ down: the norm and the mean of many stay where they are.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from msprobe.compare.model import Matched, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.rounding import HALF, resolution_of, shift_of
-from msprobe.compare.training.gradients import shifted_gradient
+from msprobe.compare.rounding import (
+    FINE,
+    HALF,
+    IN_OTHER_CALLS,
+    LARGEST_SHIFT,
+    resolution_of,
+    shift_of,
+)
+from msprobe.compare.training.gradient_distances import shifted_gradient
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
+from msprobe.compare.verdicts.statistics_error import estimated_difference
 from msprobe.dump.values import Role, Value
 
+_EQUAL: Final = Status.EQUAL
 _FEWEST: Final = 64
-# Before it values move by less than this part of what they may.
-_STILL: Final = 0.5
-# What moves by more units is judged by its size.
-_FARTHEST: Final = 8.0
+_TOKENS: Final = 2  # leading dimensions of a value that tell samples, or parts of one, apart
 
 
 def shifted(comparison: RankComparison) -> Clue | None:
     """Return the first value that moves as a whole, or gradient; what makes it, if known.
 
-    Values that move little by little from call to call are none. In later steps parameters that
-    move as a whole are what an optimizer makes of rounding.
+    In later steps parameters that move as a whole are what an optimizer makes of rounding.
     """
-    coarsest, largest = 0.0, 0.0
-    lone: list[Row] = []
     end = comparison.end_of_forward
-    for row in comparison.rows:
-        if row.pair.position >= end:
-            break
-        if not row.holds_tensor:
-            continue
+    rows = [r for r in comparison.rows if r.holds_tensor and r.pair.position < end]
+    # What moves by more is another value, or is judged by its size.
+    resolution = max((resolution_of(row.values) for row in rows), default=0.0)
+    if resolution < HALF:
+        return None
+    coarsest = 0.0
+    lone: list[Row] = []
+    errors = _Errors()
+    for row in rows:
         coarsest = max(coarsest, resolution_of(row.values))
+        is_module = comparison.parsed(row.pair).is_module
         if not row.pair.is_matched and row.value.role is Role.OUTPUT:
             lone.append(row)
-        if not isinstance(row, Matched) or row.status is Status.EQUAL or coarsest < HALF:
+        is_rounded = is_module and (row.value.role is not Role.OUTPUT or row.status is not _EQUAL)
+        if is_rounded or not row.pair.is_matched:
+            errors.add_rounded(row, is_module=is_module)
+        if not isinstance(row, Matched) or row.status is _EQUAL:
             continue
-        if row.status.is_difference and row.origin is None:
-            continue  # another value, without consequence
+        if coarsest >= HALF:
+            is_new = errors.is_new(comparison, row)
+            own = errors.add(comparison, row, coarsest)
+            units = errors.allowed(row.value.shape or (), own if is_new else None)
+        else:  # before autocast, or before the first cast
+            units = IN_OTHER_CALLS
+        if row.status.is_difference and row.origin is None and not is_module:
+            continue  # of a module that agrees, another value perhaps
         shift = _shift(row.target, row.reference)
-        if shift > _FARTHEST * coarsest:
-            continue
-        count = math.prod(row.value.shape or ())
-        part = shift / (coarsest * shift_of(count)) if shift else 0.0
-        if part > 1.0:
-            return _clue(comparison, row, lone, shift) if largest <= _STILL else None
-        largest = max(largest, part)
-    is_still = largest <= _STILL and coarsest >= HALF
-    return _gradient_clue(comparison, coarsest) if is_still else None
+        if units * coarsest < shift <= LARGEST_SHIFT * resolution:
+            return _clue(comparison, row, lone, shift)
+    return _gradient_clue(comparison, resolution)
+
+
+class _Errors:
+    """The errors of the values before one, and how far it may move as a whole after them.
+
+    Elements of a value that is made of equal ones are rounded by themselves. Errors of what comes
+    before go into many elements each, but not into those of other rows: samples, or their parts.
+    """
+
+    def __init__(self) -> None:
+        self._squares = 0.0
+        self._count = 0
+        self._fewest = math.inf
+        self._finer: dict[int, int] = {}  # place of a call -> elements of the smallest finer input
+        self._given: set[int] = set()  # places of calls that are given what differs
+        self._around: set[str] = set()  # records inside which something differs
+
+    def add_rounded(self, row: Row, *, is_module: bool) -> None:
+        """Take in what one side alone rounds: results of its calls, and what they are given.
+
+        Within a module calls may differ that were not recorded.
+        """
+        resolution, count = resolution_of(row.values), max(math.prod(row.value.shape or ()), 1)
+        place = row.pair.position
+        if row.value.role is not Role.OUTPUT:
+            if 0.0 < resolution <= FINE:
+                self._finer[place] = min(count, self._finer.get(place, count))
+        elif resolution >= HALF:
+            made = math.inf if is_module else count
+            self._fewest = min(self._fewest, made, self._finer.get(place, math.inf))
+
+    def add(self, comparison: RankComparison, row: Matched, resolution: float) -> float:
+        """Take in a value that is not equal; return its own error in units, 0 if not known."""
+        if row.value.role is not Role.OUTPUT:
+            self._given.add(row.pair.position)
+        self._around.update(comparison.side_of(row.pair).around(row.pair.name))
+        error, norm = estimated_difference(row.target, row.reference), row.reference.norm
+        if not error or not norm:
+            return 0.0
+        own = error / abs(float(norm)) / resolution
+        self._squares += own**2
+        self._count += 1
+        return own
+
+    def is_new(self, comparison: RankComparison, row: Row) -> bool:
+        """Return whether a value is the first that differs, or made of equal ones."""
+        if not self._around and not self._given:
+            return True
+        is_result = row.value.role is Role.OUTPUT
+        return (
+            is_result and row.pair.position not in self._given and row.pair.name not in self._around
+        )
+
+    def allowed(self, shape: Sequence[int], own: float | None) -> float:
+        """Return by how many units a value of a shape may move as a whole.
+
+        Args:
+            shape: its shape.
+            own: its own error, where it is new.
+        """
+        count = math.prod(shape)
+        if own is not None:
+            return shift_of(count, own, self._fewest)
+        rows = math.prod(shape[:-1][:_TOKENS]) if len(shape) > 1 else count
+        typical = math.sqrt(self._squares / self._count) if self._count else 0.0
+        return shift_of(max(rows, 1), typical, self._fewest)
 
 
 def _gradient_clue(comparison: RankComparison, resolution: float) -> Clue | None:

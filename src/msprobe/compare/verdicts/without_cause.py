@@ -346,7 +346,7 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     if data is not None and (close or inside):
         words = f"{words}; {data.words}"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY, chosen=data)
-    clue = _shifted(findings)
+    clue = _small_cause(findings)
     if clue is not None:
         words = f"{words}; {clue.words}, step {clue.place.step}, with as small an effect"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY)

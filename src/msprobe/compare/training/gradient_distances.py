@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far apart the gradients are that an optimizer gets, and whether rounding explains it.
+
+In a coarse type other calls make other roundings: elements move up and down, norms hardly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from msprobe.compare.rounding import LARGEST_SHIFT, gradient_shift, is_of_sum
+from msprobe.compare.training.facts_pair import StepPair
+from msprobe.compare.training.fingerprints import Fingerprint
+
+SAME_GRADIENT: Final = 1e-5
+"""Sums in another order are as near as this in float32, and gradients of other calls, too."""
+# Gradients so much smaller than the largest one may be the rounding of larger terms.
+_SMALL: Final = 1e-4
+_ROUNDING: Final = 2.0**-19  # a sum of many roundings of float32
+
+Gradients = Mapping[str, Fingerprint]
+
+
+def has_same_gradients(pair: StepPair, tolerance: float = SAME_GRADIENT) -> bool:
+    """Return whether all gradients that an optimizer gets are the same sums, in another order.
+
+    One side may hold several weights as one: those of one side alone are the same together.
+    """
+    both = pair.gradients
+    shared = both[0].keys() & both[1].keys()
+    alone = [[each.norm or 0.0 for n, each in side.items() if n not in shared] for side in both]
+    return (
+        len(near_gradients(*both, tolerance)) == len(shared)
+        and bool(alone[0]) is bool(alone[1])
+        and math.isclose(math.hypot(*alone[0]), math.hypot(*alone[1]), rel_tol=tolerance)
+    )
+
+
+def are_rounded(pair: StepPair, resolution: float) -> bool:
+    """Return whether all gradients that an optimizer gets differ as sums in a coarse type do."""
+    target, reference = pair.gradients
+    return target.keys() == reference.keys() == rounded_gradients(pair, resolution)
+
+
+def rounded_gradients(pair: StepPair, resolution: float) -> set[str]:
+    """Return the gradients that differ as sums do in a type of some resolution."""
+    zero = set.intersection(*map(_zero_but_for_rounding, pair.gradients))
+    moves = [each for each in _moves(pair) if each.name not in zero]
+    typical = _typical(moves)
+    return zero | {
+        each.name
+        for each in moves
+        if is_of_sum(each.distance, each.moved, each.size, resolution, typical)
+    }
+
+
+class _Move(NamedTuple):
+    """A gradient of both sides, how far it is apart and its norm moves, and how large it is."""
+
+    name: str
+    distance: float
+    moved: float
+    size: int
+    norm: float
+
+
+def _typical(moves: Sequence[_Move]) -> float:
+    """Return the root mean square of the distances of gradients."""
+    return math.hypot(*(each.distance for each in moves)) / math.sqrt(max(len(moves), 1))
+
+
+def shifted_gradient(pair: StepPair, resolution: float) -> tuple[str, float] | None:
+    """Return the first gradient that moves as a whole, though as little as rounding, and how far.
+
+    Args:
+        pair: an optimizer step.
+        resolution: of the coarse type that gradients are computed in.
+    """
+    moves = list(_moves(pair))
+    # Those that are small beside the others may be the rounding of terms as large as these.
+    least = resolution * max((each.norm for each in moves), default=0.0)
+    large = [each for each in moves if each.norm > least]
+    # Those that are further apart tell nothing of the others.
+    typical = _typical([m for m in large if m.distance <= LARGEST_SHIFT * resolution])
+    for each in large:
+        error = max(each.distance, typical) / resolution
+        if each.moved > gradient_shift(each.size, error) * resolution:
+            return each.name, each.moved
+    return None
+
+
+def _moves(pair: StepPair) -> Iterator[_Move]:
+    target, reference = pair.gradients
+    own = pair.columns[0]
+    counts = {name: math.prod(shape) for name, shape in zip(own.name, own.shape, strict=False)}
+    for name, distance in _distances(target, reference).items():
+        moved, norm = _moved(target[name], reference[name]), reference[name].norm or 0.0
+        yield _Move(name, distance, moved, counts[name], norm)
+
+
+def _moved(target: Fingerprint, reference: Fingerprint) -> float:
+    """Return how far the norm of a gradient moves, relative to it; infinite if unknown."""
+    if target.norm is None or not reference.norm:
+        return math.inf
+    return abs(target.norm - reference.norm) / reference.norm
+
+
+def farthest_gradient(pair: StepPair) -> float:
+    """Return how far gradients are apart at most, relative to their norms."""
+    return max(gradient_distances(pair).values(), default=0.0)
+
+
+def gradient_distances(pair: StepPair) -> dict[str, float]:
+    """Return parameter → how far its gradients are apart, relative to their norms."""
+    return _distances(*pair.gradients)
+
+
+def near_gradients(
+    target: Gradients, reference: Gradients, tolerance: float = SAME_GRADIENT
+) -> set[str]:
+    """Return the gradients that are the same sum on both sides, in another order."""
+    found = _distances(target, reference)
+    zero = _zero_but_for_rounding(target) & _zero_but_for_rounding(reference)
+    return {name for name, distance in found.items() if distance <= tolerance or name in zero}
+
+
+def _zero_but_for_rounding(gradients: Gradients) -> set[str]:
+    """Return the gradients that are below the rounding of the largest one."""
+    norms = {name: each.norm for name, each in gradients.items() if each.norm is not None}
+    limit = _ROUNDING * max(norms.values(), default=0.0)
+    return {name for name, norm in norms.items() if norm <= limit}
+
+
+def _distances(target: Gradients, reference: Gradients) -> dict[str, float]:
+    largest = max((gradient.norm or 0.0 for gradient in reference.values()), default=0.0)
+    return {
+        name: distance(target[name], reference[name], largest)
+        for name in target.keys() & reference.keys()
+    }
+
+
+def distance(target: Fingerprint, reference: Fingerprint, largest: float) -> float:
+    """Return how far two gradients are apart, relative to the norm; infinite if unknown."""
+    if target.checksum is not None and target.checksum == reference.checksum:
+        return 0.0
+    parts = list(zip(target.projections or (), reference.projections or (), strict=False))
+    size = max(reference.norm or 0.0, _SMALL * largest)
+    if not parts or not size:
+        return math.inf
+    return max(math.inf if None in (a, b) else abs(a - b) / size for a, b in parts)  # type: ignore[operator]

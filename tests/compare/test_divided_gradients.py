@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of micro batches, divided in the loss, before or after they are clipped: one training.
+
+Clipping hides from an optimizer by how much gradients were larger; the total norm before it tells.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+from builders.two_runs import train, verdict_on  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+LEVELS = ["L0", "L1", "mix"]
+
+
+class Way(NamedTuple):
+    """How gradients are divided.
+
+    Attributes:
+        divided: "loss", "before" or "after" the clipping, or "never".
+        parts: micro batches of a step.
+        limit: of the total norm that the optimizer gets, where it is reached.
+    """
+
+    divided: str
+    parts: int = 2
+    limit: float = 0.1
+
+
+def run(debugger: PrecisionDebugger, way: Way) -> None:
+    """Train three steps of micro batches, with clipping."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    parts = way.parts
+    batches, labels = torch.randn(3, parts, 8, 16), torch.randint(0, 4, (3, parts, 8))
+
+    def divide() -> None:
+        for parameter in model.parameters():
+            parameter.grad.div_(parts)
+
+    def step(number: int) -> None:
+        for x, y in zip(batches[number], labels[number], strict=True):
+            loss = F.cross_entropy(model(x), y)
+            (loss / parts if way.divided == "loss" else loss).backward()
+        is_late = way.divided == "after"
+        if way.divided == "before":
+            divide()
+        nn.utils.clip_grad_norm_(model.parameters(), way.limit * (parts if is_late else 1))
+        if is_late:
+            divide()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("limit", [0.1, 100.0], ids=["clipped", "below the limit"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("target", "reference", "parts"),
+    [("before", "loss", 2), ("loss", "before", 3), ("after", "loss", 2), ("before", "after", 2)],
+)
+def test_where_gradients_are_divided_changes_nothing(
+    tmp_path: Path, target: str, reference: str, parts: int, level: str, limit: float
+) -> None:
+    ways = (Way(each, parts, limit) for each in (target, reference))
+    verdict = verdict_on(tmp_path, run, *ways, level=level)
+
+    assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
+    assert verdict["confidence"] == "proved", verdict["sentence"]
+
+
+@pytest.mark.parametrize("limit", [0.1, 100.0], ids=["clipped", "below the limit"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradients_that_one_side_does_not_divide_are_told(
+    tmp_path: Path, level: str, limit: float
+) -> None:
+    ways = (Way(each, limit=limit) for each in ("never", "before"))
+    verdict = verdict_on(tmp_path, run, *ways, level=level)
+
+    assert verdict["class"] in ("gradient", "call"), verdict["sentence"]

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causes below what a coarse type resolves, in programs that are written otherwise as well.
+
+No element shows them; that a value moves as a whole does. What moves nothing as a whole, such as
+another approximation of GELU, is told from rounding by no measurement of one run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+from builders.two_runs import train, verdict_on  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+WIDTH, LEVELS, TYPES = 64, ["L0", "L1", "mix"], ["autocast", "bfloat16"]
+PROVED = ("equal", "rounding", "precision")
+
+
+class Way(NamedTuple):
+    """How a program computes, and what is wrong in it.
+
+    Attributes:
+        is_other: whether it makes other calls.
+        kind: "autocast", or the type of all numbers.
+        eps: of the norms.
+        gain: of the result of a block in the middle.
+        lost: samples that the loss leaves out.
+        approximate: which GELU.
+    """
+
+    is_other: bool = False
+    kind: str = "bfloat16"
+    eps: float = 1e-5
+    gain: float = 1.0
+    lost: int = 0
+    approximate: str = "none"
+
+
+def block(way: Way, gain: float) -> nn.Module:
+    """Return a norm and two layers around a residual; numbers stay out of its attributes."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(1))
+            self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+        def norm(self, x: Tensor) -> Tensor:
+            if not way.is_other:
+                return F.layer_norm(x, (WIDTH,), self.weight, None, way.eps) + self.bias
+            wide = x.float()
+            variance, mean = torch.var_mean(wide, -1, unbiased=False, keepdim=True)
+            wide = (wide - mean) * torch.rsqrt(variance + way.eps) * self.weight
+            return wide.to(x.dtype) + self.bias
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = F.gelu(self.up(self.norm(x)), approximate=way.approximate)
+            weight, bias = self.down.weight, self.down.bias
+            made = made @ weight.t() + bias if way.is_other else F.linear(made, weight, bias)
+            return x + (made if gain == 1.0 else made * gain)
+
+    return Block()
+
+
+def run(debugger: PrecisionDebugger, way: Way) -> None:
+    """Train a deep model for three steps."""
+    depth = 6
+    gains = [way.gain if place == depth // 2 else 1.0 for place in range(depth)]
+    enter, head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 10)
+    model = nn.Sequential(enter, *(block(way, gain) for gain in gains), head)
+    is_autocast = way.kind == "autocast"
+    dtype = getattr(torch, "float32" if is_autocast else way.kind)
+    model.to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, eps=1e-6)
+    batches, labels = torch.randn(3, 16, 8, WIDTH), torch.randint(0, 10, (3, 16, 8))
+
+    def step(number: int) -> None:
+        x, y = batches[number], labels[number]
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+            made = model(x.to(dtype))[way.lost :]
+            loss = F.cross_entropy(made.flatten(0, 1), y[way.lost :].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+LEGAL = [(level, kind) for level in LEVELS for kind in TYPES if (level, kind) != ("L1", TYPES[0])]
+
+
+@pytest.mark.parametrize(("level", "kind"), LEGAL)
+def test_other_calls_alone_are_rounding(tmp_path: Path, level: str, kind: str) -> None:
+    verdict = verdict_on(tmp_path, run, Way(is_other=True, kind=kind), Way(kind=kind), level)
+
+    assert verdict["class"] in PROVED, verdict["sentence"]
+    assert verdict["confidence"] == "proved", verdict["sentence"]
+
+
+@pytest.mark.parametrize("is_other", [False, True], ids=["same calls", "other calls"])
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("fault", [{"eps": 1e-3}, {"gain": 1.01}, {"lost": 1}], ids=str)
+def test_what_moves_values_as_a_whole_is_no_proved_rounding(
+    tmp_path: Path, fault: dict[str, Any], level: str, kind: str, is_other: bool
+) -> None:
+    target = Way(is_other=is_other, kind=kind, **fault)
+    verdict = verdict_on(tmp_path, run, target, Way(kind=kind), level)
+
+    is_proved = verdict["class"] in PROVED and verdict["confidence"] == "proved"
+    assert not is_proved, verdict["sentence"]
+
+
+@pytest.mark.parametrize("is_other", [False, True], ids=["same calls", "other calls"])
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_an_argument_whose_effect_hides_in_rounding_is_named(
+    tmp_path: Path, level: str, is_other: bool
+) -> None:
+    target = Way(is_other=is_other, approximate="tanh")
+    verdict = verdict_on(tmp_path, run, target, Way(), level)
+
+    assert verdict["confidence"] != "proved", verdict["sentence"]
+    assert "approximate" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_squares_that_vanish_in_float16_accuse_no_optimizer(tmp_path: Path, level: str) -> None:
+    ways = (Way(is_other=is_other, kind="float16") for is_other in (True, False))
+    verdict = verdict_on(tmp_path, run, *ways, level=level)
+
+    assert verdict["class"] not in ("update", "gradient"), verdict["sentence"]
