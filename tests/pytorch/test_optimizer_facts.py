@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import math
 import signal
@@ -260,6 +261,27 @@ def test_parameters_of_no_known_model_have_a_place(tmp_path, debugger):
     assert second.parameters.name == ["scale"]
     assert [(one.number, one.call) for one in (first, second, third)] == [(0, 0), (1, 0), (0, 1)]
     assert third.parameters.before.checksum[1] == first.parameters.after.checksum[1]
+
+
+def test_an_optimizer_that_is_gone_leaves_its_number(tmp_path, debugger):
+    run, model = debugger("L0"), network()
+
+    def train(step: int, *optimizers: torch.optim.Optimizer) -> list[int]:
+        run.start(model)
+        model(BATCH).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        run.stop()
+        run.step()
+        return [one.number for one in facts_of(tmp_path, step).optimizer_steps()]
+
+    def made() -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    kept = made()
+    assert train(0, made(), kept) == [0, 1]
+    gc.collect()
+    assert train(1, kept, made()) == [1, 2]
 
 
 def test_a_closure_gives_the_gradient_of_its_last_evaluation(tmp_path, debugger):

@@ -264,18 +264,23 @@ class GradientHistory:
 def _multiples(factors: Mapping[str, Factor | None]) -> tuple[list[str], float] | None:
     """Return several gradients that are the same multiple of the reference's, and the factor.
 
-    The gradients behind them are sums of multiples and others. One alone may look so by chance.
+    The gradients behind them are sums of multiples and others. One alone may look so by chance,
+    and so may several that the factor does not explain as closely as it is known.
     """
     proved = {
         name: factor.value
         for name, factor in factors.items()
-        if factor is not None and factor.is_multiple and factor.is_proved
+        if factor is not None and factor.is_multiple and _leaves_nothing(factor)
     }
     for value in proved.values():
         names = [n for n, v in proved.items() if math.isclose(v, value, rel_tol=SAME_FACTOR)]
         if len(names) > 1:
             return names, value
     return None
+
+
+def _leaves_nothing(factor: Factor) -> bool:
+    return factor.residual is not None and factor.residual <= SAME_FACTOR
 
 
 def _totals(both: tuple[Gradients, Gradients]) -> tuple[float, float]:

@@ -7,6 +7,7 @@ whatever is wrapped around it (accelerate, DeepSpeed, FSDP, schedulers).
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections import Counter
@@ -115,6 +116,7 @@ class OptimizerSteps:
         self._go_to_sleep = go_to_sleep
         self._make_draft = make_draft
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._new_numbers = itertools.count()
         self._calls: Counter[int] = Counter()
         self._running: dict[int, _Running] = {}
         self._installed = False
@@ -157,7 +159,9 @@ class OptimizerSteps:
     def _begin(self, optimizer: Optimizer, has_closure: bool, running: _Running) -> None:
         if not self._session.facts.is_open:
             return
-        number = self._numbers.setdefault(optimizer, len(self._numbers))
+        number = self._numbers.get(optimizer)
+        if number is None:  # not their count, as some may be gone
+            number = self._numbers[optimizer] = next(self._new_numbers)
         draft = self._make_draft(optimizer, (number, self._calls[number]), has_closure)
         self._calls[number] += 1
         running.draft = draft
