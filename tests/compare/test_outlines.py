@@ -14,6 +14,7 @@ from torch.nn import functional  # noqa: E402
 
 from builders.two_runs import compared, train, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+from msprobe.triage.ladder import climb  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
 
@@ -343,3 +344,4 @@ def test_parameters_that_the_program_moves(
 
     assert verdict["class"] == expected, verdict["sentence"]
     assert words in verdict["sentence"]
+    assert climb(tmp_path / "target", tmp_path / "reference").verdict["class"] == expected

@@ -18,6 +18,7 @@ from torch.nn import functional  # noqa: E402
 
 from builders.two_runs import train, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+from msprobe.triage.ladder import climb  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
 
@@ -117,6 +118,7 @@ def test_a_write_of_one_side_alone_that_the_next_step_reads(
     assert verdict["class"] == "call", verdict["sentence"]
     assert ("only the target" if sides[0] else "only the reference") in verdict["sentence"]
     assert "test_verdict_feeding.py" in verdict["sentence"]
+    assert climb(tmp_path / "target", tmp_path / "reference").verdict["class"] == "call"
 
 
 def augmenting(debugger: PrecisionDebugger, change: Any) -> None:
@@ -156,6 +158,7 @@ def test_what_makes_the_batch_another_one(
         np.random.set_state(state)  # noqa: NPY002
     assert verdict["class"] == expected, verdict["sentence"]
     assert words in verdict["sentence"]
+    assert climb(tmp_path / "target", tmp_path / "reference").verdict["class"] == expected
 
 
 def two_in_another_order(debugger: PrecisionDebugger, change: str | None) -> None:

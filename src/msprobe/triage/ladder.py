@@ -2,14 +2,15 @@
 """`climb`: why two runs part, asked from the cheapest question to the dearest.
 
 The first rungs read only ``facts.json`` of all steps, and signatures of whole runs where there are
-some. Where these do not explain, the calls of the first step that parts are compared in full, and
-of no other one, unless that is rounding.
+some. Where these do not explain, the calls of the first step that parts are compared in full: of
+later ones only if that is rounding, of the one before only if something differs that comes in.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +45,10 @@ from msprobe.triage.whole_runs import WholeRuns, whole_runs
 # The reference's own noise may be so much smaller and still be all there is.
 _OF_ONE_SIZE: Final = 4.0
 _SMALL: Final = (VerdictClass.EQUAL, VerdictClass.ROUNDING, VerdictClass.PRECISION)
+# What an earlier step left, without effect in it, is one of these.
+_MAY_COME_IN: Final = (VerdictClass.DATA, VerdictClass.ARGUMENT, VerdictClass.UNEXPLAINED)
+# What makes another batch of the same data.
+_MAKES_DATA: Final = (VerdictClass.ARGUMENT, VerdictClass.CALL, VerdictClass.ORDER)
 _WITHOUT_REASON: Final = (VerdictClass.KERNEL, VerdictClass.UNEXPLAINED)
 _WITH_FACTS: Final = 'record {} with msprobe and "facts": true, which is the default'
 _WITH_MODEL: Final = "give the model to debugger.start(model), and record {} again"
@@ -160,7 +165,7 @@ class _Ladder:
         else:
             yield RungResult(rung=Rung.STEP, answer=Answer.DIFFERS, words=found.words)
             cause = self._runs.facts.cause
-            if cause is None:
+            if cause is None or self._is_made:
                 yield from self._by_calls(found.step)
             else:
                 yield from self._by_facts(cause)
@@ -201,7 +206,7 @@ class _Ladder:
     def _of_facts(self, rung: Rung) -> RungResult:
         facts = self._runs.facts
         cause = facts.cause
-        if cause is not None and _RUNGS[cause.moment] is rung:
+        if cause is not None and _RUNGS[cause.moment] is rung and not self._is_made:
             return self._explained(rung)
         found = [each for each in facts.differences if _RUNGS[each.moment] is rung]
         effective = [each for each in found if facts.has_effect(each)]
@@ -226,8 +231,22 @@ class _Ladder:
             words += f"; {other}: {found[0].words}"
         return agrees(rung, words)
 
+    @cached_property
+    def _is_made(self) -> bool:
+        """Whether the batch that facts take for the cause is made by recorded calls, otherwise."""
+        cause = self._runs.facts.cause
+        if cause is None or cause.moment is not Moment.DATA or "L0" in self._levels(cause.step):
+            return False
+        try:
+            verdict = self._runs.compare(cause.step)["verdict"]
+        except (UsageError, DumpFormatError):
+            return False
+        return class_of(verdict) in _MAKES_DATA
+
     def _why_not(self, fact: FactDifference, cause: FactDifference | None) -> str:
         """Return why a difference is not taken for the cause."""
+        if fact is cause:
+            return "recorded calls make it"
         if cause is not None and (fact.step, fact.moment) > (cause.step, cause.moment):
             return "it comes after another one"
         parting = self._runs.facts.parting
@@ -401,7 +420,11 @@ class _Ladder:
                 yield _own_error(summary)
 
     def _compare_from(self, step: int) -> Mapping[str, Any]:
-        """Return the comparison of a step; with later ones if it differs by rounding alone."""
+        """Return the comparison of a step.
+
+        With later ones if it differs by rounding alone, and with the one before, which may have
+        left it, if something differs that comes in.
+        """
         numbers = self._runs.numbers
         place = numbers.index(step)
         # Without facts a parameter is told to be updated otherwise by the step before.
@@ -409,6 +432,8 @@ class _Ladder:
         summary = self._runs.compare(*numbers[first : place + 1])
         if class_of(summary["verdict"]) in _SMALL and place + 1 < len(numbers):
             summary = self._runs.compare(*numbers[first:])
+        elif class_of(summary["verdict"]) in _MAY_COME_IN and first:
+            summary = self._runs.compare(*numbers[first - 1 : place + 1])
         return summary
 
     def _checked(self, summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -534,6 +559,7 @@ _RUNGS: Final = {
     Moment.SCHEDULE: Rung.OPTIMIZER,
     Moment.OPTIMIZER_STATE: Rung.OPTIMIZER,
     Moment.UPDATE: Rung.OPTIMIZER,
+    Moment.ASKED_AGAIN: Rung.OPTIMIZER,
 }
 """The rung that asks for differences of each moment of a training step."""
 

@@ -302,7 +302,8 @@ class TrainingHistory:
         for history in self._ranks.values():
             found += map(self._with_jump, history.data.differences(history.alike_since))
             found += history.schedules.differences()
-        found += (self._with_history(each) for each in self.found)
+        others = [self._with_history(each) for each in self.found]
+        found = [_drawn(each, others) for each in found] + others
         return sorted(found, key=lambda each: (each.step, each.moment))
 
     def _with_jump(self, fact: FactDifference) -> FactDifference:
@@ -318,7 +319,7 @@ class TrainingHistory:
     def _with_history(self, fact: FactDifference) -> FactDifference:
         """Return a difference of one step, judged again after all steps."""
         history = self._known(fact.rank)
-        if fact.verdict is VerdictClass.RANDOM:
+        if fact.moment is Moment.RANDOM:
             return history.random.drawn(fact)
         return history.schedules.of_scheduler(fact)
 
@@ -418,6 +419,18 @@ class TrainingHistory:
             **others,
             **after,
         }
+
+
+def _drawn(fact: FactDifference, others: Sequence[FactDifference]) -> FactDifference:
+    """Return a difference of the data with the generators that they may be drawn from."""
+    for each in others:
+        may_draw = each.moment is Moment.RANDOM and each.effect is not Effect.NONE
+        is_before = each.rank == fact.rank and each.step <= fact.step
+        is_needed = fact.is_partial or (fact.is_unknown and each.is_drawn_by_host)
+        if may_draw and is_before and is_needed:
+            words = f"{each.words}, and {fact.words}"
+            return replace(fact, verdict=VerdictClass.RANDOM, words=words, next=each.next)
+    return fact
 
 
 def _unchanged(pair: FactsPair, history: _RankHistory) -> dict[str, bool] | None:

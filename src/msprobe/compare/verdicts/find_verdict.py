@@ -151,8 +151,14 @@ class _Search:
     def _tells_gradients(self, fact: FactDifference, observed: StepObservations) -> bool:
         """Return whether a multiple of some gradients is all that differs in a step.
 
-        Calls of one side alone that gradients flow through show them; they compute the same.
+        Calls of one side alone that gradients flow through show them; they compute the same. Those
+        that make another loss do not.
         """
+        if any(
+            each.moment is Moment.LOSS and (each.step, each.rank) == (fact.step, fact.rank)
+            for each in self._findings.facts
+        ):
+            return False
         late = None if observed.late_call is None else observed.late_call.place.record
         culprits = [
             each
@@ -175,7 +181,7 @@ class _Search:
         drawn = [
             each
             for each in self._findings.facts
-            if each.verdict is VerdictClass.RANDOM and (each.step, each.rank) == place
+            if each.moment is Moment.RANDOM and (each.step, each.rank) == place
         ]
         if data.is_partial or not drawn:
             return None
@@ -307,10 +313,6 @@ class _Search:
             verdict, words = VerdictClass.COMMUNICATION, f"{late.words}; {words}"
         elif late is not None:
             evidence.insert(0, late.words)
-        elif fact.is_partial or fact.is_unknown:
-            drawn = self._generators(fact)
-            if drawn is not None and (fact.is_partial or drawn.is_drawn_by_host):
-                verdict, words = drawn.verdict, f"{drawn.words}, and {words}"
         return self._findings.conclude(
             verdict,
             words + self._ranks_of(fact),
@@ -344,15 +346,6 @@ class _Search:
         if now is None or fact.moment is not Moment.REDUCE:
             return None
         return now.lone_users.get(fact.parameter or "")
-
-    def _generators(self, fact: FactDifference) -> FactDifference | None:
-        """Return the random states that differ before some of the data do: those were drawn."""
-        drawn = (
-            each
-            for each in self._findings.facts
-            if each.verdict is VerdictClass.RANDOM and each.effect is not Effect.NONE
-        )
-        return next((d for d in drawn if d.rank == fact.rank and d.step <= fact.step), None)
 
     def _late_call(self, step: int, rank: int | str) -> Clue | None:
         observed = self._observed.get((step, rank))
@@ -515,7 +508,7 @@ class _Search:
         if any(facts is None or not facts.random for facts in comparison.facts):
             return False
         return not any(
-            fact.verdict is VerdictClass.RANDOM and fact.step == comparison.step
+            fact.moment is Moment.RANDOM and fact.step == comparison.step
             for fact in self._findings.facts
         )
 
@@ -555,7 +548,8 @@ def _order(fact: FactDifference) -> tuple[int, int, bool]:
 def _needs_values(fact: FactDifference) -> bool:
     """Return whether only the values of calls tell if a difference has an effect."""
     by_calls = VerdictClass.RANDOM, VerdictClass.MODE, VerdictClass.PRECISION
-    return fact.effect is Effect.POSSIBLE and (
+    is_open = fact.effect is Effect.POSSIBLE and fact.moment is not Moment.DATA
+    return is_open and (
         fact.verdict in (*by_calls, VerdictClass.INCOMPLETE, VerdictClass.COMMUNICATION)
         or fact.moment in (Moment.LOSS, Moment.REDUCE)
     )
