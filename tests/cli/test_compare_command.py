@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import json
-import re
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -75,7 +75,7 @@ def test_the_answer_is_on_the_terminal(capsys, new, old):
     assert "By module" not in out
     assert "train.py:12" in out
     # All statistics are 1.5 times the others: rounding decides which of them is told.
-    found = re.search(r"(?:max|min|mean|norm) (\S+) instead of (\S+)", out)
+    found = re.search(r"(?:max|min|mean|norm) ([\d.]+) instead of ([\d.]+\d)", out)
     assert found
     assert float(found[1]) / float(found[2]) == pytest.approx(1.5, rel=1e-4)
     assert "output/summary.json" in out
