@@ -25,7 +25,7 @@ def recorded(
     folder: Path,
     level: str,
     *,
-    lr: float = 0.1,
+    lr: float | None = 0.1,
     keep: float = 0.9,
     before: Callable[[nn.Module], object] = lambda _model: None,
     halves: bool = False,
@@ -34,13 +34,14 @@ def recorded(
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     average = [torch.zeros_like(p) for p in model.parameters()]
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr or 0.1)
     with recording(folder, level) as observed, observed.step_of(model):
         before(model)
         model(torch.ones(2, 3)).sum().backward()
         for parameter in model.parameters() if halves else ():
             parameter.grad /= 2.0
-        optimizer.step()
+        if lr is not None:
+            optimizer.step()
         with torch.no_grad():
             for mean, p in zip(average, model.parameters(), strict=True):
                 mean.lerp_(p.clone(), 1 - keep)
@@ -60,6 +61,18 @@ def test_what_reads_the_parameters_after_the_update_is_not_blamed(
     summary = summary_of(*sides)
     assert summary["verdict"]["class"] == "optimizer_setting"
     assert "SGD lr is 0.2 in the target, 0.1 in the reference" in summary["verdict"]["sentence"]
+    assert not summary["introduced"]
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize("rates", [(None, 0.1), (0.1, None)])
+def test_what_reads_parameters_that_one_side_did_not_update_is_not_blamed(
+    tmp_path: Path, level: str, rates: tuple[float | None, float | None]
+) -> None:
+    sides = [recorded(tmp_path / str(lr), level, lr=lr) for lr in rates]
+    summary = summary_of(*sides)
+    assert summary["verdict"]["class"] == "update", summary["verdict"]["sentence"]
+    assert "never in the" in summary["verdict"]["sentence"]
     assert not summary["introduced"]
 
 

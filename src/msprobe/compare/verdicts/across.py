@@ -287,9 +287,14 @@ def _own_updates(comparison: RankComparison, pair: FactsPair) -> Iterator[_Updat
         if changed and (step.target.record is None or step.target.record in places):
             yield places.get(step.target.record, -1), changed
     made = [facts.optimizer_steps() for facts in pair.sides]
-    if len(made[0]) != len(made[1]) and all(made):
+    if len(made[0]) == len(made[1]):
+        return
+    if all(made):
         last = pair.steps[-1].target.record if pair.steps else None
         yield places.get(last, -1), ()
+    else:  # one side alone updates
+        first = next(iter(made[0] or made[1])).record
+        yield from ((p.position, ()) for p in comparison.pairs if first in (p.target, p.reference))
 
 
 def _clear_same_training(
