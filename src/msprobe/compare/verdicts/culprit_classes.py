@@ -24,7 +24,6 @@ from msprobe.compare.training.module_settings import (
 from msprobe.compare.training.outlines import (
     OutlineDifference,
     difference_before,
-    difference_before_models,
     difference_inside,
     difference_of_gradients,
 )
@@ -163,10 +162,7 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
     is_result = culprit.kind == "forward" and row.value.role is Role.OUTPUT
     if not is_result or found not in _OF_OWN_CODE:
         return None
-    inside = difference_inside(comparison.sides, names)
-    if inside is None and found is VerdictClass.UNEXPLAINED:  # other elements may have come in
-        return difference_before_models(comparison.sides, names)
-    return inside
+    return difference_inside(comparison.sides, names)
 
 
 def _by_settings(culprit: Culprit, found: VerdictClass, words: str) -> tuple[VerdictClass, str]:
