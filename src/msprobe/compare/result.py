@@ -209,7 +209,7 @@ class CompareResult:
     def _write_tables(
         self, folder: Path, stamp: str, table: TableFormat, legacy: LegacyChoices
     ) -> list[Path]:
-        from msprobe.compare.result_files import advice_name, table_names
+        from msprobe.compare.result_files import name_beside, table_names
         from msprobe.report.table_files import write_table
 
         files: list[Path] = []
@@ -225,12 +225,20 @@ class CompareResult:
 
                 made = _legacy_table(comparison, legacy)
                 files.append(
-                    write_advice(made, rows_in_order(comparison), folder / advice_name(name))
+                    write_advice(
+                        made,
+                        rows_in_order(comparison),
+                        folder / name_beside(name, "advisor", ".txt"),
+                    )
                 )
             if self._has_layer_mapping:
-                from msprobe.compare.result_files import mapping_name, write_data_mapping
+                from msprobe.compare.result_files import write_data_mapping
 
-                files.append(write_data_mapping(comparison, folder / mapping_name(name)))
+                files.append(
+                    write_data_mapping(
+                        comparison, folder / name_beside(name, "data_mapping", ".yaml")
+                    )
+                )
         if len(names) > 1:
             worst = "parquet" if table == "parquet" else "csv"
             files += write_table(self.worst_ranks(), folder / f"worst_ranks_{stamp}", worst)

@@ -347,8 +347,13 @@ def _named_slot(culprit: Culprit) -> str:
 
 def culprit_place(culprit: Culprit) -> str:
     """Return a culprit's record, its source line and its step, in words."""
+    return f"{culprit_call(culprit)}, step {culprit.comparison.step}"
+
+
+def culprit_call(culprit: Culprit) -> str:
+    """Return a culprit's record and its source line, in words."""
     source = f" ({culprit.called_at})" if culprit.called_at else ""
-    return f"{culprit.row.pair.name}{source}, step {culprit.comparison.step}"
+    return f"{culprit.row.pair.name}{source}"
 
 
 def _other_call(culprit: Culprit) -> str:
