@@ -16,9 +16,8 @@ from typing import Final
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rounding import (
     FINE,
-    NEAR,
-    ONCE,
     after_calls,
+    in_other_module,
     is_near,
     is_of_sum,
     resolution_of,
@@ -310,7 +309,7 @@ class _Agreement:
         return found[0], found[1]
 
 
-def _agree(results: Iterable[Row], taken_in: Iterable[Row], resolution: float = 0.0) -> bool:
+def _agree(results: Iterable[Row], taken_in: Iterable[Row], resolution: float) -> bool:
     """Return whether results agree, or differ hardly more than what they are made of.
 
     A module that is computed in another way makes other rounding errors of its inputs' type, or of
@@ -344,8 +343,7 @@ def _have_same_norm(rows: Sequence[Row], resolution: float) -> bool:
         math.hypot(*(float(value.norm) for value in side if value is not None))  # type: ignore[arg-type]
         for side in ([row.target for row in rows], [row.reference for row in rows])
     )
-    allowed = max(NEAR * epsilon, ONCE * resolution)
-    return abs(target - reference) <= allowed * reference
+    return abs(target - reference) <= in_other_module(epsilon, resolution) * reference
 
 
 def _are_same(target: list[Value], reference: list[Value], *, resolution: float) -> bool:
@@ -367,7 +365,7 @@ def _is_same(target: Value, reference: Value, resolution: float) -> bool:
     error = statistics_error(target, reference, EXACT).relative
     if error is None:
         return False
-    if error <= max(NEAR * epsilon_of(target.dtype), ONCE * resolution):
+    if error <= in_other_module(epsilon_of(target.dtype), resolution):
         return True
     norms = float(target.norm or 0.0), float(reference.norm or 0.0)
     moved = abs(norms[0] - norms[1]) / norms[1] if norms[1] else math.inf
