@@ -134,6 +134,11 @@ def test_equal_facts_have_no_differences() -> None:
             "precision: autocast is torch.bfloat16 on cpu in the target, off in the reference",
         ),
         (
+            {"modes": {"grad_enabled": False}},
+            {"modes": {}},
+            "mode: gradients are disabled in the target, enabled in the reference",
+        ),
+        (
             {"settings": {"torch.cudnn_allow_tf32": "True"}},
             {"settings": {"torch.cudnn_allow_tf32": "False"}},
             "settings: torch.cudnn_allow_tf32 is True in the target, False in the reference",
@@ -496,6 +501,11 @@ def clip(**more: Any) -> Parts:
             "the target does not clip; the reference calls clip_grad_norm_ with 1, whose",
         ),
         ([clip(parameters=2)], [clip()], "clip_grad_norm_ is given 2 parameters in the target"),
+        (
+            [clip(function="clip_grad_value_", max=2.0)],
+            [clip()],
+            "clip_grad_value_ is called in the target, clip_grad_norm_ in the reference",
+        ),
         (
             [clip(total_norm=8.0)],
             [clip()],
