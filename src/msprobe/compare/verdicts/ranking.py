@@ -85,7 +85,6 @@ class CulpritGroup:
     Attributes:
         culprits: the best one first.
         kind: as in `Culprit`.
-        cause: the reason for the origin, None if status and origin are enough.
         call: the API or the class of the module, such as ``Tensor.mul_``.
         argument: place of the value in its call, such as ``input.1``.
         source: line of the user's code.
@@ -93,7 +92,6 @@ class CulpritGroup:
 
     culprits: tuple[Culprit, ...]
     kind: str
-    cause: Cause | None
     call: str
     argument: str
     source: str | None
@@ -135,7 +133,6 @@ def _group(culprits: Sequence[Culprit]) -> CulpritGroup:
     return CulpritGroup(
         culprits=tuple(culprits),
         kind=first.kind,
-        cause=first.row.cause,
         call=_call_name(first),
         argument=first.row.value.slot,
         source=first.source,
