@@ -27,7 +27,7 @@ from msprobe.compare.verdicts.conditioning import is_summed_noise, operand_of
 from msprobe.compare.verdicts.data_flow import DataFlow
 from msprobe.compare.verdicts.same_inputs import is_opaque
 from msprobe.compare.verdicts.statistics_error import statistics_error
-from msprobe.dump.record_names import RecordKind, forward_name
+from msprobe.dump.record_names import RecordKind, forward_name, module_names
 from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.numerics.tolerances import EXACT
@@ -265,7 +265,7 @@ class _Agreement:
             if not _agree(backward.outputs, taken_in, self._resolution(module)):
                 return False
         gradients = self._parameter_gradients.get(module.parsed.path, ())
-        shared = [row for row in gradients if row.pair.is_matched]
+        shared = [row for row in gradients if row.pair.is_matched or self._is_of_both(row)]
         if any(row.status is Status.SHAPE for row in shared):
             # One parameter holds several of the other side: together they get the same.
             parts = [row for row in gradients if row.status in _OF_OTHER_PARAMETERS]
@@ -273,6 +273,12 @@ class _Agreement:
             if not _have_same_norm(parts, self._resolution(module)):
                 return False
         return _agree(shared, taken_in, self._resolution(module))
+
+    def _is_of_both(self, gradient: Row) -> bool:
+        """Return whether both sides call the module whose parameter has a gradient."""
+        forward, _ = module_names(self._calls.parse(gradient.pair).base, 0)
+        call = self._calls.named(forward, is_target=gradient.pair.target is not None)
+        return call is not None and call.is_matched
 
     def _resolution(self, module: Call | None = None) -> float:
         """Return the resolution of the coarsest type in which both sides compute in a module.
