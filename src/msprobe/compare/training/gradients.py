@@ -136,7 +136,8 @@ class GradientHistory:
                 f"(step {pair.pair.step})" + (f": the factor is {meaning}" if meaning else ""),
                 moved,
                 Effect.CERTAIN if is_of_all else Effect.POSSIBLE,
-                is_multiple=not is_of_all and telling == moved,
+                is_multiple=not (is_of_all or _scales_loss(pair.pair, factor.value))
+                and telling == moved,
             )
             return
         names, value = _multiples({name: factors[name] for name in telling})
@@ -147,7 +148,7 @@ class GradientHistory:
                 f"the reference's {_when(names)} (step {pair.pair.step})",
                 names,
                 Effect.POSSIBLE,
-                is_multiple=True,
+                is_multiple=not _scales_loss(pair.pair, value),
             )
             return
         far = [n for n in moved if not changes[n].is_rounding and n not in rounded]
@@ -161,6 +162,12 @@ class GradientHistory:
                 [worst],
                 Effect.POSSIBLE,
             )
+
+
+def _scales_loss(pair: FactsPair, factor: float) -> bool:
+    """Return whether losses have a factor as well: the calls that scale these are the cause."""
+    own, other = (math.fsum(loss.value or 0.0 for loss in facts.loss) for facts in pair.sides)
+    return other != 0.0 and math.isclose(own / other, factor, rel_tol=SAME_FACTOR)
 
 
 def _when(names: Sequence[str]) -> str:
