@@ -33,6 +33,5 @@ def test_another_state_of_the_generator_is_told(tmp_path: Path) -> None:
     verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
 
     assert verdict["class"] == "random"
-    assert "the state of the generator that Functional.dropout.0.forward draws from" in (
-        verdict["sentence"]
-    )
+    words = "the state of the generator that Functional.dropout.0.forward draws from"
+    assert words in verdict["sentence"]
