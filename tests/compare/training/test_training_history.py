@@ -403,6 +403,17 @@ def test_an_argument_that_only_one_side_gives() -> None:
     assert only.effect is Effect.POSSIBLE
 
 
+@pytest.mark.parametrize("other", [1, 3])
+def test_what_compiled_code_around_a_model_is_given_besides_is_no_data(other: int) -> None:
+    given = (batch(2), batch(1, where="input.1"))
+    around = {"data": [each | {"record": "Jit.step.0.forward"} for each in given]}
+    model = {"data": [batch(other)]}
+
+    both = differences((around, model)), differences((model, around))
+
+    assert [len(found) for found in both] == [other > 1] * 2
+
+
 @pytest.mark.parametrize(
     "places",
     [
