@@ -587,6 +587,20 @@ def test_learning_rates_of_a_schedule(target: Sequence[float], words: str) -> No
     assert re.search(words, found[0])
 
 
+def test_schedulers_of_other_classes_are_told() -> None:
+    sides = scheduled([0.1, 0.2]), scheduled([0.1, 0.3])
+    for side, name in zip(sides, ("StepLR", "LinearLR"), strict=True):
+        for number, each in enumerate(side, 1):
+            each["events"] = [
+                *each["events"],
+                {"kind": "schedule", "class": name, "last_epoch": number, "lr": [0.1]},
+            ]
+
+    found = " ".join(said(differences(*zip(*sides, strict=True))))
+
+    assert "the scheduler is StepLR in the target, LinearLR in the reference" in found
+
+
 @pytest.mark.parametrize("rate", [0.9, "NaN", "Infinity"])
 def test_a_constant_rate_is_not_ahead_of_itself(rate: Any) -> None:
     steps = zip(scheduled([0.1, 0.1, rate, rate]), scheduled([0.1] * 4), strict=True)
