@@ -179,7 +179,6 @@ def test_a_communication_that_changes_values_is_named_on_all_ranks(tmp_path):
 def test_a_difference_after_the_last_communication_stays_on_its_rank(tmp_path):
     found = first_differences(ranks(tmp_path, [GOOD, (2.0, 4.0, 9.0)], [GOOD, GOOD]))
     assert [(each.comparison.rank, each.name) for each in found] == [(1, "Torch.mul.1.forward")]
-    assert found[0].layer == 1
 
 
 def test_nothing_differs_nothing_is_analysed(tmp_path):

@@ -90,3 +90,31 @@ def test_calls_behind_what_is_computed_without_gradients_do_not_make_them(
 
     assert verdict["class"] == "gradient"
     assert "clone" not in verdict["sentence"]
+
+
+class Copied(nn.Module):
+    """One side alone copies a value where no gradients are recorded: the copy has the same."""
+
+    def __init__(self, *, copies: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.copies = nn.Linear(4, 4), nn.Linear(4, 4), copies
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).tanh()
+        if self.copies:
+            with torch.no_grad():
+                x = x.clone()
+        return self.second(x)
+
+
+def test_a_call_of_one_side_that_cuts_the_graph_is_named(tmp_path: Path) -> None:
+    for name, copies in (("target", True), ("reference", False)):
+        torch.manual_seed(2)
+        model = Copied(copies=copies)
+        with recording(tmp_path / name, "mix") as observed, observed.step_of(model):
+            model(torch.ones(3, 4)).square().mean().backward()
+    sides = tmp_path / "target", tmp_path / "reference"
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "only the target calls Tensor.clone" in verdict["sentence"]

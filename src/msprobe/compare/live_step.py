@@ -33,7 +33,7 @@ from msprobe.operators.lookup import operator_named, operator_of
 from msprobe.operators.operator import Operator
 
 # Modules, whose paths are the same on both sides, need no translation.
-_NAMES = Names(paths={}, classes={})
+_NAMES = Names(paths={})
 
 
 class FindingKind(StrEnum):

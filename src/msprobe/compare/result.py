@@ -209,7 +209,7 @@ class CompareResult:
     def _write_tables(
         self, folder: Path, stamp: str, table: TableFormat, legacy: LegacyChoices
     ) -> list[Path]:
-        from msprobe.compare.result_files import advice_name, table_names
+        from msprobe.compare.result_files import name_beside, table_names, write_data_mapping
         from msprobe.report.table_files import write_table
 
         files: list[Path] = []
@@ -224,13 +224,11 @@ class CompareResult:
                 from msprobe.compare.legacy.tables import rows_in_order
 
                 made = _legacy_table(comparison, legacy)
-                files.append(
-                    write_advice(made, rows_in_order(comparison), folder / advice_name(name))
-                )
+                path = folder / name_beside(name, "advisor", ".txt")
+                files.append(write_advice(made, rows_in_order(comparison), path))
             if self._has_layer_mapping:
-                from msprobe.compare.result_files import mapping_name, write_data_mapping
-
-                files.append(write_data_mapping(comparison, folder / mapping_name(name)))
+                path = folder / name_beside(name, "data_mapping", ".yaml")
+                files.append(write_data_mapping(comparison, path))
         if len(names) > 1:
             worst = "parquet" if table == "parquet" else "csv"
             files += write_table(self.worst_ranks(), folder / f"worst_ranks_{stamp}", worst)

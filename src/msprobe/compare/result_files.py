@@ -106,10 +106,10 @@ def _table_name(
     return f"{folder}{prefix}_{name}_{stamp}"
 
 
-def advice_name(table_name: str) -> str:
-    """Return the path of the advice on a table."""
+def name_beside(table_name: str, what: str, suffix: str) -> str:
+    """Return the path of a file that goes with a table, which is named as it is."""
     folder, separator, name = table_name.rpartition("/")
-    return f"{folder}{separator}{name.replace('compare_result', 'advisor', 1)}.txt"
+    return folder + separator + name.replace("compare_result", what, 1) + suffix
 
 
 def write_data_mapping(comparison: RankComparison, path: Path) -> Path:
@@ -129,12 +129,6 @@ def write_data_mapping(comparison: RankComparison, path: Path) -> Path:
     mapping = data_mapping_of(comparison.rows)
     text = yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True, width=10_000)
     return write_report(path, text)
-
-
-def mapping_name(table_name: str) -> str:
-    """Return the path of the data mapping that goes with a table."""
-    folder, separator, name = table_name.rpartition("/")
-    return f"{folder}{separator}{name.replace('compare_result', 'data_mapping', 1)}.yaml"
 
 
 def check_writable(directory: Path) -> None:

@@ -68,7 +68,17 @@ def is_near(row: Row, worst: float, resolution: float = 0.0) -> bool:
     """
     if row.status is not Status.DIFFERS or row.error is None:
         return False
-    return row.error <= max(NEAR * max(worst, resolution_of(row.values)), ONCE * resolution)
+    return row.error <= in_other_module(max(worst, resolution_of(row.values)), resolution)
+
+
+def in_other_module(error: float, resolution: float) -> float:
+    """Return the relative error of what a module makes that is computed in another way.
+
+    Args:
+        error: of its inputs, or what their type resolves.
+        resolution: of a coarser type in which it computes.
+    """
+    return max(NEAR * error, ONCE * resolution)
 
 
 def is_far_apart(error: float | None, resolution: float) -> bool:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from msprobe.compare.matching.signatures import Signature, signature_of
@@ -95,7 +95,7 @@ def _is_setting(row: Row) -> bool:
     if isinstance(row, Matched):
         return False
     if row.value.role is Role.PARAMETER:
-        return parameter_name(row.value.slot.rpartition(".")[2]).startswith("running_")
+        return _parameter_name(row.value).startswith("running_")
     if row.value.role is not Role.INPUT or row.value.is_tensor:
         return False
     record = row.pair.target if isinstance(row, Missing) else row.pair.reference
@@ -185,28 +185,27 @@ class _ValueMatcher:
             reference: of the reference's function.
             in_output: whether the outputs belong to the arguments, as their gradients.
         """
-        role = Role.OUTPUT if in_output else Role.INPUT
-        right = {
-            reference.name_of(value.argument): place
-            for place, value in enumerate(self._reference)
-            if value.role is role and place not in self._taken
-        }
-        for place, value in enumerate(self._target):
-            if value.role is role and self._is_free(place):
-                partner = right.get(target.name_of(value.argument))
-                if partner is not None:
-                    self._pair(place, partner)
+        self._pair_names(
+            (Role.OUTPUT if in_output else Role.INPUT,),
+            lambda value: target.name_of(value.argument),
+            lambda value: reference.name_of(value.argument),
+        )
 
     def pair_parameters(self) -> None:
         """Pair parameters that the frameworks call differently."""
+        self._pair_names(_PARAMETER_ROLES, _parameter_name, _parameter_name)
+
+    def _pair_names(
+        self, roles: Sequence[Role], name: Callable[[Value], str], other: Callable[[Value], str]
+    ) -> None:
         right = {
-            _parameter_name(value.slot): place
+            other(value): place
             for place, value in enumerate(self._reference)
-            if value.role in _PARAMETER_ROLES and place not in self._taken
+            if value.role in roles and place not in self._taken
         }
         for place, value in enumerate(self._target):
-            if value.role in _PARAMETER_ROLES and self._is_free(place):
-                partner = right.get(_parameter_name(value.slot))
+            if value.role in roles and self._is_free(place):
+                partner = right.get(name(value))
                 if partner is not None and self._reference[partner].role is value.role:
                     self._pair(place, partner)
 
@@ -325,8 +324,8 @@ def _longest_prefix(key: str, rules: Mapping[str, object] | set[str]) -> str | N
     return None
 
 
-def _parameter_name(slot: str) -> str:
-    return parameter_name(slot.rpartition(".")[2])
+def _parameter_name(value: Value) -> str:
+    return parameter_name(value.slot.rpartition(".")[2])
 
 
 def _key(slot: str) -> str:

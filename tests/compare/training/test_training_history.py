@@ -134,6 +134,11 @@ def test_equal_facts_have_no_differences() -> None:
             "precision: autocast is torch.bfloat16 on cpu in the target, off in the reference",
         ),
         (
+            {"modes": {"grad_enabled": False}},
+            {"modes": {}},
+            "mode: gradients are disabled in the target, enabled in the reference",
+        ),
+        (
             {"settings": {"torch.cudnn_allow_tf32": "True"}},
             {"settings": {"torch.cudnn_allow_tf32": "False"}},
             "settings: torch.cudnn_allow_tf32 is True in the target, False in the reference",
@@ -398,6 +403,17 @@ def test_an_argument_that_only_one_side_gives() -> None:
     assert only.effect is Effect.POSSIBLE
 
 
+@pytest.mark.parametrize("other", [1, 3])
+def test_what_compiled_code_around_a_model_is_given_besides_is_no_data(other: int) -> None:
+    given = (batch(2), batch(1, where="input.1"))
+    around = {"data": [each | {"record": "Jit.step.0.forward"} for each in given]}
+    model = {"data": [batch(other)]}
+
+    both = differences((around, model)), differences((model, around))
+
+    assert [len(found) for found in both] == [other > 1] * 2
+
+
 @pytest.mark.parametrize(
     "places",
     [
@@ -497,6 +513,11 @@ def clip(**more: Any) -> Parts:
         ),
         ([clip(parameters=2)], [clip()], "clip_grad_norm_ is given 2 parameters in the target"),
         (
+            [clip(function="clip_grad_value_", max=2.0)],
+            [clip()],
+            "clip_grad_value_ is called in the target, clip_grad_norm_ in the reference",
+        ),
+        (
             [clip(total_norm=8.0)],
             [clip()],
             r"the total norm of the gradients is 8 .* 2: they are doub",
@@ -564,6 +585,20 @@ def test_learning_rates_of_a_schedule(target: Sequence[float], words: str) -> No
 
     assert len(found) == 1
     assert re.search(words, found[0])
+
+
+def test_schedulers_of_other_classes_are_told() -> None:
+    sides = scheduled([0.1, 0.2]), scheduled([0.1, 0.3])
+    for side, name in zip(sides, ("StepLR", "LinearLR"), strict=True):
+        for number, each in enumerate(side, 1):
+            each["events"] = [
+                *each["events"],
+                {"kind": "schedule", "class": name, "last_epoch": number, "lr": [0.1]},
+            ]
+
+    found = " ".join(said(differences(*zip(*sides, strict=True))))
+
+    assert "the scheduler is StepLR in the target, LinearLR in the reference" in found
 
 
 @pytest.mark.parametrize("rate", [0.9, "NaN", "Infinity"])

@@ -48,19 +48,16 @@ class FirstDifference:
     Attributes:
         comparison: of which rank.
         name: the target's record.
-        layer: how many communications of its rank came before; ranks whose layers are equal have
-            gone equally far.
         rows: its values, in order.
     """
 
     comparison: RankComparison
     name: str
-    layer: int
     rows: tuple[Row, ...]
 
 
 def first_differences(comparisons: Sequence[RankComparison]) -> list[FirstDifference]:
-    """Return where the ranks of one step first differ, the earliest layer first.
+    """Return where the ranks of one step first differ, the earliest first.
 
     Args:
         comparisons: the ranks of one step, judged.
@@ -89,7 +86,6 @@ def first_differences(comparisons: Sequence[RankComparison]) -> list[FirstDiffer
         FirstDifference(
             comparison=by_rank[fault.rank],
             name=fault.name,
-            layer=fault.layer,
             rows=tuple(rows_of[fault.rank, fault.name]),
         )
         for fault in earliest_faults(connect(calls), faulty, faulty_inputs)

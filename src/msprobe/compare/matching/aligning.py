@@ -15,9 +15,12 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from msprobe.compare.matching.call_signature import (
+    CallSignature,
     CallSignatureReader,
     are_unrelated,
     likeness,
@@ -74,36 +77,26 @@ class _Ground(NamedTuple):
     key: Callable[[Call, CallSignatureReader], Hashable]
 
 
-def _same_values(call: Call, read: CallSignatureReader) -> Hashable:
+def _same(
+    get: Callable[[CallSignature], Hashable | None], call: Call, read: CallSignatureReader
+) -> Hashable:
+    """Return a key of calls whose signatures agree in one thing; one that lacks it equals none."""
     signature = read(call.name)
-    if signature.values is None:
-        return call.name, id(read)  # equal to nothing
-    return call.family, call.scope, signature.structure, signature.values
-
-
-def _same_outside(call: Call, read: CallSignatureReader) -> Hashable:
-    signature = read(call.name)
-    if signature.outside is None:
+    found = get(signature)
+    if found is None:
         return call.name, id(read)
-    return call.family, call.scope, signature.structure, signature.outside
-
-
-def _same_scales(call: Call, read: CallSignatureReader) -> Hashable:
-    signature = read(call.name)
-    if signature.scales is None:
-        return call.name, id(read)
-    return call.family, call.scope, signature.structure, signature.scales
+    return call.family, call.scope, signature.structure, found
 
 
 def _same_shapes(call: Call, read: CallSignatureReader) -> Hashable:
     return call.family, call.scope, read(call.name).structure
 
 
-_SAME_VALUES: Final = _Ground(0.99, 0.0, _same_values)
-_SAME_SCALES: Final = _Ground(0.8, 0.15, _same_scales)
+_SAME_VALUES: Final = _Ground(0.99, 0.0, partial(_same, attrgetter("values")))
+_SAME_SCALES: Final = _Ground(0.8, 0.15, partial(_same, attrgetter("scales")))
 _GROUNDS: Final = (
     _SAME_VALUES,
-    _Ground(0.9, 0.1, _same_outside),
+    _Ground(0.9, 0.1, partial(_same, attrgetter("outside"))),
     _SAME_SCALES,
     _Ground(0.8, 0.15, _same_shapes),
     _Ground(0.6, 0.25, lambda call, _: (call.family, call.scope)),

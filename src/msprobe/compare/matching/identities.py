@@ -48,7 +48,6 @@ class Names:
     Attributes:
         paths: module path → path by which both sides know the module.
         mapped_paths: those that a mapping file changed.
-        classes: module path → class.
         is_mindspore: whether functions go by MindSpore's names.
         apis: the user's API mapping of this side's functions; None without one.
         apis_are_asked_for: whether the user asked for pairs of functions.
@@ -58,7 +57,6 @@ class Names:
     """
 
     paths: Mapping[str, str]
-    classes: Mapping[str, str]
     mapped_paths: frozenset[str] = frozenset()
     is_mindspore: bool = False
     apis: ApiMapping | None = None
@@ -222,7 +220,6 @@ def shared_names(target: Side, reference: Side, options: CompareOptions) -> Shar
     names = [
         Names(
             paths=paths[side],
-            classes=classes[side],
             mapped_paths=changed if side == renamed_side else frozenset(),
             is_mindspore=speaks_mindspore[side],
             apis=apis if translated[side] else None,

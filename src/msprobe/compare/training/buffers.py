@@ -119,7 +119,7 @@ def _of_kind(
         f"{some_of(far, len(changes), f'{kind}s')} {are(far, 'differs', 'differ')} "
         f"after step {pair.step}{size}, though every value recorded before agrees{made}",
         parameter=worst,
-        next=tuple(call.next if call else ())
+        next=(call.next if call else ())
         or (
             f"look at the code that writes this {kind}",
             "record its calls (level L1 or mix), if it was recorded at L0"

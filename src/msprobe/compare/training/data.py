@@ -87,7 +87,7 @@ class DataHistory:
         self._batches: list[_Batch] = []
         self._uneven: FactDifference | None = None
         self._other_order: dict[int, str] = {}
-        self._made: dict[int, OutlineDifference | None] = {}
+        self._ahead: dict[int, OutlineDifference | None] = {}
         self.split: str | None = None
         self._is_recorded = True
         self._has_passes = False  # backward ones
@@ -122,7 +122,7 @@ class DataHistory:
             for own, other in paired(*sides)
         ]
         if any(each.keys[0] != each.keys[1] for each in batches):
-            self._made[pair.step] = difference_ahead(*pair.sides)
+            self._ahead[pair.step] = difference_ahead(*pair.sides)
         given = [
             batch
             if made_inside is None or batch.keys[0] == batch.keys[1]
@@ -205,22 +205,22 @@ class DataHistory:
         is_padded = is_reshaped and (trains_alike or is_generated)
         tensor = (first.target or first.reference)[0]
         is_unknown = not (order or models or is_given or is_permuted)
-        made = self._made.get(first.step) if is_unknown else None
+        ahead = self._ahead.get(first.step) if is_unknown else None
         yield self._difference(
             first.step,
-            order or models or self._batch_words(apart) + (f"; {made.words}" if made else ""),
+            order or models or self._batch_words(apart) + (f"; {ahead.words}" if ahead else ""),
             Effect.NONE if is_padded else Effect.CERTAIN if is_certain else Effect.POSSIBLE,
             verdict=VerdictClass.ORDER
             if models
             else VerdictClass.ARGUMENT
             if is_given
-            else made.verdict
-            if made
+            else ahead.verdict
+            if ahead
             else VerdictClass.DATA,
             record=tensor.record,
             is_partial=agree,
             is_reordered=is_permuted,
-            is_unknown=is_unknown and made is None,
+            is_unknown=is_unknown and ahead is None,
             micro=tensor.micro,
         )
 

@@ -107,6 +107,12 @@ def _moved(target: Fingerprint, reference: Fingerprint) -> float:
     return abs(target.norm - reference.norm) / reference.norm
 
 
+def total_norms(both: tuple[Gradients, Gradients]) -> tuple[float, float]:
+    """Return the total norms of the gradients of both sides."""
+    target, reference = (math.hypot(*(g.norm or 0.0 for g in side.values())) for side in both)
+    return target, reference
+
+
 def farthest_gradient(pair: StepPair) -> float:
     """Return how far gradients are apart at most, relative to their norms."""
     return max(gradient_distances(pair).values(), default=0.0)

@@ -15,14 +15,19 @@ from msprobe.compare.training.fingerprints import Fingerprint
 
 SAME_FACTOR: Final = 2e-3
 """Gradients of one factor agree this far, relative; coarse types need more."""
+# Of the norm: what the rounding of coarse types leaves to a factor.
 _SAME_DIRECTION: Final = 2e-2
 # Noise moves the norm, too, but leaves more than this share of its difference to a factor.
 _MOST_LEFT: Final = 0.5
 _LITTLE: Final = 0.1
-# This share of the gradients must have the factor.
-_MOST: Final = 0.9
-_LEAST_POWER: Final = 3
-_FEW_SAMPLES: Final = 2
+MOST: Final = 0.9
+"""This share of the gradients must have a factor, or another reason, for it to be one of all."""
+LEAST_POWER: Final = 3
+"""From here on powers of two are scales, which keep gradients of coarse types from becoming zero.
+
+Lower ones may be mistakes.
+"""
+_FEW_SAMPLES: Final = 2  # by their number gradients may be doubled or halved, for other reasons
 # Limits are numbers of two digits; one norm in a thousand is by chance as near to such a number.
 _SAME_LIMIT: Final = 1e-5
 
@@ -103,7 +108,7 @@ class Meanings:
         if is_near(-1):
             return "-1: their sign is reversed"
         power = round(math.log2(factor)) if 0 < factor < math.inf else 0
-        is_scale = abs(power) >= _LEAST_POWER and is_near(2.0**power)
+        is_scale = abs(power) >= LEAST_POWER and is_near(2.0**power)
         return f"2^{power}: a scale that is not taken back" if is_scale else ""
 
 
@@ -209,10 +214,10 @@ def common_factor(factors: Iterable[Factor | None]) -> Factor | None:
     """Return the factor that nearly all of these share, if it is not 1; None if there is none."""
     known = [factor for factor in factors if factor is not None]
     multiples = [factor for factor in known if factor.is_multiple]
-    if not multiples or len(multiples) < _MOST * len(known):
+    if not multiples or len(multiples) < MOST * len(known):
         return None
     value = median(factor.value for factor in multiples)
-    if sum(factor.agrees_with(value) for factor in multiples) < _MOST * len(known):
+    if sum(factor.agrees_with(value) for factor in multiples) < MOST * len(known):
         return None
     residuals = [factor.residual for factor in multiples if factor.residual is not None]
     return Factor(value, max(residuals, default=None))

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from msprobe.compare.rounding import ONCE
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
@@ -23,37 +22,32 @@ from msprobe.compare.training.differences import (
     shown,
     some_of,
 )
-from msprobe.compare.training.facts_pair import FactsPair, StepPair, clip_coefficient
+from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.fingerprints import Fingerprint, at
 from msprobe.compare.training.gradient_distances import (
     SAME_GRADIENT,
     Gradients,
-    are_rounded,
     distance,
-    has_same_gradients,
     near_gradients,
     rounded_gradients,
+    total_norms,
 )
 from msprobe.compare.training.gradient_factors import (
+    MOST,
     SAME_FACTOR,
     Factor,
     Meanings,
     common_factor,
     factor_between,
-    limit_of,
     limited_words,
 )
 from msprobe.compare.verdicts.next_steps import AFTER_BACKWARD, CLIP_ALIKE
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Clip, Facts, Scaler
+from msprobe.dump.facts import Clip, Scaler
 
 # A sum of projections is that of another tensor, up to the rounding of the gradients.
 _SAME_SUM: Final = 1e-3
-_MOST: Final = 0.9
 _PROJECTIONS: Final = 2  # of each gradient; one with as many elements is a multiple by chance
-_PLAIN: Final = (1.0, 1.0)
-# Scales of losses, as powers of two: they keep gradients from becoming zero in a coarse type.
-_LEAST_SCALE: Final = 3
 
 
 def meanings_of(pair: FactsPair, world_size: int) -> Meanings:
@@ -66,94 +60,6 @@ def meanings_of(pair: FactsPair, world_size: int) -> Meanings:
             {math.prod(each.shape[:rank]) for each in pair.target.data for rank in (1, 2)}
         ),
     )
-
-
-def has_same_training(
-    pair: FactsPair,
-    steps: Sequence[StepPair],
-    tolerance: float = SAME_GRADIENT,
-    resolution: float = 0.0,
-) -> bool:
-    """Return whether optimizers get the same gradients of the same losses.
-
-    The losses of micro batches may add up to the same, and all of them may be scaled for the
-    backward pass, if the gradients are not any more. So must be what clipping hides from an
-    optimizer: norms of gradients.
-
-    Args:
-        pair: the facts of a step.
-        steps: its optimizer steps.
-        tolerance: of gradients.
-        resolution: of the coarse type to whose roundings they may be apart; 0 without one.
-    """
-    totals = [_total_loss(facts) for facts in pair.sides]
-    if len(pair.target.loss) != len(pair.reference.loss) and not _are_near(*totals):
-        # Losses of inner updates (MAML) come before the one that the optimizer's gradients are of.
-        totals = [facts.loss[-1].value if facts.loss else None for facts in pair.sides]
-    clips = pair.events(Clip)
-    if None in totals or not _limit_alike(*clips):
-        return False
-    if not steps or not all(
-        has_same_gradients(step, tolerance) or are_rounded(step, resolution) for step in steps
-    ):
-        return False
-    if all(step.is_opposed for step in steps):
-        totals[0] = -(totals[0] or 0.0)
-    if _are_near(*totals, tolerance=max(SAME_GRADIENT, ONCE * resolution)):
-        return True
-    # A total norm that is a limit itself was left by code of the program, which hides a scale.
-    found = [clip.total_norm for side in clips for clip in side]
-    if not found:
-        found = [total for step in steps for total in _totals(step.gradients)]
-    is_seen = all(total and not limit_of(total) for total in found)
-    is_taken_back = any(pair.events(Scaler)) or is_seen
-    return _is_scale(*totals, parts=max(pair.passes), is_taken_back=is_taken_back)
-
-
-def _limit_alike(target: Sequence[Clip], reference: Sequence[Clip]) -> bool:
-    """Return whether clipping does the same to the gradients of both sides.
-
-    Gradients that are divided after they were clipped have another norm then, and another limit.
-    """
-    active = [
-        [clip for clip in side if clip_coefficient(clip) != 1.0] for side in (target, reference)
-    ]
-    if len(active[0]) != len(active[1]):
-        return False
-    for both in zip(*active, strict=True):
-        coefficients = [clip_coefficient(clip) for clip in both]
-        norms = [clip.total_norm or 0.0 for clip in both]
-        if not _are_near(*(norms if None in coefficients else coefficients)):
-            return False
-    return True
-
-
-def _total_loss(facts: Facts) -> float | None:
-    """Return the sum of a step's losses; None where one is not known."""
-    known = [loss.value for loss in facts.loss if loss.value is not None]
-    return math.fsum(known) if known and len(known) == len(facts.loss) else None
-
-
-def _are_near(
-    target: float | None, reference: float | None, *, tolerance: float = SAME_GRADIENT
-) -> bool:
-    known = target is not None and reference is not None
-    return known and math.isclose(target, reference, rel_tol=tolerance)  # type: ignore[arg-type]
-
-
-def _is_scale(
-    target: float | None, reference: float | None, *, parts: int, is_taken_back: bool
-) -> bool:
-    """Return whether one loss is the other one times a scale, or divided by the micro batches.
-
-    A half may also be a mistake, which clipping by the program's own code hides from optimizers.
-    """
-    if not target or not reference or not 0 < target / reference < math.inf:
-        return False
-    power = round(math.log2(target / reference))
-    scales = [2.0**power] if is_taken_back or abs(power) >= _LEAST_SCALE else []
-    scales += [float(parts), 1 / parts] if is_taken_back else []
-    return any(math.isclose(target / reference, s, rel_tol=SAME_GRADIENT) for s in scales)
 
 
 class GradientHistory:
@@ -207,13 +113,13 @@ class GradientHistory:
         if words:
             yield _difference(pair, f"{words} (step {pair.pair.step})", moved)
             return
-        factor = common_factor(factor_between(both[0][name], both[1][name]) for name in moved)
-        is_of_all = is_clipped or len(moved) >= _MOST * len(changes)
+        factors = {name: factor_between(both[0][name], both[1][name]) for name in moved}
+        factor = common_factor(factors.values())
+        is_of_all = is_clipped or len(moved) >= MOST * len(changes)
         if factor is not None and (is_of_all or factor.is_proved):
             meaning = meanings.of(factor.value)
-            has_clips = any(pair.pair.events(Clip))
-            limited = "" if meaning or has_clips or not is_of_all else limited_words(*_totals(got))
-            if limited:
+            may_clip = is_of_all and not meaning and not any(pair.pair.events(Clip))
+            if may_clip and (limited := limited_words(*total_norms(got))):
                 yield replace(
                     _difference(pair, f"{limited} (step {pair.pair.step})", moved),
                     verdict=VerdictClass.CLIPPING,
@@ -221,30 +127,28 @@ class GradientHistory:
                     next=(CLIP_ALIKE,),
                 )
                 return
-            when = f"when the optimizer gets {are(moved, 'it', 'them')}"
+            # Clipped alike, they may have become so after it.
+            when = _when(moved) if pair.is_clipped_alike else "before clipping"
             yield _difference(
                 pair,
                 f"{some_of(moved, len(changes), 'gradients')} {are(moved)} "
-                f"{shown(factor.value)} times the reference's "
-                # Clipped alike, they may have become so after it.
-                f"{when if pair.is_clipped_alike else 'before clipping'} "
+                f"{shown(factor.value)} times the reference's {when} "
                 f"(step {pair.pair.step})" + (f": the factor is {meaning}" if meaning else ""),
                 moved,
                 Effect.CERTAIN if is_of_all else Effect.POSSIBLE,
-                is_multiple=not is_of_all and telling == moved,
+                is_multiple=not (is_of_all or _scales_loss(pair.pair, factor.value))
+                and telling == moved,
             )
             return
-        some = _multiples({n: factor_between(both[0][n], both[1][n]) for n in telling})
-        if some is not None:
-            names, value = some
+        names, value = _multiples({name: factors[name] for name in telling})
+        if names:
             yield _difference(
                 pair,
                 f"{some_of(names, len(changes), 'gradients')} {are(names)} {shown(value)} times "
-                f"the reference's when the optimizer gets {are(names, 'it', 'them')} (step "
-                f"{pair.pair.step})",
+                f"the reference's {_when(names)} (step {pair.pair.step})",
                 names,
                 Effect.POSSIBLE,
-                is_multiple=True,
+                is_multiple=not _scales_loss(pair.pair, value),
             )
             return
         far = [n for n in moved if not changes[n].is_rounding and n not in rounded]
@@ -252,17 +156,26 @@ class GradientHistory:
             worst = max(far, key=lambda name: changes[name].relative or 0.0)
             yield _difference(
                 pair,
-                f"{some_of(far, len(changes), 'gradients')} "
-                f"{are(far, 'differs', 'differ')} when the optimizer gets "
-                f"{are(far, 'it', 'them')} (step {pair.pair.step}), "
+                f"{some_of(far, len(changes), 'gradients')} {are(far, 'differs', 'differ')} "
+                f"{_when(far)} (step {pair.pair.step}), "
                 f"{'' if len(far) == 1 else f'{worst} '}{changes[worst].words}",
                 [worst],
                 Effect.POSSIBLE,
             )
 
 
-def _multiples(factors: Mapping[str, Factor | None]) -> tuple[list[str], float] | None:
-    """Return several gradients that are the same multiple of the reference's, and the factor.
+def _scales_loss(pair: FactsPair, factor: float) -> bool:
+    """Return whether losses have a factor as well: the calls that scale these are the cause."""
+    own, other = (math.fsum(loss.value or 0.0 for loss in facts.loss) for facts in pair.sides)
+    return other != 0.0 and math.isclose(own / other, factor, rel_tol=SAME_FACTOR)
+
+
+def _when(names: Sequence[str]) -> str:
+    return f"when the optimizer gets {are(names, 'it', 'them')}"
+
+
+def _multiples(factors: Mapping[str, Factor | None]) -> tuple[list[str], float]:
+    """Return the gradients, if any, that are the same multiple of the reference's, and the factor.
 
     The gradients behind them are sums of multiples and others. One alone may look so by chance,
     and so may several that the factor does not explain as closely as it is known.
@@ -276,16 +189,11 @@ def _multiples(factors: Mapping[str, Factor | None]) -> tuple[list[str], float] 
         names = [n for n, v in proved.items() if math.isclose(v, value, rel_tol=SAME_FACTOR)]
         if len(names) > 1:
             return names, value
-    return None
+    return [], 1.0
 
 
 def _leaves_nothing(factor: Factor) -> bool:
     return factor.residual is not None and factor.residual <= SAME_FACTOR
-
-
-def _totals(both: tuple[Gradients, Gradients]) -> tuple[float, float]:
-    target, reference = (math.hypot(*(g.norm or 0.0 for g in side.values())) for side in both)
-    return target, reference
 
 
 def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[FactDifference]:
@@ -327,16 +235,16 @@ def _stale(
             for n in known
             if _is_copy(own[n], earlier.get(n)) and not _is_copy(other[n], earlier.get(n))
         ]
-        if stale and len(stale) >= _MOST * len(names):
+        if stale and len(stale) >= MOST * len(names):
             return f"the {side}'s gradients are those of the step before"
         parts = {n: (other[n], earlier[n]) for n in known if n in earlier}
         added = [
             n
             for n, each in parts.items()
             # Beside a large gradient one of the step before does not show.
-            if _is_sum(own[n], each, _PLAIN) and not _is_sum(own[n], each[:1], _PLAIN)
+            if _is_sum(own[n], each) and not _is_sum(own[n], each[:1])
         ]
-        if added and len(added) >= _MOST * len(names):
+        if added and len(added) >= MOST * len(names):
             return (
                 f"the {side}'s gradients are not cleared: they are the sum of this step's and "
                 "those of the step before"
@@ -354,8 +262,8 @@ def _is_copy(gradient: Fingerprint, earlier: Fingerprint | None) -> bool:
     )
 
 
-def _is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weights: Sequence[float]) -> bool:
-    """Return whether a gradient is the weighted sum of others; projections are linear."""
+def _is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weight: float = 1.0) -> bool:
+    """Return whether a gradient is the sum of others times a weight; projections are linear."""
     columns = [part.projections for part in parts]
     if not whole.projections or not all(columns):
         return False
@@ -363,7 +271,7 @@ def _is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weights: Sequence[
         terms = [at(column, place) for column in columns if column]
         if value is None or None in terms:
             return False
-        shares = [w * term for w, term in zip(weights, terms, strict=False) if term is not None]
+        shares = [weight * term for term in terms if term is not None]
         size = abs(value) + sum(map(abs, shares))
         if abs(value - math.fsum(shares)) > _SAME_SUM * size:
             return False
@@ -386,9 +294,8 @@ def unreduced(pairs: Sequence[StepPair]) -> Iterator[FactDifference]:
         if not names:
             continue
         for weight, verb in _reductions([each[names[0]] for each in own]):
-            weights = [weight] * len(own)
-            found = [n for n in names if _is_sum(other[0][n], [each[n] for each in own], weights)]
-            if len(found) >= _MOST * len(names):
+            found = [n for n in names if _is_sum(other[0][n], [each[n] for each in own], weight)]
+            if len(found) >= MOST * len(names):
                 yield _unreduced(pairs, side, verb, [each[found[0]] for each in own], found)
                 break
 

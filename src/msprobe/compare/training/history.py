@@ -32,7 +32,6 @@ from msprobe.compare.training.gradient_distances import (
 from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.training.gradients import (
     GradientHistory,
-    has_same_training,
     meanings_of,
     total_norm_differences,
     unreduced,
@@ -43,6 +42,7 @@ from msprobe.compare.training.optimizers import (
     state_differences,
 )
 from msprobe.compare.training.outlines import difference_behind, other_labels
+from msprobe.compare.training.same_training import has_same_training
 from msprobe.compare.training.schedules import ScheduleHistory
 from msprobe.compare.training.shards import shard_differences
 from msprobe.compare.training.start import (

@@ -60,9 +60,9 @@ class OutlineDifference:
     is_real: bool = False
 
     @property
-    def next(self) -> list[str]:
+    def next(self) -> tuple[str, ...]:
         """The next step; empty where no line is known."""
-        return [f"look at {self.source}"] if self.source else []
+        return (f"look at {self.source}",) if self.source else ()
 
 
 def difference_inside(
@@ -70,15 +70,17 @@ def difference_inside(
 ) -> OutlineDifference | None:
     """Return in which of the calls that are made within a module it differs from its partner.
 
+    Where they agree, those before it may have made another input of it.
+
     Args:
         sides: the target and the reference.
         names: the forward records of the module.
 
-    Returns: None where the calls agree, or are not known.
+    Returns: None where the calls agree, or are not known, here and below.
     """
-    if not (_are_known([side.view.facts for side in sides]) and all(names)):
-        return None
-    return _first_difference(*map(_inside, sides, names)) or difference_before(sides, names)
+    facts = [side.view.facts for side in sides]
+    inside = _calls(facts, *map(_is_inside, sides, names))
+    return _first_difference(*inside) or difference_before(sides, names)
 
 
 def difference_before(
@@ -89,30 +91,25 @@ def difference_before(
     That makes what it is given: its input, a mask, a table of angles. Around the outermost module
     is the program. Arguments as above.
     """
-    if not _are_known([side.view.facts for side in sides]):
-        return None
+    facts = [side.view.facts for side in sides]
     inner, found = names, None
     while found is None and all(inner):
         outer = [side.parent(name or "") for side, name in zip(sides, inner, strict=True)]
         if all(outer) or not any(outer):
-            found = _first_difference(*map(_before, sides, outer, inner))
+            found = _first_difference(*_calls(facts, *map(_is_before, sides, outer, inner)))
         inner = outer
     return found
 
 
-def difference_before_models(
-    sides: Sequence[Side], names: Sequence[str | None]
-) -> OutlineDifference | None:
-    """Return in which call outside of all modules two steps differ before they call a model.
+def difference_behind(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
+    """Return in which call after those of the models, as one of a loss, two steps differ."""
+    return _first_difference(*_calls((target, reference), _is_behind, _is_behind))
 
-    Returns: None where the calls agree, or are not known, or another module is around it.
-    """
-    both = zip(sides, names, strict=True)
-    are_models = all(name is not None and side.is_model_call(name) for side, name in both)
-    if not (are_models and _are_known([side.view.facts for side in sides])):
-        return None
-    own, other = (_before(side, None, name) for side, name in zip(sides, names, strict=True))
-    return _first_difference(own, other)
+
+def difference_ahead(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
+    """Return which call before those of the models, which makes the batch, has another number."""
+    calls = _calls((target, reference), _is_ahead, _is_ahead)
+    return next((each for each in _differences(*calls) if each.is_real), None)
 
 
 def difference_of_gradients(
@@ -121,60 +118,20 @@ def difference_of_gradients(
     """Return in which call that no result shows gradients begin to differ.
 
     It cuts the graph, or comes behind the models.
-
-    Returns: None where the calls agree, or are not known.
     """
-    facts = target, reference
-    if not _are_known(facts):
-        return None
-    cuts = ([call for call in _made(each) if _operator(call) in _CUTS] for each in facts)
-    return next(_differences(*cuts), None) or difference_behind(*facts)
-
-
-def difference_ahead(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
-    """Return which call before those of the models, which makes the batch, has another number.
-
-    Returns: None where the numbers agree, or the calls are not known.
-    """
-    facts = target, reference
-    if not _are_known(facts):
-        return None
-    calls = (_made(each, lambda run: run.parent is None and run.after is None) for each in facts)
-    return next((each for each in _differences(*calls) if each.is_real), None)
+    made = _calls((target, reference))
+    cuts = ([call for call in calls if _operator(call) in _CUTS] for calls in made)
+    return next(_differences(*cuts), None) or difference_behind(target, reference)
 
 
 def difference_by_factor(
     target: Facts | None, reference: Facts | None, factor: float
 ) -> OutlineDifference | None:
-    """Return the call that is given another number by which gradients grow by a factor.
-
-    Returns: None where no number differs by it, or the calls are not known.
-    """
-    facts = target, reference
-    if not _are_known(facts):
-        return None
-    return next(
-        (
-            each
-            for each in _differences(*map(_made, facts))
-            if each.ratio is not None and math.isclose(each.ratio, factor, rel_tol=_CLOSE)
-        ),
-        None,
-    )
-
-
-def difference_behind(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
-    """Return in which call after those of the models, as one of a loss, two steps differ.
-
-    Returns: None where the calls agree, or are not known.
-    """
-    facts = target, reference
-    if not _are_known(facts):
-        return None
-    own, other = (
-        _made(each, lambda run: run.parent is None and run.after is not None) for each in facts
-    )
-    return _first_difference(own, other)
+    """Return the call that is given another number by which gradients grow by a factor."""
+    for each in _differences(*_calls((target, reference))):
+        if each.ratio is not None and math.isclose(each.ratio, factor, rel_tol=_CLOSE):
+            return each
+    return None
 
 
 def other_labels(target: Facts, reference: Facts) -> str | None:
@@ -195,45 +152,58 @@ def other_labels(target: Facts, reference: Facts) -> str | None:
     return None
 
 
-def _are_known(facts: Sequence[Facts | None]) -> bool:
-    """Return whether all calls of both steps are known, of one framework."""
+def _calls(
+    facts: Sequence[Facts | None], *wanted: Callable[[OutlineRun], bool]
+) -> list[list[OutlinedCall]]:
+    """Return the calls of both steps, in order: of all runs, or of those that are wanted.
+
+    Returns: none unless all calls of both steps are known, of one framework.
+    """
     target, reference = facts
     if target is None or reference is None or are_of_two_frameworks(target, reference):
-        return False
-    return all(each.outline and each.outline.is_whole for each in (target, reference))
+        return [[], []]
+    outlines = [each.outline or Outline(is_whole=False) for each in (target, reference)]
+    if not all(outline.is_whole for outline in outlines):
+        return [[], []]
+    return [
+        [
+            outline.calls[number]
+            for run in outline.runs
+            if is_wanted is None or is_wanted(run)
+            for number in outline.bodies[run.body]
+        ]
+        for outline, is_wanted in zip_longest(outlines, wanted)
+    ]
 
 
-def _inside(side: Side, record: str | None) -> list[OutlinedCall]:
-    """Return the calls that are made within a module, by others in it as well."""
-    return _made(
-        side.view.facts,
-        lambda run: record in (run.parent, *side.around(run.parent or "")),
-    )
+def _is_inside(side: Side, record: str | None) -> Callable[[OutlineRun], bool]:
+    """Return whether a run is within a module, made by others in it as well."""
+    return lambda run: record is not None and record in _modules(side, run)
 
 
-def _before(side: Side, record: str | None, inner: str | None) -> list[OutlinedCall]:
-    """Return the calls that a module makes by itself before those within one of its parts."""
+def _is_before(side: Side, record: str | None, inner: str | None) -> Callable[[OutlineRun], bool]:
+    """Return whether a module makes a run by itself before those within one of its parts."""
     begun = False
 
     def is_before(run: OutlineRun) -> bool:
         nonlocal begun
-        begun = begun or inner in (run.parent, *side.around(run.parent or ""))
+        begun = begun or inner in _modules(side, run)
         return run.parent == record and not begun
 
-    return _made(side.view.facts, is_before)
+    return is_before
 
 
-def _made(
-    facts: Facts | None, is_wanted: Callable[[OutlineRun], bool] = lambda _: True
-) -> list[OutlinedCall]:
-    """Return the calls of some runs, in order."""
-    outline = facts.outline if facts and facts.outline else Outline()
-    return [
-        outline.calls[number]
-        for run in outline.runs
-        if is_wanted(run)
-        for number in outline.bodies[run.body]
-    ]
+def _modules(side: Side, run: OutlineRun) -> tuple[str | None, ...]:
+    """Return the records of the modules that a run is within, from the innermost."""
+    return run.parent, *side.around(run.parent or "")
+
+
+def _is_ahead(run: OutlineRun) -> bool:
+    return run.parent is None and run.after is None
+
+
+def _is_behind(run: OutlineRun) -> bool:
+    return run.parent is None and run.after is not None
 
 
 def _first_difference(

@@ -73,7 +73,7 @@ def earlier_changes(pair: StepPair) -> Iterator[FactDifference]:
             f"step {pair.pair.step} began and before its optimizer step{alone}"
             + (f"; {call.words}" if call else ""),
             parameter=names[0],
-            next=tuple(call.next) if call else _LOOK,
+            next=call.next if call else _LOOK,
         )
 
 

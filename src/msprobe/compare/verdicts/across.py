@@ -22,8 +22,8 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.facts_pair import (
     FactsPair,
 )
-from msprobe.compare.training.gradients import has_same_training
 from msprobe.compare.training.history import TrainingHistory
+from msprobe.compare.training.same_training import has_same_training
 from msprobe.compare.verdicts.calls import Calls
 from msprobe.compare.verdicts.computed_before import ComputedBefore, is_of_structure
 from msprobe.compare.verdicts.data_flow import DataFlow

@@ -16,9 +16,8 @@ from typing import Final
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rounding import (
     FINE,
-    NEAR,
-    ONCE,
     after_calls,
+    in_other_module,
     is_near,
     is_of_sum,
     resolution_of,
@@ -28,7 +27,7 @@ from msprobe.compare.verdicts.conditioning import is_summed_noise, operand_of
 from msprobe.compare.verdicts.data_flow import DataFlow
 from msprobe.compare.verdicts.same_inputs import is_opaque
 from msprobe.compare.verdicts.statistics_error import statistics_error
-from msprobe.dump.record_names import RecordKind, forward_name
+from msprobe.dump.record_names import RecordKind, forward_name, module_names
 from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.numerics.tolerances import EXACT
@@ -266,7 +265,7 @@ class _Agreement:
             if not _agree(backward.outputs, taken_in, self._resolution(module)):
                 return False
         gradients = self._parameter_gradients.get(module.parsed.path, ())
-        shared = [row for row in gradients if row.pair.is_matched]
+        shared = [row for row in gradients if row.pair.is_matched or self._is_of_both(row)]
         if any(row.status is Status.SHAPE for row in shared):
             # One parameter holds several of the other side: together they get the same.
             parts = [row for row in gradients if row.status in _OF_OTHER_PARAMETERS]
@@ -274,6 +273,12 @@ class _Agreement:
             if not _have_same_norm(parts, self._resolution(module)):
                 return False
         return _agree(shared, taken_in, self._resolution(module))
+
+    def _is_of_both(self, gradient: Row) -> bool:
+        """Return whether both sides call the module whose parameter has a gradient."""
+        forward, _ = module_names(self._calls.parse(gradient.pair).base, 0)
+        call = self._calls.named(forward, is_target=gradient.pair.target is not None)
+        return call is not None and call.is_matched
 
     def _resolution(self, module: Call | None = None) -> float:
         """Return the resolution of the coarsest type in which both sides compute in a module.
@@ -310,7 +315,7 @@ class _Agreement:
         return found[0], found[1]
 
 
-def _agree(results: Iterable[Row], taken_in: Iterable[Row], resolution: float = 0.0) -> bool:
+def _agree(results: Iterable[Row], taken_in: Iterable[Row], resolution: float) -> bool:
     """Return whether results agree, or differ hardly more than what they are made of.
 
     A module that is computed in another way makes other rounding errors of its inputs' type, or of
@@ -344,8 +349,7 @@ def _have_same_norm(rows: Sequence[Row], resolution: float) -> bool:
         math.hypot(*(float(value.norm) for value in side if value is not None))  # type: ignore[arg-type]
         for side in ([row.target for row in rows], [row.reference for row in rows])
     )
-    allowed = max(NEAR * epsilon, ONCE * resolution)
-    return abs(target - reference) <= allowed * reference
+    return abs(target - reference) <= in_other_module(epsilon, resolution) * reference
 
 
 def _are_same(target: list[Value], reference: list[Value], *, resolution: float) -> bool:
@@ -367,7 +371,7 @@ def _is_same(target: Value, reference: Value, resolution: float) -> bool:
     error = statistics_error(target, reference, EXACT).relative
     if error is None:
         return False
-    if error <= max(NEAR * epsilon_of(target.dtype), ONCE * resolution):
+    if error <= in_other_module(epsilon_of(target.dtype), resolution):
         return True
     norms = float(target.norm or 0.0), float(reference.norm or 0.0)
     moved = abs(norms[0] - norms[1]) / norms[1] if norms[1] else math.inf

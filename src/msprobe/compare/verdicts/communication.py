@@ -7,6 +7,7 @@ A culprit belongs to one rank; the same call of the other ranks tells how far th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import TypeGuard
 
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.model import Matched, OperationPair, Row
@@ -16,7 +17,7 @@ from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.values import Role
 
 
-def is_of_group(row: Row) -> bool:
+def is_of_group(row: Row) -> TypeGuard[Matched]:
     """Return whether a row holds a process group that is not the same on both sides."""
     return isinstance(row, Matched) and row.target.group_ranks != row.reference.group_ranks
 
@@ -50,10 +51,8 @@ def lone_communication(culprit: Culprit) -> OperationPair | None:
     return None
 
 
-def group_words(row: Row, place: str) -> str:
-    """Return how the group of a call differs, in words; empty where it does not."""
-    if not isinstance(row, Matched) or not is_of_group(row):
-        return ""
+def group_words(row: Matched, place: str) -> str:
+    """Return how the group of a call differs, in words."""
     groups = members(row.target.group_ranks), members(row.reference.group_ranks)
     return f"the group of {place}: {groups[0]} instead of {groups[1]}"
 

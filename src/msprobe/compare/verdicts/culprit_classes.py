@@ -24,7 +24,6 @@ from msprobe.compare.training.module_settings import (
 from msprobe.compare.training.outlines import (
     OutlineDifference,
     difference_before,
-    difference_before_models,
     difference_inside,
     difference_of_gradients,
 )
@@ -163,10 +162,7 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
     is_result = culprit.kind == "forward" and row.value.role is Role.OUTPUT
     if not is_result or found not in _OF_OWN_CODE:
         return None
-    inside = difference_inside(comparison.sides, names)
-    if inside is None and found is VerdictClass.UNEXPLAINED:  # other elements may have come in
-        return difference_before_models(comparison.sides, names)
-    return inside
+    return difference_inside(comparison.sides, names)
 
 
 def _by_settings(culprit: Culprit, found: VerdictClass, words: str) -> tuple[VerdictClass, str]:
@@ -351,8 +347,13 @@ def _named_slot(culprit: Culprit) -> str:
 
 def culprit_place(culprit: Culprit) -> str:
     """Return a culprit's record, its source line and its step, in words."""
+    return f"{culprit_call(culprit)}, step {culprit.comparison.step}"
+
+
+def culprit_call(culprit: Culprit) -> str:
+    """Return a culprit's record and its source line, in words."""
     source = f" ({culprit.called_at})" if culprit.called_at else ""
-    return f"{culprit.row.pair.name}{source}, step {culprit.comparison.step}"
+    return f"{culprit.row.pair.name}{source}"
 
 
 def _other_call(culprit: Culprit) -> str:

@@ -244,8 +244,8 @@ class OutsideValues:
         """Return the rows of two different parameters that the sides passed here, if that is so."""
         if not isinstance(row, Matched):
             return None
-        target = self._target_parameters.get(fingerprint(row.target))
-        reference = self._reference_parameters.get(fingerprint(row.reference))
+        both = zip(self._parameters, row.values, strict=True)
+        target, reference = (known.get(fingerprint(value)) for known, value in both)
         if target is None or reference is None or target == reference:
             return None
         return target, reference
@@ -268,18 +268,15 @@ class OutsideValues:
         )
 
     @cached_property
-    def _target_parameters(self) -> dict[Fingerprint, int]:
-        return self._parameters(_target_value)
-
-    @cached_property
-    def _reference_parameters(self) -> dict[Fingerprint, int]:
-        return self._parameters(_reference_value)
-
-    def _parameters(self, pick: Callable[[Row], Value | None]) -> dict[Fingerprint, int]:
-        return _places(
-            (at, fingerprint(value))
-            for at, row in enumerate(self._rows)
-            if (value := pick(row)) is not None and value.role is Role.PARAMETER
+    def _parameters(self) -> tuple[dict[Fingerprint, int], ...]:
+        """The rows of parameters, by the values of either side."""
+        return tuple(
+            _places(
+                (at, fingerprint(value))
+                for at, row in enumerate(self._rows)
+                if (value := pick(row)) is not None and value.role is Role.PARAMETER
+            )
+            for pick in (_target_value, _reference_value)
         )
 
 

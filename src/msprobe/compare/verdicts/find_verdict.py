@@ -24,6 +24,7 @@ from msprobe.compare.verdicts.communication import collective_of, on_ranks, rank
 from msprobe.compare.verdicts.culprit_classes import (
     class_and_words,
     class_of,
+    culprit_call,
     culprit_place,
     culprit_words,
     is_ruled_by_mode,
@@ -151,14 +152,8 @@ class _Search:
     def _tells_gradients(self, fact: FactDifference, observed: StepObservations) -> bool:
         """Return whether a multiple of some gradients is all that differs in a step.
 
-        Calls of one side alone that gradients flow through show them; they compute the same. Those
-        that make another loss do not.
+        Calls of one side alone that gradients flow through show them; they compute the same.
         """
-        if any(
-            each.moment is Moment.LOSS and (each.step, each.rank) == (fact.step, fact.rank)
-            for each in self._findings.facts
-        ):
-            return False
         late = None if observed.late_call is None else observed.late_call.place.record
         culprits = [
             each
@@ -297,7 +292,7 @@ class _Search:
         evidence = list(self._agreement(fact))
         first: Culprit | None = None  # shows what a step starts with
         if shows is not None and fact.moment.phase in (Phase.START, Phase.DATA):
-            evidence.insert(0, f"the first call that differs is {_call_words(shows)}")
+            evidence.insert(0, f"the first call that differs is {culprit_call(shows)}")
             if record is None and moment_of(shows) <= Moment.FORWARD:
                 record = shows.row.pair.name
             first = shows if record else None
@@ -450,7 +445,7 @@ class _Search:
         settings = self._findings.numeric_settings()
         if settings is not None and is_without_reason(culprit):
             verdict, confidence = VerdictClass.SETTINGS, Confidence.POSSIBLE
-            words = f"{settings.words}; the first call that differs is {_call_words(culprit)}"
+            words = f"{settings.words}; the first call that differs is {culprit_call(culprit)}"
             next_steps = [*settings.next]
         elif (
             verdict in (VerdictClass.ARGUMENT, VerdictClass.DATA)
@@ -561,8 +556,3 @@ def _is_one_sided(culprit: Culprit) -> bool:
         culprit.row.status in (Status.ADDED, Status.MISSING)
         or culprit.row.cause is Cause.OTHER_PARAMETER
     )
-
-
-def _call_words(culprit: Culprit) -> str:
-    source = f" ({culprit.called_at})" if culprit.called_at else ""
-    return f"{culprit.row.pair.name}{source}"

@@ -7,7 +7,7 @@ computes something of them, or brings them into another form, is told as what it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Final
 
@@ -28,6 +28,7 @@ _MODEL_FRAMES: Final = ("_call_impl", "_wrapped_call_impl", "forward", "construc
 _OF_LISTS: Final = ("tensor", "as_tensor", "from_numpy")
 
 Key = int | Fingerprint
+_Calls = dict[Key, list[tuple[str, Value]]]
 
 
 def makes_data(culprit: Culprit) -> bool:
@@ -113,32 +114,26 @@ class _Flow:
         return not any(frame is not None and frame.function in _MODEL_FRAMES for frame in frames)
 
     def _maker(self, value: Value, user: str) -> str | None:
-        before = [name for name in self._makers.get(_key(value), ()) if name != user]
+        before = [name for name, _ in self._makers.get(_key(value), ()) if name != user]
         end = self._order[user]
         return next((name for name in reversed(before) if self._order[name] < end), None)
 
     @cached_property
-    def _makers(self) -> dict[Key, list[str]]:
-        found: dict[Key, list[str]] = {}
-        for name in self._forward:
-            for value in self._tensors(name, Role.OUTPUT):
-                if (key := _key(value)) is not None:
-                    found.setdefault(key, []).append(name)
-        return found
+    def _makers(self) -> _Calls:
+        return self._calls(Role.OUTPUT)
 
     @cached_property
-    def _users(self) -> dict[Key, list[tuple[str, Value]]]:
-        found: dict[Key, list[tuple[str, Value]]] = {}
-        for name in self._forward:
-            for value in self._tensors(name):
-                if (key := _key(value)) is not None:
-                    found.setdefault(key, []).append((name, value))
-        return found
+    def _users(self) -> _Calls:
+        return self._calls(Role.INPUT)
 
-    @cached_property
-    def _forward(self) -> Sequence[str]:
-        side = self._side
-        return [name for name in side.names if side.parsed(name).kind is RecordKind.FORWARD]
+    def _calls(self, role: Role) -> _Calls:
+        found: _Calls = {}
+        for name in self._side.names:
+            if self._side.parsed(name).kind is RecordKind.FORWARD:
+                for value in self._tensors(name, role):
+                    if (key := _key(value)) is not None:
+                        found.setdefault(key, []).append((name, value))
+        return found
 
 
 def _key(value: Value) -> Key:

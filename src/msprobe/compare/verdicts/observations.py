@@ -25,7 +25,7 @@ from msprobe.compare.training.gradient_distances import SAME_GRADIENT
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
 from msprobe.compare.training.outlines import (
     OutlineDifference,
-    difference_before_models,
+    difference_before,
     difference_behind,
     difference_by_factor,
 )
@@ -530,7 +530,7 @@ def _ahead(comparison: RankComparison, row: Row) -> OutlineDifference | None:
     )
     if given is None:
         return None
-    return difference_before_models(comparison.sides, (given.target, given.reference))
+    return difference_before(comparison.sides, (given.target, given.reference))
 
 
 def _is_gradient(comparison: RankComparison, row: Row) -> bool:

@@ -85,32 +85,21 @@ class CulpritGroup:
     Attributes:
         culprits: the best one first.
         kind: as in `Culprit`.
-        cause: the reason for the origin, None if status and origin are enough.
         call: the API or the class of the module, such as ``Tensor.mul_``.
         argument: place of the value in its call, such as ``input.1``.
         source: line of the user's code.
-        finding: the difference, where it is the same in all of them; else empty.
     """
 
     culprits: tuple[Culprit, ...]
     kind: str
-    cause: Cause | None
     call: str
     argument: str
     source: str | None
-    finding: str
 
     @property
     def count(self) -> int:
         """How many there are."""
         return len(self.culprits)
-
-    @property
-    def words(self) -> str:
-        """The group in a line: ``22 x Tensor.mul_: 0.9998 instead of 0.9999, optimizer.py:41``."""
-        what = f"{self.count} x {self.call}" if self.count > 1 else self.call
-        shown = f"{what}: {self.finding}" if self.finding else what
-        return f"{shown}, {self.source}" if self.source else shown
 
 
 def culprit_groups(culprits: Sequence[Culprit]) -> list[CulpritGroup]:
@@ -141,15 +130,12 @@ def _call_name(culprit: Culprit) -> str:
 
 def _group(culprits: Sequence[Culprit]) -> CulpritGroup:
     first = culprits[0]
-    findings = {each.row.finding for each in culprits}
     return CulpritGroup(
         culprits=tuple(culprits),
         kind=first.kind,
-        cause=first.row.cause,
         call=_call_name(first),
         argument=first.row.value.slot,
         source=first.source,
-        finding=first.row.finding if len(findings) == 1 else "",
     )
 
 
