@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from msprobe.operators.operator import Hint, Operator
@@ -117,6 +118,10 @@ def operators() -> Iterator[Operator]:
     """Yield all operators of the table."""
     for word in _parsed():
         yield word.operator()
+
+
+POWERS_OF_SCALES: Final = MappingProxyType({"mul": 1, "div": -1})
+"""Operators that multiply a tensor, and so its gradient, by a power of a number they are given."""
 
 
 def is_in_place(api: str) -> bool:

@@ -121,8 +121,12 @@ class DataHistory:
             _Batch(pair.step, own[0].micro, *tensors_of(own, other))
             for own, other in paired(*sides)
         ]
-        if any(each.keys[0] != each.keys[1] for each in batches):
-            self._ahead[pair.step] = difference_ahead(*pair.sides)
+        other = next((each for each in batches if each.keys[0] != each.keys[1]), None)
+        if other is not None:
+            names = [
+                next((one.record for one in side), None) for side in (other.target, other.reference)
+            ]
+            self._ahead[pair.step] = difference_ahead(pair.sides, names)
         given = [
             batch
             if made_inside is None or batch.keys[0] == batch.keys[1]

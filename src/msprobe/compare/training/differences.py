@@ -102,7 +102,7 @@ class FactDifference:
         is_drawn_by_host: the program draws from Python's or NumPy's generator, which differs: code
             may branch by it.
         is_unread: the gradients before it were not read, so that the calls must agree.
-        is_multiple: some gradients are a multiple of the reference's, and none of the others is.
+        multiple: of the reference's that some gradients are, while the others are none.
     """
 
     verdict: VerdictClass
@@ -122,7 +122,7 @@ class FactDifference:
     is_reordered: bool = False
     is_drawn_by_host: bool = False
     is_unread: bool = False
-    is_multiple: bool = False
+    multiple: float | None = None
 
 
 def of_sides(target: _Known, reference: _Known) -> Iterator[tuple[str, str, _Known, _Known]]:

@@ -136,8 +136,7 @@ class GradientHistory:
                 f"(step {pair.pair.step})" + (f": the factor is {meaning}" if meaning else ""),
                 moved,
                 Effect.CERTAIN if is_of_all else Effect.POSSIBLE,
-                is_multiple=not (is_of_all or _scales_loss(pair.pair, factor.value))
-                and telling == moved,
+                None if is_of_all or telling != moved else _unscaled(pair.pair, factor.value),
             )
             return
         names, value = _multiples({name: factors[name] for name in telling})
@@ -148,7 +147,7 @@ class GradientHistory:
                 f"the reference's {_when(names)} (step {pair.pair.step})",
                 names,
                 Effect.POSSIBLE,
-                is_multiple=not _scales_loss(pair.pair, value),
+                _unscaled(pair.pair, value),
             )
             return
         far = [n for n in moved if not changes[n].is_rounding and n not in rounded]
@@ -164,10 +163,11 @@ class GradientHistory:
             )
 
 
-def _scales_loss(pair: FactsPair, factor: float) -> bool:
-    """Return whether losses have a factor as well: the calls that scale these are the cause."""
+def _unscaled(pair: FactsPair, factor: float) -> float | None:
+    """Return a factor; None if losses have it as well: the calls that scale these are the cause."""
     own, other = (math.fsum(loss.value or 0.0 for loss in facts.loss) for facts in pair.sides)
-    return other != 0.0 and math.isclose(own / other, factor, rel_tol=SAME_FACTOR)
+    is_of_loss = other != 0.0 and math.isclose(own / other, factor, rel_tol=SAME_FACTOR)
+    return None if is_of_loss else factor
 
 
 def _when(names: Sequence[str]) -> str:
@@ -361,16 +361,16 @@ def _difference(
     words: str,
     names: Sequence[str],
     effect: Effect = Effect.CERTAIN,
-    verdict: VerdictClass = VerdictClass.GRADIENT,
+    multiple: float | None = None,
     *,
-    is_multiple: bool = False,
+    verdict: VerdictClass = VerdictClass.GRADIENT,
 ) -> FactDifference:
     return pair.difference(
         verdict,
         Moment.REDUCE,
         words,
         effect=effect,
-        is_multiple=is_multiple,
+        multiple=multiple,
         parameter=names[0],
         next=(AFTER_BACKWARD,),
     )

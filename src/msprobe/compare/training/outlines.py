@@ -24,7 +24,7 @@ from msprobe.compare.training.frameworks import are_of_two_frameworks
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OUTLINED_TENSOR, Facts, Outline, OutlinedCall, OutlineRun
 from msprobe.numerics.number_types import epsilon_of
-from msprobe.operators.lookup import operator_of
+from msprobe.operators.lookup import POWERS_OF_SCALES, operator_of
 
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
 # They choose what gets a gradient, and no value.
@@ -48,7 +48,7 @@ class OutlineDifference:
         words: the difference in words.
         source: its line, None inside of the framework.
         takes_tensor: whether the call takes a tensor, and does not make one of numbers alone.
-        ratio: of a number that the target's call is given to the reference's.
+        ratio: of a number that the target's call is given, or multiplies by, to the reference's.
         is_real: whether that is no whole number: sizes and places follow from the data.
     """
 
@@ -106,9 +106,16 @@ def difference_behind(target: Facts | None, reference: Facts | None) -> OutlineD
     return _first_difference(*_calls((target, reference), _is_behind, _is_behind))
 
 
-def difference_ahead(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
-    """Return which call before those of the models, which makes the batch, has another number."""
-    calls = _calls((target, reference), _is_ahead, _is_ahead)
+def difference_ahead(
+    facts: Sequence[Facts | None], names: Sequence[str | None]
+) -> OutlineDifference | None:
+    """Return which call of the program, before it calls a model, is given another number.
+
+    Args:
+        facts: of the target and the reference.
+        names: the forward records of the model, which is given another batch.
+    """
+    calls = _calls(facts, *map(_is_ahead_of, names))
     return next((each for each in _differences(*calls) if each.is_real), None)
 
 
@@ -198,8 +205,15 @@ def _modules(side: Side, run: OutlineRun) -> tuple[str | None, ...]:
     return run.parent, *side.around(run.parent or "")
 
 
-def _is_ahead(run: OutlineRun) -> bool:
-    return run.parent is None and run.after is None
+def _is_ahead_of(record: str | None) -> Callable[[OutlineRun], bool]:
+    has_ended = False
+
+    def is_ahead(run: OutlineRun) -> bool:
+        nonlocal has_ended
+        has_ended = has_ended or (run.after is not None and run.after == record)
+        return run.parent is None and not has_ended
+
+    return is_ahead
 
 
 def _is_behind(run: OutlineRun) -> bool:
@@ -293,7 +307,15 @@ def _other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> 
     takes = any(OUTLINED_TENSOR in _words(each) for each in both)
     is_cast = len(both) == 1 and _operator(both[0]) in _CASTS
     verdict = VerdictClass.PRECISION if is_cast and any(_types(both[0])) else VerdictClass.CALL
-    return OutlineDifference(verdict, words, _line(both[0]), takes)
+    ratio = _scale(target) / _scale(reference)
+    return OutlineDifference(verdict, words, _line(both[0]), takes, None if ratio == 1 else ratio)
+
+
+def _scale(call: OutlinedCall | None) -> float:
+    """Return by what number a call multiplies its tensor."""
+    power = None if call is None else POWERS_OF_SCALES.get(_operator(call))
+    numbers = [] if call is None else [_ratio(word, "1") for word in call.arguments]
+    return math.prod(each for each in numbers if each) ** (power or 0)
 
 
 def _types(call: OutlinedCall) -> Iterator[float]:

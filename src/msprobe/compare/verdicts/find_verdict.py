@@ -9,6 +9,7 @@ and culprits among the calls compete; what comes after the first cause is its co
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -18,7 +19,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Status
 from msprobe.compare.rounding import IN_AUTOCAST
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
-from msprobe.compare.training.gradient_factors import Meanings, limited_words
+from msprobe.compare.training.gradient_factors import SAME_FACTOR, Meanings, limited_words
 from msprobe.compare.training.start import autocast_epsilon
 from msprobe.compare.verdicts.communication import collective_of, on_ranks, ranks_words
 from msprobe.compare.verdicts.culprit_classes import (
@@ -41,6 +42,7 @@ from msprobe.compare.verdicts.origin_state import is_lacking
 from msprobe.compare.verdicts.own_error import key_of
 from msprobe.compare.verdicts.places import Clue
 from msprobe.compare.verdicts.ranking import Culprit, culprit_groups
+from msprobe.compare.verdicts.unmatched_calls import scale_of_lone_calls
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.compare.verdicts.without_cause import (
@@ -160,9 +162,19 @@ class _Search:
             for each in self._findings.culprits
             if each.comparison.step <= fact.step and each.row.pair.name != late
         ]
-        if not fact.is_multiple or any(c.row.cause is not Cause.GRADIENT_CALL for c in culprits):
+        if any(c.row.cause is not Cause.GRADIENT_CALL for c in culprits):
+            return False
+        if not self._is_multiple(fact):
             return False
         return bool(culprits) or not (observed.forward_differs or observed.backward_differs)
+
+    def _is_multiple(self, fact: FactDifference) -> bool:
+        """Return whether some gradients are a multiple by none of the calls of one side alone."""
+        if fact.multiple is None:
+            return False
+        here = (c.comparison for c in self._findings.culprits if c.comparison.step == fact.step)
+        scale = next(map(scale_of_lone_calls, here), 1.0)
+        return not math.isclose(scale, fact.multiple, rel_tol=SAME_FACTOR)
 
     def _other_start(
         self, facts: Sequence[FactDifference], data: FactDifference
@@ -272,9 +284,9 @@ class _Search:
         factor: tuple[StepObservations, GradientFactor] | None,
     ) -> bool:
         when = fact.step, int(fact.moment)
-        if fact.is_multiple and culprit is not None:
+        if culprit is not None and culprit.comparison.step == fact.step:
             is_shown = culprit.row.cause is Cause.GRADIENT_CALL
-            if is_shown and culprit.comparison.step == fact.step:
+            if is_shown and self._is_multiple(fact):
                 return True
         if factor is not None and (factor[0].step, int(factor[1].moment)) < when:
             return False
