@@ -362,3 +362,86 @@ def test_a_number_that_the_program_makes_of_other_values_is_not_what_they_come_f
 
     assert verdict["class"] == "data"
     assert "only the target calls Tensor.__getitem__.0" in verdict["sentence"]
+
+
+def with_another_term(debugger: PrecisionDebugger, change: str | None) -> None:
+    """A term of the loss in float32, of what a model computes in bfloat16 under autocast."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    inputs, labels = torch.randn(3, 16, 8), torch.randint(0, 4, (3, 16))
+
+    def step(number: int) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = model(inputs[number]).float()
+        loss = functional.cross_entropy(scores, labels[number])
+        if change == "term":
+            loss = loss + 1e-3 * scores.logsumexp(-1).square().mean()
+        if change == "rewritten":
+            loss = -scores.log_softmax(-1)[torch.arange(16), labels[number]].mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "classes"), [("term", {"call"}), ("rewritten", {"equal", "rounding"})]
+)
+def test_another_loss_of_equal_results_is_no_rounding_of_theirs(
+    tmp_path: Path, level: str, change: str, classes: set[str]
+) -> None:
+    verdict = verdict_on(tmp_path, with_another_term, None, change, level)
+    assert verdict["class"] in classes, verdict["sentence"]
+
+
+def settled_late(debugger: PrecisionDebugger, change: str | None) -> None:
+    """Settings of an optimizer that does not use them in its first steps."""
+    model = nn.Linear(4, 2)
+    betas = (0.9, 0.9 if change == "beta2" else 0.98)
+    optimizer = torch.optim.RAdam(model.parameters(), betas=betas)
+
+    def step(number: int) -> None:
+        torch.manual_seed(number)
+        model(torch.randn(3, 4)).square().mean().backward()
+        if change == "elements":
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        else:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "expected"), [("beta2", "optimizer_setting"), ("elements", "clipping")]
+)
+def test_what_only_the_optimizer_shows(
+    tmp_path: Path, level: str, change: str, expected: str
+) -> None:
+    verdict = verdict_on(tmp_path, settled_late, change, None, level)
+    assert verdict["class"] == expected, verdict["sentence"]
+
+
+def noising(debugger: PrecisionDebugger, change: str | None) -> None:
+    """The program adds noise to its batch."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    inputs = torch.randn(3, 5, 4)
+    torch.manual_seed(2 if change else 1)
+
+    def step(number: int) -> None:
+        model(inputs[number] + torch.randn(5, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_noise_of_another_seed(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, noising, "seed", None, level)
+    assert verdict["class"] == "random", verdict["sentence"]

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msprobe.compare.model import Mode, OperationPair, Row
+from msprobe.compare.model import Mode, OperationPair, Row, Status
 from msprobe.compare.rounding import resolution_of
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
@@ -116,6 +116,24 @@ class RankComparison:
         return min(
             resolution_of(row.target for row in made), resolution_of(row.reference for row in made)
         )
+
+    @property
+    def resolution_of_losses(self) -> float:
+        """The same of what may have made losses differ: of calls before the first backward one.
+
+        Those whose results are equal to the bit make no roundings.
+        """
+        if not self.resolution:
+            return 0.0
+        end = self.end_of_forward
+        made = [
+            value
+            for row in self.rows
+            if row.pair.position < end and row.value.role is Role.OUTPUT and row.holds_tensor
+            if not (row.pair.is_matched and row.status is Status.EQUAL)
+            for value in row.values
+        ]
+        return min(self.resolution, resolution_of(made))
 
     @property
     def end_of_forward(self) -> float:

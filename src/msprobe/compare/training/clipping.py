@@ -88,6 +88,8 @@ def _first_after_step(facts: Facts) -> Clip | None:
 
 def _clip_effect(target: Clip, reference: Clip) -> Effect:
     coefficient, expected = clip_coefficient(target), clip_coefficient(reference)
+    if (target.norm_type is None) is not (reference.norm_type is None):
+        return Effect.CERTAIN  # no limit of elements scales all of them
     if coefficient is None or expected is None or target.parameters != reference.parameters:
         return Effect.POSSIBLE
     is_same = math.isclose(coefficient, expected, rel_tol=_SAME_COEFFICIENT)

@@ -33,7 +33,7 @@ from msprobe.compare.training.differences import (
 )
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, change_of, of_data
-from msprobe.compare.training.outlines import OutlineDifference, difference_ahead
+from msprobe.compare.training.outlines import OutlineDifference, difference_ahead, draw_ahead
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data
 from msprobe.dump.formats.dtypes import normal_dtype
@@ -88,6 +88,7 @@ class DataHistory:
         self._uneven: FactDifference | None = None
         self._other_order: dict[int, str] = {}
         self._ahead: dict[int, OutlineDifference | None] = {}
+        self._draws: dict[int, bool] = {}
         self.split: str | None = None
         self._is_recorded = True
         self._has_passes = False  # backward ones
@@ -127,6 +128,7 @@ class DataHistory:
                 next((one.record for one in side), None) for side in (other.target, other.reference)
             ]
             self._ahead[pair.step] = difference_ahead(pair.sides, names)
+            self._draws[pair.step] = draw_ahead(pair.sides, names)
         given = [
             batch
             if made_inside is None or batch.keys[0] == batch.keys[1]
@@ -225,6 +227,7 @@ class DataHistory:
             is_partial=agree,
             is_reordered=is_permuted,
             is_unknown=is_unknown and ahead is None,
+            is_drawn=self._draws.get(first.step, False),
             micro=tensor.micro,
         )
 

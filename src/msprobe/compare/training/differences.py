@@ -98,6 +98,7 @@ class FactDifference:
             model, for data.
         is_partial: of several batches of its step, others agree.
         is_unknown: the batches of a side are not those of the other in any order.
+        is_drawn: the program draws random numbers in the step before it calls the model.
         is_reordered: the batches hold the same values in another order.
         is_drawn_by_host: the program draws from Python's or NumPy's generator, which differs: code
             may branch by it.
@@ -119,6 +120,7 @@ class FactDifference:
     micro: int = 0
     is_partial: bool = False
     is_unknown: bool = False
+    is_drawn: bool = False
     is_reordered: bool = False
     is_drawn_by_host: bool = False
     is_unread: bool = False

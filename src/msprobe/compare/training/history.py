@@ -304,6 +304,7 @@ class TrainingHistory:
             found += history.schedules.differences()
         others = [self._with_history(each) for each in self.found]
         found = [_drawn(each, others) for each in found] + others
+        found = [_shown_by_state(each, others) for each in found]
         return sorted(found, key=lambda each: (each.step, each.moment))
 
     def _with_jump(self, fact: FactDifference) -> FactDifference:
@@ -421,12 +422,27 @@ class TrainingHistory:
         }
 
 
+def _shown_by_state(fact: FactDifference, others: Sequence[FactDifference]) -> FactDifference:
+    """Return a setting with its effect where the state of an optimizer shows it in a later step."""
+    is_shown = fact.effect is Effect.POSSIBLE and any(
+        each.moment is Moment.OPTIMIZER_STATE
+        and each.effect is Effect.CERTAIN
+        and each.rank == fact.rank
+        and each.step > fact.step
+        for each in others
+    )
+    is_setting = fact.moment is Moment.OPTIMIZER_SETTING
+    return replace(fact, effect=Effect.CERTAIN) if is_shown and is_setting else fact
+
+
 def _drawn(fact: FactDifference, others: Sequence[FactDifference]) -> FactDifference:
     """Return a difference of the data with the generators that they may be drawn from."""
     for each in others:
         may_draw = each.moment is Moment.RANDOM and each.effect is not Effect.NONE
         is_before = each.rank == fact.rank and each.step <= fact.step
-        is_needed = fact.is_partial or (fact.is_unknown and each.is_drawn_by_host)
+        is_needed = fact.is_partial or (
+            fact.is_unknown and (fact.is_drawn or each.is_drawn_by_host)
+        )
         if may_draw and is_before and is_needed:
             words = f"{each.words}, and {fact.words}"
             return replace(fact, verdict=VerdictClass.RANDOM, words=words, next=each.next)

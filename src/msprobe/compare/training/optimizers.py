@@ -262,6 +262,7 @@ def _state_values(pair: StepPair, unchanged: bool) -> Iterator[FactDifference]:
                 f"{state} of {some_of(far, pair.total)} differs before step "
                 f"{pair.pair.step}{changes[far[0]].ending}",
                 far[0],
+                effect=Effect.CERTAIN,
             )
 
 
@@ -282,13 +283,17 @@ def _present(column: Fingerprints | None) -> set[int]:
 
 
 def _state(
-    pair: StepPair, words: str, parameter: str, moment: Moment = Moment.OPTIMIZER_STATE
+    pair: StepPair,
+    words: str,
+    parameter: str,
+    moment: Moment = Moment.OPTIMIZER_STATE,
+    effect: Effect = Effect.POSSIBLE,
 ) -> FactDifference:
     return pair.difference(
         VerdictClass.OPTIMIZER_STATE,
         moment,
         words,
-        effect=Effect.POSSIBLE,
+        effect=effect,
         parameter=parameter,
         next=("save and load the optimizer's state_dict with the checkpoint",),
     )

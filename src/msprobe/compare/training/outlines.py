@@ -25,6 +25,7 @@ from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OUTLINED_TENSOR, Facts, Outline, OutlinedCall, OutlineRun
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.lookup import POWERS_OF_SCALES, operator_of
+from msprobe.operators.operator import Operator
 
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
 # They choose what gets a gradient, and no value.
@@ -117,6 +118,12 @@ def difference_ahead(
     """
     calls = _calls(facts, *map(_is_ahead_of, names))
     return next((each for each in _differences(*calls) if each.is_real), None)
+
+
+def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> bool:
+    """Return whether both sides draw random numbers before they call a model; as above."""
+    calls = _calls(facts, *map(_is_ahead_of, names))
+    return all(any(_operator_of(each).draws_random for each in made) for made in calls)
 
 
 def difference_of_gradients(
@@ -385,8 +392,12 @@ def _is_real(word: str | None) -> bool:
 
 
 def _operator(call: OutlinedCall) -> str:
+    return _operator_of(call).name
+
+
+def _operator_of(call: OutlinedCall) -> Operator:
     prefix, _, api = call.name.partition(".")
-    return operator_of(prefix, api).name
+    return operator_of(prefix, api)
 
 
 def _shown(call: OutlinedCall | None) -> str:

@@ -22,7 +22,7 @@ def has_same_training(
     pair: FactsPair,
     steps: Sequence[StepPair],
     tolerance: float = SAME_GRADIENT,
-    resolution: float = 0.0,
+    resolutions: tuple[float, float] = (0.0, 0.0),
 ) -> bool:
     """Return whether optimizers get the same gradients of the same losses.
 
@@ -34,7 +34,8 @@ def has_same_training(
         pair: the facts of a step.
         steps: its optimizer steps.
         tolerance: of gradients.
-        resolution: of the coarse type to whose roundings they may be apart; 0 without one.
+        resolutions: of the coarse types to whose roundings gradients and losses may be apart; 0
+            without one.
     """
     totals = [_total_loss(facts) for facts in pair.sides]
     if len(pair.target.loss) != len(pair.reference.loss) and not _are_near(*totals):
@@ -44,12 +45,12 @@ def has_same_training(
     if None in totals or not _limit_alike(*clips):
         return False
     if not steps or not all(
-        has_same_gradients(step, tolerance) or are_rounded(step, resolution) for step in steps
+        has_same_gradients(step, tolerance) or are_rounded(step, resolutions[0]) for step in steps
     ):
         return False
     if all(step.is_opposed for step in steps):
         totals[0] = -(totals[0] or 0.0)
-    if _are_near(*totals, tolerance=max(SAME_GRADIENT, ONCE * resolution)):
+    if _are_near(*totals, tolerance=max(SAME_GRADIENT, ONCE * resolutions[1])):
         return True
     # A total norm that is a limit itself was left by code of the program, which hides a scale.
     found = [clip.total_norm for side in clips for clip in side]

@@ -310,7 +310,8 @@ def _clear_same_training(
         if all(row.origin is None for row in comparison.rows):
             return
         steps = pair.steps
-        if has_same_training(pair, steps, tolerance, comparison.resolution):
+        resolutions = comparison.resolution, comparison.resolution_of_losses
+        if has_same_training(pair, steps, tolerance, resolutions):
             updates = (comparison.places.get(step.target.record, -1) for step in steps)
             names = comparison.reference.names
             flow = cache(partial(DataFlow, comparison.rows, names))  # few steps need it

@@ -147,19 +147,20 @@ class _Agreement:
         if target is None or reference is None or self._has_other_loss:
             return None
         if target.start == reference.start:
-            return target if _agree(target.rows, (), self._resolution()) else None
+            return target if _agree(target.rows, (), self._resolution_of_losses) else None
         made = [
             [row.target for row in target.outputs if row.target is not None],
             [row.reference for row in reference.outputs if row.reference is not None],
         ]
-        return target if all(made) and _are_same(*made, resolution=self._resolution()) else None
+        resolution = self._resolution_of_losses
+        return target if all(made) and _are_same(*made, resolution=resolution) else None
 
     @cached_property
     def _has_other_loss(self) -> bool:
         """Whether a further backward pass begins with a number that differs."""
         return any(
             call.is_matched
-            and not _agree(call.outputs, (), self._resolution())
+            and not _agree(call.outputs, (), self._resolution_of_losses)
             and self._has_backward(call)
             and all(math.prod(row.value.shape or ()) == 1 for row in call.outputs)
             and not any(map(self._is_used, call.outputs))
@@ -289,6 +290,10 @@ class _Agreement:
             return 0.0
         names = (None, None) if module is None else (module.pair.reference, module.pair.target)
         return min(made[name] for made, name in zip(self._coarsest, names, strict=True))
+
+    @cached_property
+    def _resolution_of_losses(self) -> float:
+        return min(self._resolution(), self._calls.resolution_of_losses)
 
     @cached_property
     def _coarsest(self) -> tuple[Mapping[str | None, float], Mapping[str | None, float]]:

@@ -84,6 +84,11 @@ class Calls:
             self._begins[pair.position], self._ends[pair.position] = begin, end
             begin = end
 
+    @property
+    def resolution_of_losses(self) -> float:
+        """See `RankComparison`."""
+        return self._comparison.resolution_of_losses
+
     def is_after_backward(self, call: Call) -> bool:
         """Return whether a call's effect is neither in the loss nor in the gradients."""
         is_forward = call.parsed.kind is RecordKind.FORWARD

@@ -288,6 +288,9 @@ class _Search:
             is_shown = culprit.row.cause is Cause.GRADIENT_CALL
             if is_shown and self._is_multiple(fact):
                 return True
+            # Gradients of parameters may be read after they were clipped.
+            if fact.verdict is VerdictClass.CLIPPING and culprit.row.cause is Cause.ACCUMULATED:
+                return True
         if factor is not None and (factor[0].step, int(factor[1].moment)) < when:
             return False
         if culprit is None:
