@@ -445,3 +445,54 @@ def noising(debugger: PrecisionDebugger, change: str | None) -> None:
 def test_noise_of_another_seed(tmp_path: Path, level: str) -> None:
     verdict = verdict_on(tmp_path, noising, "seed", None, level)
     assert verdict["class"] == "random", verdict["sentence"]
+
+
+def two_players(debugger: PrecisionDebugger, change: str | None) -> None:
+    """Two models with an optimizer each, one of which trains against the other."""
+    made, judge = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    optimizers = [torch.optim.Adam(model.parameters(), 0.01) for model in (judge, made)]
+
+    def step(_: int) -> None:
+        found = made(torch.randn(5, 2))
+        optimizers[0].zero_grad()
+        (judge(found.detach()) - judge(torch.randn(5, 4))).mean().backward()
+        if change != "idle":
+            optimizers[0].step()
+        optimizers[1].zero_grad()
+        judge(found).square().mean().backward()
+        optimizers[1].step()
+
+    train(debugger, [made, judge], step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize("sides", [("idle", None), (None, "idle")])
+def test_one_of_two_optimizers_that_does_not_step(
+    tmp_path: Path, level: str, sides: tuple[str | None, str | None]
+) -> None:
+    verdict = verdict_on(tmp_path, two_players, *sides, level)
+    assert verdict["class"] == "update", verdict["sentence"]
+    assert f"never in the {'target' if sides[0] else 'reference'}" in verdict["sentence"]
+
+
+def stepping_aside(debugger: PrecisionDebugger, change: str | None) -> None:
+    """The norm of the gradients is computed by hand; they are cleared before, or not."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(_: int) -> None:
+        if not change:
+            optimizer.zero_grad()
+        model(torch.randn(5, 4)).square().mean().backward()
+        norm = torch.stack([each.grad.norm() for each in model.parameters()]).norm()
+        for each in model.parameters():
+            each.grad.mul_(1 / (1 + float(norm)))
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_gradients_that_are_not_cleared_are_no_batch(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, stepping_aside, "kept", None, level)
+    assert verdict["class"] in ("gradient", "call"), verdict["sentence"]

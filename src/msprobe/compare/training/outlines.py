@@ -37,6 +37,8 @@ _RESHAPES: Final = frozenset(
     ("flatten", "reshape", "squeeze", "unflatten", "unsqueeze", "view", "view_as")
 )
 _CASTS: Final = frozenset(("bfloat16", "double", "float", "half", "to", "type", "type_as"))
+# Numbers that a person writes have fewer digits.
+_COMPUTED: Final = 10
 _MOST_COMPARED: Final = 500  # calls between the first and the last that differ, of either side
 
 
@@ -51,6 +53,7 @@ class OutlineDifference:
         takes_tensor: whether the call takes a tensor, and does not make one of numbers alone.
         ratio: of a number that the target's call is given, or multiplies by, to the reference's.
         is_real: whether that is no whole number: sizes and places follow from the data.
+        is_computed: whether both numbers have the digits of a result.
     """
 
     verdict: VerdictClass
@@ -59,6 +62,7 @@ class OutlineDifference:
     takes_tensor: bool
     ratio: float | None = None
     is_real: bool = False
+    is_computed: bool = False
 
     @property
     def next(self) -> tuple[str, ...]:
@@ -131,11 +135,13 @@ def difference_of_gradients(
 ) -> OutlineDifference | None:
     """Return in which call that no result shows gradients begin to differ.
 
-    It cuts the graph, or comes behind the models.
+    It cuts the graph, or comes behind the models. A number that a program computed, as it does to
+    limit gradients by code of its own, follows from them.
     """
     made = _calls((target, reference))
     cuts = ([call for call in calls if _operator(call) in _CUTS] for calls in made)
-    return next(_differences(*cuts), None) or difference_behind(target, reference)
+    found = next(_differences(*cuts), None) or difference_behind(target, reference)
+    return None if found and found.is_computed else found
 
 
 def difference_by_factor(
@@ -351,6 +357,7 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
             takes_tensor=OUTLINED_TENSOR in _words(target),
             ratio=_ratio(own, other),
             is_real=_is_real(own) and _is_real(other),
+            is_computed=all(_is_real(each) and _digits(each) >= _COMPUTED for each in (own, other)),
         )
         return
 
@@ -385,6 +392,11 @@ def _ratio(word: str | None, other: str | None) -> float | None:
 
 def _content(call: OutlinedCall) -> Hashable:
     return _operator(call), call.arguments, *call.named.items()
+
+
+def _digits(word: str | None) -> int:
+    """Return how many digits a number is written with."""
+    return sum(map(str.isdigit, (word or "").partition("e")[0].lstrip("-0.")))
 
 
 def _is_real(word: str | None) -> bool:

@@ -8,7 +8,7 @@ are part of the names that a run records.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import compress
+from itertools import compress, count
 from typing import Final, TypeVar
 
 from msgspec.structs import asdict, replace
@@ -63,12 +63,14 @@ def _numbered_alike(target: Facts, reference: Facts) -> Facts:
         {frozenset(step.parameters.name): step.number for step in facts.optimizer_steps()}
         for facts in (target, reference)
     )
-    taken = {*own.values()} & {*other.values()}
-    numbers = {
-        number: other[names]
-        for names, number in own.items()
-        if names in other and not {number, other[names]} & taken
-    }
+    shared = own.keys() & other
+    if {own[names] for names in shared} == {other[names] for names in shared}:
+        return target  # or they step in another order
+    numbers = {own[names]: other[names] for names in shared}
+    new = count(max(*own.values(), *other.values()) + 1)
+    for names in own.keys() - shared:
+        if own[names] in numbers.values():
+            numbers[own[names]] = next(new)
     events = [
         replace(event, number=numbers.get(event.number, event.number))
         if isinstance(event, OptimizerStep)

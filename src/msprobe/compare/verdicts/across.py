@@ -286,15 +286,14 @@ def _own_updates(comparison: RankComparison, pair: FactsPair) -> Iterator[_Updat
         changed = {name for name, one in step.changes("after").items() if not one.is_equal}
         if changed and (step.target.record is None or step.target.record in places):
             yield places.get(step.target.record, -1), changed
-    made = [facts.optimizer_steps() for facts in pair.sides]
-    if len(made[0]) == len(made[1]):
-        return
-    if all(made):
-        last = pair.steps[-1].target.record if pair.steps else None
-        yield places.get(last, -1), ()
-    else:  # one side alone updates
-        first = next(iter(made[0] or made[1])).record
-        yield from ((p.position, ()) for p in comparison.pairs if first in (p.target, p.reference))
+    both = {id(each) for step in pair.steps for each in step.sides}
+    steps = (step for facts in pair.sides for step in facts.optimizer_steps())
+    alone = {step.record for step in steps if id(step) not in both}
+    for each in comparison.pairs:
+        if alone & {each.target, each.reference} - {None}:
+            yield each.position, ()
+    if None in alone:  # it steps before the first call
+        yield -1, ()
 
 
 def _clear_same_training(

@@ -42,7 +42,9 @@ def makes_data(culprit: Culprit) -> bool:
     if culprit.kind != "forward" or side.parsed(name).is_module:
         return False
     operation = side.operator(name).name
-    if row.cause is not Cause.CHANGED_BETWEEN and not (
+    # Another gradient is no batch.
+    is_changed = row.cause is Cause.CHANGED_BETWEEN and ".backward" not in row.subject
+    if not is_changed and not (
         (operation in _TAKES and (row.cause is Cause.ARGUMENT or not row.pair.is_matched))
         or (operation == _OVERWRITES and not row.pair.is_matched)
     ):
