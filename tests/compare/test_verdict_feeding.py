@@ -496,3 +496,28 @@ def stepping_aside(debugger: PrecisionDebugger, change: str | None) -> None:
 def test_gradients_that_are_not_cleared_are_no_batch(tmp_path: Path, level: str) -> None:
     verdict = verdict_on(tmp_path, stepping_aside, "kept", None, level)
     assert verdict["class"] in ("gradient", "call"), verdict["sentence"]
+
+
+def with_a_temperature(debugger: PrecisionDebugger, change: str | None) -> None:
+    """A parameter that is none of the model's, which the optimizer is given, or not."""
+    model, scale = nn.Linear(4, 2), nn.Parameter(torch.tensor(1.5))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    if not change:
+        optimizer.add_param_group({"params": [scale]})
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        (model(torch.randn(5, 4)) * scale.exp()).square().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize("sides", [("forgotten", None), (None, "forgotten")])
+def test_a_parameter_of_no_model_that_one_optimizer_lacks(
+    tmp_path: Path, level: str, sides: tuple[str | None, str | None]
+) -> None:
+    verdict = verdict_on(tmp_path, with_a_temperature, *sides, level)
+    assert verdict["class"] == "update", verdict["sentence"]
+    assert "'s optimizer updates optimizer.0.group.1.0" in verdict["sentence"]

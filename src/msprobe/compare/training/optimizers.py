@@ -174,15 +174,18 @@ def changed_options(
 
 
 def _membership(pair: StepPair) -> Iterator[FactDifference]:
-    """Yield parameters that only one side's optimizer has, though both models do."""
+    """Yield parameters that only one side's optimizer has, though both models do, or none does."""
     target, reference = set(options_of(pair.target)), set(options_of(pair.reference))
     models = pair.pair.reference.parameters, pair.pair.target.parameters
     for (side, _, own, other), model in zip(of_sides(target, reference), models, strict=True):
         known = own if model is None else own.intersection(model.name)
-        alone = sorted(known - other)
+        # Parameters that are none of the model's.
+        strange, outside = (
+            {name for name in names if name.startswith("optimizer.")}
+            for names in (other - own, own - other)
+        )
+        alone = sorted(known - other | (outside if own > other else set()))
         if alone:
-            # Parameters that are none of the model's.
-            strange = [name for name in other - own if name.startswith("optimizer.")]
             instead = f"; that of the other side updates {len(strange)} that its model lacks"
             yield pair.difference(
                 VerdictClass.UPDATE,
