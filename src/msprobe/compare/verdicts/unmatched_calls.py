@@ -419,7 +419,8 @@ def _is_near(value: Value, other: Value) -> bool:
 def scale_of_lone_calls(comparison: RankComparison) -> float:
     """Return by what numbers the calls of one side alone multiply: the target's over the other's.
 
-    As they do with every value that flows through them, they do with its gradient.
+    As they do with every value that flows through them, they do with its gradient. What a hook
+    multiplies is a gradient itself.
     """
     scale = 1.0
     for pair in comparison.pairs:
@@ -427,8 +428,10 @@ def scale_of_lone_calls(comparison: RankComparison) -> float:
         if pair.is_matched or side.parsed(name).kind is not RecordKind.FORWARD:
             continue
         power = POWERS_OF_SCALES.get(side.operator(name).name)
-        given = [each.value for each in side.values(name) if each.role is Role.INPUT]
+        values = side.values(name)
+        given = [each.value for each in values if each.role is Role.INPUT]
         numbers = [each for each in given if isinstance(each, int | float) and each]
-        if power is not None and numbers:
+        is_of_graph = any(each.requires_grad for each in values if each.role is Role.OUTPUT)
+        if power is not None and numbers and is_of_graph:
             scale *= math.prod(numbers) ** (power if pair.reference is None else -power)
     return scale
