@@ -285,8 +285,7 @@ class Adapted(nn.Module):
         return self.base(x) + x @ self.down @ self.up * self.scale
 
 
-def adapting(debugger: PrecisionDebugger, change: float) -> None:
-    model = Adapted(change)
+def adapting(debugger: PrecisionDebugger, model: Adapted) -> None:
     optimizer = torch.optim.SGD([model.down, model.up], 0.1)
 
     def step(_: int) -> None:
@@ -297,8 +296,31 @@ def adapting(debugger: PrecisionDebugger, change: float) -> None:
     train(debugger, model, step)
 
 
+def of_scale(debugger: PrecisionDebugger, change: float) -> None:
+    adapting(debugger, Adapted(change))
+
+
+class Divided(Adapted):
+    """Divides what the adapter adds."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + x @ self.down @ self.up / self.scale
+
+
+def of_kind(debugger: PrecisionDebugger, kind: type[Adapted]) -> None:
+    adapting(debugger, kind(2.0))
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_division_by_which_gradients_alone_shrink(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, of_kind, Divided, Adapted, level)
+
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "Tensor.__truediv__" in verdict["sentence"]
+
+
 def test_a_number_by_which_gradients_alone_grow(tmp_path: Path) -> None:
-    verdict = verdict_on(tmp_path, adapting, 4.0, 2.0, "L0")
+    verdict = verdict_on(tmp_path, of_scale, 4.0, 2.0, "L0")
 
     assert verdict["class"] == "argument", verdict["sentence"]
     assert "is 4.0 in the target, 2.0 in the reference" in verdict["sentence"]
