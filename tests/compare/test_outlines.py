@@ -367,3 +367,38 @@ def test_parameters_that_the_program_moves(
     assert verdict["class"] == expected, verdict["sentence"]
     assert words in verdict["sentence"]
     assert climb(tmp_path / "target", tmp_path / "reference").verdict["class"] == expected
+
+
+class Biased(nn.Module):
+    """Attention that prefers what is near, by as little as bfloat16 resolves."""
+
+    def __init__(self, bias: float) -> None:
+        super().__init__()
+        self.bias, self.enter, self.leave = bias, nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.enter(x).chunk(3, -1)
+        apart = (torch.arange(16)[:, None] - torch.arange(16)).abs()
+        score = q @ k.transpose(-1, -2) * 0.2 + apart * self.bias
+        return self.leave(score.softmax(-1) @ v)
+
+
+def biased(debugger: PrecisionDebugger, bias: float) -> None:
+    model = Biased(bias)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(_: int) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = model(torch.randn(8, 16, 32) + 0.3)
+        found.float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+def test_what_moves_as_a_whole_is_told_with_the_call_before_it(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, biased, -0.03, -0.02, "L0")
+
+    assert verdict["confidence"] != "proved", verdict["sentence"]
+    assert "is -0.03 in the target, -0.02 in the reference" in verdict["sentence"]

@@ -23,9 +23,11 @@ from msprobe.compare.rounding import (
     shift_of,
 )
 from msprobe.compare.training.gradient_distances import shifted_gradient
+from msprobe.compare.training.outlines import difference_before, difference_inside
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.compare.verdicts.statistics_error import estimated_difference
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.values import Role, Value
 
 _EQUAL: Final = Status.EQUAL
@@ -160,7 +162,11 @@ def _clue(comparison: RankComparison, row: Matched, lone: list[Row], shift: floa
         return Clue(lone_words(comparison, made[-1].pair), Place.of(comparison, made[-1].pair))
     place = Place.of(comparison, row.pair)
     words = f"{row.name}{place.line} moves as a whole by {shift:.2g} of its norm"
-    return Clue(words, place)
+    makes = difference_inside if row.value.role is Role.OUTPUT else difference_before
+    call = makes(comparison.sides, (row.pair.target, row.pair.reference))
+    if call is not None:  # without a record
+        words = f"{words}; {call.words}"
+    return Clue(words, place, call is not None and call.verdict is VerdictClass.ARGUMENT)
 
 
 def _shift(target: Value, reference: Value) -> float:
