@@ -110,8 +110,10 @@ def _of_kind(
     size = "" if relative is None else f" by up to {relative:.2g} of the norm"
     made, is_argument = owner_words((pair.target.settings, pair.reference.settings), worst)
     verdict = VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE
-    call = None if made else difference_behind(pair.target, pair.reference)
-    if call is not None:  # as an average of parameters is computed
+    # Calls compute an average of parameters; buffers are changed in modules, or by other ranks.
+    is_computed = kind == "parameter" and not made
+    call = difference_behind(pair.target, pair.reference) if is_computed else None
+    if call is not None:
         made, verdict = f"; {call.words}", call.verdict
     yield pair.difference(
         verdict,
