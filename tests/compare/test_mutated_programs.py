@@ -90,6 +90,7 @@ model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(1
 optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.05)
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / 3))
 inputs, labels = torch.randn(40, 8), torch.arange(40) % 4
+labels[17] = 0
 ahead, base = [(inputs[:8], labels[:8])], [0.5]
 
 def step(number):
@@ -147,6 +148,13 @@ class Mutation(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         self.generic_visit(node)
         if isinstance(node.value, ast.Call) and self._is_here():
+            self._say(node, f"without {ast.unparse(node)}")
+            return ast.copy_location(ast.Pass(), node)
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.targets[0], ast.Subscript) and self._is_here():
             self._say(node, f"without {ast.unparse(node)}")
             return ast.copy_location(ast.Pass(), node)
         return node
