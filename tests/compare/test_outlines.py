@@ -402,3 +402,35 @@ def test_what_moves_as_a_whole_is_told_with_the_call_before_it(tmp_path: Path) -
 
     assert verdict["confidence"] != "proved", verdict["sentence"]
     assert "is -0.03 in the target, -0.02 in the reference" in verdict["sentence"]
+
+
+def gating(debugger: PrecisionDebugger, way: str) -> None:
+    """A loss leaves out what is small; `way` is how a person writes that, and what follows."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(_: int) -> None:
+        x = model(torch.randn(6, 4))
+        x = x.masked_fill(x < 0, 0 if way == "whole" else 0.0)
+        if way == "whole":
+            x = x.tanh()
+        if way == "nothing":
+            x = x / float("inf")
+        x.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize(
+    ("way", "call"), [("whole", "Tensor.tanh"), ("nothing", "Tensor.__truediv__")]
+)
+def test_zeros_of_two_types_are_alike_and_infinity_is_no_scale(
+    tmp_path: Path, way: str, call: str
+) -> None:
+    verdict = verdict_on(tmp_path, gating, "", way, "L0")
+
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert f"only the reference calls {call}" in verdict["sentence"]
+    assert "more call" not in verdict["sentence"]

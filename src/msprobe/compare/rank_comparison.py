@@ -123,7 +123,8 @@ class RankComparison:
 
         Those whose results are equal to the bit make no roundings.
         """
-        if not self.resolution:
+        resolution = self.resolution
+        if not resolution:
             return 0.0
         end = self.end_of_forward
         made = [
@@ -133,7 +134,7 @@ class RankComparison:
             if not (row.pair.is_matched and row.status is Status.EQUAL)
             for value in row.values
         ]
-        return min(self.resolution, resolution_of(made))
+        return min(resolution, resolution_of(made))
 
     @property
     def end_of_forward(self) -> float:

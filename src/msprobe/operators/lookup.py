@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from msprobe.operators.operator import Hint, Operator
@@ -38,6 +37,9 @@ _IN_PLACE: Final = frozenset(
     )
 )
 _ITEMS: Final = ("setitem", "delitem")
+_POWERS: Final = {"mul": 1, "div": -1}
+# What is smaller, or its inverse, is a mask or an infinity and no scale.
+_LEAST_SCALE: Final = 1e-100
 # a + b and b + a; for the others the order of the arguments matters.
 _COMMUTING_REFLECTED: Final = frozenset(f"r{name}" for name in ("add", "mul", "and", "or", "xor"))
 # Additions to the names of MindSpore's primitives; those with ``Ext`` take PyTorch's arguments.
@@ -120,8 +122,17 @@ def operators() -> Iterator[Operator]:
         yield word.operator()
 
 
-POWERS_OF_SCALES: Final = MappingProxyType({"mul": 1, "div": -1})
-"""Operators that multiply a tensor, and so its gradient, by a power of a number they are given."""
+def scale_of(operator: Operator, numbers: Iterable[float]) -> float:
+    """Return by what a call multiplies its tensor, and so its gradient; 1 where it does not.
+
+    Args:
+        operator: of the call.
+        numbers: what the call is given besides tensors. Zeros and what is as large as infinity are
+            no scales.
+    """
+    power = _POWERS.get(operator.name)
+    usual = [float(each) for each in numbers if _LEAST_SCALE < abs(each) < 1 / _LEAST_SCALE]
+    return 1.0 if power is None or len(usual) != 1 else usual[0] ** power
 
 
 def is_in_place(api: str) -> bool:

@@ -304,7 +304,7 @@ class TrainingHistory:
             found += history.schedules.differences()
         others = [self._with_history(each) for each in self.found]
         found = [_drawn(each, others) for each in found] + others
-        found = [_shown_by_state(each, others) for each in found]
+        found = list(_shown_by_state(found))
         return sorted(found, key=lambda each: (each.step, each.moment))
 
     def _with_jump(self, fact: FactDifference) -> FactDifference:
@@ -422,17 +422,16 @@ class TrainingHistory:
         }
 
 
-def _shown_by_state(fact: FactDifference, others: Sequence[FactDifference]) -> FactDifference:
-    """Return a setting with its effect where the state of an optimizer shows it in a later step."""
-    is_shown = fact.effect is Effect.POSSIBLE and any(
-        each.moment is Moment.OPTIMIZER_STATE
-        and each.effect is Effect.CERTAIN
-        and each.rank == fact.rank
-        and each.step > fact.step
-        for each in others
-    )
-    is_setting = fact.moment is Moment.OPTIMIZER_SETTING
-    return replace(fact, effect=Effect.CERTAIN) if is_shown and is_setting else fact
+def _shown_by_state(found: Sequence[FactDifference]) -> Iterator[FactDifference]:
+    """Yield differences; settings with their effect where a later state of optimizers shows it."""
+    last: dict[int | str, int] = {}
+    for each in found:
+        if each.moment is Moment.OPTIMIZER_STATE and each.effect is Effect.CERTAIN:
+            last[each.rank] = max(each.step, last.get(each.rank, -1))
+    for each in found:
+        is_open = each.moment is Moment.OPTIMIZER_SETTING and each.effect is Effect.POSSIBLE
+        is_shown = is_open and each.step < last.get(each.rank, -1)
+        yield replace(each, effect=Effect.CERTAIN) if is_shown else each
 
 
 def _drawn(fact: FactDifference, others: Sequence[FactDifference]) -> FactDifference:

@@ -24,7 +24,7 @@ from msprobe.compare.training.frameworks import are_of_two_frameworks
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OUTLINED_TENSOR, Facts, Outline, OutlinedCall, OutlineRun
 from msprobe.numerics.number_types import epsilon_of
-from msprobe.operators.lookup import POWERS_OF_SCALES, operator_of
+from msprobe.operators.lookup import operator_of, scale_of
 from msprobe.operators.operator import Operator
 
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
@@ -326,9 +326,10 @@ def _other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> 
 
 def _scale(call: OutlinedCall | None) -> float:
     """Return by what number a call multiplies its tensor."""
-    power = None if call is None else POWERS_OF_SCALES.get(_operator(call))
-    numbers = [] if call is None else [_ratio(word, "1") for word in call.arguments]
-    return math.prod(each for each in numbers if each) ** (power or 0)
+    if call is None:
+        return 1.0
+    numbers = map(_number, call.arguments)
+    return scale_of(_operator_of(call), (each for each in numbers if each is not None))
 
 
 def _types(call: OutlinedCall) -> Iterator[float]:
@@ -378,15 +379,22 @@ def _words(call: OutlinedCall) -> tuple[str, ...]:
 
 
 def _are_alike(word: str, other: str) -> bool:
-    ratio = _ratio(word, other)
-    return word == other or (ratio is not None and abs(ratio - 1) <= _CLOSE)
+    number, expected = _number(word), _number(other)
+    if number is None or expected is None:
+        return word == other
+    return number == expected or abs(number - expected) <= _CLOSE * abs(expected)
 
 
 def _ratio(word: str | None, other: str | None) -> float | None:
     """Return the ratio of two numbers; None where they are none, or the second is zero."""
+    number, expected = _number(word), _number(other)
+    return number / expected if number is not None and expected else None
+
+
+def _number(word: str | None) -> float | None:
     try:
-        return float(word or "") / float(other or "")
-    except (ValueError, ZeroDivisionError):
+        return float(word or "")
+    except ValueError:
         return None
 
 
@@ -400,7 +408,7 @@ def _digits(word: str | None) -> int:
 
 
 def _is_real(word: str | None) -> bool:
-    return _ratio(word, "1") is not None and not (word or "").lstrip("-").isdigit()
+    return _number(word) is not None and not (word or "").lstrip("-").isdigit()
 
 
 def _operator(call: OutlinedCall) -> str:

@@ -289,11 +289,12 @@ def _own_updates(comparison: RankComparison, pair: FactsPair) -> Iterator[_Updat
     both = {id(each) for step in pair.steps for each in step.sides}
     steps = (step for facts in pair.sides for step in facts.optimizer_steps())
     alone = {step.record for step in steps if id(step) not in both}
-    for each in comparison.pairs:
-        if alone & {each.target, each.reference} - {None}:
-            yield each.position, ()
     if None in alone:  # it steps before the first call
         yield -1, ()
+    alone.discard(None)
+    for each in comparison.pairs if alone else ():
+        if not alone.isdisjoint((each.target, each.reference)):
+            yield each.position, ()
 
 
 def _clear_same_training(

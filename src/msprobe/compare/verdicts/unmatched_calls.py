@@ -29,7 +29,7 @@ from msprobe.compare.verdicts.precision_policy import is_in_other_precision
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
-from msprobe.operators.lookup import POWERS_OF_SCALES
+from msprobe.operators.lookup import scale_of
 from msprobe.operators.operator import Family
 
 # Where more calls than so many begin a chain, it is another program, not a slip.
@@ -427,11 +427,9 @@ def scale_of_lone_calls(comparison: RankComparison) -> float:
         side, name = comparison.side_of(pair), pair.name
         if pair.is_matched or side.parsed(name).kind is not RecordKind.FORWARD:
             continue
-        power = POWERS_OF_SCALES.get(side.operator(name).name)
         values = side.values(name)
-        given = [each.value for each in values if each.role is Role.INPUT]
-        numbers = [each for each in given if isinstance(each, int | float) and each]
-        is_of_graph = any(each.requires_grad for each in values if each.role is Role.OUTPUT)
-        if power is not None and numbers and is_of_graph:
-            scale *= math.prod(numbers) ** (power if pair.reference is None else -power)
+        given = (each.value for each in values if each.role is Role.INPUT)
+        own = scale_of(side.operator(name), (n for n in given if isinstance(n, int | float)))
+        if any(each.requires_grad for each in values if each.role is Role.OUTPUT):
+            scale *= own if pair.reference is None else 1 / own
     return scale
