@@ -43,7 +43,7 @@ def makes_data(culprit: Culprit) -> bool:
         return False
     operation = side.operator(name).name
     # Another gradient is no batch.
-    is_changed = row.cause is Cause.CHANGED_BETWEEN and ".backward" not in row.subject
+    is_changed = row.cause is Cause.CHANGED_BETWEEN
     if not is_changed and not (
         (operation in _TAKES and (row.cause is Cause.ARGUMENT or not row.pair.is_matched))
         or (operation == _OVERWRITES and not row.pair.is_matched)
