@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -351,15 +351,16 @@ def _lone_users(comparison: RankComparison) -> dict[str, Clue]:
         columns = facts.parameters
         if columns is None or not alone:
             continue
-        keys: dict[Hashable, str] = {
-            (tuple(shape), norm): name
-            for name, shape, norm in zip(columns.name, columns.shape, columns.norm, strict=False)
-            if name in alone
-        }
+        # Several may hold the same numbers: ones.
+        keys: defaultdict[Hashable, list[str]] = defaultdict(list)
+        for name, shape, norm in zip(columns.name, columns.shape, columns.norm, strict=False):
+            if name in alone:
+                keys[tuple(shape), norm].append(name)
         for row in comparison.rows:
-            name = keys.get((row.value.shape, row.value.norm))
             is_lone = not row.pair.is_matched and (row.pair.reference is None) is is_target
-            if name is not None and is_lone and row.value.role is not Role.OUTPUT:
+            if not is_lone or row.value.role is Role.OUTPUT:
+                continue
+            for name in keys.get((row.value.shape, row.value.norm), ()):
                 clue = Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
                 users.setdefault(name, clue)
     return users
