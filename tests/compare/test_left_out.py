@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,36 @@ def test_parameters_of_ones_that_one_side_does_not_use_are_a_call(
     verdict = verdict_on(tmp_path, scaled, "not used", None, level)
     assert verdict["class"] == "call", verdict["sentence"]
     assert "only the reference calls Tensor.__mul__.0.forward" in verdict["sentence"]
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([-second, first], -1)
+
+
+def rotated(debugger: PrecisionDebugger, change: Any) -> None:
+    model = nn.Linear(6, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    inputs, angles = torch.randn(3, 5, 6), torch.rand(8)
+
+    def step(number: int) -> None:
+        scores = model(inputs[number])
+        if not change:
+            scores = turned(scores) * angles + scores
+        optimizer.zero_grad()
+        scores.square().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_the_line_that_leads_to_several_calls_is_told(tmp_path: Path, level: str) -> None:
+    sentence = verdict_on(tmp_path, rotated, "plain", None, level)["sentence"]
+    line = next(
+        number
+        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if "turned(scores) *" in text
+    )
+    words = rf"the first of \d calls that test_left_out.py:{line} makes in the reference alone"
+    assert re.search(words, sentence), sentence
