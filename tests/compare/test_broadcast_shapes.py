@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of another shape that hold the same, until a call broadcasts them, blame what made them."""
+"""Values of another shape that hold the same blame what made them, where a call broadcasts them."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.facts_pair import clip_factors
 from msprobe.compare.training.gradient_distances import SAME_GRADIENT
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
+from msprobe.compare.training.module_settings import changed_numbers
 from msprobe.compare.training.outlines import (
     OutlineDifference,
     difference_before,
@@ -225,7 +226,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         late_call=_late_call(comparison),
         lone_users=_lone_users(comparison),
         lone_call=comparison.lone_call,
-        small=_small_cause(comparison),
+        small=_small_cause(comparison) or _small_option(comparison),
         shifted=shifted(comparison),
         evened=_evened(comparison, inexact),
         ahead=_ahead(comparison, differing[0]) if forward_differs else None,
@@ -247,7 +248,7 @@ def _work(comparison: RankComparison) -> dict[str, Any]:
     read = (comparison.parsed(pair).kind for pair in comparison.pairs if pair.is_matched)
     has_loss = any(facts is not None and facts.loss for facts in comparison.facts)
     return {
-        "has_modules_only": all(side.view.head.level == "L0" for side in comparison.sides),
+        "has_modules_only": _has_modules_only(comparison),
         "runs_compiled": any(p.name.startswith(f"{COMPILED}.") for p in comparison.pairs),
         "has_facts": None not in comparison.facts,
         "trains": has_loss or RecordKind.BACKWARD in kinds,
@@ -391,6 +392,28 @@ def _small_cause(comparison: RankComparison) -> Clue | None:
             place = Place.of(comparison, pair)
             return Clue(_argument_words(idle[0], place), place, is_argument=True)
     return None
+
+
+def _small_option(comparison: RankComparison) -> Clue | None:
+    """Return the first module whose numbers differ, with results apart within their tolerance.
+
+    Calls inside it have no records to show the argument.
+    """
+    target, reference = comparison.facts
+    if target is None or reference is None or not _has_modules_only(comparison):
+        return None
+    changed = changed_numbers((target.settings, reference.settings))
+    for row in comparison.rows if changed else ():
+        parsed = comparison.parsed(row.pair)
+        is_made = _is_result(row) and row.pair.is_matched and parsed.kind is RecordKind.FORWARD
+        if is_made and parsed.path in changed and row.status is not Status.EQUAL:
+            place = Place.of(comparison, row.pair)
+            return Clue(f"{place.words}: {changed[parsed.path]}", place, is_argument=True)
+    return None
+
+
+def _has_modules_only(comparison: RankComparison) -> bool:
+    return all(side.view.head.level == "L0" for side in comparison.sides)
 
 
 def _makes_random(operator: Operator, tensors: Sequence[Row]) -> bool:
