@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -12,9 +13,12 @@ from msprobe.compare.model import Added, Matched, Missing, OperationPair, Row
 from msprobe.compare.sides import MINDSPORE, Side
 from msprobe.dump.record_names import RecordKind, RecordName
 from msprobe.dump.values import Role, Value
-from msprobe.operators.lookup import parameter_name
+from msprobe.operators.lookup import operator_of, parameter_name
 
 _KEYWORDS: Final = "kwargs."
+_OPERANDS: Final = 2
+# Operands that are so many times further apart as they stand than exchanged were exchanged.
+_OTHER: Final = 8.0
 _PARAMETER_ROLES: Final = (Role.PARAMETER, Role.PARAMETER_GRAD)
 
 
@@ -68,6 +72,7 @@ def pair_lists(
             if a.slot == b.slot and (not has_gradients or a.shape == b.shape)
         ]
         if len(rows) == len(target_values):
+            _exchange_operands(rows, parsed)
             return rows
     matcher = _ValueMatcher(target_values, reference_values)
     matcher.pair_by_place(pair.slots)
@@ -84,6 +89,38 @@ def pair_lists(
     matcher.pair_keywords(roles)
     rows = _rows(pair, target_values, reference_values, matcher.partners)
     return [row for row in rows if not _is_setting(row)] if crosses else rows
+
+
+def _exchange_operands(rows: list[Row], parsed: RecordName) -> None:
+    """Pair the operands of a sum or product, or their gradients, as their values say.
+
+    One program may write ``a + b`` where the other has ``b + a``.
+    """
+    if parsed.is_module or not operator_of(parsed.prefix, parsed.path).is_commutative:
+        return
+    role = Role.OUTPUT if parsed.kind is RecordKind.BACKWARD else Role.INPUT
+    places = [place for place, row in enumerate(rows) if row.value.role is role]
+    if len(places) != _OPERANDS or not all(rows[place].value.is_tensor for place in places):
+        return
+    first, second = (rows[place] for place in places)
+    if not (isinstance(first, Matched) and isinstance(second, Matched)):
+        return
+    pair, one, other = first.pair, first.reference, second.reference
+    straight = max(_apart(first.target, one), _apart(second.target, other))
+    if straight > _OTHER * max(_apart(first.target, other), _apart(second.target, one)):
+        rows[places[0]] = Matched(pair=pair, target=first.target, reference=other)
+        rows[places[1]] = Matched(pair=pair, target=second.target, reference=one)
+
+
+def _apart(value: Value, other: Value) -> float:
+    """Return how far apart two tensors are, by their statistics; relative to their size."""
+    if value.shape != other.shape:
+        return math.inf
+    numbers = [(v.max, v.min, v.norm) for v in (value, other)]
+    both = [(a, b) for a, b in zip(*numbers, strict=True) if a is not None and b is not None]
+    size = max((max(abs(a), abs(b)) for a, b in both), default=0.0)
+    apart = max((abs(a - b) for a, b in both if a != b), default=0.0)
+    return apart / size if apart and math.isfinite(size) else apart
 
 
 def _is_setting(row: Row) -> bool:

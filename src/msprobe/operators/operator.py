@@ -173,6 +173,7 @@ class Operator:
         casts: it gives floating-point numbers another precision, or leaves them as they are.
         linear: in which of its arguments it is linear; None where it is not, or not known to be.
         unordered: the elements whose order does not matter; None where it does, or may.
+        is_commutative: its first two arguments may change places, if it has no others.
         is_singular: its slope can be infinite at finite arguments.
         free_outputs: places of outputs whose vectors have another sign or phase in every library.
     """
@@ -199,6 +200,7 @@ class Operator:
     casts: bool = False
     linear: Linear | None = None
     unordered: Unordered | None = None
+    is_commutative: bool = False
     is_singular: bool = False
     free_outputs: tuple[tuple[int, ...], ...] = ()
 
@@ -218,7 +220,9 @@ class Operator:
         That it is linear, or in which order it may add up, is not taken from a name.
         """
         unproved: dict[str, Any] = {"linear": None, "unordered": None, "free_outputs": ()}
-        return replace(self, name=name, casts=False, is_singular=False, **unproved)
+        return replace(
+            self, name=name, casts=False, is_commutative=False, is_singular=False, **unproved
+        )
 
     def without_buffers(self) -> Operator:
         """Return the same communication where it returns its result and fills no buffer."""

@@ -566,6 +566,7 @@ FURTHER: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
         atanh norm vector_norm normalize cosine_similarity dist cdist std var""",
         {"is_singular": True},
     ),
+    ("add mul maximum minimum", {"is_commutative": True}),
     ("eigh eig lobpcg", {"free_outputs": ((1,),)}),
     ("svd", {"free_outputs": ((0,), (2,))}),
 )

@@ -289,7 +289,8 @@ class _Search:
             if is_shown and self._is_multiple(fact):
                 return True
             # Gradients of parameters may be read after they were clipped.
-            if fact.verdict is VerdictClass.CLIPPING and culprit.row.cause is Cause.ACCUMULATED:
+            is_clipped = culprit.row.cause in (Cause.ACCUMULATED, Cause.WRITTEN_GRADIENT)
+            if fact.verdict is VerdictClass.CLIPPING and is_clipped:
                 return True
         if factor is not None and (factor[0].step, int(factor[1].moment)) < when:
             return False
