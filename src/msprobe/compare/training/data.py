@@ -330,7 +330,7 @@ class DataHistory:
 
     def _batch_words(self, apart: Sequence[_Batch]) -> str:
         batch = apart[0]
-        changed, alone = [_tensor_words(*both) for both in _changed(batch)], _alone_words(batch)
+        changed, alone = [tensor_words(*both) for both in _changed(batch)], _alone_words(batch)
         total = len(self._batches)
         share = f" ({len(apart)} of {total} batches differ)" if total > 1 else ""
         if alone and not changed:
@@ -483,7 +483,7 @@ def _change(target: Data, reference: Data) -> Change:
     return change_of(of_data(target), of_data(reference))
 
 
-def _tensor_words(target: Data, reference: Data) -> str:
+def tensor_words(target: Data, reference: Data) -> str:
     """Return how two tensors of a batch differ."""
     where = target.where
     if target.shape != reference.shape:

@@ -21,10 +21,11 @@ from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.sides import Side
 from msprobe.compare.training.fingerprints import change_of, of_data
 from msprobe.compare.training.frameworks import are_of_two_frameworks
+from msprobe.compare.training.gradient_factors import SAME_FACTOR
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OUTLINED_TENSOR, Facts, Outline, OutlinedCall, OutlineRun
 from msprobe.numerics.number_types import epsilon_of
-from msprobe.operators.lookup import operator_of, scale_of
+from msprobe.operators.lookup import is_in_place, operator_of, scale_of
 from msprobe.operators.operator import Operator
 
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
@@ -111,6 +112,12 @@ def difference_behind(target: Facts | None, reference: Facts | None) -> OutlineD
     return _first_difference(*_calls((target, reference), _is_behind, _is_behind))
 
 
+def difference_of_writes(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
+    """Return in which call outside of the models two steps write a tensor otherwise."""
+    made = _calls((target, reference), _is_outside, _is_outside)
+    return _first_difference(*([c for c in calls if is_in_place(c.name)] for calls in made))
+
+
 def difference_ahead(
     facts: Sequence[Facts | None], names: Sequence[str | None]
 ) -> OutlineDifference | None:
@@ -147,11 +154,21 @@ def difference_of_gradients(
 def difference_by_factor(
     target: Facts | None, reference: Facts | None, factor: float
 ) -> OutlineDifference | None:
-    """Return the call that is given another number by which gradients grow by a factor."""
-    for each in _differences(*_calls((target, reference))):
-        if each.ratio is not None and math.isclose(each.ratio, factor, rel_tol=_CLOSE):
+    """Return the call that is given another number by which gradients grow by a factor.
+
+    Of several that do so together it is the first; each micro batch makes them again.
+    """
+    found = {
+        each.words: (each, each.ratio)
+        for each in _differences(*_calls((target, reference)))
+        if each.ratio is not None
+    }
+    for each, ratio in found.values():
+        if math.isclose(ratio, factor, rel_tol=SAME_FACTOR):
             return each
-    return None
+    whole = math.prod(ratio for _, ratio in found.values())
+    is_product = math.isclose(whole, factor, rel_tol=SAME_FACTOR)
+    return replace(next(iter(found.values()))[0], ratio=whole) if found and is_product else None
 
 
 def other_labels(target: Facts, reference: Facts) -> str | None:
@@ -227,6 +244,10 @@ def _is_ahead_of(record: str | None) -> Callable[[OutlineRun], bool]:
         return run.parent is None and not has_ended
 
     return is_ahead
+
+
+def _is_outside(run: OutlineRun) -> bool:
+    return run.parent is None
 
 
 def _is_behind(run: OutlineRun) -> bool:
@@ -339,6 +360,7 @@ def _types(call: OutlinedCall) -> Iterator[float]:
 
 def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[OutlineDifference]:
     given, expected = _arguments(target), _arguments(reference)
+    scale = _scale(target) / _scale(reference)
     defaults = signature_of(target.name).defaults
     for name in {**given, **expected}:
         own, other = given.get(name), expected.get(name)
@@ -356,7 +378,7 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
             words,
             _line(target),
             takes_tensor=OUTLINED_TENSOR in _words(target),
-            ratio=_ratio(own, other),
+            ratio=_ratio(own, other) if scale == 1 else scale,
             is_real=_is_real(own) and _is_real(other),
             is_computed=all(_is_real(each) and _digits(each) >= _COMPUTED for each in (own, other)),
         )

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cause has one class, at whichever level it was recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
+
+from builders.two_runs import train, verdict_on  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+LEVELS = pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+
+
+def classify(debugger: PrecisionDebugger, change: str) -> None:
+    """Train three steps of two micro batches."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    inputs, labels = torch.randn(3, 2, 8, 8), torch.randint(0, 4, (3, 2, 8))
+    if change == "hook of a parameter":
+        model[0].weight.register_hook(lambda gradient: gradient * 0.5)
+
+    def backward(loss: Tensor) -> None:
+        match change:
+            case "no division":
+                loss.backward()
+            case "a third":
+                (loss / 2 / 3).backward()
+            case "other division":
+                (loss / 4).backward()
+            case "scaled":
+                (loss / 2 * 1024.0).backward()
+            case _:
+                (loss / 2).backward()
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        for x, y in zip(inputs[number], labels[number], strict=True):
+            made = model[:2](x)
+            if change == "hook of a tensor":
+                made.register_hook(lambda gradient: gradient * 0.5)
+            backward(F.cross_entropy(model[2:](made), y))
+        optimizer.step()
+        write(model, change)
+
+    train(debugger, model, step)
+
+
+@torch.no_grad()
+def write(model: nn.Module, change: str) -> None:
+    """Write parameters after they were updated."""
+    for parameter in model.parameters():
+        match change:
+            case "clamped":
+                parameter.clamp_(-0.1, 0.1)
+            case "shrunk":
+                parameter.data.mul_(0.9)
+            case "shrunk more":
+                parameter.data.mul_(0.8)
+            case "left":
+                parameter.copy_(torch.full_like(parameter, 0.01))
+
+
+SUMMED = "the factor is the number of micro batches, 2"
+WRITTEN = "written between the update of step 0 and the start of step 1"
+
+
+@LEVELS
+@pytest.mark.parametrize(
+    ("change", "base", "expected", "words", "call"),
+    [
+        ("no division", "", "gradient", SUMMED, "only the reference calls Tensor.__truediv__"),
+        ("a third", "", "gradient", "factor is 0.333333", "only the target calls Tensor.__truediv"),
+        ("scaled", "", "gradient", "the factor is 2^10", "only the target calls Tensor.__mul__"),
+        ("other division", "", "gradient", "the inverse of the number", "of Tensor.__truediv__"),
+        ("clamped", "", "parameters", WRITTEN, "only the target calls Tensor.clamp_"),
+        ("shrunk", "", "parameters", WRITTEN, "only the target calls Tensor.mul_"),
+        ("left", "", "parameters", WRITTEN, "only the target calls Tensor.copy_"),
+        ("shrunk more", "shrunk", "parameters", "written", "of Tensor.mul_"),
+    ],
+)
+def test_a_cause_has_one_class_and_names_its_call(
+    change: str, base: str, expected: str, words: str, call: str, level: str, tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, classify, change, base, level)
+
+    assert verdict["class"] == expected, verdict["sentence"]
+    assert words in verdict["sentence"]
+    assert call in verdict["sentence"]
+    assert "test_one_class.py:" in verdict["sentence"]
+
+
+@LEVELS
+@pytest.mark.parametrize("change", ["hook of a parameter", "hook of a tensor"])
+def test_what_a_hook_multiplies_is_named_with_the_factor(
+    change: str, level: str, tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, classify, change, "", level)
+
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    assert "0.5 times the reference's" in verdict["sentence"]
+    assert "micro batches" not in verdict["sentence"]
+    assert ("0.weight" in verdict["sentence"]) is (change == "hook of a parameter")
+
+
+class Rows(Dataset[tuple[Tensor, Tensor]]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == len(self):
+            raise IndexError
+        rows = torch.arange(8.0) * (index + 1) % 7
+        return rows - rows.mean(), torch.tensor(index % 4)
+
+
+def load(debugger: PrecisionDebugger, size: int) -> None:
+    """Train three steps; batches are put together within them."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    batches = iter(DataLoader(Rows(), batch_size=size))
+
+    def step(_: int) -> None:
+        x, y = next(batches)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@LEVELS
+def test_another_batch_size_is_data(level: str, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, load, 16, 8, level)
+
+    assert verdict["class"] == "data", verdict["sentence"]
+    assert "input.0 holds 16 samples instead of 8" in verdict["sentence"]
