@@ -113,14 +113,14 @@ def test_what_a_hook_multiplies_is_named_with_the_factor(
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):
+    """Samples that are drawn, as those of an augmentation are."""
+
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if index == len(self):
-            raise IndexError
-        rows = torch.arange(8.0) * (index + 1) % 7
-        return rows - rows.mean(), torch.tensor(index % 4)
+        drawn = torch.randn(8, generator=torch.Generator().manual_seed(index))
+        return drawn, torch.tensor(index % 4)
 
 
 def load(debugger: PrecisionDebugger, size: int) -> None:
@@ -144,3 +144,67 @@ def test_another_batch_size_is_data(level: str, tmp_path: Path) -> None:
 
     assert verdict["class"] == "data", verdict["sentence"]
     assert "input.0 holds 16 samples instead of 8" in verdict["sentence"]
+
+
+PENALTIES = ["input", "parameters", "loss", "twice", "other call"]
+
+
+def penalize(debugger: PrecisionDebugger, change: str) -> None:
+    """Train three steps, perhaps with a penalty on gradients."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    inputs, labels = torch.randn(3, 8, 8), torch.randint(0, 4, (3, 8))
+
+    def step(number: int) -> None:
+        x = inputs[number].clone().requires_grad_()
+        out = model(x)
+        loss = F.cross_entropy(out, labels[number])
+        if change == "twice":
+            loss.backward(retain_graph=True)
+            loss = 0.1 * out.square().mean()
+        elif change:
+            of, made = x, loss if change == "loss" else out.sum()
+            if change == "parameters":
+                of = model[0].weight
+            if change == "other call":
+                of = (x + 0.1).detach().requires_grad_()
+                made = model(of).sum()
+            (gradient,) = torch.autograd.grad(made, of, create_graph=True)
+            loss = loss + 0.1 * gradient.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@LEVELS
+@pytest.mark.parametrize("is_target", [True, False], ids=["of the target", "of the reference"])
+@pytest.mark.parametrize("change", PENALTIES)
+def test_a_penalty_on_gradients_is_a_call(
+    change: str, is_target: bool, level: str, tmp_path: Path
+) -> None:
+    both = (change, "") if is_target else ("", change)
+    verdict = verdict_on(tmp_path, penalize, *both, level)
+
+    assert verdict["class"] == "call", verdict["sentence"]
+
+
+@LEVELS
+def test_another_width_is_told_where_batches_are_drawn_after_it(level: str, tmp_path: Path) -> None:
+    def run(debugger: PrecisionDebugger, width: int) -> None:
+        parts = nn.Linear(8, width, bias=False), nn.Tanh(), nn.Linear(width, 4, bias=False)
+        model = nn.Sequential(*parts)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+        def step(_: int) -> None:
+            F.cross_entropy(model(torch.randn(8, 8)), torch.randint(0, 4, (8,))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, 32, 16, level)
+
+    assert verdict["class"] == "parameters", verdict["sentence"]
+    assert "have another shape, the first (32, 8) instead of (16, 8)" in verdict["sentence"]

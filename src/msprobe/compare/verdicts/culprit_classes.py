@@ -38,7 +38,7 @@ from msprobe.compare.verdicts.custom_functions import (
 from msprobe.compare.verdicts.made_data import makes_data, other_samples
 from msprobe.compare.verdicts.places import lone_words
 from msprobe.compare.verdicts.ranking import Culprit
-from msprobe.compare.verdicts.scaled_gradients import loss_of, scaled_words
+from msprobe.compare.verdicts.scaled_gradients import extra_pass, loss_of, scaled_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.compare.verdicts.written_parameters import writes_updated
 from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
@@ -143,6 +143,9 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     scaled = scaled_words(culprit)
     if scaled:
         return VerdictClass.GRADIENT, f"{scaled}; {words}"
+    lone = extra_pass(culprit.comparison) if found is VerdictClass.GRADIENT else None
+    if lone is not None:
+        return VerdictClass.CALL, f"{lone}, which takes gradients more often: {words}"
     is_called = found in (VerdictClass.CALL, VerdictClass.ARGUMENT)
     if is_called and writes_updated(culprit.comparison, row.pair):
         step = culprit.comparison.step
@@ -166,10 +169,11 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
         found: its class.
     """
     comparison, row = culprit.comparison, culprit.row
+    is_extra = bool(comparison.parsed(row.pair).backward_pass)
+    if found is VerdictClass.GRADIENT and (row.pair.is_matched or is_extra):
+        return difference_of_gradients(*comparison.facts)
     if not row.pair.is_matched:
         return None
-    if found is VerdictClass.GRADIENT:
-        return difference_of_gradients(*comparison.facts)
     names = row.pair.target, row.pair.reference
     if row.cause in (Cause.CHANGED_BETWEEN, Cause.CHANGED_STATE):
         return difference_before(comparison.sides, names)

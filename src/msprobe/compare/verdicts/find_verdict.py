@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -96,7 +96,7 @@ class _Search:
         facts = [fact for fact in self._findings.facts if self._is_effective(fact)]
         fact = min(facts, key=_order, default=None)
         if fact is not None and fact.moment is Moment.DATA:
-            fact = self._other_start(facts, fact) or fact
+            fact = self._other_start(fact) or fact
         if are_different_programs(self._findings) and not (
             fact is not None and fact.verdict is VerdictClass.INCOMPLETE
         ):
@@ -190,24 +190,19 @@ class _Search:
         scale = next(map(scale_of_calls, here), 1.0)
         return not math.isclose(scale, fact.multiple, rel_tol=SAME_FACTOR)
 
-    def _other_start(
-        self, facts: Sequence[FactDifference], data: FactDifference
-    ) -> FactDifference | None:
+    def _other_start(self, data: FactDifference) -> FactDifference | None:
         """Return the parameters with which a step starts, if they explain that batches differ.
 
         A model that is made in another way leaves the generator in another state, from which the
         batches may be drawn.
         """
         place = data.step, data.rank
-        drawn = [
-            each
-            for each in self._findings.facts
-            if each.moment is Moment.RANDOM and (each.step, each.rank) == place
-        ]
+        facts = [f for f in self._findings.facts if (f.step, f.rank) == place]
+        drawn = [each for each in facts if each.moment is Moment.RANDOM]
         if data.is_partial or not drawn:
             return None
         for each in facts:
-            if each.verdict is VerdictClass.PARAMETERS and (each.step, each.rank) == place:
+            if each.verdict is VerdictClass.PARAMETERS and each.effect is not Effect.NONE:
                 words = f"{each.words}; {drawn[0].words}, from which the data may be drawn"
                 return replace(each, words=words)
         return None

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls by which gradients alone are other ones: they multiply a loss, or a gradient itself."""
+"""Calls by which gradients alone are other ones.
+
+They multiply the loss, or a gradient itself, or make what gradients are taken of once more.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.gradient_factors import multiple_words
 from msprobe.compare.training.losses import OtherLoss, other_loss
 from msprobe.compare.verdicts.data_flow import fingerprint
+from msprobe.compare.verdicts.places import lone_words
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
@@ -67,6 +71,29 @@ def scale_of_calls(
     return scale
 
 
+def extra_pass(comparison: RankComparison) -> str | None:
+    """Return the first call of the side that takes gradients once more, in words; None without one.
+
+    A penalty, or another loss: calls of that side alone are what it takes them of.
+    """
+    target, reference = (
+        0 if facts is None else len({loss.micro for loss in facts.loss})
+        for facts in comparison.facts
+    )
+    more = comparison.side(is_target=target > reference)
+    for pair in comparison.pairs if target != reference else ():
+        parsed = comparison.parsed(pair)
+        is_lone = not pair.is_matched and comparison.side_of(pair) is more
+        is_call = parsed.kind is RecordKind.FORWARD and not parsed.is_module
+        if is_lone and is_call and _requires_gradient(more, pair.name):
+            return lone_words(comparison, pair)
+    return None
+
+
+def _requires_gradient(side: Side, name: str) -> bool:
+    return any(each.requires_grad for each in side.values(name) if each.role is Role.OUTPUT)
+
+
 def _before(comparison: RankComparison, micro: int | None) -> Iterator[OperationPair]:
     """Yield forward calls, each at its place among those of its own side."""
     begun = {"target": 0, "reference": 0}
@@ -91,10 +118,9 @@ def _ratio(comparison: RankComparison, pair: OperationPair) -> float:
 
 
 def _scale(side: Side, name: str) -> float:
-    values = side.values(name)
-    if not any(each.requires_grad for each in values if each.role is Role.OUTPUT):
+    if not _requires_gradient(side, name):
         return 1.0
-    given = (each.value for each in values if each.role is Role.INPUT)
+    given = (each.value for each in side.values(name) if each.role is Role.INPUT)
     return scale_of(side.operator(name), (n for n in given if isinstance(n, int | float)))
 
 

@@ -233,6 +233,7 @@ export const sentences = {
   "step {} calls the model {} in the target, {} in the reference, with {} backward pass{} on either side": "step {1} 在待测侧调用模型 {2}，标杆侧 {3}，两侧反向均为 {4} 次",
   "step {} calls the model {} in the target, {} in the reference, on the same data": "step {1} 在待测侧调用模型 {2}，标杆侧 {3}，数据相同",
   "step {} calls the model {} in the target, {} in the reference, ": "step {1} 在待测侧调用模型 {2}，标杆侧 {3}，",
+  "only the {} calls {}, which takes gradients more often": "仅{1}调用 {2}，其多求了梯度", "{}, which takes gradients more often: {}": "{}，其多求了梯度：{}",
   "step {} calls {} in the target, {} in the reference, with {} backward passes instead of {}": "step {} 在待测侧调用 {}，标杆侧 {}，反向为 {} 次，而非 {} 次",
   "step {} calls the model {} in the target, {} in the reference, with {} backward passes instead of {}": "step {} 在待测侧调用模型 {}，标杆侧 {}，反向为 {} 次，而非 {} 次",
   "step {} calls {} in the target, {} in the reference, with {} backward pass{} on either side": "step {1} 在待测侧调用 {2}，标杆侧 {3}，两侧反向均为 {4} 次",
