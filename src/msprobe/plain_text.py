@@ -100,7 +100,7 @@ def count_text(number: int, noun: str) -> str:
 
 def times_text(count: int) -> str:
     """Return how often something is done: ``"once"``, ``"3 times"``."""
-    return "once" if count == 1 else f"{count} times"
+    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def size_text(size_bytes: float) -> str:

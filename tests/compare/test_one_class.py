@@ -127,10 +127,13 @@ def load(debugger: PrecisionDebugger, size: int) -> None:
     """Train three steps; batches are put together within them."""
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    batches = iter(DataLoader(Rows(), batch_size=size))
+    loaded = iter(DataLoader(Rows(), batch_size=size))
+    ahead: list[list[Tensor]] = []
 
     def step(_: int) -> None:
-        x, y = next(batches)
+        while len(ahead) < 2:  # one more, as Accelerate does
+            ahead.append(next(loaded))
+        x, y = ahead.pop(0)
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()

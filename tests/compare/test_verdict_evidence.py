@@ -461,7 +461,7 @@ def test_a_further_call_of_the_model_is_no_micro_batch(tmp_path: Path, level: st
     verdict = verdict_on(tmp_path, asked_twice, True, False, level)
 
     assert verdict["class"] == "call"
-    assert "calls the model 2 times in the target, once in the reference" in verdict["sentence"]
+    assert "calls the model twice in the target, once in the reference" in verdict["sentence"]
 
 
 def looked_at(debugger: PrecisionDebugger, looks: bool) -> None:

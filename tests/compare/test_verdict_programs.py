@@ -149,7 +149,7 @@ def test_an_inner_step_too_few_is_no_micro_batch(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, inner_steps, 1, 2, "L1")
 
     assert verdict["class"] == "call"
-    words = "calls the model 2 times in the target, 3 times in the reference, on the same data"
+    words = "calls the model twice in the target, 3 times in the reference, on the same data"
     assert words in verdict["sentence"]
 
 

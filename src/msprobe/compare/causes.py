@@ -86,6 +86,10 @@ class Cause(WordedEnum):
         "changed_gradient",
         "the gradient was changed after the calls that use this value had handed it back",
     )
+    WRITTEN_GRADIENT = (
+        "written_gradient",
+        "changed between {} by code that was not recorded",
+    )
     SUM_OF_CLOSE = "sum_of_close", "a sum of gradients that are close"
     CLOSE_GRADIENTS = "close_gradients", "explained by gradients that are close"
     SEE_GRADIENT = "see_gradient", "a gradient; see {}"

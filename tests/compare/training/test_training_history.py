@@ -459,7 +459,7 @@ def test_one_of_several_models_that_is_called_more_often() -> None:
         for count in (3, 2)
     )
     assert said(differences((target, reference))) == [
-        "call: step 0 calls Module.g.MLP 3 times in the target, 2 times in the reference, with 3 "
+        "call: step 0 calls Module.g.MLP 3 times in the target, twice in the reference, with 3 "
         "backward passes instead of 2"
     ]
 

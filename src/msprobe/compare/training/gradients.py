@@ -7,6 +7,7 @@ optimizer come accumulation, reduction over ranks, unscaling and clipping.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,8 @@ from msprobe.dump.facts import Clip
 
 # A sum of projections is that of another tensor, up to the rounding of the gradients.
 _SAME_SUM: Final = 1e-3
+# A part shows in a sum if without it so many times as much is left unexplained.
+_SHOWN: Final = 30.0
 _PROJECTIONS: Final = 2  # of each gradient; one with as many elements is a multiple by chance
 
 
@@ -237,7 +240,64 @@ def _stale(
                 f"the {side}'s gradients are not cleared: they are the sum of this step's and "
                 "those of the step before"
             )
+        scaled = {
+            n for two in itertools.pairwise(parts) if _share_weights(two, own, parts) for n in two
+        }
+        if scaled and len(scaled) >= MOST * len(names):
+            return (
+                f"the {side}'s gradients are not cleared: they hold those of the step before, "
+                "scaled as by clipping"
+            )
     return ""
+
+
+def _share_weights(
+    names: Sequence[str], own: Gradients, parts: Mapping[str, tuple[Fingerprint, Fingerprint]]
+) -> bool:
+    """Return whether gradients are one sum, with weights, of this step's and of the last one's.
+
+    Clipping divides the sum on its side, and this step's gradients on the other: they weigh at
+    least as much as those of the last step, and these at most 1. The weights that explain all
+    projections best (least squares) must leave nothing, and so must no weight of this step's alone.
+    """
+    rows: list[tuple[float, float, float]] = []
+    for name in names:
+        columns = [each.projections or () for each in (own[name], *parts[name])]
+        size = own[name].norm
+        if not size or not math.isfinite(size) or {*map(len, columns)} != {_PROJECTIONS}:
+            return False
+        for values in zip(*columns, strict=True):
+            whole, new, old = (math.nan if value is None else value / size for value in values)
+            rows.append((whole, new, old))
+    of_new, of_both = _weights(rows, is_alone=True), _weights(rows)
+    if of_new is None or of_both is None:
+        return False
+    left = [
+        math.hypot(*(whole - new * a - old * b for whole, new, old in rows))
+        for a, b in (of_new, of_both)
+    ]
+    weighs_right = 0.0 < of_both[1] <= min(of_both[0], 1.0) * (1.0 + _SAME_SUM)
+    size = math.hypot(*(whole for whole, _, _ in rows))
+    return weighs_right and left[1] <= _SAME_SUM * size and left[0] > _SHOWN * left[1]
+
+
+def _weights(
+    rows: Sequence[tuple[float, float, float]], *, is_alone: bool = False
+) -> tuple[float, float] | None:
+    """Return the weights of two columns that make the first one best; 0 for the second `is_alone`.
+
+    None where the columns do not tell them.
+    """
+    aa, ab, bb, wa, wb = (
+        math.fsum(row[i] * row[j] for row in rows)
+        for i, j in ((1, 1), (1, 2), (2, 2), (0, 1), (0, 2))
+    )
+    if is_alone:
+        return (wa / aa, 0.0) if aa > 0.0 else None
+    shared = aa * bb - ab * ab
+    if not shared > _SAME_SUM**2 * aa * bb:
+        return None
+    return (wa * bb - wb * ab) / shared, (wb * aa - wa * ab) / shared
 
 
 def _is_copy(gradient: Fingerprint, earlier: Fingerprint | None) -> bool:

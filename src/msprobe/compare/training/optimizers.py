@@ -28,6 +28,7 @@ from msprobe.compare.training.fingerprints import at
 from msprobe.compare.training.gradient_distances import has_same_gradients
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import WITHOUT_MEANING, Fingerprints, OptimizedParameters
+from msprobe.plain_text import times_text
 
 _OF_SCALE: Final = ("loss_scale", "reciprocal_scale", "need_scale")
 _BETAS: Final = ("beta1", "beta2", "beta3")
@@ -56,8 +57,8 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
         yield pair.difference(
             VerdictClass.UPDATE,
             Moment.UPDATE,
-            f"{which} is called {_times(numbers[0])} in the target, {_times(numbers[1])} in "
-            f"the reference (step {pair.step}){updated}",
+            f"{which} is called {times_text(numbers[0])} in the target, {times_text(numbers[1])} "
+            f"in the reference (step {pair.step}){updated}",
             effect=Effect.NONE if 0 in numbers and _leave_the_same(pair) else Effect.CERTAIN,
             next=("look at the loop around optimizer.step()",),
         )
@@ -111,10 +112,6 @@ def _named(pair: FactsPair, number: int) -> str:
     step = next(step for step in steps if step.number == number)
     names = shown_names(step.parameters.name)
     return f"optimizer {number}, {step.class_name.rpartition('.')[2]} of {names},"
-
-
-def _times(count: int) -> str:
-    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def setting_differences(pair: StepPair) -> Iterator[FactDifference]:

@@ -28,6 +28,7 @@ from msprobe.compare.training.outlines import (
     difference_inside,
     difference_of_gradients,
 )
+from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.communication import group_words, is_of_group, lone_communication
 from msprobe.compare.verdicts.custom_functions import (
@@ -47,6 +48,7 @@ from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.lookup import operator_named, suggests
 from msprobe.operators.operator import Family, Hint
+from msprobe.plain_text import times_text
 
 _CLIP_FILE: Final = re.compile(r"clip_grad")
 _OPTIMIZER_FILE: Final = re.compile(r"[/\\]optim(?:izers?)?[/\\](?!lr_scheduler)|optimizer[^/\\]*$")
@@ -76,6 +78,7 @@ _BY_CAUSE: Final = {
     Cause.UNEXPLAINED_GRADIENT: VerdictClass.GRADIENT,
     Cause.OTHER_START: VerdictClass.GRADIENT,
     Cause.CHANGED_GRADIENT: VerdictClass.GRADIENT,
+    Cause.WRITTEN_GRADIENT: VerdictClass.GRADIENT,
     Cause.ACCUMULATED: VerdictClass.GRADIENT,
     Cause.NO_PARAMETER_GRADIENT: VerdictClass.GRADIENT,
     Cause.FIRST_SAVED: VerdictClass.UNEXPLAINED,
@@ -145,7 +148,7 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         return VerdictClass.GRADIENT, f"{scaled}; {words}"
     lone = extra_pass(culprit.comparison) if found is VerdictClass.GRADIENT else None
     if lone is not None:
-        return VerdictClass.CALL, f"{lone}, which takes gradients more often: {words}"
+        return VerdictClass.CALL, f"{lone}; {words}"
     is_called = found in (VerdictClass.CALL, VerdictClass.ARGUMENT)
     if is_called and writes_updated(culprit.comparison, row.pair):
         step = culprit.comparison.step
@@ -256,7 +259,7 @@ def moment_of(culprit: Culprit) -> Moment:
     if parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED:
         # It is read when an optimizer steps: on one side alone, perhaps.
         return Moment.REDUCE if culprit.row.pair.is_matched else Moment.UPDATE
-    if culprit.row.cause is Cause.ACCUMULATED:
+    if culprit.row.cause in (Cause.WRITTEN_GRADIENT, Cause.ACCUMULATED):
         return Moment.REDUCE
     if culprit.kind in ("backward", "parameter_grad"):
         return Moment.BACKWARD
@@ -320,6 +323,10 @@ def is_ruled_by_mode(culprit: Culprit, modules: Sequence[str]) -> bool:
 
 def culprit_words(culprit: Culprit) -> str:
     """Return a culprit as a cause in words."""
+    return "; ".join(filter(None, (_pass_words(culprit), _own_words(culprit))))
+
+
+def _own_words(culprit: Culprit) -> str:
     row = culprit.row
     where = culprit_place(culprit)
     slot = _named_slot(culprit)
@@ -349,6 +356,17 @@ def culprit_words(culprit: Culprit) -> str:
         return f"{slot} of {where}: {reason}" if slot else f"{where}: {reason}"
     size = "" if row.error is None else f" by {row.error:.2g}"
     return f"{slot} of {where} differs{size}, though what the call was given agrees"
+
+
+def _pass_words(culprit: Culprit) -> str:
+    """Return how often each side goes backward, where that tells why a gradient is not there."""
+    row = culprit.row
+    is_lacking = culprit.kind == "backward" and not row.pair.is_matched
+    facts = facts_of(culprit.comparison) if is_lacking or row.cause is Cause.GRADIENT_CALL else None
+    if facts is None or facts.passes[0] == facts.passes[1]:
+        return ""
+    target, reference = map(times_text, facts.passes)
+    return f"backward is called {target} in the target, {reference} in the reference"
 
 
 def _named_slot(culprit: Culprit) -> str:

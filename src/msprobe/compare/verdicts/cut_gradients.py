@@ -48,6 +48,8 @@ class CutGradients:
                 mark(row, Origin.INTRODUCED, Cause.DETACHED, side)
             elif cut:
                 mark(row, Origin.INTRODUCED, Cause.CUT_HERE)
+            elif self._unmatched.blame_users(forward, is_target=call.pair.target is not None):
+                row.origin = Origin.INHERITED
             elif row.value.is_tensor:
                 mark(row, Origin.INTRODUCED, Cause.NO_GRADIENT)
 

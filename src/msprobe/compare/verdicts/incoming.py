@@ -178,7 +178,9 @@ class Incoming:
         ):
             side = "reference" if makers.target else "target"
             where = f"{name_of(state, made)} and here, in the {side} alone,"
-            self._blame_feeding(row, Cause.CHANGED_BETWEEN, where)
+            is_gradient = state.calls.of(state.rows[made]).is_backward
+            cause = Cause.WRITTEN_GRADIENT if is_gradient else Cause.CHANGED_BETWEEN
+            self._blame_feeding(row, cause, where)
             return
         if parent is not None and own_code:
             self._blame_code_around(call, parent, row)

@@ -43,8 +43,7 @@ def makes_data(culprit: Culprit) -> bool:
     if culprit.kind != "forward" or side.parsed(name).is_module:
         return False
     operation = side.operator(name).name
-    # Another gradient is no batch.
-    is_changed = row.cause is Cause.CHANGED_BETWEEN and ".backward" not in row.subject
+    is_changed = row.cause is Cause.CHANGED_BETWEEN
     is_resized = not row.pair.is_matched and bool(other_samples(culprit))
     if not (is_changed or is_resized) and not (
         (operation in _TAKES and (row.cause is Cause.ARGUMENT or not row.pair.is_matched))

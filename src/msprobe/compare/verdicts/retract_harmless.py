@@ -37,6 +37,8 @@ from msprobe.dump.values import Role
 
 # Causes of results that nothing recorded explains.
 _WITHOUT_REASON: Final = (None, Cause.RANDOM_NUMBERS, Cause.OTHER_RESULT, Cause.OWN_CODE)
+# Causes of values that were changed between two calls.
+_CHANGED: Final = (Cause.CHANGED_BETWEEN, Cause.WRITTEN_GRADIENT)
 # Causes that concern gradients, though the forward call is blamed.
 _OF_GRADIENTS: Final = (Cause.CUTTING_CALL, Cause.GRADIENT_CALL)
 # What shows that a result is without consequence.
@@ -218,7 +220,7 @@ def _is_inside(module: Call, found: Sequence[Row], call: Call, calls: Calls) -> 
         made = [row for row in module.outputs if row.holds_tensor]
         if not all(isinstance(row, Matched) and shows_elements(row) for row in made):
             return False
-    return Cause.CHANGED_BETWEEN not in causes or (
+    return causes.isdisjoint(_CHANGED) or (
         module.parsed.is_module and not any(row.status.is_difference for row in module.inputs)
     )
 
@@ -308,7 +310,7 @@ def _stays(call: Call, row: Row) -> bool:
         row.value.role is Role.PARAMETER and not _is_replaced(row)
     )
     # Of another shape, it is another part of the same: the module may only go another way.
-    is_changed = row.cause is Cause.CHANGED_BETWEEN and row.status is not Status.SHAPE
+    is_changed = row.cause in _CHANGED and row.status is not Status.SHAPE
     if is_parameter or is_changed:
         return True
     # One that makes up for an input that differs (`norm` of an inverse FFT) has its effect there.

@@ -12,9 +12,9 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import OperationPair
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
-from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.gradient_factors import multiple_words
 from msprobe.compare.training.losses import OtherLoss, other_loss
+from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.places import lone_words
 from msprobe.compare.verdicts.ranking import Culprit
@@ -27,11 +27,8 @@ _OF_SCALES = (Cause.GRADIENT_CALL, Cause.USED_CALL, Cause.ARGUMENT)
 
 def loss_of(comparison: RankComparison) -> OtherLoss | None:
     """Return the first loss of a step and rank that differs; None where that is not known."""
-    target, reference = comparison.facts
-    if target is None or reference is None:
-        return None
-    pair = FactsPair(step=comparison.step, rank=comparison.rank, target=target, reference=reference)
-    return other_loss(pair, lambda: comparison.resolution_of_losses)
+    pair = facts_of(comparison)
+    return None if pair is None else other_loss(pair, lambda: comparison.resolution_of_losses)
 
 
 def scaled_words(culprit: Culprit) -> str:
@@ -76,10 +73,8 @@ def extra_pass(comparison: RankComparison) -> str | None:
 
     A penalty, or another loss: calls of that side alone are what it takes them of.
     """
-    target, reference = (
-        0 if facts is None else len({loss.micro for loss in facts.loss})
-        for facts in comparison.facts
-    )
+    facts = facts_of(comparison)
+    target, reference = (0, 0) if facts is None else facts.passes
     more = comparison.side(is_target=target > reference)
     for pair in comparison.pairs if target != reference else ():
         parsed = comparison.parsed(pair)

@@ -130,6 +130,20 @@ class UnmatchedCalls:
                 return True
         return False
 
+    def blame_users(self, call: Call, *, is_target: bool) -> bool:
+        """Blame the first call of one side alone that takes in a result of one that both make.
+
+        From it a gradient comes back that the other side lacks.
+        """
+        state = self._state
+        flow = state.flow.target if is_target else state.flow.reference
+        for index in (each for row in call.outputs for each in flow.users(row)):
+            user = state.calls.of(state.rows[index])
+            if not (user.is_matched or user.is_backward):
+                self._blame(user, Cause.GRADIENT_CALL)
+                return True
+        return False
+
     def _takes_gradients(self, call: Call) -> bool:
         """Return whether an unmatched call, or those that feed it, takes in what requires one."""
         return any(row.value.requires_grad for row in self._taken_in(call))

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A term of the loss, a backward pass, or a clearing of gradients that one side leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from builders.two_runs import train, verdict_on  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+LEVELS = ["L0", "L1", "mix"]
+
+
+def regularised(debugger: PrecisionDebugger, change: Any) -> None:
+    """Train with a term that is computed all the same where it is not added."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    inputs, labels = torch.randn(3, 5, 6), torch.randint(0, 4, (3, 5))
+
+    def step(number: int) -> None:
+        scores = model(inputs[number])
+        loss = functional.cross_entropy(scores, labels[number])
+        size = scores.logsumexp(-1).square().mean()
+        total = loss if change == "no term" else loss + 0.3 * size
+        optimizer.zero_grad()
+        if change != "no backward":
+            total.backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_term_that_is_computed_but_not_added_is_a_call(
+    tmp_path: Path, level: str, swapped: bool
+) -> None:
+    sides = (None, "no term") if swapped else ("no term", None)
+    verdict = verdict_on(tmp_path, regularised, *sides, level)
+    assert verdict["class"] == "call", verdict["sentence"]
+    side = "target" if swapped else "reference"
+    assert verdict["sentence"].startswith(f"call: only the {side} calls Tensor.__mul__.")
+    assert "test_left_out.py" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_backward_pass_that_one_side_leaves_out_is_told(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, regularised, "no backward", None, level)
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    words = "backward is called never in the target, once in the reference; no gradient gets to"
+    assert words in verdict["sentence"]
+
+
+def by_limit(parameters: list[nn.Parameter]) -> None:
+    nn.utils.clip_grad_norm_(parameters[:2], 0.1)
+    nn.utils.clip_grad_norm_(parameters[2:], 0.2)
+
+
+def by_hand(parameters: list[nn.Parameter]) -> None:
+    norm = torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()
+    for p in parameters:
+        if p.grad is not None:
+            p.grad.mul_(0.1 / norm)
+
+
+def none(parameters: list[nn.Parameter]) -> None:
+    """Clip nothing."""
+
+
+def clipped(clip: Callable[[list[nn.Parameter]], None]) -> Callable[[PrecisionDebugger, Any], None]:
+    """Return a training that clips, and does something else to the gradients by `change`."""
+
+    def run(debugger: PrecisionDebugger, change: Any) -> None:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+        parameters = list(model.parameters())
+        optimizer = torch.optim.Adam(parameters, 0.01)
+        inputs, labels = torch.randn(3, 5, 6), torch.randint(0, 4, (3, 5))
+        last: list[Any] = []
+
+        def step(number: int) -> None:
+            if change != "not cleared":
+                optimizer.zero_grad()
+            functional.cross_entropy(model(inputs[number]), labels[number]).backward()
+            if change == "smoothed" and last:
+                for p, before in zip(parameters, last, strict=True):
+                    p.grad.mul_(0.3).add_(before, alpha=0.7)
+            last[:] = [p.grad.clone() for p in parameters if p.grad is not None]
+            clip(parameters)
+            optimizer.step()
+
+        train(debugger, model, step)
+
+    return run
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("clip", [by_limit, by_hand, none])
+def test_gradients_that_are_not_cleared_are_told_behind_clipping(
+    tmp_path: Path, clip: Callable[[list[nn.Parameter]], None], level: str, swapped: bool
+) -> None:
+    sides = (None, "not cleared") if swapped else ("not cleared", None)
+    verdict = verdict_on(tmp_path, clipped(clip), *sides, level)
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    side = "reference" if swapped else "target"
+    assert f"the {side}'s gradients are not cleared" in verdict["sentence"]
+    assert "(step 1)" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradients_smoothed_over_steps_are_not_said_to_be_uncleared(
+    tmp_path: Path, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, clipped(none), "smoothed", None, level)
+    assert verdict["class"] in ("call", "gradient"), verdict["sentence"]
+    assert "not cleared" not in verdict["sentence"]
