@@ -211,3 +211,42 @@ def test_another_width_is_told_where_batches_are_drawn_after_it(level: str, tmp_
 
     assert verdict["class"] == "parameters", verdict["sentence"]
     assert "have another shape, the first (32, 8) instead of (16, 8)" in verdict["sentence"]
+
+
+def on_threads(debugger: PrecisionDebugger, option: tuple[int, bool]) -> None:
+    """Train in bfloat16, where threads sum the gradient of a norm's weight in that type."""
+    threads, is_changed = option
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    parts = nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64), nn.LayerNorm(64)
+    model = nn.Sequential(*parts, nn.Linear(64, 16)).bfloat16()
+    if is_changed:
+        weights = torch.linspace(0.5, 1.5, 64).bfloat16()
+        model[1].bias.register_hook(lambda gradient: gradient * weights)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    inputs, labels = torch.randn(3, 2048, 64).bfloat16(), torch.randint(0, 16, (3, 2048))
+
+    def step(number: int) -> None:
+        F.cross_entropy(model(inputs[number]).float(), labels[number]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    try:
+        train(debugger, model, step)
+    finally:
+        torch.set_num_threads(before)
+
+
+@LEVELS
+def test_threads_that_sum_in_a_coarse_type_accuse_nobody(level: str, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, on_threads, (2, False), (1, False), level)
+
+    assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_gradient_that_is_changed_beside_them_is_told(threads: int, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, on_threads, (threads, True), (1, False))
+
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    assert "bias of Module.1.LayerNorm.parameters_grad" in verdict["sentence"]

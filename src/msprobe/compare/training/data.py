@@ -270,7 +270,7 @@ class DataHistory:
             return self._difference(pair.step, words, effect)
         # An optimizer that is another one calls the model, or a part of it is called by itself.
         of_parts = are_of_parts(pair.target.data, pair.reference.data)
-        is_consequence = of_parts or pair.asks_otherwise
+        is_consequence = of_parts or pair.asks_otherwise or pair.has_lone_optimizer
         name = ""
         if len(names) > 1:
             name = next(
