@@ -250,3 +250,46 @@ def test_a_gradient_that_is_changed_beside_them_is_told(threads: int, tmp_path: 
 
     assert verdict["class"] == "gradient", verdict["sentence"]
     assert "bias of Module.1.LayerNorm.parameters_grad" in verdict["sentence"]
+
+
+LABELS = {
+    "rolled": lambda labels: labels.roll(1),
+    "raised": lambda labels: (labels + 1) % 4,
+    "clamped": lambda labels: labels.clamp(max=2),
+}
+
+
+@LEVELS
+@pytest.mark.parametrize("is_given", [True, False], ids=["to the model", "to the loss"])
+@pytest.mark.parametrize("change", [*LABELS, "loaded"])
+def test_labels_made_by_other_calls_are_told_by_these(
+    change: str, is_given: bool, level: str, tmp_path: Path
+) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+            made = self.layer(x)
+            return made if labels is None else F.cross_entropy(made, labels)
+
+    def run(debugger: PrecisionDebugger, change: str) -> None:
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        inputs, labels = torch.randn(3, 8, 8), torch.randint(0, 4, (3, 8))
+        labels[:, 0] = 3
+        if change == "loaded":
+            labels = labels.flip(1)
+
+        def step(number: int) -> None:
+            x, y = inputs[number], LABELS.get(change, torch.clone)(labels[number])
+            (model(x, y) if is_given else F.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, change, "", level)
+
+    assert verdict["class"] == ("data" if change == "loaded" else "call"), verdict["sentence"]

@@ -211,7 +211,7 @@ class DataHistory:
         is_padded = is_reshaped and (trains_alike or is_generated)
         tensor = (first.target or first.reference)[0]
         is_unknown = not (order or models or is_given or is_permuted)
-        ahead = self._ahead.get(first.step) if is_unknown else None
+        ahead = self._ahead.get(first.step) if is_unknown or is_permuted else None
         yield self._difference(
             first.step,
             order or models or self._batch_words(apart) + (f"; {ahead.words}" if ahead else ""),

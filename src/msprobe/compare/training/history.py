@@ -43,6 +43,7 @@ from msprobe.compare.training.optimizers import (
 from msprobe.compare.training.outlines import (
     difference_behind,
     difference_by_factor,
+    difference_outside,
     other_labels,
 )
 from msprobe.compare.training.same_training import has_same_training
@@ -477,6 +478,9 @@ def _loss_differences(pair: FactsPair, resolution: Callable[[], float]) -> Itera
         made, verdict = f"; {behind.words}", behind.verdict
     elif labels is not None:
         made, verdict = f"; {labels}", VerdictClass.DATA
+        call = difference_outside(*pair.sides)
+        if call is not None:
+            made, verdict = f"{made}; {call.words}", call.verdict
     if scaled is not None or (found.meaning and behind is None):
         verdict = VerdictClass.GRADIENT
     yield pair.difference(

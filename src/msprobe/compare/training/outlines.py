@@ -112,6 +112,25 @@ def difference_behind(target: Facts | None, reference: Facts | None) -> OutlineD
     return _first_difference(*_calls((target, reference), _is_behind, _is_behind))
 
 
+def difference_outside(target: Facts, reference: Facts) -> OutlineDifference | None:
+    """Return in which call outside of the models two steps differ by an operator of one side alone.
+
+    Which calls put a batch together may depend on what is loaded, each of them on either side: one
+    that the other side never makes is of another program.
+    """
+    return _lone_operator(_calls((target, reference), _is_outside, _is_outside))
+
+
+def _lone_operator(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference | None:
+    """Return the first call by an operator of one side alone; None if others differ as well."""
+    own, other = ({*map(_operator, calls)} for calls in made)
+    lone, shared = (
+        [[c for c in calls if (_operator(c) in own ^ other) is is_lone] for calls in made]
+        for is_lone in (True, False)
+    )
+    return None if _first_difference(*shared) else _first_difference(*lone)
+
+
 def difference_of_writes(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
     """Return in which call outside of the models two steps write a tensor otherwise."""
     made = _calls((target, reference), _is_outside, _is_outside)
@@ -123,12 +142,15 @@ def difference_ahead(
 ) -> OutlineDifference | None:
     """Return which call of the program, before it calls a model, is given another number.
 
+    Or which one side alone makes, as it does none of its operator.
+
     Args:
         facts: of the target and the reference.
         names: the forward records of the model, which is given another batch.
     """
     calls = _calls(facts, *map(_is_ahead_of, names))
-    return next((each for each in _differences(*calls) if each.is_real), None)
+    found = next((each for each in _differences(*calls) if each.is_real), None)
+    return found or _lone_operator(calls)
 
 
 def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> bool:
