@@ -146,9 +146,9 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     scaled = scaled_words(culprit)
     if scaled:
         return VerdictClass.GRADIENT, f"{scaled}; {words}"
-    lone = extra_pass(culprit.comparison) if found is VerdictClass.GRADIENT else None
-    if lone is not None:
-        return VerdictClass.CALL, f"{lone}; {words}"
+    extra = extra_pass(culprit.comparison) if found is VerdictClass.GRADIENT else None
+    if extra is not None:
+        return VerdictClass.CALL, f"{extra}; {words}"
     is_called = found in (VerdictClass.CALL, VerdictClass.ARGUMENT)
     if is_called and writes_updated(culprit.comparison, row.pair):
         step = culprit.comparison.step
