@@ -233,7 +233,10 @@ class GradientFlow:
     def _is_settled_alone(self, call: Call, row: Row) -> bool:
         """Settle a gradient that a side changed after a call handed it back, or that is noise."""
         if self._is_changed(call, row):
-            mark(row, Origin.INTRODUCED, Cause.ACCUMULATED)
+            if self._has_lone_user(call, row):
+                mark(row, Origin.INHERITED)
+            else:
+                mark(row, Origin.INTRODUCED, Cause.ACCUMULATED)
         elif self._is_noise(call, row):
             settle_as_close(row, Cause.NOISE)
         else:
