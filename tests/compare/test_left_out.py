@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,3 +126,108 @@ def test_gradients_smoothed_over_steps_are_not_said_to_be_uncleared(
     verdict = verdict_on(tmp_path, clipped(none), "smoothed", None, level)
     assert verdict["class"] in ("call", "gradient"), verdict["sentence"]
     assert "not cleared" not in verdict["sentence"]
+
+
+def replayed(debugger: PrecisionDebugger, change: Any) -> None:
+    """Train twice a step on advantages that a loop makes without gradients."""
+    actor, critic = nn.Linear(4, 3), nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(actor.parameters(), 0.01)
+    states, rewards = torch.randn(3, 7, 4), torch.randn(3, 6)
+    actions = torch.randint(0, 3, (3, 6, 1))
+
+    def step(number: int) -> None:
+        gains, running = torch.zeros(6), torch.zeros(())
+        with torch.no_grad():
+            values = critic(states[number]).squeeze(-1)
+            old = actor(states[number, :-1]).log_softmax(-1).gather(1, actions[number])
+            for t in reversed(range(6)):
+                later = 0.9 * values[t + 1]
+                reward = rewards[number, t]
+                total = reward - later if change else reward + later
+                running = total - values[t] + 0.8 * running
+                gains[t] = running
+            gains = (gains - gains.mean()) / gains.std()
+        for _ in range(2):
+            logs = actor(states[number, :-1]).log_softmax(-1).gather(1, actions[number])
+            optimizer.zero_grad()
+            (-((logs - old).exp() * gains[:, None]).mean()).backward()
+            optimizer.step()
+
+    train(debugger, [actor, critic], step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_call_before_an_update_of_the_same_step_is_named(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, replayed, "other sign", None, level)
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "calls Tensor.__sub__.0.forward (test_left_out.py" in verdict["sentence"]
+
+
+class Scale(nn.Module):
+    def __init__(self, is_used: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+        self.forward = self.scaled if is_used else self.plain  # type: ignore[method-assign]
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+    def plain(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def scaled(debugger: PrecisionDebugger, change: Any) -> None:
+    """Train with scales that are all ones when the training begins."""
+    parts = [nn.Linear(6, 6), Scale(not change), nn.Tanh(), nn.Linear(6, 6), Scale(not change)]
+    model = nn.Sequential(*parts)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    inputs = torch.randn(3, 5, 6)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(inputs[number]).square().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_parameters_of_ones_that_one_side_does_not_use_are_a_call(
+    tmp_path: Path, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, scaled, "not used", None, level)
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "only the reference calls Tensor.__mul__.0.forward" in verdict["sentence"]
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([-second, first], -1)
+
+
+def rotated(debugger: PrecisionDebugger, change: Any) -> None:
+    model = nn.Linear(6, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    inputs, angles = torch.randn(3, 5, 6), torch.rand(8)
+
+    def step(number: int) -> None:
+        scores = model(inputs[number])
+        if not change:
+            scores = turned(scores) * angles + scores
+        optimizer.zero_grad()
+        scores.square().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_the_line_that_leads_to_several_calls_is_told(tmp_path: Path, level: str) -> None:
+    sentence = verdict_on(tmp_path, rotated, "plain", None, level)["sentence"]
+    line = next(
+        number
+        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if "turned(scores) *" in text
+    )
+    words = rf"the first of \d calls that test_left_out.py:{line} makes in the reference alone"
+    assert re.search(words, sentence), sentence

@@ -138,3 +138,30 @@ def test_squares_that_vanish_in_float16_accuse_no_optimizer(tmp_path: Path, leve
     verdict = verdict_on(tmp_path, run, *ways, level=level)
 
     assert verdict["class"] not in ("update", "gradient"), verdict["sentence"]
+
+
+def normed(debugger: PrecisionDebugger, change: Any) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8, eps=1.3e-5 if change else 1e-5))
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-3)
+    inputs = torch.randn(3, 6, 8)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(inputs[number]).exp().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_eps_whose_effect_is_within_the_tolerance_is_told(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, normed, "eps", None, level)
+    assert "eps" in verdict["sentence"]
+    assert "1.3" in verdict["sentence"]
+    assert verdict["class"] == "argument" or verdict["confidence"] != "proved"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_without_another_eps_none_is_told(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, normed, None, None, level)
+    assert (verdict["class"], verdict["confidence"]) == ("equal", "proved"), verdict["sentence"]

@@ -19,6 +19,7 @@ from msprobe.numerics.number_types import epsilon_of
 Settings = Mapping[str, str]
 
 _MODULE: Final = re.compile(r"(\w+)\(.*\)", re.DOTALL)
+_NUMBER: Final = re.compile(r"-?\b\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
 _SHOWN: Final = 2
 _UNSET: Final = "not set"
 
@@ -47,6 +48,22 @@ def changed_options(sides: Sequence[Settings], paths: Sequence[str]) -> ModuleOp
     if changed and not changed[0][0] and _class(changed[0][1]) == _class(changed[0][2]):
         changed = changed[:1]  # it tells the attributes behind it
     return _made(changed)
+
+
+def changed_numbers(sides: Sequence[Settings]) -> dict[str, str]:
+    """Return path of a module → its options that differ in numbers alone, in words.
+
+    Only modules that are at the same place on both sides, and of the same class.
+    """
+    found: dict[str, str] = {}
+    for name, text in sides[0].items():
+        other = sides[1].get(name, text)
+        is_module = name.startswith("module") and _MODULE.fullmatch(text)
+        if is_module and text != other and _NUMBER.sub("", text) == _NUMBER.sub("", other):
+            path = name.removeprefix("module").removeprefix(".")
+            options = changed_options(sides, (path, path))
+            found[path] = "" if options is None else options.words
+    return found
 
 
 def options_of_class(sides: Sequence[Settings], kind: str) -> str:

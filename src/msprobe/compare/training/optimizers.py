@@ -57,8 +57,8 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
         yield pair.difference(
             VerdictClass.UPDATE,
             Moment.UPDATE,
-            f"{which} is called {times_text(numbers[0])} in the target, {times_text(numbers[1])} "
-            f"in the reference (step {pair.step}){updated}",
+            f"{which} is called {times_text(numbers[0])} in the target, "
+            f"{times_text(numbers[1])} in the reference (step {pair.step}){updated}",
             effect=Effect.NONE if 0 in numbers and _leave_the_same(pair) else Effect.CERTAIN,
             next=("look at the loop around optimizer.step()",),
         )

@@ -102,8 +102,10 @@ class Consequences:
             is_proved = is_agreeing and not any(self._matters(top, row) for row in differing)
             if is_proved or not differing or (hands_on and top is not call):
                 proved.add(top.operator.name)
-                continue
-            if hands_on and all(map(is_constant, begun)):
+                # Another shape of the same has an effect where a call broadcasts it.
+                reshaped = (row for row in top.outputs if len({v.shape for v in row.values}) > 1)
+                followed = [user for row in reshaped for user in self._later_users(row, top)]
+            elif hands_on and all(map(is_constant, begun)):
                 users = [user for row in begun for user in self._users(row)]
                 inside = call.pair.name
                 followed = [user for user in users if inside in self._calls.around(user.pair)]

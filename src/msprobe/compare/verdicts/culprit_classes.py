@@ -12,7 +12,8 @@ from msprobe.api_prefixes import COMPILED, PRIMITIVE
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
-from msprobe.compare.model import Match, Matched, Missing, Origin, Status
+from msprobe.compare.model import Match, Matched, Missing, OperationPair, Origin, Status
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import MINDSPORE
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.frameworks import are_of_two_frameworks, in_shared_terms
@@ -43,7 +44,7 @@ from msprobe.compare.verdicts.scaled_gradients import extra_pass, loss_of, scale
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.compare.verdicts.written_parameters import writes_updated
 from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
-from msprobe.dump.stack_frames import Frame, parse_frame
+from msprobe.dump.stack_frames import Frame, parse_frame, user_frames
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.lookup import operator_named, suggests
@@ -83,6 +84,8 @@ _BY_CAUSE: Final = {
     Cause.NO_PARAMETER_GRADIENT: VerdictClass.GRADIENT,
     Cause.FIRST_SAVED: VerdictClass.UNEXPLAINED,
 }
+# Calls of one side alone that are looked at behind the first.
+_MOST_OF_RUN: Final = 200
 _OF_OWN_CODE: Final = (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM)
 
 
@@ -346,7 +349,7 @@ def _own_words(culprit: Culprit) -> str:
             return f"{row.value.slot} of {where} gets no gradient in the {other}"
         if _is_lone_cast(culprit):
             return f"only the {own} calls {where}, a cast to {row.value.dtype}"
-        return f"only the {own} calls {where}"
+        return f"only the {own} calls {where}{_line_words(culprit, own)}"
     if is_of_group(row):
         return group_words(row, where)
     other = _other_call(culprit)
@@ -356,6 +359,37 @@ def _own_words(culprit: Culprit) -> str:
         return f"{slot} of {where}: {reason}" if slot else f"{where}: {reason}"
     size = "" if row.error is None else f" by {row.error:.2g}"
     return f"{slot} of {where} differs{size}, though what the call was given agrees"
+
+
+def _line_words(culprit: Culprit, own: str) -> str:
+    """Return the line further out, if any, that makes a call among others of its side alone."""
+    comparison, pair = culprit.comparison, culprit.row.pair
+    frames = comparison.side_of(pair).view.frames
+    outer = user_frames(frames(pair.name))[1:]
+    made = [user_frames(frames(name)) for name in _lone_run(comparison, pair)] if outer else []
+    begun = {each[0] for each in made if each}
+    line = next((text for text in reversed(outer) if text in begun), "")
+    frame = parse_frame(line)
+    if frame is None:
+        return ""
+    count = sum(line in each for each in made)
+    return f"; the first of {count} calls that {frame.place} makes in the {own} alone"
+
+
+def _lone_run(comparison: RankComparison, pair: OperationPair) -> list[str]:
+    """Return the calls of one side alone from one of them on, to the next that both sides make."""
+    is_target = pair.reference is None
+    found: list[str] = []
+    for place in range(pair.position, len(comparison.pairs)):
+        each = comparison.pairs[place]
+        parsed = comparison.parsed(each)
+        if parsed.kind is not RecordKind.FORWARD or parsed.is_module:
+            continue
+        if each.is_matched or len(found) == _MOST_OF_RUN:
+            break
+        if (each.reference is None) is is_target:
+            found.append(each.name)
+    return found
 
 
 def _pass_words(culprit: Culprit) -> str:

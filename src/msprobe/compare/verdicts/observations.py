@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -23,6 +23,7 @@ from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.facts_pair import clip_factors
 from msprobe.compare.training.gradient_distances import SAME_GRADIENT
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
+from msprobe.compare.training.module_settings import changed_numbers
 from msprobe.compare.training.outlines import (
     OutlineDifference,
     difference_before,
@@ -230,7 +231,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         late_call=_late_call(comparison),
         lone_users=_lone_users(comparison),
         lone_call=comparison.lone_call,
-        small=_small_cause(comparison),
+        small=_small_cause(comparison) or _small_option(comparison),
         shifted=shifted(comparison),
         evened=_evened(comparison, inexact),
         ahead=_ahead(comparison, differing[0]) if forward_differs else None,
@@ -253,7 +254,7 @@ def _work(comparison: RankComparison) -> dict[str, Any]:
     read = (comparison.parsed(pair).kind for pair in comparison.pairs if pair.is_matched)
     has_loss = any(facts is not None and facts.loss for facts in comparison.facts)
     return {
-        "has_modules_only": all(side.view.head.level == "L0" for side in comparison.sides),
+        "has_modules_only": _has_modules_only(comparison),
         "runs_compiled": any(p.name.startswith(f"{COMPILED}.") for p in comparison.pairs),
         "has_facts": None not in comparison.facts,
         "trains": has_loss or RecordKind.BACKWARD in kinds,
@@ -357,15 +358,16 @@ def _lone_users(comparison: RankComparison) -> dict[str, Clue]:
         columns = facts.parameters
         if columns is None or not alone:
             continue
-        keys: dict[Hashable, str] = {
-            (tuple(shape), norm): name
-            for name, shape, norm in zip(columns.name, columns.shape, columns.norm, strict=False)
-            if name in alone
-        }
+        # Several may hold the same numbers: ones.
+        keys: defaultdict[Hashable, list[str]] = defaultdict(list)
+        for name, shape, norm in zip(columns.name, columns.shape, columns.norm, strict=False):
+            if name in alone:
+                keys[tuple(shape), norm].append(name)
         for row in comparison.rows:
-            name = keys.get((row.value.shape, row.value.norm))
             is_lone = not row.pair.is_matched and (row.pair.reference is None) is is_target
-            if name is not None and is_lone and row.value.role is not Role.OUTPUT:
+            if not is_lone or row.value.role is Role.OUTPUT:
+                continue
+            for name in keys.get((row.value.shape, row.value.norm), ()):
                 clue = Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
                 users.setdefault(name, clue)
     return users
@@ -396,6 +398,28 @@ def _small_cause(comparison: RankComparison) -> Clue | None:
             place = Place.of(comparison, pair)
             return Clue(_argument_words(idle[0], place), place, is_argument=True)
     return None
+
+
+def _small_option(comparison: RankComparison) -> Clue | None:
+    """Return the first module whose numbers differ, with results apart within their tolerance.
+
+    Calls inside it have no records to show the argument.
+    """
+    target, reference = comparison.facts
+    if target is None or reference is None or not _has_modules_only(comparison):
+        return None
+    changed = changed_numbers((target.settings, reference.settings))
+    for row in comparison.rows if changed else ():
+        parsed = comparison.parsed(row.pair)
+        is_made = _is_result(row) and row.pair.is_matched and parsed.kind is RecordKind.FORWARD
+        if is_made and parsed.path in changed and row.status is not Status.EQUAL:
+            place = Place.of(comparison, row.pair)
+            return Clue(f"{place.words}: {changed[parsed.path]}", place, is_argument=True)
+    return None
+
+
+def _has_modules_only(comparison: RankComparison) -> bool:
+    return all(side.view.head.level == "L0" for side in comparison.sides)
 
 
 def _makes_random(operator: Operator, tensors: Sequence[Row]) -> bool:

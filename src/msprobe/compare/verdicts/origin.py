@@ -320,10 +320,28 @@ class _Search:
         elif row.status is Status.NONFINITE:
             self._judge_nonfinite(call, row, incoming)
         elif row.status in (Status.SHAPE, Status.DTYPE):
-            origin = Origin.INTRODUCED if not incoming.differs else Origin.INHERITED
-            mark(row, origin)
+            is_inherited = incoming.differs or self._is_reshaped_before(call)
+            mark(row, Origin.INHERITED if is_inherited else Origin.INTRODUCED)
         else:
             self._judge_size(call, row, incoming)
+
+    def _is_reshaped_before(self, call: Call) -> bool:
+        """Return whether a call is given the same numbers in another shape; blames what made it.
+
+        By itself that has no consequence. Where shapes are broadcast it may have.
+        """
+        state = self._state
+        return any(
+            state.convict(maker.start)
+            or (not maker.is_matched and self._unmatched.blame_for(made) is Blame.CALL)
+            for made, maker in state.upstream(call, self._makers_of_reshaped)
+        )
+
+    def _makers_of_reshaped(self, call: Call) -> Iterator[tuple[Row, int]]:
+        for row in call.inputs:
+            if row.holds_tensor and len({value.shape for value in row.values}) > 1:
+                for index in set(self._state.flow.makers(row).first):
+                    yield self._state.rows[index], index
 
     def _judge_by_parts(self, call: Call, row: Row, incoming: Arrivals) -> bool:
         """Judge a module's result by those of the calls inside; return whether that settles it."""

@@ -131,11 +131,14 @@ def _leave_to_others(hidden: Sequence[Row], rows: Sequence[Row]) -> None:
     own = set(map(id, hidden))
     first = min(row.pair.position for row in hidden)
     given = {row.pair.position for row in rows if row.value.role is Role.INPUT and row.holds_tensor}
+    agreeing = {_slot(row) for row in rows if row.status is Status.EQUAL and row.holds_tensor}
     blamed = [
         row
         for row in rows
         if row.origin is Origin.INTRODUCED
         and id(row) not in own
+        # A parameter that agreed when it was used first was updated since.
+        and not (row.cause is Cause.PARAMETER and _slot(row) in agreeing)
         and (row.pair.position in given or row.pair.position < first or not row.is_argument)
     ]
     if any(row.cause not in _WITHOUT_REASON for row in blamed):
@@ -144,6 +147,11 @@ def _leave_to_others(hidden: Sequence[Row], rows: Sequence[Row]) -> None:
             is_again = parse_record_name(row.pair.name).base in blamed_functions
             if row.origin is not None and not is_again:
                 row.origin, row.cause = None, Cause.HIDDEN_EFFECT
+
+
+def _slot(row: Row) -> tuple[str, str, Sequence[int] | None]:
+    """Return what tells the uses of one tensor by one kind of call, as far as records do."""
+    return parse_record_name(row.pair.name).base, row.value.argument, row.value.shape
 
 
 def retract_without_effect(calls: Calls, flow: Callable[[], DataFlow], updated: int) -> None:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of another shape that hold the same blame what made them, where a call broadcasts them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from builders.two_runs import train, verdict_on  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def valued(debugger: PrecisionDebugger, change: Any) -> None:
+    critic = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(critic.parameters(), 0.1)
+    states, rewards = torch.randn(3, 6, 5), torch.randn(3, 6)
+
+    def step(number: int) -> None:
+        found = critic(states[number])
+        if change == "left out":
+            values = found
+        else:
+            values = found.squeeze(-2 if change == "other dimension" else -1)
+        returns = 0.9 * values.detach() + rewards[number]
+        optimizer.zero_grad()
+        apart = critic(states[number]).squeeze(-1) - returns
+        apart.square().mean().backward()
+        optimizer.step()
+
+    train(debugger, critic, step)
+
+
+def same(debugger: PrecisionDebugger, change: Any) -> None:
+    """Train by values whose further dimension has no consequence."""
+    model = nn.Linear(5, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    inputs = torch.randn(3, 6, 5)
+
+    def step(number: int) -> None:
+        found = model(inputs[number])
+        values = found if change else found.squeeze(-1)
+        optimizer.zero_grad()
+        (values * 0.5).square().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "expected"), [("left out", "call"), ("other dimension", "argument")]
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_call_that_made_the_shape_is_named(
+    tmp_path: Path, change: str, expected: str, level: str, swapped: bool
+) -> None:
+    sides = (None, change) if swapped else (change, None)
+    verdict = verdict_on(tmp_path, valued, *sides, level)
+    assert verdict["class"] == expected, verdict["sentence"]
+    assert "Tensor.squeeze.0.forward (test_broadcast_shapes.py" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_shape_without_consequence_accuses_nobody(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, same, True, None, level)
+    assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
