@@ -106,7 +106,7 @@ def verdict_on(folder: Path, options: Mapping[str, Any], level: str) -> dict[str
         ({"relu": True}, "call", "Functional.relu.0.forward"),
         ({"eps": 1e-2}, "argument", "input.eps of Functional.layer_norm.0.forward"),
         ({"frozen": True}, "mode", "first.mixed.weight is frozen"),
-        ({"twice": True}, "call", "Tensor.__mul__."),
+        ({"twice": True}, "gradient", "Tensor.__mul__."),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, dict) else "",
 )

@@ -224,7 +224,7 @@ def test_a_loss_of_another_size_is_looked_at_in_the_calls(recorded: Record) -> N
 
     assert found.rungs[-1].rung is Rung.CALL
     assert "only the target calls Tensor.__mul__.0.forward" in found.rungs[-1].words
-    assert found.verdict_class is VerdictClass.CALL
+    assert found.verdict_class is VerdictClass.GRADIENT
 
 
 # --- is the reference equal to itself?

@@ -112,9 +112,11 @@ def _of_kind(
     verdict = VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE
     # Calls compute an average of parameters; buffers are changed in modules, or by other ranks.
     is_computed = kind == "parameter" and not made
-    call = difference_behind(pair.target, pair.reference) if is_computed else None
+    call = difference_behind(*pair.sides) if is_computed else None
     if call is not None:
         made, verdict = f"; {call.words}", call.verdict
+    if kind == "parameter" and all(facts.optimizer_steps() for facts in pair.sides):
+        verdict = VerdictClass.PARAMETERS  # the program writes it besides
     yield pair.difference(
         verdict,
         Moment.UPDATE,

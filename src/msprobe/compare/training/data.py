@@ -211,7 +211,7 @@ class DataHistory:
         is_padded = is_reshaped and (trains_alike or is_generated)
         tensor = (first.target or first.reference)[0]
         is_unknown = not (order or models or is_given or is_permuted)
-        ahead = self._ahead.get(first.step) if is_unknown else None
+        ahead = self._ahead.get(first.step) if is_unknown or is_permuted else None
         yield self._difference(
             first.step,
             order or models or self._batch_words(apart) + (f"; {ahead.words}" if ahead else ""),
@@ -251,9 +251,12 @@ class DataHistory:
         holds_same = not same and distinct(pair.target.data) == distinct(pair.reference.data)
         called = [Counter(models_called(facts)) for facts in pair.sides]
         names = called[0].keys() | called[1].keys()
+        # Of micro batches all losses are made alike; a penalty takes gradients of something else.
+        made = {tuple(loss.made_by) for loss in max(pair.target.loss, pair.reference.loss, key=len)}
         if (
             not passes
             and not holds_same
+            and (same or len(made) < 2)
             and (same or len(names) == 1 or called[0].keys() ^ called[1].keys())
         ):
             words = (
@@ -267,7 +270,7 @@ class DataHistory:
             return self._difference(pair.step, words, effect)
         # An optimizer that is another one calls the model, or a part of it is called by itself.
         of_parts = are_of_parts(pair.target.data, pair.reference.data)
-        is_consequence = of_parts or pair.asks_otherwise
+        is_consequence = of_parts or pair.asks_otherwise or pair.has_lone_optimizer
         name = ""
         if len(names) > 1:
             name = next(
@@ -330,7 +333,7 @@ class DataHistory:
 
     def _batch_words(self, apart: Sequence[_Batch]) -> str:
         batch = apart[0]
-        changed, alone = [_tensor_words(*both) for both in _changed(batch)], _alone_words(batch)
+        changed, alone = [tensor_words(*both) for both in _changed(batch)], _alone_words(batch)
         total = len(self._batches)
         share = f" ({len(apart)} of {total} batches differ)" if total > 1 else ""
         if alone and not changed:
@@ -483,7 +486,7 @@ def _change(target: Data, reference: Data) -> Change:
     return change_of(of_data(target), of_data(reference))
 
 
-def _tensor_words(target: Data, reference: Data) -> str:
+def tensor_words(target: Data, reference: Data) -> str:
     """Return how two tensors of a batch differ."""
     where = target.where
     if target.shape != reference.shape:

@@ -11,7 +11,9 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from msprobe.compare.model import Matched, Row
+from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Fingerprint
+from msprobe.dump.facts import Scaler
 
 SAME_FACTOR: Final = 2e-3
 """Gradients of one factor agree this far, relative; coarse types need more."""
@@ -110,6 +112,18 @@ class Meanings:
         power = round(math.log2(factor)) if 0 < factor < math.inf else 0
         is_scale = abs(power) >= LEAST_POWER and is_near(2.0**power)
         return f"2^{power}: a scale that is not taken back" if is_scale else ""
+
+
+def meanings_of(pair: FactsPair, world_size: int) -> Meanings:
+    """Return the numbers that factors of a step's gradients may come from."""
+    return Meanings(
+        world_size=world_size,
+        micro_batches=max(pair.passes),
+        scales=[each.scale for side in pair.events(Scaler) for each in side if each.scale],
+        samples=sorted(
+            {math.prod(each.shape[:rank]) for each in pair.target.data for rank in (1, 2)}
+        ),
+    )
 
 
 def limited_words(target: float, reference: float) -> str:

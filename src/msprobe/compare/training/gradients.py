@@ -44,25 +44,13 @@ from msprobe.compare.training.gradient_factors import (
 )
 from msprobe.compare.verdicts.next_steps import AFTER_BACKWARD, CLIP_ALIKE
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Clip, Scaler
+from msprobe.dump.facts import Clip
 
 # A sum of projections is that of another tensor, up to the rounding of the gradients.
 _SAME_SUM: Final = 1e-3
 # A part shows in a sum if without it so many times as much is left unexplained.
 _SHOWN: Final = 30.0
 _PROJECTIONS: Final = 2  # of each gradient; one with as many elements is a multiple by chance
-
-
-def meanings_of(pair: FactsPair, world_size: int) -> Meanings:
-    """Return the numbers that factors of a step's gradients may come from."""
-    return Meanings(
-        world_size=world_size,
-        micro_batches=max(pair.passes),
-        scales=[each.scale for side in pair.events(Scaler) for each in side if each.scale],
-        samples=sorted(
-            {math.prod(each.shape[:rank]) for each in pair.target.data for rank in (1, 2)}
-        ),
-    )
 
 
 class GradientHistory:
@@ -120,7 +108,7 @@ class GradientHistory:
         factor = common_factor(factors.values())
         is_of_all = is_clipped or len(moved) >= MOST * len(changes)
         if factor is not None and (is_of_all or factor.is_proved):
-            meaning = meanings.of(factor.value)
+            meaning = (meanings if is_of_all else Meanings()).of(factor.value)
             may_clip = is_of_all and not meaning and not any(pair.pair.events(Clip))
             if may_clip and (limited := limited_words(*total_norms(got))):
                 yield replace(

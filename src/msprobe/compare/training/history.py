@@ -10,7 +10,6 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from msprobe.compare.rounding import FINE, IN_OTHER_CALLS, ONCE, after_calls
 from msprobe.compare.training.buffers import buffer_changes, buffer_differences
 from msprobe.compare.training.clipping import (
     clip_differences,
@@ -19,7 +18,7 @@ from msprobe.compare.training.clipping import (
 )
 from msprobe.compare.training.collectives import collective_differences
 from msprobe.compare.training.data import DataHistory, Made, is_split
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
+from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.fingerprints import Change
 from msprobe.compare.training.gradient_distances import (
@@ -29,19 +28,24 @@ from msprobe.compare.training.gradient_distances import (
     gradient_distances,
     has_same_gradients,
 )
-from msprobe.compare.training.gradient_factors import Meanings
+from msprobe.compare.training.gradient_factors import Meanings, meanings_of
 from msprobe.compare.training.gradients import (
     GradientHistory,
-    meanings_of,
     total_norm_differences,
     unreduced,
 )
+from msprobe.compare.training.losses import other_loss
 from msprobe.compare.training.optimizers import (
     count_differences,
     setting_differences,
     state_differences,
 )
-from msprobe.compare.training.outlines import difference_behind, other_labels
+from msprobe.compare.training.outlines import (
+    difference_behind,
+    difference_by_factor,
+    difference_outside,
+    other_labels,
+)
 from msprobe.compare.training.same_training import has_same_training
 from msprobe.compare.training.schedules import ScheduleHistory
 from msprobe.compare.training.shards import shard_differences
@@ -56,10 +60,8 @@ from msprobe.compare.training.start import (
 )
 from msprobe.compare.training.updates import earlier_changes, update_differences
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Ended, Ending, Facts, Loss, Scaler
-from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.dump.facts import Ended, Ending, Facts, Scaler
 from msprobe.dump.record_names import RecordKind, parse_record_name
-from msprobe.numerics.number_types import epsilon_of
 
 # What cross entropy ends in where its labels are smoothed: another option, or calls of a program.
 _SMOOTHING: Final = ["add", "mul", "mul"]
@@ -99,7 +101,7 @@ class _RankHistory:
     gradients: GradientHistory = field(default_factory=GradientHistory)
     random: RandomHistory = field(default_factory=RandomHistory)
     is_exact: bool = True
-    last_step: int | None = None
+    last: FactsPair | None = None
     after: dict[str, bool] = field(default_factory=dict)
     updated: dict[str, bool] = field(default_factory=dict)
     settings: frozenset[str] = frozenset()
@@ -207,7 +209,7 @@ class TrainingHistory:
             history = self._rank(pair.rank)
             steps = pair.steps
             made.append(steps)
-            if history.last_step is None:
+            if history.last is None:
                 read = any(any(step.gradients) for step in steps)
                 self._has_same_gradients = read and all(map(has_same_gradients, steps))
                 if read and self.is_split and not self._has_same_gradients:
@@ -337,7 +339,9 @@ class TrainingHistory:
         yield from settings_differences(pair)
         trains_alike = has_same_training(pair, steps, self.same_gradient(pair.rank))
         history.alike_since = min(history.alike_since, pair.step) if trains_alike else math.inf
-        yield from parameter_differences(pair, _unchanged(pair, history), trains_alike=trains_alike)
+        yield from parameter_differences(
+            pair, _unchanged(pair, history), history.last, trains_alike=trains_alike
+        )
         yield from history.random.differences(pair)
         yield from mode_differences(pair)
         yield from scaler_differences(pair, had_same_scales=history.has_same_scales)
@@ -379,7 +383,7 @@ class TrainingHistory:
         is_exact: bool,
         found: Sequence[FactDifference],
     ) -> None:
-        history.last_step = pair.step
+        history.last = pair
         for step in steps:
             for name, distance in gradient_distances(step).items():
                 history.distances[name] = max(history.distances.get(name, 0.0), distance)
@@ -450,11 +454,11 @@ def _drawn(fact: FactDifference, others: Sequence[FactDifference]) -> FactDiffer
 
 def _unchanged(pair: FactsPair, history: _RankHistory) -> dict[str, bool] | None:
     """Return parameter → whether both sides agreed before the step; None in the first step."""
-    if history.last_step is None:
+    if history.last is None:
         return None
     columns = pair.target.parameters
     names = () if columns is None else columns.name
-    is_next = history.last_step + 1 == pair.step
+    is_next = history.last.step + 1 == pair.step
     return {
         name: history.after.get(name, history.is_exact) if is_next else history.is_exact
         for name in names
@@ -462,52 +466,32 @@ def _unchanged(pair: FactsPair, history: _RankHistory) -> dict[str, bool] | None
 
 
 def _loss_differences(pair: FactsPair, resolution: Callable[[], float]) -> Iterator[FactDifference]:
-    """Yield losses that differ; whether the forward pass explains it is told by its values.
-
-    Other calls make other roundings of what a model returns in a coarse type.
-    """
-    for target, reference in zip(pair.target.loss, pair.reference.loss, strict=False):
-        value, expected = target.value, reference.value
-        if value is None or expected is None or target.micro != reference.micro:
-            continue
-        if _is_same_loss(target, reference):
-            continue
-        makes = [[text.partition("(")[0] for text in each.made_by] for each in (target, reference)]
-        if makes[0] != makes[1] and abs(value - expected) <= ONCE * resolution() * abs(expected):
-            continue
-        # Losses of the same samples are as exact as their type: what is only near is another loss.
-        near = after_calls(max(FINE, resolution()))
-        meaning = meanings_of(pair, 1).of(value / expected, near) if expected else ""
-        of_micro = f", micro batch {target.micro}" if target.micro else ""
-        behind = None if meaning else difference_behind(pair.target, pair.reference)
-        made, verdict = _made_words(target.made_by, reference.made_by)
-        labels = other_labels(pair.target, pair.reference) if behind is None else None
-        if behind is not None:
-            made, verdict = f"; {behind.words}", behind.verdict
-        elif labels is not None:
-            made, verdict = f"; {labels}", VerdictClass.DATA
-        yield pair.difference(
-            VerdictClass.GRADIENT if meaning else verdict,
-            # What the optimizer asks for again hangs on what it made of the first answer.
-            Moment.LOSS if target.micro < pair.first_evaluation else Moment.ASKED_AGAIN,
-            f"the loss is {shown(value)} in the target, {shown(expected)} in the reference "
-            f"(step {pair.step}{of_micro})"
-            + (f": the factor is {meaning}" if meaning else "")
-            + made,
-            effect=Effect.POSSIBLE,
-            micro=target.micro,
-            next=("record the calls between the model's output and backward (level L1 or mix)",),
-        )
+    """Yield losses that differ; whether the forward pass explains it is told by its values."""
+    found = other_loss(pair, resolution)
+    if found is None:
         return
-
-
-def _is_same_loss(target: Loss, reference: Loss) -> bool:
-    """Return whether two values are equal up to a few roundings, or neither is finite."""
-    value, expected = target.value or 0.0, reference.value or 0.0
-    if not (math.isfinite(value) and math.isfinite(expected)):
-        return math.isfinite(value) == math.isfinite(expected)
-    epsilon = max(epsilon_of(normal_dtype(each.dtype)) for each in (target, reference))
-    return abs(value - expected) <= IN_OTHER_CALLS * epsilon * abs(expected)
+    scaled = difference_by_factor(*pair.sides, found.factor)
+    behind = scaled or difference_behind(*pair.sides)
+    made, verdict = _made_words(found.target.made_by, found.reference.made_by)
+    labels = other_labels(pair.target, pair.reference) if behind is None else None
+    if behind is not None:
+        made, verdict = f"; {behind.words}", behind.verdict
+    elif labels is not None:
+        made, verdict = f"; {labels}", VerdictClass.DATA
+        call = difference_outside(*pair.sides)
+        if call is not None:
+            made, verdict = f"{made}; {call.words}", call.verdict
+    if scaled is not None or (found.meaning and behind is None):
+        verdict = VerdictClass.GRADIENT
+    yield pair.difference(
+        verdict,
+        # What the optimizer asks for again hangs on what it made of the first answer.
+        Moment.LOSS if found.target.micro < pair.first_evaluation else Moment.ASKED_AGAIN,
+        (found.words if scaled is None else found.multiple) + made,
+        effect=Effect.POSSIBLE,
+        micro=found.target.micro,
+        next=("record the calls between the model's output and backward (level L1 or mix)",),
+    )
 
 
 def _made_words(target: Sequence[str], reference: Sequence[str]) -> tuple[str, VerdictClass]:

@@ -21,10 +21,11 @@ from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.sides import Side
 from msprobe.compare.training.fingerprints import change_of, of_data
 from msprobe.compare.training.frameworks import are_of_two_frameworks
+from msprobe.compare.training.gradient_factors import SAME_FACTOR
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OUTLINED_TENSOR, Facts, Outline, OutlinedCall, OutlineRun
 from msprobe.numerics.number_types import epsilon_of
-from msprobe.operators.lookup import operator_of, scale_of
+from msprobe.operators.lookup import is_in_place, operator_of, scale_of
 from msprobe.operators.operator import Operator
 
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
@@ -111,17 +112,45 @@ def difference_behind(target: Facts | None, reference: Facts | None) -> OutlineD
     return _first_difference(*_calls((target, reference), _is_behind, _is_behind))
 
 
+def difference_outside(target: Facts, reference: Facts) -> OutlineDifference | None:
+    """Return in which call outside of the models two steps differ by an operator of one side alone.
+
+    Which calls put a batch together may depend on what is loaded, each of them on either side: one
+    that the other side never makes is of another program.
+    """
+    return _lone_operator(_calls((target, reference), _is_outside, _is_outside))
+
+
+def _lone_operator(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference | None:
+    """Return the first call by an operator of one side alone; None if others differ as well."""
+    own, other = ({*map(_operator, calls)} for calls in made)
+    lone, shared = (
+        [[c for c in calls if (_operator(c) in own ^ other) is is_lone] for calls in made]
+        for is_lone in (True, False)
+    )
+    return None if _first_difference(*shared) else _first_difference(*lone)
+
+
+def difference_of_writes(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
+    """Return in which call outside of the models two steps write a tensor otherwise."""
+    made = _calls((target, reference), _is_outside, _is_outside)
+    return _first_difference(*([c for c in calls if is_in_place(c.name)] for calls in made))
+
+
 def difference_ahead(
     facts: Sequence[Facts | None], names: Sequence[str | None]
 ) -> OutlineDifference | None:
     """Return which call of the program, before it calls a model, is given another number.
+
+    Or which one side alone makes, as it does none of its operator.
 
     Args:
         facts: of the target and the reference.
         names: the forward records of the model, which is given another batch.
     """
     calls = _calls(facts, *map(_is_ahead_of, names))
-    return next((each for each in _differences(*calls) if each.is_real), None)
+    found = next((each for each in _differences(*calls) if each.is_real), None)
+    return found or _lone_operator(calls)
 
 
 def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> bool:
@@ -147,11 +176,21 @@ def difference_of_gradients(
 def difference_by_factor(
     target: Facts | None, reference: Facts | None, factor: float
 ) -> OutlineDifference | None:
-    """Return the call that is given another number by which gradients grow by a factor."""
-    for each in _differences(*_calls((target, reference))):
-        if each.ratio is not None and math.isclose(each.ratio, factor, rel_tol=_CLOSE):
+    """Return the call that is given another number by which gradients grow by a factor.
+
+    Of several that do so together it is the first; each micro batch makes them again.
+    """
+    found = {
+        each.words: (each, each.ratio)
+        for each in _differences(*_calls((target, reference)))
+        if each.ratio is not None
+    }
+    for each, ratio in found.values():
+        if math.isclose(ratio, factor, rel_tol=SAME_FACTOR):
             return each
-    return None
+    whole = math.prod(ratio for _, ratio in found.values())
+    is_product = math.isclose(whole, factor, rel_tol=SAME_FACTOR)
+    return replace(next(iter(found.values()))[0], ratio=whole) if found and is_product else None
 
 
 def other_labels(target: Facts, reference: Facts) -> str | None:
@@ -227,6 +266,10 @@ def _is_ahead_of(record: str | None) -> Callable[[OutlineRun], bool]:
         return run.parent is None and not has_ended
 
     return is_ahead
+
+
+def _is_outside(run: OutlineRun) -> bool:
+    return run.parent is None
 
 
 def _is_behind(run: OutlineRun) -> bool:
@@ -339,6 +382,7 @@ def _types(call: OutlinedCall) -> Iterator[float]:
 
 def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[OutlineDifference]:
     given, expected = _arguments(target), _arguments(reference)
+    scale = _scale(target) / _scale(reference)
     defaults = signature_of(target.name).defaults
     for name in {**given, **expected}:
         own, other = given.get(name), expected.get(name)
@@ -356,7 +400,7 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
             words,
             _line(target),
             takes_tensor=OUTLINED_TENSOR in _words(target),
-            ratio=_ratio(own, other),
+            ratio=_ratio(own, other) if scale == 1 else scale,
             is_real=_is_real(own) and _is_real(other),
             is_computed=all(_is_real(each) and _digits(each) >= _COMPUTED for each in (own, other)),
         )

@@ -21,6 +21,7 @@ from msprobe.compare.training.differences import (
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change
 from msprobe.compare.training.module_settings import owner_words
+from msprobe.compare.training.outlines import difference_of_writes
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts, Modes, Parameters
 from msprobe.dump.formats.dtypes import normal_dtype
@@ -216,7 +217,11 @@ def _mode(pair: FactsPair, words: str, modules: tuple[str, ...] = ()) -> FactDif
 
 
 def parameter_differences(
-    pair: FactsPair, unchanged: Mapping[str, bool] | None, *, trains_alike: bool = False
+    pair: FactsPair,
+    unchanged: Mapping[str, bool] | None,
+    last: FactsPair | None = None,
+    *,
+    trains_alike: bool = False,
 ) -> Iterator[FactDifference]:
     """Yield differences of parameters and buffers when the step starts.
 
@@ -226,6 +231,7 @@ def parameter_differences(
         unchanged: parameter → whether both sides agreed after the step before, a frozen one when it
             began; None for the first step that was compared. Parameters that it lacks, or that
             differed, inherit.
+        last: the facts of the step before it that was compared.
     """
     target, reference = pair.target.parameters, pair.reference.parameters
     if target is None or reference is None or not target.name or not reference.name:
@@ -243,7 +249,8 @@ def parameter_differences(
     # A model of other parameters draws other numbers for those that follow.
     alone = "".join(f"; {each.words}" for each in present)
     reshaped = _reshaped(pair) if unchanged is None and not trains_alike else ""
-    moved = list(_moved(pair, target, changes, alone + reshaped, is_first=unchanged is None))
+    is_first = unchanged is None
+    moved = list(_moved(pair, target, changes, last, alone + reshaped, is_first=is_first))
     if reshaped:
         yield pair.difference(
             VerdictClass.PARAMETERS,
@@ -288,11 +295,13 @@ def _moved(
     pair: FactsPair,
     target: Parameters,
     changes: Mapping[str, Change],
+    last: FactsPair | None,
     alone: str,
     *,
     is_first: bool,
 ) -> Iterator[FactDifference]:
     kinds = kinds_of(target)
+    is_next = last is not None and last.step + 1 == pair.step
     for kind, plural in (("parameter", "parameters"), ("buffer", "buffers")):
         of_kind = [name for name in changes if kinds.get(name) == kind]
         moved = [name for name in of_kind if not changes[name].is_equal]
@@ -310,7 +319,16 @@ def _moved(
         since += BEFORE if is_later else ""
         if not is_first and worst in frozen_in_both(pair):
             since = f", though {agreed} agreed when the step before began"
+        elif last is not None and is_next and kind == "parameter":
+            since += (
+                f": written between the update of step {last.step} and the start of step "
+                f"{pair.step}"
+            )
         verdict = VerdictClass.PARAMETERS
+        call = None
+        if last is not None and is_next and kind == "parameter":
+            call = difference_of_writes(*last.sides)
+            since += f"; {call.words}" if call else ""
         if kind == "buffer" and not is_first:  # recordings may have no fact of buffers after a step
             sides = (pair.target.settings, pair.reference.settings)
             made, is_argument = owner_words(sides, worst)
@@ -330,7 +348,8 @@ def _moved(
                 "parameters are initialised",
             )
             if is_first
-            else ("look for code that changes parameters between two optimizer steps",),
+            else (call.next if call else ())
+            or ("look for code that changes parameters between two optimizer steps",),
         )
 
 

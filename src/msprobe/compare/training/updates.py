@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, are, shown, some_of
 from msprobe.compare.training.facts_pair import StepPair, is_idle
 from msprobe.compare.training.fingerprints import at, change_of, in_column
-from msprobe.compare.training.outlines import difference_behind
+from msprobe.compare.training.outlines import difference_behind, difference_of_writes
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def earlier_changes(pair: StepPair) -> Iterator[FactDifference]:
     if names:
         sides = {side for each in found.values() for side in each}
         alone = f", in the {sides.pop()} alone" if len(sides) == 1 else ""
-        call = difference_behind(pair.pair.target, pair.pair.reference)
+        call = difference_of_writes(*pair.pair.sides) or difference_behind(*pair.pair.sides)
         yield pair.difference(
             call.verdict if call else VerdictClass.UPDATE,
             Moment.CLIP,

@@ -217,6 +217,18 @@ def quotient_error(
     return abs(factor) * error / divisor.least * math.sqrt(result.count)
 
 
+def sum_in_own_type(gradients: Sequence[Operand], result: Operand) -> float:
+    """Return the error of a parameter's gradient that threads sum up in its own type.
+
+    A norm's kernel on the CPU does so. Every partial sum is rounded to the nearest. It is about as
+    large as the root of how many terms it has, or grows to the result: on both sides together these
+    are 0.3 units times the root of all terms.
+    """
+    terms = max((each.count for each in gradients), default=1) / result.count
+    size = max(math.hypot(*(each.size for each in gradients)), result.size)
+    return result.epsilon * math.sqrt(max(terms, 1.0)) * size / _ROUNDINGS
+
+
 def is_summed_noise(family: Family, gradients: Sequence[Operand], result: Operand) -> bool:
     """Return whether the rounding of the sum that makes a parameter's gradient explains its error.
 
@@ -224,12 +236,10 @@ def is_summed_noise(family: Family, gradients: Sequence[Operand], result: Operan
     coarsest of the types: each term by itself.
     """
     own = backward_bound(family, gradients, (), result).own
-    terms = math.hypot(*(each.size for each in gradients))
-    count = max((each.count for each in gradients), default=1)
     if len(result.shape) <= 1:
         coarsest = max(each.epsilon for each in (result, *gradients))
-        repeats = math.sqrt(max(count / result.count, 1.0))
-        own = max(own, terms * max(coarsest, result.epsilon * repeats))
+        terms = math.hypot(*(each.size for each in gradients))
+        own = max(own, terms * coarsest, sum_in_own_type(gradients, result))
     return result.error <= IN_SUM * own
 
 

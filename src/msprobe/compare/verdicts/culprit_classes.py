@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from msprobe.api_prefixes import COMPILED, PRIMITIVE
@@ -36,10 +37,12 @@ from msprobe.compare.verdicts.custom_functions import (
     is_custom_function,
     lone_call_inside,
 )
-from msprobe.compare.verdicts.made_data import makes_data
+from msprobe.compare.verdicts.made_data import makes_data, other_samples
 from msprobe.compare.verdicts.places import lone_words
 from msprobe.compare.verdicts.ranking import Culprit
+from msprobe.compare.verdicts.scaled_gradients import extra_pass, loss_of, scaled_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.compare.verdicts.written_parameters import writes_updated
 from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
 from msprobe.dump.stack_frames import Frame, parse_frame, user_frames
 from msprobe.dump.values import Role
@@ -127,7 +130,7 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
 
     A module that computes another result of the same is told by what it was made with.
     """
-    found = class_of(culprit)
+    row, found = culprit.row, class_of(culprit)
     words = culprit_words(culprit)
     if found in MAY_BE_INSIDE:
         inside = lone_call_inside(culprit)
@@ -143,8 +146,22 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         if sent is not None:
             lone = lone_words(culprit.comparison, sent)
             return VerdictClass.COMMUNICATION, f"{lone}: {words}"
-    if found in (VerdictClass.CALL, VerdictClass.ARGUMENT) and makes_data(culprit):
-        return VerdictClass.DATA, f"the batch is made otherwise: {words}"
+    scaled = scaled_words(culprit)
+    if scaled:
+        return VerdictClass.GRADIENT, f"{scaled}; {words}"
+    extra = extra_pass(culprit.comparison) if found is VerdictClass.GRADIENT else None
+    if extra is not None:
+        return VerdictClass.CALL, f"{extra}; {words}"
+    is_called = found in (VerdictClass.CALL, VerdictClass.ARGUMENT)
+    if is_called and writes_updated(culprit.comparison, row.pair):
+        step = culprit.comparison.step
+        return (
+            VerdictClass.PARAMETERS,
+            f"written otherwise after the update of step {step}: {words}",
+        )
+    if is_called and makes_data(culprit):
+        made = other_samples(culprit) or "the batch is made otherwise"
+        return VerdictClass.DATA, f"{made}: {words}"
     return _by_settings(culprit, found, words)
 
 
@@ -158,17 +175,23 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
         found: its class.
     """
     comparison, row = culprit.comparison, culprit.row
+    is_extra = bool(comparison.parsed(row.pair).backward_pass)
+    if found is VerdictClass.GRADIENT and (row.pair.is_matched or is_extra):
+        return difference_of_gradients(*comparison.facts)
     if not row.pair.is_matched:
         return None
-    if found is VerdictClass.GRADIENT:
-        return difference_of_gradients(*comparison.facts)
     names = row.pair.target, row.pair.reference
     if row.cause in (Cause.CHANGED_BETWEEN, Cause.CHANGED_STATE):
         return difference_before(comparison.sides, names)
     is_result = culprit.kind == "forward" and row.value.role is Role.OUTPUT
     if not is_result or found not in _OF_OWN_CODE:
         return None
-    return difference_inside(comparison.sides, names)
+    inside = difference_inside(comparison.sides, names)
+    loss = None if inside is None else loss_of(comparison)
+    if inside is not None and loss is not None and loss.is_scaled_by(inside.ratio):
+        words = f"{loss.multiple}; {inside.words}"
+        return replace(inside, verdict=VerdictClass.GRADIENT, words=words)
+    return inside
 
 
 def _by_settings(culprit: Culprit, found: VerdictClass, words: str) -> tuple[VerdictClass, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -18,7 +18,14 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Status
 from msprobe.compare.rounding import IN_AUTOCAST
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
+from msprobe.compare.training.differences import (
+    Effect,
+    FactDifference,
+    Moment,
+    Phase,
+    are,
+    shown_names,
+)
 from msprobe.compare.training.gradient_factors import SAME_FACTOR, Meanings, limited_words
 from msprobe.compare.training.start import autocast_epsilon
 from msprobe.compare.verdicts.communication import collective_of, on_ranks, ranks_words
@@ -42,7 +49,7 @@ from msprobe.compare.verdicts.origin_state import is_lacking
 from msprobe.compare.verdicts.own_error import key_of
 from msprobe.compare.verdicts.places import Clue
 from msprobe.compare.verdicts.ranking import Culprit, culprit_groups
-from msprobe.compare.verdicts.unmatched_calls import scale_of_lone_calls
+from msprobe.compare.verdicts.scaled_gradients import scale_of_calls
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.compare.verdicts.without_cause import (
@@ -55,6 +62,13 @@ from msprobe.dump.record_names import parse_record_name
 
 # Gradients that no recorded call of the rank made.
 _FOREIGN_GRADIENTS: Final = (Cause.UNEXPLAINED_GRADIENT, Cause.OTHER_START)
+# Causes that another argument of a call shows.
+_SHOWN_BY_ARGUMENT: Final = (
+    VerdictClass.ARGUMENT,
+    VerdictClass.DATA,
+    VerdictClass.GRADIENT,
+    VerdictClass.PARAMETERS,
+)
 
 
 def find_verdict(findings: Findings) -> Verdict:
@@ -82,7 +96,7 @@ class _Search:
         facts = [fact for fact in self._findings.facts if self._is_effective(fact)]
         fact = min(facts, key=_order, default=None)
         if fact is not None and fact.moment is Moment.DATA:
-            fact = self._other_start(facts, fact) or fact
+            fact = self._other_start(fact) or fact
         if are_different_programs(self._findings) and not (
             fact is not None and fact.verdict is VerdictClass.INCOMPLETE
         ):
@@ -137,7 +151,7 @@ class _Search:
                 return culprit is not None and is_ruled_by_mode(culprit, fact.modules)
             case VerdictClass.PRECISION:
                 if culprit is None:
-                    return not self._is_exact
+                    return not all(each.is_close for each in self._findings.steps)
                 return class_of(culprit) is VerdictClass.PRECISION or _is_of_autocast(culprit)
             case VerdictClass.PARAMETERS:
                 return self._are_parameters_used(fact, observed)
@@ -173,27 +187,22 @@ class _Search:
         if fact.multiple is None:
             return False
         here = (c.comparison for c in self._findings.culprits if c.comparison.step == fact.step)
-        scale = next(map(scale_of_lone_calls, here), 1.0)
+        scale = next(map(scale_of_calls, here), 1.0)
         return not math.isclose(scale, fact.multiple, rel_tol=SAME_FACTOR)
 
-    def _other_start(
-        self, facts: Sequence[FactDifference], data: FactDifference
-    ) -> FactDifference | None:
+    def _other_start(self, data: FactDifference) -> FactDifference | None:
         """Return the parameters with which a step starts, if they explain that batches differ.
 
         A model that is made in another way leaves the generator in another state, from which the
         batches may be drawn.
         """
         place = data.step, data.rank
-        drawn = [
-            each
-            for each in self._findings.facts
-            if each.moment is Moment.RANDOM and (each.step, each.rank) == place
-        ]
+        facts = [f for f in self._findings.facts if (f.step, f.rank) == place]
+        drawn = [each for each in facts if each.moment is Moment.RANDOM]
         if data.is_partial or not drawn:
             return None
         for each in facts:
-            if each.verdict is VerdictClass.PARAMETERS and (each.step, each.rank) == place:
+            if each.verdict is VerdictClass.PARAMETERS and each.effect is not Effect.NONE:
                 words = f"{each.words}; {drawn[0].words}, from which the data may be drawn"
                 return replace(each, words=words)
         return None
@@ -317,7 +326,10 @@ class _Search:
         late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
         verdict, words = fact.verdict, fact.words
         lone = self._lone_call(fact)
-        if lone is not None:
+        if lone is not None and fact.verdict is VerdictClass.PARAMETERS:
+            words = f"{words}; {lone.words}, step {lone.place.step}"
+            record = lone.place.record
+        elif lone is not None:
             verdict, words = VerdictClass.CALL, f"{lone.words}, step {lone.place.step}; {words}"
             record = lone.place.record
         elif late is not None and is_communication(parse_record_name(late.place.record)):
@@ -349,10 +361,11 @@ class _Search:
         )
 
     def _lone_call(self, fact: FactDifference) -> Clue | None:
-        """Return the call of one side alone that changes parameters, or gives one a gradient."""
+        """Return the call that changes parameters, or by one side alone gives one a gradient."""
         if fact.verdict is VerdictClass.PARAMETERS:
-            before = self._observed.get((fact.step - 1, fact.rank))
-            return None if before is None else before.unused
+            written_in = fact.step - (fact.moment is Moment.PARAMETERS)
+            before = self._observed.get((written_in, fact.rank))
+            return None if before is None else before.written
         now = self._observed.get((fact.step, fact.rank))
         if now is None or fact.moment is not Moment.REDUCE:
             return None
@@ -411,10 +424,14 @@ class _Search:
         meanings = self._findings.meanings.get((observed.step, observed.rank), Meanings())
         # The numbers that it may come from scale the loss, or what is reduced later.
         is_behind_loss = found.has_same_loss and not found.is_reduced
-        meaning = "" if is_behind_loss else meanings.of(value)
+        alone = found.parameters
+        meaning = "" if is_behind_loss or alone else meanings.of(value)
         words = (
-            f"the gradients are {value:.6g} times the reference's from {found.place.record} on "
-            f"(step {observed.step}, {found.total} gradient{'s' * (found.total > 1)})"
+            f"the gradient{'s' * (len(alone) > 1)} of {shown_names(alone)} {are(alone)} "
+            f"{value:.6g} times the reference's ({found.place.record}, step {observed.step})"
+            if alone
+            else f"the gradients are {value:.6g} times the reference's from {found.place.record} "
+            f"on (step {observed.step}, {found.total} gradient{'s' * (found.total > 1)})"
         )
         limited = "" if meaning or found.totals is None else limited_words(*found.totals)
         if meaning:
@@ -433,7 +450,11 @@ class _Search:
                 "the results of the forward pass agree",
                 *(["the loss is the same, and was not scaled"] if is_behind_loss else []),
             ],
-            where=replace(Where.at(found.place, observed.rank), phase=found.moment.phase),
+            where=replace(
+                Where.at(found.place, observed.rank),
+                phase=found.moment.phase,
+                parameter=next(iter(alone), None),
+            ),
             next_steps=[
                 *found.place.next,
                 CLIP_ALIKE
@@ -464,7 +485,7 @@ class _Search:
             words = f"{settings.words}; the first call that differs is {culprit_call(culprit)}"
             next_steps = [*settings.next]
         elif (
-            verdict in (VerdictClass.ARGUMENT, VerdictClass.DATA)
+            verdict in _SHOWN_BY_ARGUMENT
             and class_of(culprit) is VerdictClass.ARGUMENT
             and self._is_exact_before(culprit.comparison.step)
         ):

@@ -102,8 +102,7 @@ class GradientFlow:
         if is_lacking(row) and self._reads_none[row.status is Status.ADDED]:
             row.cause, row.subject = Cause.UNREAD_GRADIENTS, lacking_side(row)
             return
-        if row.status is Status.DIFFERS and self._is_noise(call, row):
-            settle_as_close(row, Cause.NOISE)
+        if row.status is Status.DIFFERS and self._is_settled_alone(call, row):
             return
         makers = state.flow.makers(row)
         common = makers.common
@@ -230,6 +229,29 @@ class GradientFlow:
             for row in self._state.rows
             if not row.pair.is_matched and row.value.role is Role.INPUT
         ]
+
+    def _is_settled_alone(self, call: Call, row: Row) -> bool:
+        """Settle a gradient that a side changed after a call handed it back, or that is noise."""
+        if self._is_changed(call, row):
+            if self._has_lone_user(call, row):
+                mark(row, Origin.INHERITED)
+            else:
+                mark(row, Origin.INTRODUCED, Cause.ACCUMULATED)
+        elif self._is_noise(call, row):
+            settle_as_close(row, Cause.NOISE)
+        else:
+            return False
+        return True
+
+    def _is_changed(self, call: Call, row: Row) -> bool:
+        """Return whether one side alone leaves a gradient as it was handed back, which agrees."""
+        shares = self._shares.of_parameter(call, row)
+        if any(not isinstance(each, Matched) or each.status.is_difference for each in shares):
+            return False
+        sides = zip(*(each.values for each in shares), strict=True)
+        both = zip(row.values, sides, strict=False)
+        kept = {fingerprint(own) in map(fingerprint, handed_back) for own, handed_back in both}
+        return len(kept) == 2 and len({value.dtype for value in row.values}) == 1
 
     def _is_noise(self, call: Call, row: Row) -> bool:
         """Return whether a gradient is zero up to the rounding of the sum that made it.

@@ -13,6 +13,7 @@ from typing import Final
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.sides import Side
+from msprobe.compare.training.data import tensor_words
 from msprobe.compare.verdicts.data_flow import Fingerprint, fingerprint
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.dump.record_names import RecordKind
@@ -42,9 +43,9 @@ def makes_data(culprit: Culprit) -> bool:
     if culprit.kind != "forward" or side.parsed(name).is_module:
         return False
     operation = side.operator(name).name
-    # Another gradient is no batch.
     is_changed = row.cause is Cause.CHANGED_BETWEEN
-    if not is_changed and not (
+    is_resized = not row.pair.is_matched and bool(other_samples(culprit))
+    if not (is_changed or is_resized) and not (
         (operation in _TAKES and (row.cause is Cause.ARGUMENT or not row.pair.is_matched))
         or (operation == _OVERWRITES and not row.pair.is_matched)
     ):
@@ -57,6 +58,21 @@ def makes_data(culprit: Culprit) -> bool:
         for record in (pair.target, pair.reference)
     }
     return flow.is_of_data(name) and any(user not in alone for user in flow.given_to(name))
+
+
+def other_samples(culprit: Culprit) -> str:
+    """Return that the batches of both sides hold other numbers of samples; empty if not."""
+    target, reference = culprit.comparison.facts
+    if target is None or reference is None:
+        return ""
+    others = {each.where: each for each in reference.data if not each.micro}
+    for each in target.data:
+        other = others.get(each.where) if not each.micro else None
+        if other is not None and each.shape[:1] != other.shape[:1]:
+            return (
+                f"the batch of step {culprit.comparison.step} differs: {tensor_words(each, other)}"
+            )
+    return ""
 
 
 class _Flow:

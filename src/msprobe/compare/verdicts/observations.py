@@ -35,6 +35,7 @@ from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.compare.verdicts.proof import Proof
 from msprobe.compare.verdicts.shifts import shifted
+from msprobe.compare.verdicts.written_parameters import writes_updated
 from msprobe.dump.facts import Ending, Facts
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role
@@ -54,6 +55,7 @@ class GradientFactor(NamedTuple):
         is_reduced: the gradients are those after a reduction over ranks.
         has_same_loss: the losses were recorded, and are equal: none was scaled.
         totals: the total norms of the gradients of parameters, where these alone differ.
+        parameters: their names, where these alone differ, and others agree.
     """
 
     factor: Factor
@@ -62,6 +64,7 @@ class GradientFactor(NamedTuple):
     is_reduced: bool = False
     has_same_loss: bool = False
     totals: tuple[float, float] | None = None
+    parameters: Sequence[str] = ()
 
     @property
     def moment(self) -> Moment:
@@ -113,6 +116,7 @@ class StepObservations:
         behind: the call after those of the models that differs, where calls have no records and
             gradients alone differ.
         unused: a call of one side alone that changes a tensor which no recorded call uses.
+        written: a call of one side alone that writes a parameter after its update.
         cleared: that one side clears gradients between micro batches, and what to do; in words.
         has_modules_only: both sides were recorded at level L0.
         runs_compiled: a side called compiled code, which may do anything to parameters.
@@ -152,6 +156,7 @@ class StepObservations:
     ahead: OutlineDifference | None = None
     behind: OutlineDifference | None = None
     unused: Clue | None = None
+    written: Clue | None = None
     cleared: tuple[str, str] | None = None
     has_modules_only: bool = False
     runs_compiled: bool = False
@@ -232,6 +237,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         ahead=_ahead(comparison, differing[0]) if forward_differs else None,
         behind=behind,
         unused=_unused_change(comparison),
+        written=_written(comparison, inexact),
         cleared=cleared_gradients(comparison),
         broken_off=_broken_off(comparison),
         **_work(comparison),
@@ -492,6 +498,14 @@ def _unused_change(comparison: RankComparison) -> Clue | None:
     return None
 
 
+def _written(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
+    """Return the first call of one side alone that writes a parameter after its update."""
+    for row in inexact:
+        if not row.pair.is_matched and writes_updated(comparison, row.pair):
+            return Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
+    return None
+
+
 def _given_to(facts: Facts | None) -> Iterator[tuple[tuple[int, ...], float]]:
     """Yield shapes and norms of the gradients that optimizers got: facts compare these.
 
@@ -579,7 +593,19 @@ def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor |
         parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED,
         _has_same_loss(comparison),
         _totals(comparison, rows),
+        _parameters_alone(comparison, rows),
     )
+
+
+def _parameters_alone(comparison: RankComparison, differing: Sequence[Row]) -> list[str]:
+    """Return the parameters whose gradients are all that differ; none if no other's agrees."""
+    known = {
+        f"{parsed.path}.{row.value.slot}".lstrip("."): row.status.is_difference
+        for row in comparison.rows
+        if (parsed := comparison.parsed(row.pair)).kind in PARAMETER_GRADIENTS
+    }
+    is_all = not all(comparison.parsed(row.pair).kind in PARAMETER_GRADIENTS for row in differing)
+    return [] if is_all or all(known.values()) else [name for name in known if known[name]]
 
 
 def _totals(comparison: RankComparison, differing: Sequence[Row]) -> tuple[float, float] | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Final
 
 from msprobe.compare.causes import Cause
@@ -26,7 +27,12 @@ from msprobe.compare.verdicts.arrivals import (
     explained_error,
 )
 from msprobe.compare.verdicts.calls import Call, Calls
-from msprobe.compare.verdicts.conditioning import Bound, Operand, operand_of
+from msprobe.compare.verdicts.conditioning import (
+    Bound,
+    Operand,
+    operand_of,
+    sum_in_own_type,
+)
 from msprobe.compare.verdicts.cut_gradients import NEEDS_GRADIENT, CutGradients
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 from msprobe.compare.verdicts.excused_calls import ExcusedCalls
@@ -522,7 +528,21 @@ class _Search:
 
     def _bound(self, call: Call, row: Row, incoming: Arrivals, result: Operand) -> Bound:
         has_inner = call.parsed.is_module and self._state.calls.has_inner(call)
-        return error_bound(call, row, incoming, result, has_inner=has_inner, safety=self._safety)
+        bound = error_bound(call, row, incoming, result, has_inner=has_inner, safety=self._safety)
+        is_summed = call.is_backward and len(result.shape) <= 1 and self._has_other_threads
+        if is_summed and call.operator.family is Family.NORMALISING:
+            own = sum_in_own_type(incoming.incoming, result)
+            return Bound(max(bound.own, own), bound.passed_on)
+        return bound
+
+    @cached_property
+    def _has_other_threads(self) -> bool:
+        """Whether sums over all rows are divided among other numbers of threads."""
+        own, other = (
+            None if facts is None else facts.settings.get("torch.cpu_threads")
+            for facts in self._state.comparison.facts
+        )
+        return own != other
 
     def _randomness(self, call: Call, incoming: Arrivals) -> Cause | None:
         """Return the cause that a call may have: it draws random numbers."""

@@ -19,17 +19,14 @@ from msprobe.api_prefixes import COMPILED
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Missing, Origin, Row, Status
-from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.rounding import resolution_of
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import exact_operand
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import OriginState, lost_gradient, mark
 from msprobe.compare.verdicts.precision_policy import is_in_other_precision
-from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
-from msprobe.operators.lookup import scale_of
 from msprobe.operators.operator import Family
 
 # Where more calls than so many begin a chain, it is another program, not a slip.
@@ -428,22 +425,3 @@ def _is_near(value: Value, other: Value) -> bool:
         return False
     epsilon = resolution_of((value, other))
     return math.isclose(value.norm, other.norm, rel_tol=_ROUNDINGS * epsilon)
-
-
-def scale_of_lone_calls(comparison: RankComparison) -> float:
-    """Return by what numbers the calls of one side alone multiply: the target's over the other's.
-
-    As they do with every value that flows through them, they do with its gradient. What a hook
-    multiplies is a gradient itself.
-    """
-    scale = 1.0
-    for pair in comparison.pairs:
-        side, name = comparison.side_of(pair), pair.name
-        if pair.is_matched or side.parsed(name).kind is not RecordKind.FORWARD:
-            continue
-        values = side.values(name)
-        given = (each.value for each in values if each.role is Role.INPUT)
-        own = scale_of(side.operator(name), (n for n in given if isinstance(n, int | float)))
-        if any(each.requires_grad for each in values if each.role is Role.OUTPUT):
-            scale *= own if pair.reference is None else 1 / own
-    return scale

@@ -284,6 +284,7 @@ export const sentences = {
   "step {} calls the models in another order: {} in the target where the reference calls {}": "step {} 以另一顺序调用各模型：待测侧调用 {} 处，标杆侧调用 {}",
   "{} {} no gradient in the {} (step {})": "{1} 在{3}没有梯度（step {4}）",
   "the total norm of the gradients is {} in the target, {} in the reference (step {}): the factor is {}": "梯度总范数待测侧为 {}，标杆侧为 {}（step {}）：系数为 {}",
+  "the gradient{} of {} {} {} times the reference's ({}, step {})": "{2} 的梯度是标杆侧的 {4} 倍（{5}，step {6}）", "it makes {}": "它生成 {}",
   "the gradients are {} times the reference's from {} on (step {}, {} gradient{})": "自 {2} 起梯度是标杆侧的 {1} 倍（step {3}，{4} 个梯度）",
   "the gradients are {} times the reference's from {} on (step {}, {} gradient{}): the factor is {}": "自 {2} 起梯度是标杆侧的 {1} 倍（step {3}，{4} 个梯度）：系数为 {6}",
   // the end of a recording, the loss
@@ -330,6 +331,8 @@ export const sentences = {
   "run compiled code without compiling it, to see what it does": "不编译地运行编译代码，以查看其行为",
   "record its calls (level L1 or mix), if it was recorded at L0": "若以 L0 级别采集，改用 L1 或 mix 级别采集其调用",
   " by up to {} of the norm, though {} agreed after the step before": "，最多为范数的 {}，而上一 step 之后 {} 一致",
+  "written between the update of step {} and the start of step {}": "在 step {} 的更新之后、step {} 开始之前被写入",
+  "written otherwise after the update of step {}: {}": "step {} 更新之后的写入方式不同：{}",
   " by up to {} of the norm, though every value recorded before it agrees": "，最多为范数的 {}，而此前记录的值均一致",
   "though {} agreed after the step before": "而上一 step 之后 {} 一致", "though {} agreed when the step before began": "而上一 step 开始时 {} 一致",
   " by up to {} of the norm, though {} agreed when the step before began": "，最多为范数的 {}，而上一 step 开始时 {} 一致", "though every value recorded before it agrees": "而此前记录的值均一致",

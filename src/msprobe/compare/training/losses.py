@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`OtherLoss`: the first loss of a step that differs, and of what multiple it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msprobe.compare.rounding import FINE, IN_OTHER_CALLS, ONCE, after_calls
+from msprobe.compare.training.differences import shown
+from msprobe.compare.training.facts_pair import FactsPair
+from msprobe.compare.training.gradient_factors import SAME_FACTOR, meanings_of
+from msprobe.dump.facts import Loss
+from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.numerics.number_types import epsilon_of
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLoss:
+    """A loss that differs.
+
+    Attributes:
+        target: the target's.
+        reference: the reference's.
+        words: both values in words, with the meaning.
+        factor: the target's loss is so many times the reference's; infinite where that is zero.
+        meaning: of the factor; empty if it is no known number.
+    """
+
+    target: Loss
+    reference: Loss
+    words: str
+    factor: float
+    meaning: str
+
+    @property
+    def multiple(self) -> str:
+        """The words, with the factor as a number where that is no known one."""
+        return self.words if self.meaning else f"{self.words}: the factor is {shown(self.factor)}"
+
+    def is_scaled_by(self, ratio: float | None) -> bool:
+        """Return whether calls that multiply by another number, so many times, explain it all."""
+        is_other = ratio is not None and not math.isclose(ratio, 1.0, rel_tol=SAME_FACTOR)
+        return is_other and math.isclose(self.factor, ratio or 1.0, rel_tol=SAME_FACTOR)
+
+
+def other_loss(pair: FactsPair, resolution: Callable[[], float] = float) -> OtherLoss | None:
+    """Return the first loss of a step that differs by more than rounding; None without one.
+
+    Other calls make other roundings of what a model returns in a coarse type.
+
+    Args:
+        pair: the facts.
+        resolution: of the type to which these calls round.
+    """
+    for target, reference in zip(pair.target.loss, pair.reference.loss, strict=False):
+        value, expected = target.value, reference.value
+        if value is None or expected is None or target.micro != reference.micro:
+            continue
+        if _is_same(target, reference):
+            continue
+        makes = [[text.partition("(")[0] for text in each.made_by] for each in (target, reference)]
+        if makes[0] != makes[1] and abs(value - expected) <= ONCE * resolution() * abs(expected):
+            continue
+        # Losses of the same samples are as exact as their type: what is only near is another loss.
+        near = after_calls(max(FINE, resolution()))
+        factor = value / expected if expected else math.inf
+        meaning = meanings_of(pair, 1).of(factor, near)
+        of_micro = f", micro batch {target.micro}" if target.micro else ""
+        words = (
+            f"the loss is {shown(value)} in the target, {shown(expected)} in the reference "
+            f"(step {pair.step}{of_micro})" + (f": the factor is {meaning}" if meaning else "")
+        )
+        return OtherLoss(target, reference, words, factor, meaning)
+    return None
+
+
+def _is_same(target: Loss, reference: Loss) -> bool:
+    """Return whether two values are equal up to a few roundings, or neither is finite."""
+    value, expected = target.value or 0.0, reference.value or 0.0
+    if not (math.isfinite(value) and math.isfinite(expected)):
+        return math.isfinite(value) == math.isfinite(expected)
+    epsilon = max(epsilon_of(normal_dtype(each.dtype)) for each in (target, reference))
+    return abs(value - expected) <= IN_OTHER_CALLS * epsilon * abs(expected)

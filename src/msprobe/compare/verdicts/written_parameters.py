@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the program that write parameters: not its optimizer's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from msprobe.compare.model import OperationPair
+from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.gradient_distances import SAME_GRADIENT
+from msprobe.dump.facts import Facts
+from msprobe.operators.lookup import is_in_place
+
+
+def writes_updated(comparison: RankComparison, pair: OperationPair) -> bool:
+    """Return whether a call changes a parameter in place after an optimizer's step.
+
+    It is known by what it is given: the parameter as the start of the step, or its update, left it.
+    Of what is overwritten only the shape is read.
+    """
+    side = comparison.side_of(pair)
+    facts, parsed = comparison.facts[side is comparison.reference], side.parsed(pair.name)
+    is_late = pair.position > comparison.end_of_backward and facts and facts.optimizer_steps()
+    if not is_late or facts is None or parsed.is_module or not is_in_place(parsed.path):
+        return False
+    changed = next((each for each in side.values(pair.name) if each.slot == "input.0"), None)
+    return changed is not None and any(
+        shape == changed.shape
+        and (changed.norm is None or math.isclose(float(changed.norm), norm, rel_tol=SAME_GRADIENT))
+        for shape, norm in _parameters(facts)
+    )
+
+
+def _parameters(facts: Facts) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Yield shapes and norms of parameters: when the step starts, and after their update."""
+    columns = [(step.parameters.shape, step.parameters.after) for step in facts.optimizer_steps()]
+    start = facts.parameters
+    if start is not None:
+        kinds = zip(start.shape, start.norm, start.kind, strict=False)
+        yield from (
+            (tuple(shape), norm) for shape, norm, kind in kinds if norm and kind == "parameter"
+        )
+    for shapes, values in columns:
+        for shape, norm in zip(shapes, values.norm, strict=False):
+            if norm:
+                yield tuple(shape), norm
