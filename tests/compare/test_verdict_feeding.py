@@ -521,3 +521,69 @@ def test_a_parameter_of_no_model_that_one_optimizer_lacks(
     verdict = verdict_on(tmp_path, with_a_temperature, *sides, level)
     assert verdict["class"] == "update", verdict["sentence"]
     assert "'s optimizer updates optimizer.0.group.1.0" in verdict["sentence"]
+
+
+class RootMeanSquare(nn.Module):
+    """A norm of several calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight
+
+
+class Gated(nn.Module):
+    """Two projections, the second of which a gate goes through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, gate = self.first(x).chunk(2, -1)
+        return self.last(x * functional.silu(gate) + x)
+
+
+class Residual(nn.Module):
+    """Layers with a norm each, before or behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 8)
+        self.norms = nn.ModuleList(RootMeanSquare() for _ in range(2))
+        self.layers = nn.ModuleList(Gated() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.words(x)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return x.square().mean()
+
+
+class ResidualNormedBehind(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.words(x)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = norm(x + layer(x))
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_calls_that_are_made_earlier_on_one_side(tmp_path: Path, level: str) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        torch.manual_seed(2)
+        model = ResidualNormedBehind() if change else Residual()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(_: int) -> None:
+            model(torch.randint(0, 9, (4, 3))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, "behind", level=level)
+    assert verdict["class"] in ("call", "order"), verdict["sentence"]
+    assert verdict["where"]["step"] == 0
