@@ -587,3 +587,29 @@ def test_calls_that_are_made_earlier_on_one_side(tmp_path: Path, level: str) -> 
     verdict = verdict_on(tmp_path, run, "behind", level=level)
     assert verdict["class"] in ("call", "order"), verdict["sentence"]
     assert verdict["where"]["step"] == 0
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_call_given_what_another_was_given_is_no_other_batch(tmp_path: Path, level: str) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        torch.manual_seed(2)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        rays = torch.randn(8, 3)
+
+        def step(_: int) -> None:
+            unit = functional.normalize(rays)
+            points = 2 * (rays if change else unit)[:, None]
+            (model(points).squeeze(1) * unit[:, :2]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, "not normalized", level=level)
+    assert verdict["class"] == "argument", verdict["sentence"]
+    assert (
+        "fed with what Functional.normalize.0.forward is given instead of the result of "
+        "Functional.normalize.0.forward" in verdict["sentence"]
+    )
