@@ -613,3 +613,45 @@ def test_a_call_given_what_another_was_given_is_no_other_batch(tmp_path: Path, l
         "fed with what Functional.normalize.0.forward is given instead of the result of "
         "Functional.normalize.0.forward" in verdict["sentence"]
     )
+
+
+class GatedByTheFirst(nn.Module):
+    """Products of two projections, one of which goes through the gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (
+            nn.ModuleList(nn.Linear(8, 8) for _ in range(2)) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for first, second in zip(self.first, self.second, strict=True):
+            x = x + functional.silu(first(x)) * second(x)
+        return x
+
+
+class GatedByTheSecond(GatedByTheFirst):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for first, second in zip(self.first, self.second, strict=True):
+            x = x + functional.silu(second(x)) * first(x)
+        return x
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_call_between_modules_that_are_called_in_another_order(
+    tmp_path: Path, level: str
+) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        torch.manual_seed(2)
+        model = GatedByTheSecond() if change else GatedByTheFirst()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(_: int) -> None:
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, "gate", level=level)
+    assert "only the" not in verdict["sentence"], verdict["sentence"]
