@@ -655,3 +655,52 @@ def test_a_call_between_modules_that_are_called_in_another_order(
 
     verdict = verdict_on(tmp_path, run, "gate", level=level)
     assert "only the" not in verdict["sentence"], verdict["sentence"]
+
+
+class Scaled(nn.Module):
+    """A frozen head behind a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((4,), 0.5))
+        self.head: nn.Module = nn.Linear(4, 4, bias=False).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x * self.scale)
+
+
+class Kept(nn.Module):
+    """A layer, and a copy of it that is trained."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.original = layer
+        self.copy = copy.deepcopy(layer).requires_grad_(True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.copy(x)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_further_parameter_that_is_clipped_too_is_no_other_clipping(
+    tmp_path: Path, level: str
+) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        torch.manual_seed(2)
+        model = Scaled()
+        if change:
+            model.head = Kept(model.head)
+        optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), 0.1)
+        torch.manual_seed(3)
+        x = torch.randn(8, 4)
+
+        def step(_: int) -> None:
+            model(x).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, "head", level=level)
+    assert verdict["class"] != "clipping", verdict["sentence"]
