@@ -277,7 +277,8 @@ class Matcher:
 
         def same_part(records: Records, place: int) -> Hashable:
             part = bisect_left(parts[records is self.reference], place)
-            return records.identity(place).family, records.scope(place), part
+            structure = records.signature_of(records.names[place]).structure
+            return records.identity(place).family, records.scope(place), structure, part
 
         self._pair_groups(belongs, same_part, (Match.ALIGNED, _REORDERED_CONFIDENCE))
 
