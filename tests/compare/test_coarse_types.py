@@ -15,7 +15,10 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
+from builders.recordings import recording  # noqa: E402
 from builders.two_runs import compared, train  # noqa: E402
+from msprobe.compare.options import CompareOptions  # noqa: E402
+from msprobe.compare.run import run_comparison  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -210,3 +213,26 @@ def test_a_gradient_that_moves_as_a_whole_is_told(
 
     assert verdict["confidence"] != "proved", verdict["sentence"]
     assert "state.weight" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_gradients_that_two_batches_add_to_a_weight_used_by_the_module_around(
+    tmp_path: Path, level: str
+) -> None:
+    sides = []
+    for is_coarse in (True, False):
+        torch.manual_seed(3)
+        model = nn.ModuleList([nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(6)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = torch.randn(4, 4, 6, 16)
+        with recording(tmp_path / str(is_coarse), level) as observed, observed.step_of(model):
+            for x in batches:
+                with torch.autocast("cpu", torch.bfloat16, enabled=is_coarse):
+                    made = x
+                    for layer in model:
+                        made = made + layer(made, made, made, need_weights=False)[0]
+                F.layer_norm(made.float(), (16,)).pow(3).mean().backward()
+            optimizer.step()
+        sides.append(tmp_path / str(is_coarse))
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+    assert verdict["class"] == "precision", verdict["sentence"]

@@ -521,3 +521,186 @@ def test_a_parameter_of_no_model_that_one_optimizer_lacks(
     verdict = verdict_on(tmp_path, with_a_temperature, *sides, level)
     assert verdict["class"] == "update", verdict["sentence"]
     assert "'s optimizer updates optimizer.0.group.1.0" in verdict["sentence"]
+
+
+class RootMeanSquare(nn.Module):
+    """A norm of several calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight
+
+
+class Gated(nn.Module):
+    """Two projections, the second of which a gate goes through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, gate = self.first(x).chunk(2, -1)
+        return self.last(x * functional.silu(gate) + x)
+
+
+class Residual(nn.Module):
+    """Layers with a norm each, before or behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 8)
+        self.norms = nn.ModuleList(RootMeanSquare() for _ in range(2))
+        self.layers = nn.ModuleList(Gated() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.words(x)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return x.square().mean()
+
+
+class ResidualNormedBehind(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.words(x)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = norm(x + layer(x))
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_calls_that_are_made_earlier_on_one_side(tmp_path: Path, level: str) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        torch.manual_seed(2)
+        model = ResidualNormedBehind() if change else Residual()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(_: int) -> None:
+            model(torch.randint(0, 9, (4, 3))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, "behind", level=level)
+    assert verdict["class"] in ("call", "order"), verdict["sentence"]
+    assert verdict["where"]["step"] == 0
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_call_given_what_another_was_given_is_no_other_batch(tmp_path: Path, level: str) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        torch.manual_seed(2)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        rays = torch.randn(8, 3)
+
+        def step(_: int) -> None:
+            unit = functional.normalize(rays)
+            points = 2 * (rays if change else unit)[:, None]
+            (model(points).squeeze(1) * unit[:, :2]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, "not normalized", level=level)
+    assert verdict["class"] == "argument", verdict["sentence"]
+    assert (
+        "fed with what Functional.normalize.0.forward is given instead of the result of "
+        "Functional.normalize.0.forward" in verdict["sentence"]
+    )
+
+
+class GatedByTheFirst(nn.Module):
+    """Products of two projections, one of which goes through the gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (
+            nn.ModuleList(nn.Linear(8, 8) for _ in range(2)) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for first, second in zip(self.first, self.second, strict=True):
+            x = x + functional.silu(first(x)) * second(x)
+        return x
+
+
+class GatedByTheSecond(GatedByTheFirst):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for first, second in zip(self.first, self.second, strict=True):
+            x = x + functional.silu(second(x)) * first(x)
+        return x
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_call_between_modules_that_are_called_in_another_order(
+    tmp_path: Path, level: str
+) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        torch.manual_seed(2)
+        model = GatedByTheSecond() if change else GatedByTheFirst()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(_: int) -> None:
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, "gate", level=level)
+    assert "only the" not in verdict["sentence"], verdict["sentence"]
+
+
+class Scaled(nn.Module):
+    """A frozen head behind a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((4,), 0.5))
+        self.head: nn.Module = nn.Linear(4, 4, bias=False).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x * self.scale)
+
+
+class Kept(nn.Module):
+    """A layer, and a copy of it that is trained."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.original = layer
+        self.copy = copy.deepcopy(layer).requires_grad_(True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.copy(x)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_further_parameter_that_is_clipped_too_is_no_other_clipping(
+    tmp_path: Path, level: str
+) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        torch.manual_seed(2)
+        model = Scaled()
+        if change:
+            model.head = Kept(model.head)
+        optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), 0.1)
+        torch.manual_seed(3)
+        x = torch.randn(8, 4)
+
+        def step(_: int) -> None:
+            model(x).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, "head", level=level)
+    assert verdict["class"] != "clipping", verdict["sentence"]

@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final, Literal
@@ -268,9 +270,33 @@ class Matcher:
         return Match.ALIAS if is_alias else Match.ALIGNED
 
     def _match_reordered(self, belongs: Callable[[RecordName], bool]) -> None:
-        """Pair calls that run in another order: by their values, then by their modules."""
+        """Pair calls that run in another order: by values, by modules, by what runs around them."""
         self._pair_groups(belongs, _same_values, (Match.ALIGNED, _MOVED_CONFIDENCE))
         self._pair_groups(belongs, _same_module, (Match.ALIGNED, _REORDERED_CONFIDENCE))
+        parts = self._parts(belongs)
+
+        def same_part(records: Records, place: int) -> Hashable:
+            part = bisect_left(parts[records is self.reference], place)
+            structure = records.signature_of(records.names[place]).structure
+            return records.identity(place).family, records.scope(place), structure, part
+
+        self._pair_groups(belongs, same_part, (Match.ALIGNED, _REORDERED_CONFIDENCE))
+
+    def _parts(self, belongs: Callable[[RecordName], bool]) -> tuple[list[int], list[int]]:
+        """Return, on each side, the last places of parts between which no partners are exchanged.
+
+        All partners of what runs in a part on one side run in the same part on the other.
+        """
+        places = [
+            place
+            for place, partner in enumerate(self.partners)
+            if partner != _NONE and belongs(self.target.parsed[place])
+        ]
+        partners = [self.partners[place] for place in places]
+        last = list(itertools.accumulate(partners, max))
+        first = list(itertools.accumulate(reversed(partners), min))[::-1]
+        ends = [at for at in range(len(places) - 1) if last[at] < first[at + 1]]
+        return [places[at] for at in ends], [last[at] for at in ends]
 
     def _pair_groups(
         self,

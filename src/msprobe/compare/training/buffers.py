@@ -6,7 +6,7 @@ They are to agree where all that the step recorded agrees.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 from typing import Final
 
 from msprobe.compare.training.differences import FactDifference, Moment, are, some_of
@@ -77,17 +77,20 @@ def _shapes(facts: Facts) -> dict[str, Hashable]:
 
 
 def buffer_differences(
-    pair: FactsPair, unchanged: Mapping[str, bool], *, is_exact: bool
+    pair: FactsPair, unchanged: Mapping[str, bool], fed: Container[str] = (), *, is_exact: bool
 ) -> Iterator[FactDifference]:
     """Yield the buffers that differ after a step whose recorded values agree.
 
     Args:
         pair: the facts.
         unchanged: buffer → whether both sides agreed when the step began.
+        fed: modules that are given other values, which their buffers keep, or names of buffers.
         is_exact: the values agree to the bit, else up to rounding.
     """
     changes = {
-        name: change for name, change in buffer_changes(pair).items() if unchanged.get(name, False)
+        name: change
+        for name, change in buffer_changes(pair).items()
+        if unchanged.get(name, False) and not any(part in fed for part in name.rpartition("."))
     }
     kinds = kinds_of(pair.target.parameters)
     for kind in ("parameter", "buffer"):

@@ -60,15 +60,16 @@ def clips_other_parameters(pair: FactsPair) -> bool:
 
 
 def _clips_all_trained(pair: FactsPair, target: Clip, reference: Clip) -> bool:
-    """Return whether both sides limit alike all parameters that they train."""
+    """Return whether both sides limit alike all parameters that they train, and as many others."""
     trained = [
         {name for step in facts.optimizer_steps() for name in step.parameters.name}
         for facts in pair.sides
     ]
+    further = target.parameters - reference.parameters
     return (
         target.max == reference.max
         and trained[0] != trained[1]
-        and [target.parameters, reference.parameters] == [len(names) for names in trained]
+        and further == len(trained[0]) - len(trained[1])
     )
 
 

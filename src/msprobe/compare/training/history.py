@@ -192,7 +192,7 @@ class TrainingHistory:
         self,
         pairs: Sequence[FactsPair],
         exact: Mapping[int | str, bool],
-        close: Container[int | str] = (),
+        close: Mapping[int | str, Container[str]] = MappingProxyType({}),
         resolution: Callable[[], float] = float,
     ) -> None:
         """Take in a step, after its data.
@@ -200,7 +200,8 @@ class TrainingHistory:
         Args:
             pairs: the facts of its ranks.
             exact: rank → whether every recorded value of the step is equal.
-            close: the ranks whose values agree up to rounding of the same types.
+            close: the ranks whose values agree up to rounding of the same types → modules that are
+                given other values without consequence for what they make of them.
             resolution: returns that of the coarsest type in which both sides compute.
         """
         made: list[list[StepPair]] = []
@@ -220,7 +221,8 @@ class TrainingHistory:
             is_exact = exact.get(pair.rank, True)
             found = [*self._of_step(pair, steps, history, len(pairs), resolution)]
             if is_exact or pair.rank in close:
-                found += buffer_differences(pair, equal_at_start(pair), is_exact=is_exact)
+                fed = close.get(pair.rank, ())
+                found += buffer_differences(pair, equal_at_start(pair), fed, is_exact=is_exact)
             # Settings that differ do so in every step.
             known = history.settings
             history.settings = known.union(

@@ -240,6 +240,20 @@ class OutsideValues:
         """Return the input of the model that a row's two values are, as index of its row."""
         return self._model_inputs.get(fingerprints(row))
 
+    def given_before(self, row: Row) -> tuple[int | None, int | None]:
+        """Return the first row on each side in which an earlier call was given the row's value."""
+        target, reference = (
+            known.get(fingerprint(value)) if value is not None else None
+            for known, value in zip(
+                self._given, (_target_value(row), _reference_value(row)), strict=True
+            )
+        )
+        return self._earlier(target, row), self._earlier(reference, row)
+
+    def _earlier(self, index: int | None, row: Row) -> int | None:
+        is_earlier = index is not None and self._rows[index].pair.position < row.pair.position
+        return index if is_earlier else None
+
     def swapped_parameters(self, row: Row) -> tuple[int, int] | None:
         """Return the rows of two different parameters that the sides passed here, if that is so."""
         if not isinstance(row, Matched):
@@ -268,13 +282,21 @@ class OutsideValues:
         )
 
     @cached_property
+    def _given(self) -> tuple[dict[Fingerprint, int], ...]:
+        """The rows of inputs, by the values of either side."""
+        return self._by_value(Role.INPUT)
+
+    @cached_property
     def _parameters(self) -> tuple[dict[Fingerprint, int], ...]:
         """The rows of parameters, by the values of either side."""
+        return self._by_value(Role.PARAMETER)
+
+    def _by_value(self, role: Role) -> tuple[dict[Fingerprint, int], ...]:
         return tuple(
             _places(
                 (at, fingerprint(value))
                 for at, row in enumerate(self._rows)
-                if (value := pick(row)) is not None and value.role is Role.PARAMETER
+                if (value := pick(row)) is not None and value.role is role
             )
             for pick in (_target_value, _reference_value)
         )

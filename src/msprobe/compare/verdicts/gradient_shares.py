@@ -113,14 +113,31 @@ class GradientShares:
         return result.error <= IN_SUM * (errors + 2 * result.epsilon * sizes)
 
     def of_parameter(self, call: Call, row: Row) -> list[Row]:
-        """Return the gradients that calls inside a module handed back for a parameter."""
+        """Return the gradients that calls inside a module handed back for a parameter.
+
+        A module around it may use the parameter itself, as an attention does that of its last
+        projection: then what a call there handed back for it, if that was seen once.
+        """
         shape = row.value.squeezed_shape
-        module = call.parsed.path
+        own = self._gradients_by_module[call.parsed.path]
         return [
             share
-            for share in self._gradients_by_module[module]
+            for share in own or self._as_before(call, row)
             if share.value.squeezed_shape == shape and share.pair.position < row.pair.position
         ]
+
+    def _as_before(self, call: Call, row: Row) -> Iterator[Row]:
+        """Yield what the calls hand back of which one made this gradient earlier in the step."""
+        calls, rows = self._state.calls, self._state.rows
+        made = {
+            (calls.parse(maker.pair).base, calls.module(maker.pair), maker.value.slot)
+            for each in self.accumulated_before(call, row)
+            for maker in (rows[index] for index in self._state.flow.makers(each).first)
+        }
+        for base, module, slot in made:
+            for share in self._gradients_by_module[module]:
+                if share.value.slot == slot and calls.parse(share.pair).base == base:
+                    yield share
 
     def accumulated_before(self, call: Call, row: Row) -> list[Row]:
         """Return the gradients that a parameter had earlier in the step."""

@@ -196,11 +196,22 @@ class Incoming:
 
         A change keeps the shape, and does not turn a result into a parameter.
         """
-        known = self._state.start.names_of(row)
         return row.status is Status.SHAPE or any(
             name is not None and not made
-            for name, made in zip(known, (makers.target, makers.reference), strict=True)
+            for name, made in zip(
+                self._known_values(row), (makers.target, makers.reference), strict=True
+            )
         )
+
+    def _known_values(self, row: Row) -> list[str | None]:
+        """Return what each value is that no call made, in words: a parameter, an earlier input."""
+        state = self._state
+        return [
+            name or (None if index is None else f"what {name_of(state, index)} is given")
+            for name, index in zip(
+                state.start.names_of(row), state.outside.given_before(row), strict=True
+            )
+        ]
 
     def _is_same_call_of_tensors(self, call: Call, row: Row) -> bool:
         """Return whether both sides give a tensor to an argument of the same function."""
@@ -220,7 +231,7 @@ class Incoming:
             names = [None if index is None else state.rows[index].name for index in sides]
         found, expected = (
             known or _NO_CALL if name is None else f"the result of {name}"
-            for name, known in zip(names, state.start.names_of(row), strict=True)
+            for name, known in zip(names, self._known_values(row), strict=True)
         )
         return f"{found} instead of {expected}"
 

@@ -40,6 +40,7 @@ from msprobe.dump.facts import Ending, Facts
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
+from msprobe.operators.lookup import operator_of
 from msprobe.operators.operator import Family, InPlace, Operator
 
 _IN_PLACE: Final = re.compile(r"[^_]_$")
@@ -97,6 +98,8 @@ class StepObservations:
         precisions: (target's type, reference's type) → values whose floating types differ.
         first_precision: the first of these values.
         idle_arguments: arguments that differ without consequence.
+        fed_otherwise: paths of modules that get another input, with or without consequence; where
+            no module has a record, names of the buffers of such calls.
         replaces_parameters: a module has other parameters, and comes to the same results.
         late_call: the first call that one side alone makes after its backward pass began.
         lone_users: parameter that gets a gradient on one side alone → the first call that this
@@ -144,6 +147,7 @@ class StepObservations:
     precisions: Mapping[tuple[str, str], int] = field(default_factory=dict)
     first_precision: Place | None = None
     idle_arguments: int = 0
+    fed_otherwise: frozenset[str] = frozenset()
     replaces_parameters: bool = False
     late_call: Clue | None = None
     lone_users: Mapping[str, Clue] = field(default_factory=dict)
@@ -225,6 +229,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         precisions=Counter(types for _, types in of_types),
         first_precision=Place.of(comparison, of_types[0][0].pair) if of_types else None,
         idle_arguments=sum(row.cause is Cause.NO_EFFECT for row in inexact),
+        fed_otherwise=_fed_otherwise(comparison, inexact),
         replaces_parameters=any(
             row.cause is Cause.HARMLESS and row.value.role is Role.PARAMETER for row in inexact
         ),
@@ -260,6 +265,20 @@ def _work(comparison: RankComparison) -> dict[str, Any]:
         "trains": has_loss or RecordKind.BACKWARD in kinds,
         "reads_gradients": any(kind in PARAMETER_GRADIENTS for kind in read),
     }
+
+
+def _fed_otherwise(comparison: RankComparison, inexact: Sequence[Row]) -> frozenset[str]:
+    differing = [
+        comparison.parsed(row.pair)
+        for row in inexact
+        if row.status is Status.DIFFERS and row.value.role is Role.INPUT
+    ]
+    calls = [name for name in differing if name.kind is RecordKind.FORWARD]
+    modules = frozenset(name.path for name in calls if name.is_module)
+    operators = (operator_of(name.prefix, name.path) for name in calls if not name.is_module)
+    return modules or frozenset(
+        argument for each in operators if each.state_arguments for argument in each.arguments
+    )
 
 
 def _compiled(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:

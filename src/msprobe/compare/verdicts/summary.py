@@ -93,7 +93,7 @@ class Summary:
         self._training.add(
             pairs,
             {each.rank: each.is_exact for each in observed},
-            [each.rank for each in observed if each.is_close],
+            {each.rank: each.fed_otherwise for each in observed if each.is_close},
             lambda: max(each.resolution for each in ranks),
         )
 

@@ -356,8 +356,10 @@ class UnmatchedCalls:
             source = self._source(row)
             if source is None:
                 differs = differs or (row.value.is_tensor and self._may_come_from_difference(call))
-            elif state.calls.of(state.rows[source]).is_matched:
-                differs = differs or state.explains(source)
+            elif state.rows[source].pair.is_matched:
+                # Both sides make it, and one of them later: it is paired across this call.
+                is_before = state.rows[source].pair.position < call.pair.position
+                differs = differs or (is_before and state.explains(source))
         telling: dict[int, None] = {}
         moving: dict[int, None] = {}
         for each in before:

@@ -382,7 +382,7 @@ export const sentences = {
   "clear gradients where the reference does: before each backward pass": "与 reference 一样清零梯度：在每次反向之前",
   "clear gradients once a step: after the optimizer, before backward": "每个 step 清零一次梯度：在优化器之后、反向之前",
   "the parameter {} after its update": "更新后的参数 {}", "the parameter {}": "参数 {}", "the buffer {}": "缓冲区 {}",
-  "a value that no recorded call made": "并非由已记录调用产生的值", "the result of {}": "{} 的结果",
+  "a value that no recorded call made": "并非由已记录调用产生的值", "the result of {}": "{} 的结果", "what {} is given": "{} 的输入",
   "{} and here, in the {} alone,": "{} 与此处之间、仅在{}中",
   "{} (a buffer, a constant or unrecorded code), though everything before agrees": "{}（缓冲区、常量或未记录的代码），而此前一切均一致",
   "module of a sum of products": "乘加类模块", "call of a sum of products": "乘加类调用", "module of {}": "{} 类模块", "call of {}": "{} 调用",
