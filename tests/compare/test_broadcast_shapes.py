@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import Run, train, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -68,7 +68,32 @@ def test_the_call_that_made_the_shape_is_named(
     assert "Tensor.squeeze.0.forward (test_broadcast_shapes.py" in verdict["sentence"]
 
 
+def wanted(debugger: PrecisionDebugger, change: Any) -> None:
+    """Train towards values made without a gradient, with a further dimension all the way."""
+    model, slow = nn.Linear(5, 1), nn.Linear(5, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    inputs, rewards = torch.randn(3, 6, 5), torch.randn(3, 6, 1)
+
+    def step(number: int) -> None:
+        found, reward = model(inputs[number]), rewards[number]
+        if not change:
+            found, reward = found.squeeze(-1), reward.squeeze(-1)
+        with torch.no_grad():
+            later = slow(inputs[number])
+            if not change:
+                later = later.squeeze(-1)
+            goal = torch.tanh(0.9 * later + 0.1).clamp(-1, 1) + reward
+        optimizer.zero_grad()
+        ((found - goal) * 0.5).square().mean().backward()
+        optimizer.step()
+
+    train(debugger, [model, slow], step)
+
+
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
-def test_a_shape_without_consequence_accuses_nobody(tmp_path: Path, level: str) -> None:
-    verdict = verdict_on(tmp_path, same, True, None, level)
+@pytest.mark.parametrize("training", [same, wanted])
+def test_a_shape_without_consequence_accuses_nobody(
+    tmp_path: Path, training: Run, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, training, True, None, level)
     assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]

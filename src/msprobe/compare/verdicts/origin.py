@@ -62,6 +62,8 @@ from msprobe.operators.operator import Family
 
 # Statistics see only a part of an error, of inputs and outputs not the same part.
 _SAFETY_OF_STATISTICS: Final = 30.0
+# Calls to look at behind an input of another shape.
+_FARTHEST: Final = 200
 # NaN and Inf can follow from differences of this relative size; smaller ones do not explain them.
 _LARGE_ERROR: Final = 0.5
 
@@ -334,7 +336,7 @@ class _Search:
         return any(
             state.convict(maker.start)
             or (not maker.is_matched and self._unmatched.blame_for(made) is Blame.CALL)
-            for made, maker in state.upstream(call, self._makers_of_reshaped)
+            for made, maker in state.upstream(call, self._makers_of_reshaped, _FARTHEST)
         )
 
     def _makers_of_reshaped(self, call: Call) -> Iterator[tuple[Row, int]]:
