@@ -251,7 +251,9 @@ class GradientFlow:
         sides = zip(*(each.values for each in shares), strict=True)
         both = zip(row.values, sides, strict=False)
         kept = {fingerprint(own) in map(fingerprint, handed_back) for own, handed_back in both}
-        return len(kept) == 2 and len({value.dtype for value in row.values}) == 1
+        # What is cast on its way is not what was handed back.
+        types = {value.dtype for each in (row, *shares) for value in each.values}
+        return len(kept) == 2 and len(types) == 1
 
     def _is_noise(self, call: Call, row: Row) -> bool:
         """Return whether a gradient is zero up to the rounding of the sum that made it.
