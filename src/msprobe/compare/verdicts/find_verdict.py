@@ -332,7 +332,11 @@ class _Search:
         elif lone is not None:
             verdict, words = VerdictClass.CALL, f"{lone.words}, step {lone.place.step}; {words}"
             record = lone.place.record
-        elif late is not None and is_communication(parse_record_name(late.place.record)):
+        elif (
+            late is not None
+            and not fact.is_scaled
+            and is_communication(parse_record_name(late.place.record))
+        ):
             verdict, words = VerdictClass.COMMUNICATION, f"{late.words}; {words}"
         elif late is not None:
             evidence.insert(0, late.words)
