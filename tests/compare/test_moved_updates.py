@@ -17,8 +17,8 @@ from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
-def run(debugger: PrecisionDebugger, is_late: bool) -> None:
-    """Train a critic and a maker, which share their steps."""
+def run(debugger: PrecisionDebugger, is_late: bool, is_asked: bool = False) -> None:
+    """Train a critic and a maker, which share their steps; the critic may be asked once more."""
     nets = nn.ModuleDict({"maker": nn.Linear(8, 16), "critic": nn.Linear(16, 1)})
     maker, critic = nets["maker"], nets["critic"]
     of_maker, of_critic = (torch.optim.Adam(net.parameters(), 4e-2) for net in (maker, critic))
@@ -28,6 +28,9 @@ def run(debugger: PrecisionDebugger, is_late: bool) -> None:
         made = maker(noise[number])
         loss = F.softplus(-critic(data[number])).mean() + F.softplus(critic(made.detach())).mean()
         loss.backward()
+        if is_asked:
+            with torch.no_grad():
+                critic(made)
         if not is_late:
             of_critic.step()
             of_critic.zero_grad()
@@ -50,3 +53,13 @@ def test_an_update_at_another_place_is_named(tmp_path: Path, is_late: bool, leve
     assert verdict["class"] == "update", verdict["sentence"]
     assert "Adam updates critic.weight after " in verdict["sentence"]
     assert f" in the {late}, before it in the {early} (step 0)" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_further_call_before_the_update_moves_none(tmp_path: Path, level: str) -> None:
+    def asked(debugger: PrecisionDebugger, is_asked: bool) -> None:
+        run(debugger, is_late=False, is_asked=is_asked)
+
+    verdict = verdict_on(tmp_path, asked, True, False, level)
+
+    assert verdict["class"] == "equal", verdict["sentence"]

@@ -31,6 +31,9 @@ def moved_update(comparison: RankComparison, first: OperationPair) -> Clue | Non
     """
     if None in comparison.facts or not first.is_matched:
         return None
+    base = comparison.parsed(first).base
+    if any(not p.is_matched and comparison.parsed(p).base == base for p in comparison.pairs):
+        return None  # a further call of one side may stand in for the one after the update
     given = [row for row in comparison.rows if row.pair is first and row.status.is_difference]
     steps = [[] if facts is None else facts.optimizer_steps() for facts in comparison.facts]
     others = {(each.number, each.call): each for each in steps[1]}
