@@ -89,3 +89,35 @@ def test_gradients_that_one_side_does_not_divide_are_told(
     verdict = verdict_on(tmp_path, run, *ways, level=level)
 
     assert verdict["class"] in ("gradient", "call"), verdict["sentence"]
+
+
+def limit_between(debugger: PrecisionDebugger, is_early: bool) -> None:
+    """Train three steps of two micro batches, clipped after the first or after both."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    batches, labels = torch.randn(3, 2, 8, 16), torch.randint(0, 4, (3, 2, 8))
+
+    def step(number: int) -> None:
+        for micro, (x, y) in enumerate(zip(batches[number], labels[number], strict=True)):
+            (F.cross_entropy(model(x), y) / 2).backward()
+            if micro == (0 if is_early else 1):
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradients_that_are_clipped_before_they_are_complete(
+    tmp_path: Path, level: str, is_early: bool
+) -> None:
+    verdict = verdict_on(tmp_path, limit_between, is_early, not is_early, level=level)
+
+    side = "target" if is_early else "reference"
+    assert verdict["class"] == "clipping", verdict["sentence"]
+    assert (
+        f"the {side} calls clip_grad_norm_ with 0.1 before its gradients are complete"
+        in (verdict["sentence"])
+    )

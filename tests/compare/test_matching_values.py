@@ -257,3 +257,17 @@ def test_dumps_of_mindstudio_probe_with_and_without_checkpointing(kind: str) -> 
     assert recomputed == {pair.reference for pair in pairs if pair.match is Match.UNMATCHED}
     assert len(recomputed) == {"reentrant": 14, "non_reentrant": 9}[kind]
     assert all(name is not None and ".forward" in name for name in recomputed)
+
+
+@pytest.mark.parametrize(("back", "is_pair"), [("float32", False), ("bfloat16", True)])
+def test_casts_in_opposite_directions_are_no_partners(
+    tmp_path: Path, back: str, is_pair: bool
+) -> None:
+    """One side casts labels to the type of results, the other one results to that of labels."""
+    single, half = (tensor(dtype=f"torch.{name}") for name in ("float32", "float16"))
+    target = {"Tensor.half.0.forward": forward([single], [half])}
+    reference = {"Tensor.float.0.forward": forward([half], [single | {"dtype": f"torch.{back}"}])}
+
+    pairs = pair_operations(*both(tmp_path, target, reference), CompareOptions())
+
+    assert len(pairs) == (1 if is_pair else 2)

@@ -307,3 +307,28 @@ def test_values_saved_by_hand_differ_first_at_one_place(tmp_path: Path) -> None:
 
     assert found.culprits == ["y.0.debug"]
     assert found.origin("z.0.debug") == "inherited"
+
+
+def test_a_parameter_before_and_after_its_update_is_no_other_parameter(tmp_path: Path) -> None:
+    """One side makes a call with it before the update, the other its first one after it."""
+    after = W + np.float32(0.01)
+
+    def write(side: str, *, is_early: bool) -> Path:
+        dump = DumpBuilder(tmp_path / side)
+
+        def flatten(w: Array, inner: str) -> None:
+            given = "Tensor.flatten.0.forward"
+            dump.call(given, [value(w)], [value(w.reshape(-1))], parent=inner)
+
+        for number, w in enumerate((W, after)):
+            inner = f"Module.fc.Linear.forward.{number}"
+            if is_early is not bool(number):
+                flatten(w, inner)
+            dump.call(inner, [value(X)], [value(X @ w.T)], parameters={"weight": value(w)})
+        return dump.write()
+
+    found = compare(write("t", is_early=True), write("r", is_early=False))
+
+    row = "Tensor.flatten.0.forward.input.0"
+    assert "called with" not in found.reason(row)
+    assert found.origin(row) == "inherited"

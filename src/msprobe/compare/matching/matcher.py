@@ -31,6 +31,7 @@ from msprobe.dump.record_names import (
     recompute_name,
     repeated_name,
 )
+from msprobe.dump.values import Role
 
 Align = Literal["auto", "always", "never"]
 Ground = tuple[Match, float]
@@ -78,6 +79,18 @@ class Records:
             found = self._words.scope(self.parsed[place], self._side.module(self.names[place]))
             self._scopes[place] = found
         return found
+
+    def cast(self, place: int) -> tuple[str, str] | None:
+        """Return the types between which a forward call casts; None for other calls."""
+        parsed = self.parsed[place]
+        if parsed.kind is not RecordKind.FORWARD or not self._side.operator(parsed.full).casts:
+            return None
+        values = self._side.values(parsed.full)
+        types = [
+            next((each.dtype for each in values if each.role is role and each.is_tensor), "")
+            for role in (Role.INPUT, Role.OUTPUT)
+        ]
+        return types[0], types[1]
 
     def call(self, place: int) -> Call:
         """Return a record in the form in which calls are aligned."""
@@ -146,7 +159,9 @@ class Matcher:
         """Make two records partners; equal names are exact, whatever led to them."""
         if self.partners[target] != _NONE or self._is_taken[reference]:
             return
-        if ground is not MAPPED and self._are_of_strangers(target, reference):
+        if ground is not MAPPED and (
+            self._are_of_strangers(target, reference) or self._are_opposed(target, reference)
+        ):
             return
         if self.target.names[target] == self.reference.names[reference]:
             ground = _EXACT
@@ -169,6 +184,12 @@ class Matcher:
         if forward is None or partner is None:
             return False
         return self.partners[forward] == _NONE and not self._is_taken[partner]
+
+    def _are_opposed(self, target: int, reference: int) -> bool:
+        """Return whether one call casts from the type that the other one casts to, and back."""
+        there = self.target.cast(target)
+        back = None if there is None else self.reference.cast(reference)
+        return there is not None and back == there[::-1] != there
 
     def pair_mapped(self, target: int, reference: int) -> bool:
         """Make two records partners because a file says so, unless they have others; say if so."""

@@ -9,12 +9,14 @@ from typing import Final
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
 from msprobe.compare.training.facts_pair import FactsPair, clip_coefficient, same
+from msprobe.compare.training.gradient_factors import SAME_FACTOR
 from msprobe.compare.verdicts.next_steps import CLIP_ALIKE
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Clip, Facts, OptimizerStep, Scaler
 from msprobe.plain_text import times_text
 
 _SAME_COEFFICIENT: Final = 1e-6
+_SEVERAL: Final = 2  # backward passes, between which gradients may be limited
 
 
 def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
@@ -28,6 +30,8 @@ def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
             is_told = _clips_all_trained(pair, own, other)
             effect = Effect.NONE if is_told else _clip_effect(own, other)
             yield _clipping(pair, f"{own.function} {words}", effect)
+        elif len(clips[0]) == len(clips[1]) == 1:
+            yield from _early(pair, (own, other))
     for side, lacking, own_clips, others in of_sides(*clips):
         late, early = (_first_after_step(getattr(pair, name)) for name in (side, lacking))
         if late is not None and others and early is None:
@@ -51,6 +55,37 @@ def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
                     f"{times_text(len(others))}, with the limit {shown(event.max)}"
                 )
             yield _clipping(pair, words, _effect_of(event), moment)
+
+
+def _early(pair: FactsPair, clips: tuple[Clip, Clip]) -> Iterator[FactDifference]:
+    """Yield that one side limits gradients before they are complete.
+
+    Their total norm is another one then than the other side's, and the optimizer gets more than the
+    limit allows. Gradients that are only changed after both sides limited them are no such case.
+    """
+    steps = [each for each in pair.steps if each.target.call == 0]
+    gradients = [[g for each in steps for g in each.gradients[side].values()] for side in (0, 1)]
+    got = [math.hypot(*(each.norm or 0.0 for each in side)) for side in gradients]
+    own, other = clips
+    limit, passes = own.max, min(pair.passes)
+    if not own.norm_type or not limit or passes < _SEVERAL:
+        return
+    if same(own.total_norm, other.total_norm):
+        return
+    is_beyond = [
+        clip.parameters >= len(side) and total > limit * (1 + SAME_FACTOR)
+        for clip, side, total in zip(clips, gradients, got, strict=True)
+    ]
+    of_side = dict(zip(("target", "reference"), zip(clips, got, strict=True), strict=True))
+    for side, _, is_early, is_late in of_sides(*is_beyond):
+        if is_early and not is_late:
+            clip, total = of_side[side]
+            words = (
+                f"the {side} calls {clip.function} with {shown(limit)} before its gradients are "
+                f"complete: their total norm is {shown(clip.total_norm)} then, and {shown(total)} "
+                "when the optimizer gets them"
+            )
+            yield _clipping(pair, words, Effect.CERTAIN, Moment.REDUCE)
 
 
 def clips_other_parameters(pair: FactsPair) -> bool:

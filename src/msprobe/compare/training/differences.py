@@ -104,6 +104,7 @@ class FactDifference:
             may branch by it.
         is_unread: the gradients before it were not read, so that the calls must agree.
         multiple: of the reference's that some gradients are, while the others are none.
+        is_scaled: a number whose meaning is known is between all gradients: each side reduced them.
     """
 
     verdict: VerdictClass
@@ -125,6 +126,7 @@ class FactDifference:
     is_drawn_by_host: bool = False
     is_unread: bool = False
     multiple: float | None = None
+    is_scaled: bool = False
 
 
 def of_sides(target: _Known, reference: _Known) -> Iterator[tuple[str, str, _Known, _Known]]:

@@ -128,6 +128,7 @@ class GradientHistory:
                 moved,
                 Effect.CERTAIN if is_of_all else Effect.POSSIBLE,
                 None if is_of_all or telling != moved else _unscaled(pair.pair, factor.value),
+                is_scaled=bool(meaning) and is_of_all,
             )
             return
         names, value = _multiples({name: factors[name] for name in telling})
@@ -400,6 +401,7 @@ def total_norm_differences(pair: FactsPair, meanings: Meanings) -> Iterator[Fact
                 f"the total norm of the gradients is {shown(target.total_norm)} in the "
                 f"target, {shown(reference.total_norm)} in the reference (step {pair.step}): the "
                 f"factor is {meaning}",
+                is_scaled=True,
             )
             return
 
@@ -412,6 +414,7 @@ def _difference(
     multiple: float | None = None,
     *,
     verdict: VerdictClass = VerdictClass.GRADIENT,
+    is_scaled: bool = False,
 ) -> FactDifference:
     return pair.difference(
         verdict,
@@ -419,6 +422,7 @@ def _difference(
         words,
         effect=effect,
         multiple=multiple,
+        is_scaled=is_scaled,
         parameter=names[0],
         next=(AFTER_BACKWARD,),
     )

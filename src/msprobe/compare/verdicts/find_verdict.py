@@ -114,9 +114,29 @@ class _Search:
             culprit is None or self._is_later(culprit, factor[0].step, Moment.LOSS)
         ):
             return self._of_factor(*factor)
+        moved = self._moved_update()
+        if moved is not None:
+            return moved
         if culprit is not None:
             return self._of_culprit(culprit)
         return without_cause(self._findings)
+
+    def _moved_update(self) -> Verdict | None:
+        """Return that one side makes an update before the first call that differs; None if not."""
+        steps = self._findings.steps
+        first = next((s for s in steps if s.forward_differs or s.backward_differs), None)
+        if first is None or first.moved is None:
+            return None
+        place, culprit = first.moved.place, self._culprit
+        if culprit is not None and (culprit.comparison.step, culprit.row.pair.name) != place[:2]:
+            return None
+        return self._findings.conclude(
+            VerdictClass.UPDATE,
+            f"{first.moved.words} (step {first.step})",
+            Confidence.PROVED,
+            where=replace(Where.at(place, first.rank), phase=Phase.OPTIMIZER),
+            next_steps=place.next,
+        )
 
     # --- facts
 
@@ -332,7 +352,11 @@ class _Search:
         elif lone is not None:
             verdict, words = VerdictClass.CALL, f"{lone.words}, step {lone.place.step}; {words}"
             record = lone.place.record
-        elif late is not None and is_communication(parse_record_name(late.place.record)):
+        elif (
+            late is not None
+            and not fact.is_scaled
+            and is_communication(parse_record_name(late.place.record))
+        ):
             verdict, words = VerdictClass.COMMUNICATION, f"{late.words}; {words}"
         elif late is not None:
             evidence.insert(0, late.words)

@@ -20,6 +20,7 @@ from msprobe.compare.verdicts.origin_state import (
 )
 from msprobe.compare.verdicts.status import shape_words
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
+from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.values import Role
 
 _NO_CALL: Final = "a value that no recorded call made"
@@ -279,8 +280,7 @@ class Incoming:
             return
         swapped = state.outside.swapped_parameters(row)
         if swapped is not None:
-            names = " instead of ".join(state.rows[index].name for index in swapped)
-            mark(row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, names)
+            self._judge_swapped(row, *swapped)
             return
         if state.outside.model_input_of(row) is not None:
             mark(row, Origin.INPUT, Cause.MODEL_INPUT)
@@ -314,6 +314,16 @@ class Incoming:
             )
             return
         self._blame_code_around(call, parent, row)
+
+    def _judge_swapped(self, row: Row, target: int, reference: int) -> None:
+        """Judge a parameter that is not the other side's, or is so before or after an update."""
+        rows = [self._state.rows[index] for index in (target, reference)]
+        if len({(parse_record_name(each.pair.name).base, each.value.slot) for each in rows}) == 1:
+            mark(row, Origin.INHERITED, Cause.SAME_PARAMETER, rows[0].name)
+            return
+        mark(
+            row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, " instead of ".join(r.name for r in rows)
+        )
 
     def _agreed_at_start(self, call: Call, row: Row) -> bool:
         """Return whether facts show that a parameter agreed when the step began."""

@@ -32,6 +32,7 @@ from msprobe.compare.training.outlines import (
 )
 from msprobe.compare.verdicts.cleared_gradients import cleared_gradients
 from msprobe.compare.verdicts.data_flow import fingerprint
+from msprobe.compare.verdicts.moved_updates import moved_update
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.compare.verdicts.proof import Proof
 from msprobe.compare.verdicts.shifts import shifted
@@ -120,6 +121,7 @@ class StepObservations:
             gradients alone differ.
         unused: a call of one side alone that changes a tensor which no recorded call uses.
         written: a call of one side alone that writes a parameter after its update.
+        moved: an update that one side makes before the first call that differs, the other after it.
         cleared: that one side clears gradients between micro batches, and what to do; in words.
         has_modules_only: both sides were recorded at level L0.
         runs_compiled: a side called compiled code, which may do anything to parameters.
@@ -161,6 +163,7 @@ class StepObservations:
     behind: OutlineDifference | None = None
     unused: Clue | None = None
     written: Clue | None = None
+    moved: Clue | None = None
     cleared: tuple[str, str] | None = None
     has_modules_only: bool = False
     runs_compiled: bool = False
@@ -243,6 +246,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         behind=behind,
         unused=_unused_change(comparison),
         written=_written(comparison, inexact),
+        moved=moved_update(comparison, differing[0].pair) if differing else None,
         cleared=cleared_gradients(comparison),
         broken_off=_broken_off(comparison),
         **_work(comparison),

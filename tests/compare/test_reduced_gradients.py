@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that one side sums over ranks by its own calls, where the other's wrapper averages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+from builders.two_runs import train, verdict_on  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    """A group of one rank: what a second one would add is written by hand."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_clipped", [False, True])
+def test_gradients_summed_by_ones_own_calls_are_a_multiple(
+    tmp_path: Path, is_clipped: bool
+) -> None:
+    def run(debugger: PrecisionDebugger, sums: bool) -> None:
+        model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        data = torch.randn(3, 8, 16)
+
+        def step(number: int) -> None:
+            model(data[number]).square().mean().backward()
+            for parameter in model.parameters() if sums else ():
+                dist.all_reduce(parameter.grad)
+                parameter.grad.numpy()[:] *= 2
+            if is_clipped:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, True, False)
+
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    assert "the factor is 2" in verdict["sentence"]
+    assert any("all_reduce" in words for words in verdict["evidence"])
