@@ -519,9 +519,12 @@ def _unused_change(comparison: RankComparison) -> Clue | None:
 
 def _written(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
     """Return the first call of one side alone that writes a parameter after its update."""
-    for row in inexact:
-        if not row.pair.is_matched and writes_updated(comparison, row.pair):
-            return Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
+    # In order of the rows, each once: a call has several, and its parameters are looked up.
+    lone = {row.pair.position: row.pair for row in inexact if not row.pair.is_matched}
+    end = comparison.end_of_backward if lone else math.inf
+    for pair in lone.values():
+        if writes_updated(comparison, pair, end):
+            return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
     return None
 
 
