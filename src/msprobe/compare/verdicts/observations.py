@@ -386,9 +386,11 @@ def _lone_users(comparison: RankComparison) -> dict[str, Clue]:
             is_lone = not row.pair.is_matched and (row.pair.reference is None) is is_target
             if not is_lone or row.value.role is Role.OUTPUT:
                 continue
-            for name in keys.get((row.value.shape, row.value.norm), ()):
+            # The first call with these numbers tells for all parameters that hold them.
+            names = keys.pop((row.value.shape, row.value.norm), ())
+            if names:
                 clue = Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
-                users.setdefault(name, clue)
+                users.update(dict.fromkeys(names, clue))
     return users
 
 
