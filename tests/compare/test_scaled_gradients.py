@@ -88,3 +88,30 @@ def test_other_calls_scale_no_gradient(tmp_path: Path, level: str) -> None:
 
     assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
     assert verdict["confidence"] == "proved", verdict["sentence"]
+
+
+def run_in_turn(debugger: PrecisionDebugger, scale: float) -> None:
+    """Train a step of an encoder, and in it one of what judges its results."""
+    model = nn.ModuleDict({"encoder": nn.Linear(WIDTH, 4), "judge": nn.Linear(4, 1)})
+    optimizers = [torch.optim.Adam(part.parameters(), 1e-3) for part in model.values()]
+    batches = torch.randn(3, 16, WIDTH)
+
+    def step(number: int) -> None:
+        code = model["encoder"](batches[number])
+        loss = code.square().mean() + F.softplus(model["judge"](code)).mean()
+        (loss * scale if scale != 1 else loss).backward()
+        optimizers[0].step()
+        optimizers[1].zero_grad()
+        F.softplus(-model["judge"](code.detach())).mean().backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_losses_in_turn_are_no_micro_batches(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, run_in_turn, 2.0, 1.0, level)
+
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    assert "the factor is 2: they are doubled" in verdict["sentence"]

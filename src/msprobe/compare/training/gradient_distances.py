@@ -104,6 +104,10 @@ def _moved(target: Fingerprint, reference: Fingerprint) -> float:
     """Return how far the norm of a gradient moves, relative to it; infinite if unknown."""
     if target.norm is None or not reference.norm:
         return math.inf
+    if target.norm == reference.norm:
+        return 0.0  # an infinite one, too
+    if not math.isfinite(reference.norm):
+        return math.inf
     return abs(target.norm - reference.norm) / reference.norm
 
 
@@ -135,12 +139,18 @@ def near_gradients(
 def _zero_but_for_rounding(gradients: Gradients) -> set[str]:
     """Return the gradients that are below the rounding of the largest one."""
     norms = {name: each.norm for name, each in gradients.items() if each.norm is not None}
-    limit = _ROUNDING * max(norms.values(), default=0.0)
+    limit = _ROUNDING * _largest(gradients)
     return {name for name, norm in norms.items() if norm <= limit}
 
 
+def _largest(gradients: Gradients) -> float:
+    """Return the largest norm: of those that are finite, as beside an infinite one all is small."""
+    norms = (each.norm for each in gradients.values())
+    return max((n for n in norms if n is not None and math.isfinite(n)), default=0.0)
+
+
 def _distances(target: Gradients, reference: Gradients) -> dict[str, float]:
-    largest = max((gradient.norm or 0.0 for gradient in reference.values()), default=0.0)
+    largest = _largest(reference)
     return {
         name: distance(target[name], reference[name], largest)
         for name in target.keys() & reference.keys()
@@ -152,7 +162,13 @@ def distance(target: Fingerprint, reference: Fingerprint, largest: float) -> flo
     if target.checksum is not None and target.checksum == reference.checksum:
         return 0.0
     parts = list(zip(target.projections or (), reference.projections or (), strict=False))
-    size = max(reference.norm or 0.0, _SMALL * largest)
+    norms = target.norm or 0.0, reference.norm or 0.0
+    if not all(map(math.isfinite, norms)):
+        # Projections leave out what is not finite. Where both overflow, they tell of the rest.
+        if norms[0] != norms[1]:
+            return math.inf
+        norms = 0.0, max((abs(b) for _, b in parts if b is not None), default=0.0)
+    size = max(norms[1], _SMALL * largest)
     if not parts or not size:
         return math.inf
     return max(math.inf if None in (a, b) else abs(a - b) / size for a, b in parts)  # type: ignore[operator]

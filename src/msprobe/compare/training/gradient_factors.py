@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Final, NamedTuple
 from msprobe.compare.model import Matched, Row
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Fingerprint
-from msprobe.dump.facts import Scaler
+from msprobe.dump.facts import Facts, Scaler
 
 SAME_FACTOR: Final = 2e-3
 """Gradients of one factor agree this far, relative; coarse types need more."""
@@ -118,12 +119,23 @@ def meanings_of(pair: FactsPair, world_size: int) -> Meanings:
     """Return the numbers that factors of a step's gradients may come from."""
     return Meanings(
         world_size=world_size,
-        micro_batches=max(pair.passes),
+        micro_batches=max(map(_micro_batches, pair.sides)),
         scales=[each.scale for side in pair.events(Scaler) for each in side if each.scale],
         samples=sorted(
             {math.prod(each.shape[:rank]) for each in pair.target.data for rank in (1, 2)}
         ),
     )
+
+
+def _micro_batches(facts: Facts) -> int:
+    """Return how many backward passes of a step are of losses that are made alike.
+
+    Those of a generator and of a discriminator are no micro batches of each other.
+    """
+    passes: defaultdict[tuple[str, ...], set[int]] = defaultdict(set)
+    for loss in facts.loss:
+        passes[tuple(loss.made_by)].add(loss.micro)
+    return max(map(len, passes.values()), default=0)
 
 
 def limited_words(target: float, reference: float) -> str:

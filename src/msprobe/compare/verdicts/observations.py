@@ -390,9 +390,11 @@ def _lone_users(comparison: RankComparison) -> dict[str, Clue]:
             is_lone = not row.pair.is_matched and (row.pair.reference is None) is is_target
             if not is_lone or row.value.role is Role.OUTPUT:
                 continue
-            for name in keys.get((row.value.shape, row.value.norm), ()):
+            # The first call with these numbers tells for all parameters that hold them.
+            names = keys.pop((row.value.shape, row.value.norm), ())
+            if names:
                 clue = Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
-                users.setdefault(name, clue)
+                users.update(dict.fromkeys(names, clue))
     return users
 
 
@@ -523,9 +525,12 @@ def _unused_change(comparison: RankComparison) -> Clue | None:
 
 def _written(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
     """Return the first call of one side alone that writes a parameter after its update."""
-    for row in inexact:
-        if not row.pair.is_matched and writes_updated(comparison, row.pair):
-            return Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
+    # In order of the rows, each once: a call has several, and its parameters are looked up.
+    lone = {row.pair.position: row.pair for row in inexact if not row.pair.is_matched}
+    end = comparison.end_of_backward if lone else math.inf
+    for pair in lone.values():
+        if writes_updated(comparison, pair, end):
+            return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
     return None
 
 

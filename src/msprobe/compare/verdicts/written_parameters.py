@@ -13,16 +13,26 @@ from msprobe.dump.facts import Facts
 from msprobe.operators.lookup import is_in_place
 
 
-def writes_updated(comparison: RankComparison, pair: OperationPair) -> bool:
+def writes_updated(
+    comparison: RankComparison, pair: OperationPair, end: float | None = None
+) -> bool:
     """Return whether a call changes a parameter in place after an optimizer's step.
 
     It is known by what it is given: the parameter as the start of the step, or its update, left it.
     Of what is overwritten only the shape is read.
+
+    Args:
+        comparison: the step and rank.
+        pair: the call.
+        end: of the backward pass, which takes a walk over all records to find; None if not known.
     """
     side = comparison.side_of(pair)
     facts, parsed = comparison.facts[side is comparison.reference], side.parsed(pair.name)
-    is_late = pair.position > comparison.end_of_backward and facts and facts.optimizer_steps()
-    if not is_late or facts is None or parsed.is_module or not is_in_place(parsed.path):
+    if facts is None or not facts.optimizer_steps():
+        return False
+    if parsed.is_module or not is_in_place(parsed.path):
+        return False
+    if pair.position <= (comparison.end_of_backward if end is None else end):
         return False
     changed = next((each for each in side.values(pair.name) if each.slot == "input.0"), None)
     return changed is not None and any(
