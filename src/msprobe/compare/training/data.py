@@ -491,7 +491,9 @@ def tensor_words(target: Data, reference: Data) -> str:
     where = target.where
     if target.shape != reference.shape:
         if target.shape[1:] == reference.shape[1:] and target.shape and reference.shape:
-            return f"{where} holds {target.shape[0]} samples instead of {reference.shape[0]}"
+            count = target.shape[0]
+            samples = f"{count} sample{'s' * (count != 1)}"
+            return f"{where} holds {samples} instead of {reference.shape[0]}"
         return f"{where} has the shape {shown(target.shape)} instead of {shown(reference.shape)}"
     if target.dtype != reference.dtype:
         return f"{where} is {target.dtype} instead of {reference.dtype}"

@@ -225,7 +225,7 @@ export const sentences = {
   "the same {} batches come in another order (since step {})": "同样的 {} 个批次以不同顺序输入（自 step {} 起）", "{} batch{}": "{} 个批次",
   "{} step{}": "{} 个 step", "the target is {} {} the reference (since step {})": "待测侧{2}标杆侧 {1}（自 step {3} 起）", "ahead of": "领先于",
   "behind": "落后于", "ahead": "领先", " ({} of {} batches differ)": "（{2} 个批次中有 {1} 个不同）", "{} holds other tensors{}": "{} 含有不同的张量{}",
-  "{} holds {} samples instead of {}": "{} 含 {} 个样本，而非 {}", "{} differs {}": "{} 有差异，{}",
+  "{} holds {} instead of {}": "{} 含 {}，而非 {}", "{} samples": "{} 个样本", "{} sample": "{} 个样本", "{} differs {}": "{} 有差异，{}",
   "the data agree within rounding, not to the bit (batches: {})": "数据在舍入范围内一致，并非逐位一致（批次数：{}）",
   "the data agree, as {} in the target and {} in the reference (batches: {})": "数据一致，目标侧为 {}，标杆侧为 {}（批次数：{}）",
   "{} is the batch that the reference has in step {}": "{} 是标杆侧在 step {} 的批次", "micro batch {}": "微批次 {}",
