@@ -16,6 +16,7 @@ from msprobe.dump.facts import Clip, Facts, OptimizerStep, Scaler
 from msprobe.plain_text import times_text
 
 _SAME_COEFFICIENT: Final = 1e-6
+_EUCLIDEAN: Final = 2.0  # order of the norm that all gradients have together here
 _SEVERAL: Final = 2  # backward passes, between which gradients may be limited
 
 
@@ -68,7 +69,7 @@ def _early(pair: FactsPair, clips: tuple[Clip, Clip]) -> Iterator[FactDifference
     got = [math.hypot(*(each.norm or 0.0 for each in side)) for side in gradients]
     own, other = clips
     limit, passes = own.max, min(pair.passes)
-    if not own.norm_type or not limit or passes < _SEVERAL:
+    if own.norm_type != _EUCLIDEAN or not limit or passes < _SEVERAL:
         return
     if same(own.total_norm, other.total_norm):
         return
