@@ -33,9 +33,11 @@ def regularised(debugger: PrecisionDebugger, change: Any) -> None:
         scores = model(inputs[number])
         loss = functional.cross_entropy(scores, labels[number])
         size = scores.logsumexp(-1).square().mean()
+        if change == "no backward, written otherwise":
+            size = torch.mean(scores.logsumexp(-1) ** 2)
         total = loss if change == "no term" else loss + 0.3 * size
         optimizer.zero_grad()
-        if change != "no backward":
+        if change not in ("no backward", "no backward, written otherwise"):
             total.backward()
         optimizer.step()
 
@@ -61,6 +63,14 @@ def test_a_backward_pass_that_one_side_leaves_out_is_told(tmp_path: Path, level:
     assert verdict["class"] == "gradient", verdict["sentence"]
     words = "backward is called never in the target, once in the reference; no gradient gets to"
     assert words in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_calls_written_otherwise_are_not_taken_for_it(tmp_path: Path, level: str) -> None:
+    change = "no backward, written otherwise"
+    verdict = verdict_on(tmp_path, regularised, change, None, level)
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    assert "backward is called never in the target" in verdict["sentence"]
 
 
 def by_limit(parameters: list[nn.Parameter]) -> None:

@@ -71,18 +71,26 @@ def scale_of_calls(
 def extra_pass(comparison: RankComparison) -> str | None:
     """Return the first call of the side that takes gradients once more, in words; None without one.
 
-    A penalty, or another loss: calls of that side alone are what it takes them of.
+    A penalty, or another loss: calls of that side alone are what it takes them of. They do not tell
+    where the other side takes none at all, nor where it computes by calls of its own.
     """
     facts = facts_of(comparison)
     target, reference = (0, 0) if facts is None else facts.passes
+    if target == reference or 0 in (target, reference):
+        return None
     more = comparison.side(is_target=target > reference)
-    for pair in comparison.pairs if target != reference else ():
+    first: OperationPair | None = None
+    for pair in comparison.pairs:
         parsed = comparison.parsed(pair)
-        is_lone = not pair.is_matched and comparison.side_of(pair) is more
-        is_call = parsed.kind is RecordKind.FORWARD and not parsed.is_module
-        if is_lone and is_call and _requires_gradient(more, pair.name):
-            return lone_words(comparison, pair)
-    return None
+        if pair.is_matched or parsed.kind is not RecordKind.FORWARD or parsed.is_module:
+            continue
+        side = comparison.side_of(pair)
+        if not _requires_gradient(side, pair.name):
+            continue
+        if side is not more:
+            return None
+        first = first or pair
+    return None if first is None else lone_words(comparison, first)
 
 
 def _requires_gradient(side: Side, name: str) -> bool:
