@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +218,33 @@ models = [actor, critic]
 """
 
 PROGRAMS = {"queue": QUEUE, "players": PLAYERS, "ahead": AHEAD, "decoder": DECODER, "actor": ACTOR}
+
+
+class OneChange:
+    """Changes one place of a program, by its number; a transformer says what may be changed.
+
+    Attributes:
+        what: the change in words; empty if the program has no such place.
+    """
+
+    def __init__(self, place: int) -> None:
+        self._left = place
+        self.what = ""
+
+    def is_here(self) -> bool:
+        """Return whether this is the place; asked once for each."""
+        self._left -= 1
+        return self._left == -1
+
+
+def changed(source: str, change: Callable[[int], Any]) -> Iterator[tuple[str, ast.Module]]:
+    """Yield each change of a kind to a program in words, and the program."""
+    for place in range(200):
+        one = change(place)
+        tree = one.visit(ast.parse(source))
+        if not one.what:
+            return
+        yield one.what, ast.fix_missing_locations(tree)
 
 
 def record(folder: Path, tree: ast.Module, level: str) -> bool:

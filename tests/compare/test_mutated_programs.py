@@ -7,7 +7,6 @@ Losses and updated parameters tell whether they part, in float64 and by themselv
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from compare.programs import PROGRAMS, numbers, part, record
+from compare.programs import PROGRAMS, OneChange, changed, numbers, part, record
 from msprobe.compare.options import CompareOptions
 from msprobe.compare.run import run_comparison
 
@@ -25,26 +24,14 @@ LEVELS = ("L0", "L1", "mix")
 SAME = ("equal", "rounding", "precision")
 
 
-class Mutation(ast.NodeTransformer):
-    """Changes one place of a program.
-
-    Attributes:
-        what: the change in words; empty if the program has no such place.
-    """
-
-    def __init__(self, place: int) -> None:
-        self._left = place
-        self.what = ""
-
-    def _is_here(self) -> bool:
-        self._left -= 1
-        return self._left == -1
+class Mutation(OneChange, ast.NodeTransformer):
+    """Changes a constant, swaps an operator, or leaves a statement out."""
 
     def _say(self, node: Any, words: str) -> None:
         self.what = f"line {node.lineno}: {words}"
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        if isinstance(node.value, float) and self._is_here():
+        if isinstance(node.value, float) and self.is_here():
             self._say(node, f"{node.value} times 1.5")
             return ast.copy_location(ast.Constant(node.value * 1.5), node)
         return node
@@ -52,34 +39,24 @@ class Mutation(ast.NodeTransformer):
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
         swapped = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
-        if type(node.op) in swapped and self._is_here():
+        if type(node.op) in swapped and self.is_here():
             self._say(node, f"{type(node.op).__name__} swapped")
             node.op = swapped[type(node.op)]()
         return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.value, ast.Call) and self._is_here():
+        if isinstance(node.value, ast.Call) and self.is_here():
             self._say(node, f"without {ast.unparse(node)}")
             return ast.copy_location(ast.Pass(), node)
         return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.targets[0], ast.Subscript) and self._is_here():
+        if isinstance(node.targets[0], ast.Subscript) and self.is_here():
             self._say(node, f"without {ast.unparse(node)}")
             return ast.copy_location(ast.Pass(), node)
         return node
-
-
-def mutated(source: str) -> Iterator[tuple[str, ast.Module]]:
-    """Yield each change of a program in words, and the program."""
-    for place in range(200):
-        mutation = Mutation(place)
-        tree = mutation.visit(ast.parse(source))
-        if not mutation.what:
-            return
-        yield mutation.what, ast.fix_missing_locations(tree)
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")  # a schedule without its optimizer
@@ -94,7 +71,7 @@ def test_runs_that_part_are_never_proved_the_same(tmp_path: Path, name: str, lev
     assert record(tmp_path / "base", ast.parse(PROGRAMS[name]), level)
     expected = numbers(tmp_path / "base")
     parted, wrong = 0, []
-    for place, (what, tree) in enumerate(mutated(PROGRAMS[name])):
+    for place, (what, tree) in enumerate(changed(PROGRAMS[name], Mutation)):
         folder = tmp_path / str(place)
         if not record(folder, tree, level) or not part(numbers(folder), expected):
             continue

@@ -6,14 +6,14 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from compare.programs import PROGRAMS, record  # noqa: E402
+from compare.programs import PROGRAMS, OneChange, changed, record  # noqa: E402
 from msprobe.compare.options import CompareOptions  # noqa: E402
 from msprobe.compare.run import run_comparison  # noqa: E402
 
@@ -49,20 +49,8 @@ FUNCTIONS = {
 COUNTED = ("number", "part", "shape", "first", "arange", "heads", "std")
 
 
-class Rewriting(ast.NodeTransformer):
-    """Writes one expression of the steps and modules of a program in another way.
-
-    Attributes:
-        what: the change in words; empty if the program has no such place.
-    """
-
-    def __init__(self, place: int) -> None:
-        self._left = place
-        self.what = ""
-
-    def _is_here(self) -> bool:
-        self._left -= 1
-        return self._left == -1
+class Rewriting(OneChange, ast.NodeTransformer):
+    """Writes one expression of the steps and modules of a program in another way."""
 
     def _written(self, node: ast.expr, text: str, **names: ast.expr) -> ast.expr:
         self.what = f"line {node.lineno}: {text} for {ast.unparse(node)}"
@@ -79,7 +67,7 @@ class Rewriting(ast.NodeTransformer):
         text = OPERATORS.get(type(node.op))
         is_counted = any(word in ast.unparse(node) for word in COUNTED)
         is_list = isinstance(node.left, ast.List)
-        if text is None or is_counted or is_list or not self._is_here():
+        if text is None or is_counted or is_list or not self.is_here():
             return node
         return self._written(node, text, a=node.left, b=node.right)
 
@@ -99,7 +87,7 @@ class Rewriting(ast.NodeTransformer):
             return node
         # What is written twice must not call a model twice.
         is_twice = len(re.findall(r"\ba\b", text)) > 1
-        if (is_twice and isinstance(given[0], ast.Call)) or not self._is_here():
+        if (is_twice and isinstance(given[0], ast.Call)) or not self.is_here():
             return node
         return self._written(node, text, **dict(zip("ab", given, strict=False)))
 
@@ -110,16 +98,6 @@ class _Filled(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return self._names.get(node.id, node)
-
-
-def rewritten(source: str) -> Iterator[tuple[str, ast.Module]]:
-    """Yield each change of a program in words, and the program."""
-    for place in range(200):
-        rewriting = Rewriting(place)
-        tree = rewriting.visit(ast.parse(source))
-        if not rewriting.what:
-            return
-        yield rewriting.what, ast.fix_missing_locations(tree)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +116,7 @@ def test_the_same_in_another_way_accuses_nobody(
     torch.set_default_dtype(dtype)
     try:
         assert record(tmp_path / "base", ast.parse(PROGRAMS[name]), level)
-        for place, (what, tree) in enumerate(rewritten(PROGRAMS[name])):
+        for place, (what, tree) in enumerate(changed(PROGRAMS[name], Rewriting)):
             folder = tmp_path / str(place)
             assert record(folder, tree, level), what
             options = CompareOptions(workers=1)
