@@ -143,6 +143,11 @@ class RankComparison:
         return next((pair.position for pair in backward), math.inf)
 
     @property
+    def has_modules_only(self) -> bool:
+        """Whether both sides were recorded at level L0: no call inside of modules has a record."""
+        return all(side.view.head.level == "L0" for side in self.sides)
+
+    @property
     def end_of_backward(self) -> float:
         """Place of the last record that a backward pass makes."""
         return max((p.position for p in self.pairs if self.is_of_backward(p)), default=math.inf)

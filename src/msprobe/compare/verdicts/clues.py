@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls and arguments of a step that nobody is blamed for, though they may be the cause.
+
+A verdict asks for them where culprits and facts do not tell, or to name the call behind one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Final
+
+from msprobe.api_prefixes import COMPILED
+from msprobe.collectives.calls import is_communication
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Row, Status
+from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.facts_pair import clip_factors
+from msprobe.compare.training.gradient_distances import SAME_GRADIENT
+from msprobe.compare.training.module_settings import changed_numbers
+from msprobe.compare.verdicts.data_flow import fingerprint
+from msprobe.compare.verdicts.places import Clue, Place, lone_words
+from msprobe.compare.verdicts.written_parameters import writes_updated
+from msprobe.dump.facts import Facts
+from msprobe.dump.record_names import RecordKind
+from msprobe.dump.values import Role
+from msprobe.operators.operator import Family, InPlace, Operator
+
+_IN_PLACE: Final = re.compile(r"[^_]_$")
+
+
+def compiled_call(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
+    """Return the first compiled function whose result alone is not exactly equal."""
+    given = {row.pair.name for row in inexact if not _is_result(row)}
+    for row in inexact:
+        name = row.pair.name
+        is_compiled = name.startswith(f"{COMPILED}.") and row.pair.is_matched
+        if is_compiled and _is_result(row) and name not in given:
+            place = Place.of(comparison, row.pair)
+            error = "" if row.error is None else f" by {row.error:.2g}"
+            words = f"{row.name}{place.line} differs{error} though all it is given is equal"
+            return Clue(words, place)
+    return None
+
+
+def late_call(comparison: RankComparison) -> Clue | None:
+    """Return the first call of one side alone after its backward pass began.
+
+    One that sends gradients to other ranks comes before others.
+    """
+    begun: set[str] = set()  # in the order of each side: calls of one alone stand anywhere between
+    first: Clue | None = None
+    for pair in comparison.pairs:
+        side = comparison.side_of(pair)
+        parsed = side.parsed(pair.name)
+        own = [name for name in ("target", "reference") if getattr(pair, name) is not None]
+        if parsed.kind is RecordKind.BACKWARD:
+            begun.update(own)
+        if pair.is_matched or parsed.kind is not RecordKind.FORWARD or own[0] not in begun:
+            continue
+        is_sent = is_communication(parsed)
+        if first is None or is_sent:
+            dtype = next((each.dtype for each in side.values(pair.name) if each.dtype), "")
+            words = lone_words(comparison, pair, f" of {dtype}" if is_sent and dtype else "")
+            first = Clue(f"{words} after the backward pass began", Place.of(comparison, pair))
+        if is_sent:
+            break
+    return first
+
+
+def lone_users(comparison: RankComparison) -> dict[str, Clue]:
+    """Return parameter that gets a gradient on one side alone → a call with it by this side alone.
+
+    Its result may show no difference, where the parameter begins with zeros.
+    """
+    sides = [facts for facts in comparison.facts if facts is not None]
+    trained = [
+        {
+            name
+            for step in facts.optimizer_steps()
+            for name in itertools.compress(step.parameters.name, step.parameters.has_gradient)
+        }
+        for facts in sides
+    ]
+    users: dict[str, Clue] = {}
+    if not all(trained) or len(trained) < len(comparison.facts):
+        return users
+    for is_target, facts, alone in (
+        (True, sides[0], trained[0] - trained[1]),
+        (False, sides[1], trained[1] - trained[0]),
+    ):
+        columns = facts.parameters
+        if columns is None or not alone:
+            continue
+        # Several may hold the same numbers: ones.
+        keys: defaultdict[Hashable, list[str]] = defaultdict(list)
+        for name, shape, norm in zip(columns.name, columns.shape, columns.norm, strict=False):
+            if name in alone:
+                keys[tuple(shape), norm].append(name)
+        for row in comparison.rows:
+            is_lone = not row.pair.is_matched and (row.pair.reference is None) is is_target
+            if not is_lone or row.value.role is Role.OUTPUT:
+                continue
+            # The first call with these numbers tells for all parameters that hold them.
+            names = keys.pop((row.value.shape, row.value.norm), ())
+            if names:
+                clue = Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
+                users.update(dict.fromkeys(names, clue))
+    return users
+
+
+def small_argument(comparison: RankComparison) -> Clue | None:
+    """Return the first argument or draw that differs, and may change results within tolerance."""
+    for _, group in itertools.groupby(comparison.rows, key=lambda row: row.pair.position):
+        rows = list(group)
+        pair = rows[0].pair
+        side = comparison.side_of(pair)
+        if side.parsed(pair.name).kind is not RecordKind.FORWARD:
+            continue
+        tensors = [row for row in rows if row.holds_tensor]
+        if not pair.is_matched and _makes_random(side.operator(pair.name), tensors):
+            return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
+        idle = [row for row in rows if row.cause is Cause.NO_EFFECT]
+        # Where what a call is given differs as well, its effect hides in the rounding of that. That
+        # of a module's argument is in the calls inside.
+        if side.parsed(pair.name).is_module:
+            is_seen_inside = side.view.head.level != "L0"
+            is_made = not is_seen_inside and all(
+                (row.status is Status.EQUAL) is not _is_result(row) for row in tensors
+            )
+        else:
+            is_made = any(_is_result(row) and row.status is not Status.EQUAL for row in tensors)
+        if idle and tensors and is_made and side.operator(pair.name).family is not Family.MOVING:
+            place = Place.of(comparison, pair)
+            return Clue(_argument_words(idle[0], place), place, is_argument=True)
+    return None
+
+
+def small_option(comparison: RankComparison) -> Clue | None:
+    """Return the first module whose numbers differ, with results apart within their tolerance.
+
+    Calls inside it have no records to show the argument.
+    """
+    target, reference = comparison.facts
+    if target is None or reference is None or not comparison.has_modules_only:
+        return None
+    changed = changed_numbers((target.settings, reference.settings))
+    for row in comparison.rows if changed else ():
+        parsed = comparison.parsed(row.pair)
+        is_made = _is_result(row) and row.pair.is_matched and parsed.kind is RecordKind.FORWARD
+        if is_made and parsed.path in changed and row.status is not Status.EQUAL:
+            place = Place.of(comparison, row.pair)
+            return Clue(f"{place.words}: {changed[parsed.path]}", place, is_argument=True)
+    return None
+
+
+def _makes_random(operator: Operator, tensors: Sequence[Row]) -> bool:
+    """Return whether a call makes random numbers of its own.
+
+    What changes the tensors that it is given (dropout, attention) has a large effect where it
+    draws; one as small as rounding tells that its probability is 0.
+    """
+    is_new = operator.reads_shape_only or operator.in_place is InPlace.OVERWRITES
+    return operator.draws_random and (is_new or all(map(_is_result, tensors)))
+
+
+def evened(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
+    """Return what makes a module's result differ on the way to results that agree; the first."""
+    reasons: dict[str, Row] = {}  # path of a module around it -> the first
+    taken_in: set[str] = set()  # calls that are given other tensors
+    for row in inexact:
+        if row.status.is_difference and _is_taken_in(row):
+            taken_in.add(row.pair.name)
+        if row.cause is Cause.HARMLESS and (not row.pair.is_matched or row.is_argument):
+            module = comparison.side_of(row.pair).module(row.pair.name)
+            for path in itertools.accumulate(module.split("."), "{}.{}".format):
+                reasons.setdefault(path, row)
+    for row in inexact if reasons else ():
+        if row.origin is not None or row.status is not Status.DIFFERS or row.error is None:
+            continue
+        parsed = comparison.parsed(row.pair)
+        is_made = _is_result(row) and parsed.is_module and parsed.kind is RecordKind.FORWARD
+        if is_made and row.pair.name not in taken_in and parsed.path in reasons:
+            reason = reasons[parsed.path]
+            place = Place.of(comparison, reason.pair)
+            words = _argument_words(reason, place)
+            if not reason.pair.is_matched:
+                words = lone_words(comparison, reason.pair)
+            return Clue(f"module {parsed.path} by {row.error:.2g}: {words}", place)
+    return None
+
+
+def _is_taken_in(row: Row) -> bool:
+    return row.value.role is Role.INPUT and row.holds_tensor
+
+
+def _argument_words(row: Row, place: Place) -> str:
+    return f"{row.value.slot} of {place.words} is {row.finding}"
+
+
+def _is_result(row: Row) -> bool:
+    return row.value.role is Role.OUTPUT
+
+
+def unused_change(comparison: RankComparison) -> Clue | None:
+    """Return the first call of one side alone that changes a tensor which no other record holds.
+
+    Of the shape of a parameter, after the backward pass: an average of weights, say, and no log.
+    """
+    facts, end = comparison.facts[0], comparison.end_of_backward
+    columns = None if facts is None else facts.parameters
+    lone = {pair.name for pair in comparison.pairs if pair.position > end and not pair.is_matched}
+    if columns is None or not lone:
+        return None
+    shapes = {tuple(shape) for shape in columns.shape if math.prod(shape) > 1}
+    held = Counter(key for row in comparison.rows for key in {*map(fingerprint, row.values)})
+    given = [each for side in comparison.facts for each in _given_to(side)]
+    for row in comparison.rows:
+        parsed = comparison.parsed(row.pair)
+        is_change = parsed.kind is RecordKind.FORWARD and _IN_PLACE.search(parsed.path) is not None
+        is_lone = row.pair.name in lone and not row.pair.is_matched and row.value.shape in shapes
+        if not (is_change and is_lone and _is_result(row)) or held[fingerprint(row.value)] > 1:
+            continue
+        norm = row.value.norm
+        if norm is None or not any(
+            shape == row.value.shape and math.isclose(norm, other, rel_tol=SAME_GRADIENT)
+            for shape, other in given
+        ):
+            return Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
+    return None
+
+
+def written_parameter(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
+    """Return the first call of one side alone that writes a parameter after its update."""
+    # In order of the rows, each once: a call has several, and its parameters are looked up.
+    lone = {row.pair.position: row.pair for row in inexact if not row.pair.is_matched}
+    end = comparison.end_of_backward if lone else math.inf
+    for pair in lone.values():
+        if writes_updated(comparison, pair, end):
+            return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
+    return None
+
+
+def _given_to(facts: Facts | None) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Yield shapes and norms of the gradients that optimizers got: facts compare these.
+
+    And those that they had before they were clipped, which no record holds again.
+    """
+    factors = {} if facts is None else clip_factors(facts)
+    for step in () if facts is None else facts.optimizer_steps():
+        factor = factors.get((step.number, step.call), 1.0)
+        columns = step.parameters
+        for shape, norm in zip(columns.shape, columns.gradient.norm, strict=False):
+            if norm is not None:
+                yield tuple(shape), norm
+                yield tuple(shape), norm / factor
