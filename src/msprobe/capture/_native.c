@@ -216,7 +216,8 @@ typedef void (*difference_fn)(const void *block, const void *other, size_t n,
 struct kernels {
     const char *name;
     block_fn f16, bf16, f32, f64, i16, u16, i32, u32, i64, u64, boolean;
-    block_fn checked_f32; /* with the checksum of the whole sign blocks; NULL for none */
+    block_fn norm_f16, norm_bf16, norm_f32; /* neither extremes nor sum */
+    block_fn checked_f32; /* that, and the checksum of the whole sign blocks; NULL for none */
     fold_fn fold_i8, fold_u8, fold_i16, fold_u16, fold_i32, fold_u32, fold_i64, fold_u64, fold_f32,
         fold_f64;
     void (*project)(double *sums, size_t n, struct projections *projections);
@@ -228,12 +229,11 @@ struct kernels {
 #define KERNELS(isa, checked_f32)                                                               \
     {#isa, block_f16_##isa, block_bf16_##isa, block_f32_##isa, block_f64_##isa, block_i16_##isa, \
      block_u16_##isa, block_i32_##isa, block_u32_##isa, block_i64_##isa, block_u64_##isa,       \
-     block_bool_##isa, checked_f32, fold_i8_##isa, fold_u8_##isa, fold_i16_##isa,              \
-     fold_u16_##isa, fold_i32_##isa, fold_u32_##isa, fold_i64_##isa, fold_u64_##isa,           \
-     fold_f32_##isa,                                                                            \
-     fold_f64_##isa, project_##isa, below_16_##isa, below_32_##isa, below_64_##isa,        \
-     greatest_16_##isa, greatest_32_##isa, greatest_64_##isa, difference_32_##isa,          \
-     difference_64_##isa}
+     block_bool_##isa, norm_f16_##isa, norm_bf16_##isa, norm_f32_##isa, checked_f32,            \
+     fold_i8_##isa, fold_u8_##isa, fold_i16_##isa, fold_u16_##isa, fold_i32_##isa,              \
+     fold_u32_##isa, fold_i64_##isa, fold_u64_##isa, fold_f32_##isa, fold_f64_##isa,            \
+     project_##isa, below_16_##isa, below_32_##isa, below_64_##isa, greatest_16_##isa,          \
+     greatest_32_##isa, greatest_64_##isa, difference_32_##isa, difference_64_##isa}
 
 /* Ascending: the last one that works here is taken. */
 static const struct kernels ALL_KERNELS[] = {
@@ -310,6 +310,13 @@ static block_fn kernel_of(const struct kind *kind)
     return fn;
 }
 
+/* Of a narrow float. */
+static block_fn norm_kernel_of(const struct kind *kind)
+{
+    if (kind->category == FLOAT32) return chosen.norm_f32;
+    return kind == &KINDS[K_F16] ? chosen.norm_f16 : chosen.norm_bf16;
+}
+
 static fold_fn fold_of(const struct kind *kind)
 {
     fold_fn fn;
@@ -366,6 +373,7 @@ struct layout {
     int in_any_order; /* whether long rows may be read where they lie */
     struct magnitudes *magnitudes; /* counted on the way; NULL for nothing */
     struct crc *crc; /* of dense elements, continued on the first walk; NULL for nothing */
+    int is_print; /* whether neither extremes nor mean are asked for */
 };
 
 /* Called with a block of whole elements. */
@@ -793,7 +801,8 @@ static void finish_floats(struct result *r, const struct layout *layout, const s
     struct projecting projecting;
     int is_narrow = kind->category == FLOAT16 || kind->category == FLOAT32;
     if (!is_narrow) begin_projecting(&projecting, kind);
-    if (layout->crc && kind == &KINDS[K_F32] && chosen.checked_f32) {
+    if (layout->is_print && is_narrow) reduction.block = norm_kernel_of(kind);
+    if (layout->crc && reduction.block == chosen.norm_f32 && chosen.checked_f32) {
         reduction.block = chosen.checked_f32;
         reduction.total.crc = layout->crc;
         layout->crc->is_complete = 1;
@@ -1075,6 +1084,7 @@ static void dense_layout(struct layout *layout, int kind, const char *start, Py_
     layout->in_any_order = 0;
     layout->magnitudes = NULL;
     layout->crc = NULL;
+    layout->is_print = 0;
 }
 
 static PyObject *stats(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -1160,6 +1170,7 @@ static Py_ssize_t read_buffer(struct layout *layout, int kind, const char *start
     layout->itemsize = KINDS[kind].itemsize;
     layout->magnitudes = NULL;
     layout->crc = NULL;
+    layout->is_print = 0;
     Py_ssize_t n = read_layout(layout, ndim, shape, strides), extent = 1;
     if (n <= 0) return n;
     if (start == NULL) {
@@ -1191,6 +1202,7 @@ static void print_of(int kind, const char *start, Py_ssize_t count, struct mspro
     dense_layout(&layout, kind, start, count);
     struct crc crc = CRC_START;
     if (chosen_fold) layout.crc = &crc;
+    layout.is_print = 1;
     compute_apart(&result, &layout, kind, (size_t)count);
     out->has_checksum = chosen_fold != NULL; /* else its instructions may be missing */
     out->checksum = chosen_fold ? crc_end(&crc) : 0;

@@ -116,8 +116,8 @@ TARGET static inline void ISA(add_floats)(ISA(floats) x, ISA(lanes) *sum, ISA(la
 }
 
 #undef WIDE
-#undef FMA
 #else
+#define FMA(x, y, z) ((x) * (y) + (z))
 typedef struct {
     float of[LANES];
 } ISA(floats);
@@ -181,23 +181,20 @@ TARGET static void ISA(keys_i64)(const int64_t *p, size_t n, struct total *t)
     if (min < t->min) t->min = min;
 }
 
-/* Add the elements of group `g` with their signs to the projections. */
+/* Add the elements of group `g` with their signs to the projections: a product with a sign is exact. */
 TARGET static inline void ISA(project_group)(const ISA(lanes) *group, const struct signs *signs,
                                              int g, ISA(lanes) projection[PROJECTIONS])
 {
     for (int k = 0; k < PROJECTIONS; k++)
-        for (int r = 0; r < REGISTERS; r++)
-            projection[k].part[r] +=
-                group->part[r] *
-                *(const ISA(vf64) *)(signs->of[k] + g * LANES + r * PER_REGISTER);
+        for (int r = 0; r < REGISTERS; r++) {
+            ISA(vf64) sign = *(const ISA(vf64) *)(signs->of[k] + g * LANES + r * PER_REGISTER);
+            projection[k].part[r] = FMA(group->part[r], sign, projection[k].part[r]);
+        }
 }
 
-/* Add the elements of group `g` to the sum of all and, with their signs, to the projections. */
-TARGET static inline void ISA(fold_group)(const ISA(lanes) *group, const struct signs *signs, int g,
-                                          ISA(lanes) *sum, ISA(lanes) projection[PROJECTIONS])
+TARGET static inline void ISA(add_group)(const ISA(lanes) *group, ISA(lanes) *sum)
 {
     for (int r = 0; r < REGISTERS; r++) sum->part[r] += group->part[r];
-    ISA(project_group)(group, signs, g, projection);
 }
 
 /* Large tensors come from memory, and the processor's own prefetching ends at each page of 4096
@@ -206,17 +203,15 @@ TARGET static inline void ISA(fold_group)(const ISA(lanes) *group, const struct 
 #define PREFETCH(p) __builtin_prefetch((const char *)(p) + 8192)
 
 /* In a sign block every SIGN_GROUPS-th 16 elements have equal signs. So they are added up first,
- * and the projections cost nothing but what is done once for each sign block. `WITH` names
- * what a kernel does with each 16 elements besides: NOTHING or CHECKSUM, below. */
-#define SUM_BLOCK(NAME, TYPE, LOAD, SCALAR, WITH)                                               \
-    WITH##_TARGET static void ISA(NAME)(const void *block, size_t n, struct total *t)                  \
+ * and the projections cost nothing but what is done once for each sign block. What else a
+ * kernel finds is named by `AND`, of all elements EXTREMES or NOTHING, and by `WITH`, of those of whole
+ * sign blocks CHECKSUM or NOTHING; see below. */
+#define SUM_BLOCK(NAME, TYPE, LOAD, SCALAR, AND, WITH)                                                \
+    WITH##_TARGET static void ISA(NAME)(const void *block, size_t n, struct total *t)            \
     {                                                                                           \
         const TYPE *p = block;                                                                  \
-        float ends[2][LANES];                                                                   \
-        for (int lane = 0; lane < LANES; lane++)                                                \
-            ends[0][lane] = -INFINITY, ends[1][lane] = INFINITY;                                \
-        ISA(lanes) sum = {{{0}}}, sumsq = {{{0}}}, projection[PROJECTIONS] = {{{{0}}}};         \
-        ISA(floats) max = ISA(load_f32)(ends[0]), min = ISA(load_f32)(ends[1]);                 \
+        ISA(lanes) sumsq = {{{0}}}, projection[PROJECTIONS] = {{{{0}}}};                        \
+        AND##_FIRST                                                                             \
         WITH##_BEGIN                                                                            \
         for (; n >= SIGN_BLOCK; n -= SIGN_BLOCK, t->projections.index += SIGN_BLOCK) {          \
             ISA(lanes) group[SIGN_GROUPS] = {{{{0}}}};                                          \
@@ -224,14 +219,15 @@ TARGET static inline void ISA(fold_group)(const ISA(lanes) *group, const struct 
                 _Pragma("GCC unroll 16") for (int g = 0; g < SIGN_GROUPS; g++, p += LANES) {    \
                     if (g * sizeof(*p) % sizeof(float) == 0) PREFETCH(p);                       \
                     ISA(floats) x = ISA(LOAD)(p);                                               \
-                    max = MAX_FLOATS(x, max);                                                   \
-                    min = MIN_FLOATS(x, min);                                                   \
+                    AND##_EACH(x)                                                               \
                     ISA(add_floats)(x, &group[g], &sumsq);                                      \
-                    WITH##_EACH(x, g)                                                           \
+                    WITH##_WHOLE(p, g)                                                           \
                 }                                                                               \
             struct signs signs = signs_from(t->projections.index);                              \
-            _Pragma("GCC unroll 16") for (int g = 0; g < SIGN_GROUPS; g++)                      \
-                ISA(fold_group)(&group[g], &signs, g,   &sum, projection);                      \
+            _Pragma("GCC unroll 16") for (int g = 0; g < SIGN_GROUPS; g++) {                    \
+                AND##_GROUP(&group[g])                                                          \
+                ISA(project_group)(&group[g], &signs, g, projection);                           \
+            }                                                                                   \
         }                                                                                       \
         WITH##_END                                                                              \
         struct signs signs = signs_from(t->projections.index);                                  \
@@ -241,28 +237,23 @@ TARGET static inline void ISA(fold_group)(const ISA(lanes) *group, const struct 
         memset(rest, 0, (size_t)used * sizeof *rest);                                           \
         for (; n >= LANES; n -= LANES, p += LANES, t->projections.index += LANES) {             \
             ISA(floats) x = ISA(LOAD)(p);                                                       \
-            max = MAX_FLOATS(x, max);                                                           \
-            min = MIN_FLOATS(x, min);                                                           \
+            AND##_EACH(x)                                                                       \
             ISA(add_floats)(x, &rest[g], &sumsq);                                               \
             g = g + 1 == SIGN_GROUPS ? 0 : g + 1;                                               \
         }                                                                                       \
-        memcpy(ends[0], &max, sizeof ends[0]);                                                  \
-        memcpy(ends[1], &min, sizeof ends[1]);                                                  \
+        AND##_STORE                                                                  \
         for (size_t lane = 0; lane < n; lane++) {                                               \
             double x = SCALAR(p[lane]);                                                         \
             ((double *)&rest[g])[lane] += x;                                                    \
             ((double *)&sumsq)[lane] += x * x;                                                  \
-            if (x > ends[0][lane]) ends[0][lane] = (float)x;                                    \
-            if (x < ends[1][lane]) ends[1][lane] = (float)x;                                    \
+            AND##_LANE(x, lane)                                                                 \
         }                                                                                       \
-        for (g = 0; g < used; g++)                                                              \
-            ISA(fold_group)(&rest[g], &signs, g,   &sum, projection);                           \
+        for (g = 0; g < used; g++) {                                                            \
+            AND##_GROUP(&rest[g])                                                               \
+            ISA(project_group)(&rest[g], &signs, g, projection);                                \
+        }                                                                                       \
         t->projections.index += n;                                                              \
-        for (int lane = 0; lane < LANES; lane++) {                                              \
-            if (ends[0][lane] > t->float_max) t->float_max = ends[0][lane];                     \
-            if (ends[1][lane] < t->float_min) t->float_min = ends[1][lane];                     \
-        }                                                                                       \
-        add_lanes(&t->sum, (const double *)&sum);                                               \
+        AND##_LAST                                                                               \
         add_lanes(&t->sumsq, (const double *)&sumsq);                                           \
         for (int k = 0; k < PROJECTIONS; k++)                                                   \
             exact_add(&t->projections.of[k], sum_of_lanes((const double *)&projection[k]));     \
@@ -270,35 +261,81 @@ TARGET static inline void ISA(fold_group)(const ISA(lanes) *group, const struct 
 
 #define NOTHING_TARGET TARGET
 #define NOTHING_BEGIN
-#define NOTHING_EACH(x, g)
+#define NOTHING_WHOLE(p, g)
 #define NOTHING_END
 
-SUM_BLOCK(block_f32, float, load_f32, (double), NOTHING)
-SUM_BLOCK(block_bf16, uint16_t, load_bf16, bf16_to_float, NOTHING)
-SUM_BLOCK(block_f16, uint16_t, load_f16, f16_value, NOTHING)
+#define NOTHING_FIRST
+#define NOTHING_EACH(x)
+#define NOTHING_GROUP(group)
+#define NOTHING_STORE
+#define NOTHING_LANE(x, lane)
+#define NOTHING_LAST
+
+/* Extremes, and the sum. */
+#define EXTREMES_FIRST                                                                          \
+    float ends[2][LANES];                                                                       \
+    for (int lane = 0; lane < LANES; lane++) ends[0][lane] = -INFINITY, ends[1][lane] = INFINITY; \
+    ISA(lanes) sum = {{{0}}};                                                                   \
+    ISA(floats) max = ISA(load_f32)(ends[0]), min = ISA(load_f32)(ends[1]);
+#define EXTREMES_EACH(x)                                                                        \
+    max = MAX_FLOATS(x, max);                                                                   \
+    min = MIN_FLOATS(x, min);
+#define EXTREMES_GROUP(group) ISA(add_group)(group, &sum);
+#define EXTREMES_STORE                                                                          \
+    memcpy(ends[0], &max, sizeof ends[0]);                                                      \
+    memcpy(ends[1], &min, sizeof ends[1]);
+#define EXTREMES_LANE(x, lane)                                                                  \
+    if (x > ends[0][lane]) ends[0][lane] = (float)x;                                            \
+    if (x < ends[1][lane]) ends[1][lane] = (float)x;
+#define EXTREMES_LAST                                                                           \
+    for (int lane = 0; lane < LANES; lane++) {                                                  \
+        if (ends[0][lane] > t->float_max) t->float_max = ends[0][lane];                         \
+        if (ends[1][lane] < t->float_min) t->float_min = ends[1][lane];                         \
+    }                                                                                           \
+    add_lanes(&t->sum, (const double *)&sum);
+
+SUM_BLOCK(block_f32, float, load_f32, (double), EXTREMES, NOTHING)
+SUM_BLOCK(block_bf16, uint16_t, load_bf16, bf16_to_float, EXTREMES, NOTHING)
+SUM_BLOCK(block_f16, uint16_t, load_f16, f16_value, EXTREMES, NOTHING)
+
+SUM_BLOCK(norm_f32, float, load_f32, (double), NOTHING, NOTHING)
+SUM_BLOCK(norm_bf16, uint16_t, load_bf16, bf16_to_float, NOTHING, NOTHING)
+SUM_BLOCK(norm_f16, uint16_t, load_f16, f16_value, NOTHING, NOTHING)
 
 #if REGISTER_BYTES == 64
-/* The checksum of the whole sign blocks, too: it hides behind the wait for memory. */
+/* It hides behind the wait for memory. */
 #define CHECKSUM_TARGET CRC_WIDE_TARGET
 #define CHECKSUM_BEGIN                                                                          \
-    __m512i part[CRC_PARTS], by = wide_factors();                                                 \
+    __m512i part[CRC_PARTS], by = wide_factors();                                               \
     memcpy(part, t->crc->folded, sizeof part);
-#define CHECKSUM_EACH(x, g)                                                                     \
-    part[(g) % CRC_PARTS] = moved_wide(part[(g) % CRC_PARTS], by, _mm512_castps_si512((x).all));
+#define CHECKSUM_WHOLE(p, g)                                                                    \
+    part[(g) % CRC_PARTS] = moved_wide(part[(g) % CRC_PARTS], by, _mm512_loadu_si512(p));
 #define CHECKSUM_END memcpy(t->crc->folded, part, sizeof part);
 
-SUM_BLOCK(checked_f32, float, load_f32, (double), CHECKSUM)
+SUM_BLOCK(checked_f32, float, load_f32, (double), NOTHING, CHECKSUM)
 
 #undef CHECKSUM_TARGET
 #undef CHECKSUM_BEGIN
-#undef CHECKSUM_EACH
+#undef CHECKSUM_WHOLE
 #undef CHECKSUM_END
 #endif
 
 #undef NOTHING_TARGET
 #undef NOTHING_BEGIN
-#undef NOTHING_EACH
+#undef NOTHING_WHOLE
 #undef NOTHING_END
+#undef NOTHING_FIRST
+#undef NOTHING_EACH
+#undef NOTHING_GROUP
+#undef NOTHING_STORE
+#undef NOTHING_LANE
+#undef NOTHING_LAST
+#undef EXTREMES_FIRST
+#undef EXTREMES_EACH
+#undef EXTREMES_GROUP
+#undef EXTREMES_STORE
+#undef EXTREMES_LANE
+#undef EXTREMES_LAST
 
 /* float64 has no wider type to add in: each lane keeps the rounding errors of its additions
  * (Knuth's TwoSum), which doubles the precision of the sum. */
@@ -527,6 +564,7 @@ TARGET static void ISA(project)(double *sums, size_t n, struct projections *proj
 }
 
 #undef SUM_BLOCK
+#undef FMA
 #undef PREFETCH
 #undef BELOW_BLOCK
 #undef GREATEST_BLOCK
