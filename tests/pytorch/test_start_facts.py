@@ -123,9 +123,13 @@ def test_parameters_are_those_at_the_start_of_each_step(level, make, model, tmp_
 
 
 @pytest.mark.parametrize("isa", native.use_isa(None) if native else ["none"])
-def test_checksums_are_those_of_zlib_for_every_size(isa, make, tmp_path):
-    """Sizes around vectors and blocks of the reading, and a NaN, which is read twice."""
+def test_every_size_has_the_checksum_of_zlib_and_the_numbers_of_records(isa, make, tmp_path):
+    """Sizes around vectors and blocks of the reading, and a NaN, which is read twice.
+
+    Records hold extremes and sums besides, which facts are read without, by kernels of their own.
+    """
     types = {torch.float32: 1, torch.bfloat16: 2, torch.int64: 3, torch.uint8: 4, torch.float64: 5}
+    types[torch.float16] = 6
     sizes = [1, 5, 63, 64, 65, 129, 255, 256, 257, 4032, 4033, 8064, 20_000]
     model = nn.Module()
     for size in sizes:
@@ -148,6 +152,12 @@ def test_checksums_are_those_of_zlib_for_every_size(isa, make, tmp_path):
     assert dict(zip(found.name, found.checksum, strict=True)) == {
         name: crc(array) for name, array in bytes_of.items()
     }
+    if native:
+        rows = dict(zip(found.name, zip(found.norm, found.projections, strict=True), strict=True))
+        for name, value in model.named_buffers():
+            kind = native.KINDS[str(value.dtype)[6:]]
+            _, _, _, norm, _, projections = native.stats(kind, value.data_ptr(), value.numel())
+            assert repr(rows[name]) == repr((norm, projections)), name  # bit for bit, with NaN
 
 
 @pytest.mark.parametrize(

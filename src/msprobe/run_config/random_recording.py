@@ -219,9 +219,17 @@ def python_and_numpy_states() -> Iterator[tuple[str, str]]:
 
 def _numpy_state() -> bytes:
     """Return the state of NumPy's shared generator: its words, and where it stands among them."""
-    generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    generator = _numpy_generator()
     if not isinstance(generator, np.random.MT19937):  # the user's choice
         return repr(generator.state).encode()
+    return b"%b%d" % _words_and_stand(generator)
+
+
+def _numpy_generator() -> Any:
+    return np.random.get_bit_generator()  # type: ignore[attr-defined]
+
+
+def _words_and_stand(generator: np.random.MT19937) -> tuple[bytes, int]:
     return _read_state(generator) if _is_readable() else _state_of_words(generator)
 
 
@@ -236,15 +244,15 @@ def _is_readable() -> bool:
     return _read_state(generator) == _state_of_words(generator)
 
 
-def _read_state(generator: np.random.MT19937) -> bytes:
+def _read_state(generator: np.random.MT19937) -> tuple[bytes, int]:
+    """Return the words, and where it stands among them."""
     memory = ctypes.string_at(generator.ctypes.state_address, 4 * _WORDS + 4)
-    stand = int.from_bytes(memory[-4:], sys.byteorder)
-    return memory[:-4] + repr(stand).encode()
+    return memory[:-4], int.from_bytes(memory[-4:], sys.byteorder)
 
 
-def _state_of_words(generator: np.random.MT19937) -> bytes:
+def _state_of_words(generator: np.random.MT19937) -> tuple[bytes, int]:
     state: Any = generator.state["state"]
-    return np.asarray(state["key"]).tobytes() + repr(state["pos"]).encode()
+    return np.asarray(state["key"]).tobytes(), state["pos"]
 
 
 def undrawn_generators() -> list[str]:
@@ -253,11 +261,15 @@ def undrawn_generators() -> list[str]:
     Both are Mersenne twisters, which make 624 words at once: where they stand tells it, but for one
     in 624 of those that were drawn from.
     """
-    stands = {
-        "python": random.getstate()[1][-1],
-        "numpy": np.random.get_state(legacy=False)["state"].get("pos"),  # noqa: NPY002
-    }
+    stands = {"python": random.getstate()[1][-1], "numpy": _numpy_stand()}
     return [name for name, stand in stands.items() if stand in _SEEDED_STANDS]
+
+
+def _numpy_stand() -> int | None:
+    generator = _numpy_generator()
+    if not isinstance(generator, np.random.MT19937):
+        return None
+    return _words_and_stand(generator)[1]
 
 
 def state_checksum(content: bytes) -> str:
