@@ -159,6 +159,15 @@ def test_files_of_several_ranks_and_steps(tmp_path):
     assert {row["differing"] for row in rows} == {"0", "1"}
 
 
+def test_steps_of_one_rank_have_no_worst_rank(tmp_path):
+    for side in ("new", "old"):
+        for step in (0, 1):
+            write_dump(tmp_path / side, steps=[step], ranks=["rank0"])
+    out = tmp_path / "out"
+    msprobe.compare_dumps(tmp_path / "new", tmp_path / "old", output=out, table="csv")
+    assert {path.relative_to(out).parts[0] for path in out.rglob("*.csv")} == {"step0", "step1"}
+
+
 def test_files_of_several_ranks_of_one_step_have_no_folder(tmp_path):
     for side in ("new", "old"):
         write_dump(tmp_path / side, ranks=("rank0", "rank1"), layers=1)

@@ -229,7 +229,7 @@ class CompareResult:
             if self._has_layer_mapping:
                 path = folder / name_beside(name, "data_mapping", ".yaml")
                 files.append(write_data_mapping(comparison, path))
-        if len(names) > 1:
+        if len({comparison.rank for comparison in self._comparisons}) > 1:
             worst = "parquet" if table == "parquet" else "csv"
             files += write_table(self.worst_ranks(), folder / f"worst_ranks_{stamp}", worst)
         if legacy.first_difference:
