@@ -194,7 +194,7 @@ def test_what_modules_without_calls_show_as_data_follows_from_the_call_before(
     verdict = verdict_on(tmp_path, fed_with_its_result, 0.3, 0.01, "L0")
 
     assert verdict["class"] == "argument"
-    assert "LeakyReLU(negative_slope=0.3)" in verdict["sentence"]
+    assert "negative_slope is 0.3 in the target" in verdict["sentence"]
 
 
 class Doubled(nn.Module):

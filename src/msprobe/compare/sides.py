@@ -13,7 +13,7 @@ import msgspec
 from msprobe.compare.model import Mode
 from msprobe.dump.rank_records import ParsedNames
 from msprobe.dump.rank_view import RankView
-from msprobe.dump.record_names import RecordKind, RecordName, forward_name
+from msprobe.dump.record_names import RecordKind, RecordName, backward_name, forward_name
 from msprobe.dump.stack_frames import parse_frame, user_frames, user_line
 from msprobe.dump.values import Role, Value
 from msprobe.errors import UnsupportedError
@@ -209,6 +209,15 @@ class Side:
         """
         found = map(parse_frame, self._all_frames(name))
         return any(each and each.is_of_scaler and each.function == "scale" for each in found)
+
+    def requires_gradient(self, name: str) -> bool:
+        """Return whether a result of a forward record requires a gradient, or got one."""
+        outputs = [each for each in self.values(name) if each.role is Role.OUTPUT]
+        if any(each.requires_grad for each in outputs):
+            return True
+        backward = backward_name(self.parsed(name))
+        is_untold = all(each.requires_grad is None for each in outputs)  # of MindSpore
+        return is_untold and backward is not None and backward in self.view.records
 
     def values(self, name: str) -> list[Value]:
         """Return the values of a record: inputs, parameters, outputs, gradients of parameters.

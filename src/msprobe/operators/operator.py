@@ -104,6 +104,7 @@ class Hint(StrEnum):
     DRAWS_RANDOM = "it draws random numbers"
     INTERPOLATES = "it reads between elements, at coordinates that it computes"
     PLACED = "it reads at places that it is given as tensors"
+    LIMITS_GRADIENTS = "it clips gradients"
 
 
 @dataclass(frozen=True, slots=True)

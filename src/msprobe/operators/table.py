@@ -577,6 +577,7 @@ HINTS: Final = {
     Hint.DRAWS_RANDOM: "drop rand noise bernoulli multinomial sample",
     Hint.INTERPOLATES: "interpolate upsample gridsampl affinegrid",
     Hint.PLACED: "grid fractional",
+    Hint.LIMITS_GRADIENTS: "clipbyglobalnorm clipgrad",
 }
 
 # Names of the arguments of MindSpore's functions whose positions differ from PyTorch's.

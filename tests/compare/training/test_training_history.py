@@ -897,7 +897,7 @@ def test_a_loss_that_is_a_sum_over_the_samples() -> None:
 
     (found,) = said(differences((target, reference)))
 
-    assert found.endswith("the factor is 4, the number of samples: a sum in place of a mean")
+    assert found.endswith("the factor is 4, the number of samples, as by a sum in place of a mean")
 
 
 def test_states_that_were_lost_are_told_in_the_order_of_their_names() -> None:

@@ -40,7 +40,12 @@ _EARLY_EPS_CLASS: Final = "mindspore.nn.optim.adam.Adam"  # as the first version
 
 def are_of_two_frameworks(target: Facts, reference: Facts) -> bool:
     """Return whether one side alone is of MindSpore."""
-    return (_MINDSPORE in target.settings) is not (_MINDSPORE in reference.settings)
+    return is_of_mindspore(target) is not is_of_mindspore(reference)
+
+
+def is_of_mindspore(facts: Facts) -> bool:
+    """Return whether a step ran in MindSpore."""
+    return _MINDSPORE in facts.settings
 
 
 def in_shared_terms(target: Facts, reference: Facts) -> tuple[Facts, Facts]:
@@ -49,7 +54,7 @@ def in_shared_terms(target: Facts, reference: Facts) -> tuple[Facts, Facts]:
     Names of parameters, element types, optimizers with their settings and states are translated.
     Settings and states that only one framework has are left out.
     """
-    is_target = _MINDSPORE in target.settings
+    is_target = is_of_mindspore(target)
     own, other = (target, reference) if is_target else (reference, target)
     columns = other.parameters
     kinds = {} if columns is None else dict(zip(columns.name, columns.kind, strict=True))

@@ -101,7 +101,7 @@ class Meanings:
                 return f"1 / {count}, the inverse of the {name}: they are divided once too often"
         for count in self.samples:
             if count > _FEW_SAMPLES and is_near(count):
-                return f"{count}, the number of samples: a sum in place of a mean"
+                return f"{count}, the number of samples, as by a sum in place of a mean"
             if count > _FEW_SAMPLES and is_near(1 / count):
                 return f"1 / {count}, the inverse of the number of samples"
         if is_near(2):

@@ -42,6 +42,7 @@ from msprobe.compare.training.gradient_factors import (
     factor_between,
     limited_words,
 )
+from msprobe.compare.training.outlines import limiting_call
 from msprobe.compare.verdicts.next_steps import AFTER_BACKWARD, CLIP_ALIKE
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Clip
@@ -109,15 +110,16 @@ class GradientHistory:
         is_of_all = is_clipped or len(moved) >= MOST * len(changes)
         if factor is not None and (is_of_all or factor.is_proved):
             meaning = (meanings if is_of_all else Meanings()).of(factor.value)
-            may_clip = is_of_all and not meaning and not any(pair.pair.events(Clip))
-            if may_clip and (limited := limited_words(*total_norms(got))):
-                yield replace(
-                    _difference(pair, f"{limited} (step {pair.pair.step})", moved),
-                    verdict=VerdictClass.CLIPPING,
-                    moment=Moment.CLIP,
-                    next=(CLIP_ALIKE,),
-                )
-                return
+            if is_of_all and not any(pair.pair.events(Clip)):
+                limited = "" if meaning else limited_words(*total_norms(got))
+                if words := limiting_call(*pair.pair.sides) or limited:
+                    yield replace(
+                        _difference(pair, f"{words} (step {pair.pair.step})", moved),
+                        verdict=VerdictClass.CLIPPING,
+                        moment=Moment.CLIP,
+                        next=(CLIP_ALIKE,),
+                    )
+                    return
             # Clipped alike, they may have become so after it.
             when = _when(moved) if pair.is_clipped_alike else "before clipping"
             yield _difference(

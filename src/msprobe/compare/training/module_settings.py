@@ -19,6 +19,8 @@ from msprobe.numerics.number_types import epsilon_of
 Settings = Mapping[str, str]
 
 _MODULE: Final = re.compile(r"(\w+)\(.*\)", re.DOTALL)
+# With its value: within brackets it may hold commas.
+_KEYWORD: Final = re.compile(r"\b(\w+)=((?:[^=,()]|\([^()]*\))*)")
 _NUMBER: Final = re.compile(r"-?\b\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
 _SHOWN: Final = 2
 _UNSET: Final = "not set"
@@ -46,7 +48,8 @@ def changed_options(sides: Sequence[Settings], paths: Sequence[str]) -> ModuleOp
         return None
     changed = _changed(*own)
     if changed and not changed[0][0] and _class(changed[0][1]) == _class(changed[0][2]):
-        changed = changed[:1]  # it tells the attributes behind it
+        # It tells the attributes behind it.
+        changed = _changed_keywords(*changed[0][1:]) or changed[:1]
     return _made(changed)
 
 
@@ -128,6 +131,20 @@ def _made(changed: list[tuple[str, str, str]]) -> ModuleOptions | None:
 
 def _class(text: str) -> str:
     return text.partition("(")[0]
+
+
+def _changed_keywords(target: str, reference: str) -> list[tuple[str, str, str]]:
+    """Return the keywords that differ in the texts of two modules of a class.
+
+    Empty where something else differs: a positional argument, say.
+    """
+    own, other = (dict(_KEYWORD.findall(text)) for text in (target, reference))
+    is_alike = own.keys() == other.keys() and _bare(target) == _bare(reference)
+    return _changed(own, other) if is_alike else []
+
+
+def _bare(text: str) -> str:
+    return _KEYWORD.sub("", text)
 
 
 def _options(settings: Settings, name: str) -> dict[str, str]:

@@ -17,16 +17,18 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
-from msprobe.compare.matching.signatures import signature_of
+import msgspec
+
+from msprobe.compare.matching.signatures import Signature, signature_of
 from msprobe.compare.sides import Side
 from msprobe.compare.training.fingerprints import change_of, of_data
-from msprobe.compare.training.frameworks import are_of_two_frameworks
+from msprobe.compare.training.frameworks import are_of_two_frameworks, is_of_mindspore
 from msprobe.compare.training.gradient_factors import SAME_FACTOR
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OUTLINED_TENSOR, Facts, Outline, OutlinedCall, OutlineRun
 from msprobe.numerics.number_types import epsilon_of
-from msprobe.operators.lookup import is_in_place, operator_of, scale_of
-from msprobe.operators.operator import Operator
+from msprobe.operators.lookup import is_in_place, operator_of, scale_of, suggests
+from msprobe.operators.operator import Hint, Operator
 
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
 # They choose what gets a gradient, and no value.
@@ -110,6 +112,12 @@ def difference_before(
 def difference_behind(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
     """Return in which call after those of the models, as one of a loss, two steps differ."""
     return _first_difference(*_calls((target, reference), _is_behind, _is_behind))
+
+
+def limiting_call(target: Facts, reference: Facts) -> str:
+    """Return how two steps limit gradients otherwise, in words; empty if no call shows it."""
+    found = difference_behind(target, reference)
+    return found.words if found is not None and found.verdict is VerdictClass.CLIPPING else ""
 
 
 def difference_outside(target: Facts, reference: Facts) -> OutlineDifference | None:
@@ -226,13 +234,25 @@ def _calls(
         return [[], []]
     return [
         [
-            outline.calls[number]
+            calls[number]
             for run in outline.runs
             if is_wanted is None or is_wanted(run)
             for number in outline.bodies[run.body]
         ]
-        for outline, is_wanted in zip_longest(outlines, wanted)
+        for outline, calls, is_wanted in zip_longest(
+            outlines, map(_known_calls, (target, reference), outlines), wanted
+        )
     ]
+
+
+class _UnnamedCall(OutlinedCall, frozen=True):
+    """A call of MindSpore, whose functions have other signatures than PyTorch's of that name."""
+
+
+def _known_calls(facts: Facts, outline: Outline) -> list[OutlinedCall]:
+    if not is_of_mindspore(facts):
+        return outline.calls
+    return [_UnnamedCall(**msgspec.structs.asdict(call)) for call in outline.calls]
 
 
 def _is_inside(side: Side, record: str | None) -> Callable[[OutlineRun], bool]:
@@ -363,6 +383,8 @@ def _other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> 
     takes = any(OUTLINED_TENSOR in _words(each) for each in both)
     is_cast = len(both) == 1 and _operator(both[0]) in _CASTS
     verdict = VerdictClass.PRECISION if is_cast and any(_types(both[0])) else VerdictClass.CALL
+    if any(suggests(each.name, Hint.LIMITS_GRADIENTS) for each in both):
+        verdict = VerdictClass.CLIPPING
     ratio = _scale(target) / _scale(reference)
     return OutlineDifference(verdict, words, _line(both[0]), takes, None if ratio == 1 else ratio)
 
@@ -383,7 +405,7 @@ def _types(call: OutlinedCall) -> Iterator[float]:
 def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[OutlineDifference]:
     given, expected = _arguments(target), _arguments(reference)
     scale = _scale(target) / _scale(reference)
-    defaults = signature_of(target.name).defaults
+    defaults = _signature_of(target).defaults
     for name in {**given, **expected}:
         own, other = given.get(name), expected.get(name)
         if own is not None and other is not None and _are_alike(own, other):
@@ -395,8 +417,9 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
             for each, side in ((own, "target"), (other, "reference"))
         )
         words = f"{what} of {_shown(target)} is {', '.join(values)}"
+        is_limit = suggests(target.name, Hint.LIMITS_GRADIENTS)
         yield OutlineDifference(
-            VerdictClass.ARGUMENT,
+            VerdictClass.CLIPPING if is_limit else VerdictClass.ARGUMENT,
             words,
             _line(target),
             takes_tensor=OUTLINED_TENSOR in _words(target),
@@ -409,13 +432,17 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
 
 def _arguments(call: OutlinedCall) -> dict[str, str]:
     """Return the arguments of a call by name, those that are as if they were left out left out."""
-    signature = signature_of(call.name)
+    signature = _signature_of(call)
     given = {
         **{signature.name_of(str(place)): word for place, word in enumerate(call.arguments)},
         **call.named,
     }
     defaults = {name: repr(value) for name, value in signature.defaults.items()}
     return {name: word for name, word in given.items() if defaults.get(name) != word}
+
+
+def _signature_of(call: OutlinedCall) -> Signature:
+    return signature_of("" if isinstance(call, _UnnamedCall) else call.name)
 
 
 def _words(call: OutlinedCall) -> tuple[str, ...]:

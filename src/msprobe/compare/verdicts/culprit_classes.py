@@ -86,6 +86,7 @@ _BY_CAUSE: Final = {
 }
 # Calls of one side alone that are looked at behind the first.
 _MOST_OF_RUN: Final = 200
+_OF_CALLS: Final = (VerdictClass.CALL, VerdictClass.ARGUMENT)
 _OF_OWN_CODE: Final = (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM)
 
 
@@ -97,10 +98,8 @@ def class_of(culprit: Culprit) -> VerdictClass:
     if _is_lone_cast(culprit):
         return VerdictClass.PRECISION
     known = None if row.cause is None else _BY_CAUSE.get(row.cause)
-    if known is VerdictClass.ARGUMENT and culprit.kind == "backward" and row.holds_tensor:
-        return VerdictClass.GRADIENT
     if known is not None:
-        return known
+        return _called(culprit, known)
     if not row.pair.is_matched:
         return VerdictClass.GRADIENT if culprit.kind == "backward" else VerdictClass.CALL
     if _other_call(culprit):
@@ -123,6 +122,15 @@ def class_of(culprit: Culprit) -> VerdictClass:
         return VerdictClass.KERNEL if is_proved else VerdictClass.UNEXPLAINED
     draws = operator_named(parsed.class_name or "").draws_random
     return VerdictClass.RANDOM if draws else VerdictClass.UNEXPLAINED
+
+
+def _called(culprit: Culprit, known: VerdictClass) -> VerdictClass:
+    """Return the class that a cause has of its call."""
+    row = culprit.row
+    if known is VerdictClass.ARGUMENT and culprit.kind == "backward" and row.holds_tensor:
+        return VerdictClass.GRADIENT
+    is_limit = known in _OF_CALLS and suggests(row.pair.name, Hint.LIMITS_GRADIENTS)
+    return VerdictClass.CLIPPING if is_limit else known
 
 
 def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
@@ -152,7 +160,7 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     extra = extra_pass(culprit.comparison) if found is VerdictClass.GRADIENT else None
     if extra is not None:
         return VerdictClass.CALL, f"{extra}; {words}"
-    is_called = found in (VerdictClass.CALL, VerdictClass.ARGUMENT)
+    is_called = found in _OF_CALLS
     if is_called and writes_updated(culprit.comparison, row.pair):
         step = culprit.comparison.step
         return (
@@ -198,8 +206,9 @@ def _by_settings(culprit: Culprit, found: VerdictClass, words: str) -> tuple[Ver
     """Return class and words of a cause, by what modules were made with where that differs."""
     comparison, row = culprit.comparison, culprit.row
     pair = row.pair
-    is_kernel = found is VerdictClass.KERNEL
     is_reshaped = found is VerdictClass.CALL and row.status is Status.SHAPE
+    # What a primitive of MindSpore is given besides tensors has no place in its record.
+    is_kernel = found is VerdictClass.KERNEL or (is_reshaped and bool(_primitive_of(culprit)))
     is_open = is_kernel or found in (VerdictClass.UNEXPLAINED, VerdictClass.RANDOM) or is_reshaped
     is_result = culprit.kind == "forward" and row.value.role is Role.OUTPUT and pair.is_matched
     paths = _modules_with_settings(culprit, is_kernel=is_kernel) if is_open and is_result else []
@@ -239,7 +248,7 @@ def _primitive_of(culprit: Culprit) -> str:
 
 def _modules_with_settings(culprit: Culprit, *, is_kernel: bool) -> list[str]:
     """Return the paths of a culprit's module, on both sides; empty where it is none."""
-    if is_kernel:  # primitives of MindSpore hold arguments of their own
+    if is_kernel:
         return [culprit.module] * 2 if culprit.module else []
     pair = culprit.row.pair
     parsed = [parse_record_name(name or "") for name in (pair.target, pair.reference)]
@@ -266,6 +275,8 @@ def moment_of(culprit: Culprit) -> Moment:
         return Moment.REDUCE
     if culprit.kind in ("backward", "parameter_grad"):
         return Moment.BACKWARD
+    if class_of(culprit) is VerdictClass.CLIPPING:
+        return Moment.CLIP
     for frame in _frames(culprit):
         if _CLIP_FILE.search(frame.file):
             return Moment.CLIP

@@ -321,6 +321,10 @@ class _Search:
             is_clipped = culprit.row.cause in (Cause.ACCUMULATED, Cause.WRITTEN_GRADIENT)
             if fact.verdict is VerdictClass.CLIPPING and is_clipped:
                 return True
+            # What the optimizer gets is what a recorded call made of gradients that agree.
+            is_limit = class_of(culprit) is VerdictClass.CLIPPING
+            if is_limit and fact.verdict is VerdictClass.GRADIENT:
+                return False
         if factor is not None and (factor[0].step, int(factor[1].moment)) < when:
             return False
         if culprit is None:

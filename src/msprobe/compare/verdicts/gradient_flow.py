@@ -53,10 +53,13 @@ class GradientFlow:
         """Judge the gradient of an output, whose maker is not a single recorded call."""
         state = self._state
         shares = self._shares.of_output(call, row)
+        if self.has_lone_shares(call, row):
+            mark(row, Origin.INHERITED)
+            return
         if shares is None or (not shares and state.has_difference):
             self._judge_unknown(row)
             return
-        if self.has_lone_shares(call, row) or any(share.status.is_difference for share in shares):
+        if any(share.status.is_difference for share in shares):
             mark(row, Origin.INHERITED)
             return
         if self._shares.is_sum_of(row, shares):
@@ -69,7 +72,7 @@ class GradientFlow:
 
     def has_lone_shares(self, call: Call, row: Row) -> bool:
         """Return whether a gradient differs by shares of calls of one side, which are blamed."""
-        shares = self._shares.of_output(call, row) or ()
+        shares = self._shares.of_output(call, row, by_content=True) or ()
         differing = [share for share in shares if share.status.is_difference]
         if not differing or any(share.pair.is_matched for share in differing):
             return False

@@ -17,6 +17,7 @@ from msprobe.compare.model import Matched, Row
 from msprobe.compare.rounding import IN_SUM, resolution_of
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import operand_of
+from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import OriginState, is_lacking, lost_gradient
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
@@ -65,17 +66,27 @@ class GradientShares:
             return []
         return self._of_users(incoming, by_content=True)
 
-    def of_output(self, call: Call, row: Row) -> list[Row] | None:
-        """Return the gradients that consumers of a value handed back; None if not known."""
+    def of_output(self, call: Call, row: Row, *, by_content: bool = False) -> list[Row] | None:
+        """Return the gradients that consumers of a value handed back; None if not known.
+
+        Args:
+            call: the backward call.
+            row: the gradient that came in.
+            by_content: where values carry no identity (MindSpore), take those for consumers whose
+                input holds the same. There may be others, of which no record is left.
+        """
         state = self._state
         forward = state.calls.forward_of(call)
         if forward is None:
             return None
         place = row.value.slot.replace("input.", "output.", 1)
         made = next((out for out in forward.outputs if out.value.slot == place), None)
-        if made is None or made.value.value_id is None:
+        if made is None:
             return None
-        shares = self._of_users(made, by_content=False)
+        is_unknown = made.value.value_id is None
+        if is_unknown and not (by_content and fingerprint(made.value) is not None):
+            return None
+        shares = self._of_users(made, by_content=is_unknown)
         return [share for share in shares if share.pair.position < row.pair.position]
 
     def _of_users(self, made: Row, *, by_content: bool) -> list[Row]:

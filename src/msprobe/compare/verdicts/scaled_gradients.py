@@ -85,16 +85,12 @@ def extra_pass(comparison: RankComparison) -> str | None:
         if pair.is_matched or parsed.kind is not RecordKind.FORWARD or parsed.is_module:
             continue
         side = comparison.side_of(pair)
-        if not _requires_gradient(side, pair.name):
+        if not side.requires_gradient(pair.name):
             continue
         if side is not more:
             return None
         first = first or pair
     return None if first is None else lone_words(comparison, first)
-
-
-def _requires_gradient(side: Side, name: str) -> bool:
-    return any(each.requires_grad for each in side.values(name) if each.role is Role.OUTPUT)
 
 
 def _before(comparison: RankComparison, micro: int | None) -> Iterator[OperationPair]:
@@ -121,7 +117,7 @@ def _ratio(comparison: RankComparison, pair: OperationPair) -> float:
 
 
 def _scale(side: Side, name: str) -> float:
-    if not _requires_gradient(side, name):
+    if not side.requires_gradient(name):
         return 1.0
     given = (each.value for each in side.values(name) if each.role is Role.INPUT)
     return scale_of(side.operator(name), (n for n in given if isinstance(n, int | float)))

@@ -266,7 +266,7 @@ export const sentences = {
   "-1: their sign is reversed": "-1：梯度符号相反", "the scale of the gradient scaler, {}: they are not unscaled": "梯度 scaler 的缩放系数 {}：梯度未还原",
   "number of micro batches": "微批次数", "world size": "rank 总数", "the {}, {}: they are summed, not averaged": "{}（{}）：梯度被求和而未取平均",
   "1 / {}, the inverse of the {}: they are divided once too often": "1 / {}，即{}的倒数：梯度多除了一次",
-  "{}, the number of samples: a sum in place of a mean": "{}，即样本数：以求和代替了平均",
+  "{}, the number of samples, as by a sum in place of a mean": "{}，即样本数，如同以求和代替了平均",
   "1 / {}, the inverse of the number of samples": "1 / {}，即样本数的倒数", "the factor is {}": "系数为 {}", "each rank has its own": "各 rank 各自持有",
   "only over groups of ranks ({})": "仅在 rank 组内（{}）", "the mean": "平均值", "the sum": "总和", "averaged": "取平均", "reduced": "归约", "summed": "求和",
   "the {}'s gradients are not {} over its {} ranks: {}, and {} of them is the other side's (step {}, {})": "{1}的梯度未在其 {3} 个 rank 上{2}：{4}，其{5}即另一侧的梯度（step {6}，{7}）",
