@@ -97,6 +97,13 @@ def owner_words(sides: Sequence[Settings], name: str) -> tuple[str, bool]:
     return f"; of {owner} {options.words}", options.are_values
 
 
+def setting_words(name: str, target: str, reference: str) -> str:
+    """Return a setting that differs, in words; of a module the options that do."""
+    changed = _changed_keywords(target, reference)
+    named = [(f"{name}.{key}", value, expected) for key, value, expected in changed]
+    return _words(named or [(name, target, reference)])
+
+
 def changed_settings(sides: Sequence[Settings], paths: Sequence[str]) -> ModuleOptions | None:
     """Return the settings that differ in objects which a module, or one around it, holds."""
     while True:
@@ -120,13 +127,17 @@ def _changed(target: Settings, reference: Settings) -> list[tuple[str, str, str]
 
 
 def _made(changed: list[tuple[str, str, str]]) -> ModuleOptions | None:
-    words = "; ".join(
-        f"{name or 'it'} is {value} in the target, {expected} in the reference"
-        for name, value, expected in changed[:_SHOWN]
-    )
+    words = _words(changed)
     are_values = all(_UNSET not in values for _, *values in changed)
     are_types = all(any(epsilon_of(normal_dtype(v)) for v in values) for _, *values in changed)
     return ModuleOptions(words, are_values, are_types) if changed else None
+
+
+def _words(changed: Sequence[tuple[str, str, str]]) -> str:
+    return "; ".join(
+        f"{name or 'it'} is {value} in the target, {expected} in the reference"
+        for name, value, expected in changed[:_SHOWN]
+    )
 
 
 def _class(text: str) -> str:
@@ -136,8 +147,10 @@ def _class(text: str) -> str:
 def _changed_keywords(target: str, reference: str) -> list[tuple[str, str, str]]:
     """Return the keywords that differ in the texts of two modules of a class.
 
-    Empty where something else differs: a positional argument, say.
+    Empty where something else differs (a positional argument, say), or where they are no modules.
     """
+    if not (_MODULE.fullmatch(target) and _MODULE.fullmatch(reference)):
+        return []
     own, other = (dict(_KEYWORD.findall(text)) for text in (target, reference))
     is_alike = own.keys() == other.keys() and _bare(target) == _bare(reference)
     return _changed(own, other) if is_alike else []

@@ -20,7 +20,7 @@ from msprobe.compare.training.differences import (
 )
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change
-from msprobe.compare.training.module_settings import owner_words
+from msprobe.compare.training.module_settings import owner_words, setting_words
 from msprobe.compare.training.outlines import difference_of_writes
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts, Modes, Parameters
@@ -57,8 +57,7 @@ def settings_differences(pair: FactsPair) -> Iterator[FactDifference]:
     names = [name for name in target.keys() | reference if target.get(name) != reference.get(name)]
     if names:
         changed = [
-            f"{name} is {_setting(target, name)} in the target, {_setting(reference, name)} in the "
-            "reference"
+            setting_words(name, _setting(target, name), _setting(reference, name))
             for name in sorted(names, key=_importance)
         ]
         more = f"; {len(changed) - _MOST_SETTINGS} more" if len(changed) > _MOST_SETTINGS else ""
