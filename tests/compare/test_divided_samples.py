@@ -72,6 +72,28 @@ def test_another_sum_of_divided_samples_is_told(tmp_path: Path, divisor: float) 
     assert verdict["class"] not in ("rounding", "equal", "precision"), verdict["sentence"]
 
 
+def with_empty(debugger: PrecisionDebugger, count: int) -> None:
+    """Train in `count` micro batches, the last of which is empty where there are three."""
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches = torch.randn(3, 8, 6)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        for micro in range(count):
+            (model(batches[number][4 * micro : 4 * micro + 4]).square().mean() / 2).backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+def test_a_micro_batch_without_samples_has_a_loss_that_is_nan(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, with_empty, 3, 2, "L0")
+
+    assert verdict["class"] == "data", verdict["sentence"]
+    assert "a loss of the target is NaN or infinite" in verdict["sentence"]
+
+
 class World(NamedTuple):
     """How many ranks share a batch, and the learning rate."""
 

@@ -35,7 +35,7 @@ from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, change_of, of_data
 from msprobe.compare.training.outlines import OutlineDifference, difference_ahead, draw_ahead
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Data
+from msprobe.dump.facts import Data, Loss
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.numerics.number_types import Kind, kind_of
 from msprobe.plain_text import times_text
@@ -264,6 +264,12 @@ class DataHistory:
                 f"target, {counts[1]} in the reference"
                 + ("; they hold the same samples" if same else "")
             )
+            # That of a micro batch without samples, say: it may have no gradients.
+            bad = [any(map(_is_nonfinite, facts.loss)) for facts in pair.sides]
+            if same and bad[0] is not bad[1]:
+                side = "target" if bad[0] else "reference"
+                words += f"; a loss of the {side} is NaN or infinite"
+                same = False
             # An optimizer that one side alone calls has forward passes of its own.
             is_consequence = same or pair.has_lone_optimizer
             effect = Effect.NONE if is_consequence else Effect.CERTAIN
@@ -518,3 +524,7 @@ def _is_permuted(target: Data, reference: Data) -> bool:
             a is not None and b is not None and abs(a - b) <= _SAME_SUM * abs(b) for a, b in pairs
         )
     )
+
+
+def _is_nonfinite(loss: Loss) -> bool:
+    return loss.value is not None and not math.isfinite(loss.value)

@@ -259,7 +259,7 @@ export const sentences = {
   "{}; {}, from which the data may be drawn": "{}；{}，数据可能由其抽取",
   "{}; {}, step {}, which changes a tensor that no recorded call uses": "{}；{}，step {}，它改变了没有任何已录制调用使用的张量",
   "only the {} calls {}{}, in step {}, and step {} uses its result": "仅{1}在 step {4} 调用 {2}{3}，而 step {5} 使用其结果",
-  "they hold the same samples": "样本相同", "the gradients that the optimizer gets differ from step {} on": "优化器得到的梯度从 step {} 起不同",
+  "they hold the same samples": "样本相同", "a loss of the {} is NaN or infinite": "{}的一个 loss 为 NaN 或无穷", "the gradients that the optimizer gets differ from step {} on": "优化器得到的梯度从 step {} 起不同",
   "by {} of its norm": "相对范数 {}", "the batch of step {} differs: {}": "step {} 的批次不同：{}",
   // factors of gradients
   "2^{}: a scale that is not taken back": "2^{}：缩放未被还原", "2: they are doubled": "2：梯度翻倍", "1/2: they are halved": "1/2：梯度减半",
