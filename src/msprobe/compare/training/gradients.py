@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -26,9 +26,11 @@ from msprobe.compare.training.differences import (
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.fingerprints import Fingerprint, at
 from msprobe.compare.training.gradient_distances import (
+    PROJECTIONS,
     SAME_GRADIENT,
     Gradients,
     distance,
+    large_gradients,
     near_gradients,
     rounded_gradients,
     total_norms,
@@ -50,7 +52,6 @@ from msprobe.dump.facts import Clip
 _SAME_SUM: Final = 1e-3
 # A part shows in a sum if without it so many times as much is left unexplained.
 _SHOWN: Final = 30.0
-_PROJECTIONS: Final = 2  # of each gradient; one with as many elements is a multiple by chance
 
 
 class GradientHistory:
@@ -98,7 +99,7 @@ class GradientHistory:
             return
         rounded = rounded_gradients(pair, resolution)
         sizes = dict(zip(pair.columns[0].name, map(math.prod, pair.columns[0].shape), strict=False))
-        telling = [n for n in moved if n not in rounded and sizes[n] > _PROJECTIONS]
+        telling = [n for n in moved if n not in rounded and sizes[n] > PROJECTIONS]
         last = self._last.get(pair.target.number)
         words = "" if last is None else _stale(moved, both, last)
         if words:
@@ -131,7 +132,8 @@ class GradientHistory:
                 is_scaled=bool(meaning) and is_of_all,
             )
             return
-        names, value = _multiples({name: factors[name] for name in telling})
+        large = large_gradients(both[1], resolution)
+        names, value = _multiples({name: factors[name] for name in telling}, large)
         if names:
             yield _difference(
                 pair,
@@ -166,11 +168,18 @@ def _when(names: Sequence[str]) -> str:
     return f"when the optimizer gets {are(names, 'it', 'them')}"
 
 
-def _multiples(factors: Mapping[str, Factor | None]) -> tuple[list[str], float]:
+def _multiples(
+    factors: Mapping[str, Factor | None], large: Collection[str]
+) -> tuple[list[str], float]:
     """Return the gradients, if any, that are the same multiple of the reference's, and the factor.
 
-    The gradients behind them are sums of multiples and others. One alone may look so by chance,
-    and so may several that the factor does not explain as closely as it is known.
+    The gradients behind them are sums of multiples and others. Several that the factor does not
+    explain as closely as it is known may look so by chance, and so may one alone: it must be
+    `large`, so that it is no rounding, and the only one.
+
+    Args:
+        factors: gradient → its factor.
+        large: gradients that are no rounding of the terms of others.
     """
     proved = {
         name: factor.value
@@ -181,6 +190,10 @@ def _multiples(factors: Mapping[str, Factor | None]) -> tuple[list[str], float]:
         names = [n for n, v in proved.items() if math.isclose(v, value, rel_tol=SAME_FACTOR)]
         if len(names) > 1:
             return names, value
+    multiples = {n: f for n, f in factors.items() if f is not None and f.is_multiple}
+    alone = [n for n, f in multiples.items() if f.is_proved]
+    if len(alone) == 1 and alone[0] in large:
+        return alone, multiples[alone[0]].value
     return [], 1.0
 
 
@@ -265,7 +278,7 @@ def _share_weights(
     for name in names:
         columns = [each.projections or () for each in (own[name], *parts[name])]
         size = own[name].norm
-        if not size or not math.isfinite(size) or {*map(len, columns)} != {_PROJECTIONS}:
+        if not size or not math.isfinite(size) or {*map(len, columns)} != {PROJECTIONS}:
             return False
         for values in zip(*columns, strict=True):
             whole, new, old = (math.nan if value is None else value / size for value in values)
