@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from msprobe.compare.rounding import LARGEST_SHIFT
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
@@ -132,8 +133,8 @@ class GradientHistory:
                 is_scaled=bool(meaning) and is_of_all,
             )
             return
-        large = large_gradients(both[1], resolution)
-        names, value = _multiples({name: factors[name] for name in telling}, large)
+        large, least = large_gradients(both[1], resolution), LARGEST_SHIFT * resolution
+        names, value = _multiples({name: factors[name] for name in telling}, large, least)
         if names:
             yield _difference(
                 pair,
@@ -169,17 +170,18 @@ def _when(names: Sequence[str]) -> str:
 
 
 def _multiples(
-    factors: Mapping[str, Factor | None], large: Collection[str]
+    factors: Mapping[str, Factor | None], large: Collection[str], least: float
 ) -> tuple[list[str], float]:
     """Return the gradients, if any, that are the same multiple of the reference's, and the factor.
 
     The gradients behind them are sums of multiples and others. Several that the factor does not
     explain as closely as it is known may look so by chance, and so may one alone: it must be
-    `large`, so that it is no rounding, and the only one.
+    `large`, so that it is no rounding, the only one, and far off.
 
     Args:
         factors: gradient → its factor.
         large: gradients that are no rounding of the terms of others.
+        least: by how much the factor of one alone is not 1, at least.
     """
     proved = {
         name: factor.value
@@ -192,9 +194,8 @@ def _multiples(
             return names, value
     multiples = {n: f for n, f in factors.items() if f is not None and f.is_multiple}
     alone = [n for n, f in multiples.items() if f.is_proved]
-    if len(alone) == 1 and alone[0] in large:
-        return alone, multiples[alone[0]].value
-    return [], 1.0
+    value = multiples[alone[0]].value if len(alone) == 1 and alone[0] in large else 1.0
+    return (alone, value) if abs(value - 1.0) > least else ([], 1.0)
 
 
 def _leaves_nothing(factor: Factor) -> bool:
