@@ -42,9 +42,51 @@ def has_same_gradients(pair: StepPair, tolerance: float = SAME_GRADIENT) -> bool
 
 
 def are_rounded(pair: StepPair, resolution: float) -> bool:
-    """Return whether all gradients that an optimizer gets differ as sums in a coarse type do."""
+    """Return whether all gradients that an optimizer gets differ as sums in a coarse type do.
+
+    Those of one side alone do so together, as in `has_same_gradients`.
+    """
+    both = pair.gradients
+    shared = both[0].keys() & both[1].keys()
+    if not shared or rounded_gradients(pair, resolution) != shared:
+        return False
+    alone = _alone(pair)
+    typical = _typical(list(_moves(pair)))
+    return alone is None or is_of_sum(typical, alone.moved, alone.size, resolution, typical)
+
+
+class _Alone(NamedTuple):
+    """The gradients that one side alone has, and those of the other side alone, as one each.
+
+    Attributes:
+        name: the first of their parameters.
+        moved: how far the norm moves, relative to it; infinite where these are no same parameters.
+        size: how many elements they have.
+    """
+
+    name: str
+    moved: float
+    size: int
+
+
+def _alone(pair: StepPair) -> _Alone | None:
+    """Return what one side alone has, which may hold several weights as one; None if nothing."""
     target, reference = pair.gradients
-    return target.keys() == reference.keys() == rounded_gradients(pair, resolution)
+    found = []
+    for own, other, columns in (
+        (target, reference, pair.columns[0]),
+        (reference, target, pair.columns[1]),
+    ):
+        shapes = dict(zip(columns.name, columns.shape, strict=False))
+        names = [name for name in own if name not in other]
+        norm = math.hypot(*(own[name].norm or 0.0 for name in names))
+        found.append((names, sum(math.prod(shapes[name]) for name in names), norm))
+    (names, size, norm), (others, other_size, other_norm) = found
+    if not names and not others:
+        return None
+    is_same = size == other_size and other_norm > 0.0
+    moved = abs(norm - other_norm) / other_norm if is_same else math.inf
+    return _Alone((names or others)[0], moved, size)
 
 
 def rounded_gradients(pair: StepPair, resolution: float) -> set[str]:
@@ -106,6 +148,10 @@ def shifted_gradient(pair: StepPair, resolution: float) -> tuple[str, float] | N
         error = max(each.left if is_far else each.distance, typical) / resolution
         if each.moved > gradient_shift(each.size, error) * resolution:
             return each.name, each.moved
+    alone = _alone(pair)
+    if alone is not None and alone.moved < math.inf:
+        most = gradient_shift(alone.size, typical / resolution) * resolution
+        return (alone.name, alone.moved) if alone.moved > most else None
     return None
 
 

@@ -341,9 +341,12 @@ class TrainingHistory:
         yield from settings_differences(pair)
         trains_alike = has_same_training(pair, steps, self.same_gradient(pair.rank))
         history.alike_since = min(history.alike_since, pair.step) if trains_alike else math.inf
-        yield from parameter_differences(
-            pair, _unchanged(pair, history), history.last, trains_alike=trains_alike
+        unchanged = _unchanged(pair, history)
+        # Of gradients in a coarse type one that is held as several is rounded otherwise.
+        is_same = trains_alike or (
+            unchanged is None and has_same_training(pair, steps, resolutions=(resolution(),) * 2)
         )
+        yield from parameter_differences(pair, unchanged, history.last, trains_alike=is_same)
         yield from history.random.differences(pair)
         yield from mode_differences(pair)
         yield from scaler_differences(pair, had_same_scales=history.has_same_scales)
