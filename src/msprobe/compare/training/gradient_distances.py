@@ -7,7 +7,7 @@ In a coarse type other calls make other roundings: elements move up and down, no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msprobe.compare.rounding import LARGEST_SHIFT, gradient_shift, is_of_sum
@@ -213,26 +213,32 @@ def near_gradients(
 
 
 def _zero_but_for_rounding(gradients: Gradients) -> set[str]:
-    """Return the gradients that are below the rounding of the largest one."""
-    norms = {name: each.norm for name, each in gradients.items() if each.norm is not None}
-    limit = _ROUNDING * _largest(gradients)
-    return {name for name, norm in norms.items() if norm <= limit}
+    return below_rounding({name: each.norm for name, each in gradients.items()})
+
+
+def below_rounding(norms: Mapping[str, float | None]) -> set[str]:
+    """Return the gradients that are below the rounding of the largest one, by their norms."""
+    limit = _ROUNDING * _largest(norms.values())
+    return {name for name, norm in norms.items() if norm is not None and norm <= limit}
 
 
 def large_gradients(gradients: Gradients, resolution: float) -> set[str]:
     """Return the gradients that are no rounding of terms as large as the largest one."""
-    least = max(resolution, _SMALL) * _largest(gradients)
+    least = max(resolution, _SMALL) * _largest(_norms(gradients))
     return {name for name, each in gradients.items() if (each.norm or 0.0) > least}
 
 
-def _largest(gradients: Gradients) -> float:
+def _largest(norms: Iterable[float | None]) -> float:
     """Return the largest norm: of those that are finite, as beside an infinite one all is small."""
-    norms = (each.norm for each in gradients.values())
     return max((n for n in norms if n is not None and math.isfinite(n)), default=0.0)
 
 
+def _norms(gradients: Gradients) -> Iterator[float | None]:
+    return (each.norm for each in gradients.values())
+
+
 def _distances(target: Gradients, reference: Gradients) -> dict[str, float]:
-    largest = _largest(reference)
+    largest = _largest(_norms(reference))
     return {
         name: distance(target[name], reference[name], largest)
         for name in target.keys() & reference.keys()

@@ -48,7 +48,7 @@ from msprobe.compare.training.outlines import (
 )
 from msprobe.compare.training.same_training import has_same_training
 from msprobe.compare.training.schedules import ScheduleHistory
-from msprobe.compare.training.shards import shard_differences
+from msprobe.compare.training.shards import ShardHistory
 from msprobe.compare.training.start import (
     RandomHistory,
     equal_at_start,
@@ -136,6 +136,7 @@ class TrainingHistory:
         self.known_after: set[tuple[int, int | str]] = set()
         self.meanings: dict[tuple[int, int | str], Meanings] = {}
         self._ranks: dict[int | str, _RankHistory] = {}
+        self._shards = ShardHistory()
         self.is_coarse = False
         self._has_same_gradients = False
         self._jump: float = math.inf
@@ -234,7 +235,7 @@ class TrainingHistory:
             for same_step in zip(*made, strict=True):
                 # It says more than that the gradients differ.
                 self.found += unreduced(same_step)
-        self.found += shard_differences(pairs)
+        self.found += self._shards.differences(pairs)
         self.found += later
 
     @staticmethod
@@ -400,6 +401,8 @@ class TrainingHistory:
             changes |= step.changes("after")
             read.update(*step.gradients)
         history.updated |= {n: True for n, each in changes.items() if not each.is_equal}
+        # Of parts only the norms are compared, over all ranks.
+        history.updated |= dict.fromkeys(pair.sharded if steps else (), True)
         for name in changes:
             history.updated.setdefault(name, False)
         of_others = buffer_changes(pair)
