@@ -54,12 +54,27 @@ _SAME_SUM: Final = 1e-3
 # A part shows in a sum if without it so many times as much is left unexplained.
 _SHOWN: Final = 30.0
 
+NOT_CLEARED: Final = (
+    "the {}'s gradients are not cleared: they are the sum of this step's and those of the step "
+    "before"
+)
+
 
 class GradientHistory:
     """The gradients of one rank's optimizers, step after step."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[Gradients, Gradients]] = {}
+
+    @property
+    def last(self) -> dict[str, tuple[Fingerprint, Fingerprint]]:
+        """Parameter → what optimizers last got of its gradient, on both sides."""
+        return {
+            name: (gradient, reference[name])
+            for target, reference in self._last.values()
+            for name, gradient in target.items()
+            if name in reference
+        }
 
     def differences(
         self, pairs: Sequence[StepPair], meanings: Meanings, resolution: float
@@ -248,13 +263,10 @@ def _stale(
             n
             for n, each in parts.items()
             # Beside a large gradient one of the step before does not show.
-            if _is_sum(own[n], each) and not _is_sum(own[n], each[:1])
+            if is_sum(own[n], each) and not is_sum(own[n], each[:1])
         ]
         if added and len(added) >= MOST * len(names):
-            return (
-                f"the {side}'s gradients are not cleared: they are the sum of this step's and "
-                "those of the step before"
-            )
+            return NOT_CLEARED.format(side)
         scaled = {
             n for two in itertools.pairwise(parts) if _share_weights(two, own, parts) for n in two
         }
@@ -325,7 +337,7 @@ def _is_copy(gradient: Fingerprint, earlier: Fingerprint | None) -> bool:
     )
 
 
-def _is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weight: float = 1.0) -> bool:
+def is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weight: float = 1.0) -> bool:
     """Return whether a gradient is the sum of others times a weight; projections are linear."""
     columns = [part.projections for part in parts]
     if not whole.projections or not all(columns):
@@ -357,7 +369,7 @@ def unreduced(pairs: Sequence[StepPair]) -> Iterator[FactDifference]:
         if not names:
             continue
         for weight, verb in _reductions([each[names[0]] for each in own]):
-            found = [n for n in names if _is_sum(other[0][n], [each[n] for each in own], weight)]
+            found = [n for n in names if is_sum(other[0][n], [each[n] for each in own], weight)]
             if len(found) >= MOST * len(names):
                 yield _unreduced(pairs, side, verb, [each[found[0]] for each in own], found)
                 break

@@ -20,7 +20,7 @@ from msprobe.compare.training.collectives import collective_differences
 from msprobe.compare.training.data import DataHistory, Made, is_split
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
-from msprobe.compare.training.fingerprints import Change
+from msprobe.compare.training.fingerprints import Change, Fingerprint
 from msprobe.compare.training.gradient_distances import (
     SAME_GRADIENT,
     are_rounded,
@@ -265,6 +265,10 @@ class TrainingHistory:
     def distances(self, rank: int | str) -> Mapping[str, float]:
         """Return parameter → how far the gradients that its optimizer got were apart at most."""
         return self._known(rank).distances
+
+    def last_gradients(self, rank: int | str) -> Mapping[str, tuple[Fingerprint, Fingerprint]]:
+        """Return parameter → what optimizers got of its gradient in the step before."""
+        return self._known(rank).gradients.last
 
     def has_same_data(self, rank: int | str | None = None) -> bool:
         """Return whether the batches of a rank, or of all, were recorded and are equal so far."""
