@@ -127,7 +127,11 @@ class DataHistory:
             names = [
                 next((one.record for one in side), None) for side in (other.target, other.reference)
             ]
-            self._ahead[pair.step] = difference_ahead(pair.sides, names)
+            self._ahead[pair.step] = difference_ahead(
+                pair.sides,
+                names,
+                has_same_sizes=all(a.shape == b.shape for a, b in _tensors(other)),
+            )
             self._draws[pair.step] = draw_ahead(pair.sides, names)
         given = [
             batch
