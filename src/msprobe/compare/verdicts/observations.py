@@ -414,11 +414,10 @@ def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor |
 
 def _parameters_alone(comparison: RankComparison, differing: Sequence[Row]) -> list[str]:
     """Return the parameters whose gradients are all that differ; none if no other's agrees."""
-    known = {
-        name_of_gradient(comparison, row): row.status.is_difference
-        for row in comparison.rows
-        if comparison.parsed(row.pair).kind in PARAMETER_GRADIENTS
-    }
+    known: Counter[str] = Counter()  # in how many micro batches they differ
+    for row in comparison.rows:
+        if comparison.parsed(row.pair).kind in PARAMETER_GRADIENTS:
+            known[name_of_gradient(comparison, row)] += row.status.is_difference
     is_all = not all(comparison.parsed(row.pair).kind in PARAMETER_GRADIENTS for row in differing)
     return [] if is_all or all(known.values()) else [name for name in known if known[name]]
 
