@@ -13,7 +13,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from builders.recordings import recording  # noqa: E402
+from builders.two_runs import train, verdict_on  # noqa: E402
 from compare.judging import compare  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
 MICROS = 4
@@ -76,3 +78,29 @@ def test_other_differences_are_not_taken_for_it(
 ) -> None:
     sides = trained(tmp_path / "target", clear, scale), trained(tmp_path / "reference", {})
     assert "cleared between" not in json.dumps(compare(*sides).summary)
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("side", ["target", "reference"])
+def test_gradients_left_over_are_known_before_their_elements_are_clipped(
+    tmp_path: Path, side: str, level: str
+) -> None:
+    def run(debugger: PrecisionDebugger, clears: bool) -> None:
+        model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        data = torch.randn(3, 4, 5)
+
+        def step(number: int) -> None:
+            if clears:
+                optimizer.zero_grad()
+            model(data[number]).exp().sum().backward()
+            nn.utils.clip_grad_value_(model.parameters(), 0.5)
+            optimizer.step()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, side == "reference", side == "target", level)
+
+    assert verdict["class"] == "gradient"
+    assert f"the {side}'s gradients are not cleared" in verdict["sentence"]
+    assert "(step 1)" in verdict["sentence"]

@@ -436,3 +436,37 @@ def test_zeros_of_two_types_are_alike_and_infinity_is_no_scale(
     assert verdict["class"] == "call", verdict["sentence"]
     assert f"only the reference calls {call}" in verdict["sentence"]
     assert "more call" not in verdict["sentence"]
+
+
+def with_noise(debugger: PrecisionDebugger, change: str) -> None:
+    """Give a model a batch with noise, by calls that both sides make but for one."""
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = torch.randn(3, 8, 8)
+
+    def step(number: int) -> None:
+        x = data[number][torch.randint(0, 7 if change == "sample" else 8, (8,))]
+        x = x * 1.5 if change == "larger" else x
+        x = x + 0.1 * torch.randn(1 if change == "shared" else 8, 8)
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "told"),
+    [
+        ("shared", "argument", "argument 0 of Torch.randn"),
+        ("larger", "call", "only the target calls Tensor.__mul__"),
+        ("sample", "data", "the batch of step 0 differs"),
+    ],
+)
+def test_noise_and_what_is_written_before_the_model_are_no_data(
+    tmp_path: Path, change: str, kind: str, told: str
+) -> None:
+    verdict = verdict_on(tmp_path, with_noise, change, "", "L0")
+
+    assert verdict["class"] == kind, verdict["sentence"]
+    assert told in verdict["sentence"]

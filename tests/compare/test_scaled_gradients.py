@@ -115,3 +115,29 @@ def test_losses_in_turn_are_no_micro_batches(tmp_path: Path, level: str) -> None
 
     assert verdict["class"] == "gradient", verdict["sentence"]
     assert "the factor is 2: they are doubled" in verdict["sentence"]
+
+
+def test_a_parameter_is_named_of_which_a_later_backward_pass_makes_the_same(
+    tmp_path: Path,
+) -> None:
+    def run(debugger: PrecisionDebugger, factor: float) -> None:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        data = torch.randn(3, 2, 4, 6)
+
+        def step(number: int) -> None:
+            for place, x in enumerate(data[number]):
+                loss = model(x).square().mean()
+                scale = model[0].bias.register_hook(lambda g: g * factor) if not place else None
+                loss.backward()
+                if scale is not None:
+                    scale.remove()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, 3.0, 1.0, "L0")
+
+    assert verdict["class"] == "gradient"
+    assert "the gradient of 0.bias is 3 times the reference's" in verdict["sentence"]

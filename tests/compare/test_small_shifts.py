@@ -21,7 +21,8 @@ from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-WIDTH, LEVELS, TYPES = 64, ["L0", "L1", "mix"], ["autocast", "bfloat16"]
+WIDTH, SAMPLES = 64, 2048
+LEVELS, TYPES = ["L0", "L1", "mix"], ["autocast", "bfloat16"]
 PROVED = ("equal", "rounding", "precision")
 
 
@@ -165,3 +166,69 @@ def test_an_eps_whose_effect_is_within_the_tolerance_is_told(tmp_path: Path, lev
 def test_without_another_eps_none_is_told(tmp_path: Path, level: str) -> None:
     verdict = verdict_on(tmp_path, normed, None, None, level)
     assert (verdict["class"], verdict["confidence"]) == ("equal", "proved"), verdict["sentence"]
+
+
+class Hook(NamedTuple):
+    """A hook that multiplies the gradient of a norm's parameter, and how many threads sum it."""
+
+    parameter: str
+    factor: float = 1.0
+    threads: int = 1
+
+
+class Normed(nn.Module):
+    """A norm and two layers around a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the input, and what the block adds."""
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def run_with_hook(debugger: PrecisionDebugger, hook: Hook) -> None:
+    """Train norms in bfloat16, whose gradients each number of threads sums in its own order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(hook.threads)
+    blocks = (Normed() for _ in range(3))
+    last = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 10)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *blocks, *last).bfloat16()
+    if hook.factor != 1.0:
+        model.get_parameter(hook.parameter).register_hook(lambda grad: grad * hook.factor)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, eps=1e-6)
+    batches, labels = torch.randn(3, SAMPLES, WIDTH).bfloat16(), torch.randint(0, 10, (3, SAMPLES))
+
+    def step(number: int) -> None:
+        F.cross_entropy(model(batches[number]).float(), labels[number]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.9, 1.1, 1.5])
+@pytest.mark.parametrize("parameter", ["1.norm.weight", "1.norm.bias", "4.weight"])
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_the_gradient_of_a_norm_that_a_hook_scales_is_no_rounding(
+    tmp_path: Path, level: str, parameter: str, factor: float
+) -> None:
+    target, reference = Hook(parameter, factor, threads=2), Hook(parameter)
+    verdict = verdict_on(tmp_path, run_with_hook, target, reference, level)
+
+    assert verdict["confidence"] != "proved" or verdict["class"] == "gradient", verdict["sentence"]
+    assert parameter in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_the_gradients_of_norms_that_other_threads_sum_are_rounding(
+    tmp_path: Path, level: str
+) -> None:
+    target, reference = Hook("1.norm.bias", threads=2), Hook("1.norm.bias")
+    verdict = verdict_on(tmp_path, run_with_hook, target, reference, level)
+
+    assert verdict["class"] in PROVED, verdict["sentence"]
+    assert verdict["confidence"] == "proved", verdict["sentence"]

@@ -111,7 +111,8 @@ def is_of_sum(distance: float, moved: float, count: int, resolution: float, typi
     if resolution <= FINE or max(typical, distance / 2) > IN_SUM * resolution:
         return False
     measured = _FEWER * shift_of(count, max(distance, typical) / resolution)
-    return moved <= max(_LEAST_SHIFT, shift_of(count), measured) * resolution
+    most = _MANY * max(shift_of(count), measured)
+    return moved <= max(_LEAST_SHIFT, most) * resolution
 
 
 def shift_of(count: int, error: float = 0.0, fewest: float = math.inf) -> float:

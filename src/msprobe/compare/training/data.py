@@ -127,7 +127,11 @@ class DataHistory:
             names = [
                 next((one.record for one in side), None) for side in (other.target, other.reference)
             ]
-            self._ahead[pair.step] = difference_ahead(pair.sides, names)
+            self._ahead[pair.step] = difference_ahead(
+                pair.sides,
+                names,
+                has_same_sizes=all(a.shape == b.shape for a, b in _tensors(other)),
+            )
             self._draws[pair.step] = draw_ahead(pair.sides, names)
         given = [
             batch
@@ -200,7 +204,7 @@ class DataHistory:
         alone = [words for batch in apart for words in _alone_words(batch)]
         is_given = not order and bool(alone) and not any(changed)
         # Samples or edges may come in any order within a batch: the values tell if it matters.
-        is_permuted = not order and all(map(_holds_the_same, apart))
+        is_permuted = not order and all(map(_holds_the_same, apart)) and any(changed)
         is_reshaped = all(b and all(a.shape != o.shape for a, o in b) for b in changed)
         trains_alike = alike_since <= first.step
         is_certain = (order or models or (changed[0] and not is_permuted)) and not trains_alike
@@ -450,8 +454,11 @@ def _trainings(pair: FactsPair, counts: tuple[int, int]) -> int:
 
 
 def _holds_the_same(batch: _Batch) -> bool:
-    """Return whether the tensors of both sides hold the same values, if in another order."""
-    return not _alone_words(batch) and all(
+    """Return whether the tensors of both sides hold the same values, if in another order.
+
+    One that a side alone has may be made of them: a matrix of edges.
+    """
+    return all(
         target.shape == reference.shape and _is_permuted(target, reference)
         for target, reference in _changed(batch)
     )

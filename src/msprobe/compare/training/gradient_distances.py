@@ -7,13 +7,16 @@ In a coarse type other calls make other roundings: elements move up and down, no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msprobe.compare.rounding import LARGEST_SHIFT, gradient_shift, is_of_sum
 from msprobe.compare.training.facts_pair import StepPair
 from msprobe.compare.training.fingerprints import Fingerprint
+from msprobe.compare.training.gradient_factors import factor_between
 
+PROJECTIONS: Final = 2
+"""How many there are of each gradient; one with as many elements is a multiple by chance."""
 SAME_GRADIENT: Final = 1e-5
 """Sums in another order are as near as this in float32, and gradients of other calls, too."""
 # Gradients so much smaller than the largest one may be the rounding of larger terms.
@@ -39,9 +42,51 @@ def has_same_gradients(pair: StepPair, tolerance: float = SAME_GRADIENT) -> bool
 
 
 def are_rounded(pair: StepPair, resolution: float) -> bool:
-    """Return whether all gradients that an optimizer gets differ as sums in a coarse type do."""
+    """Return whether all gradients that an optimizer gets differ as sums in a coarse type do.
+
+    Those of one side alone do so together, as in `has_same_gradients`.
+    """
+    both = pair.gradients
+    shared = both[0].keys() & both[1].keys()
+    if not shared or rounded_gradients(pair, resolution) != shared:
+        return False
+    alone = _alone(pair)
+    typical = _typical(list(_moves(pair)))
+    return alone is None or is_of_sum(typical, alone.moved, alone.size, resolution, typical)
+
+
+class _Alone(NamedTuple):
+    """The gradients that one side alone has, and those of the other side alone, as one each.
+
+    Attributes:
+        name: the first of their parameters.
+        moved: how far the norm moves, relative to it; infinite where these are no same parameters.
+        size: how many elements they have.
+    """
+
+    name: str
+    moved: float
+    size: int
+
+
+def _alone(pair: StepPair) -> _Alone | None:
+    """Return what one side alone has, which may hold several weights as one; None if nothing."""
     target, reference = pair.gradients
-    return target.keys() == reference.keys() == rounded_gradients(pair, resolution)
+    found = []
+    for own, other, columns in (
+        (target, reference, pair.columns[0]),
+        (reference, target, pair.columns[1]),
+    ):
+        shapes = dict(zip(columns.name, columns.shape, strict=False))
+        names = [name for name in own if name not in other]
+        norm = math.hypot(*(own[name].norm or 0.0 for name in names))
+        found.append((names, sum(math.prod(shapes[name]) for name in names), norm))
+    (names, size, norm), (others, other_size, other_norm) = found
+    if not names and not others:
+        return None
+    is_same = size == other_size and other_norm > 0.0
+    moved = abs(norm - other_norm) / other_norm if is_same else math.inf
+    return _Alone((names or others)[0], moved, size)
 
 
 def rounded_gradients(pair: StepPair, resolution: float) -> set[str]:
@@ -57,13 +102,25 @@ def rounded_gradients(pair: StepPair, resolution: float) -> set[str]:
 
 
 class _Move(NamedTuple):
-    """A gradient of both sides, how far it is apart and its norm moves, and how large it is."""
+    """A gradient of both sides, and how far it is apart.
+
+    Attributes:
+        name: its parameter.
+        distance: how far it is apart, relative to its norm.
+        moved: the same of its norm.
+        size: how many elements it has.
+        norm: of the reference's.
+        left: how far it is apart from the multiple of the reference's that has the same norm.
+        is_multiple: it is that multiple, as far as coarse types tell.
+    """
 
     name: str
     distance: float
     moved: float
     size: int
     norm: float
+    left: float
+    is_multiple: bool
 
 
 def _typical(moves: Sequence[_Move]) -> float:
@@ -79,15 +136,22 @@ def shifted_gradient(pair: StepPair, resolution: float) -> tuple[str, float] | N
         resolution: of the coarse type that gradients are computed in.
     """
     moves = list(_moves(pair))
-    # Those that are small beside the others may be the rounding of terms as large as these.
-    least = resolution * max((each.norm for each in moves), default=0.0)
-    large = [each for each in moves if each.norm > least]
+    # Those that are small beside the others may be the rounding of terms as large as these, of
+    # which no factor leaves next to nothing.
+    no_rounding = large_gradients(pair.gradients[1], resolution)
+    large = [m for m in moves if m.name in no_rounding or (m.is_multiple and m.size > PROJECTIONS)]
     # Those that are further apart tell nothing of the others.
     typical = _typical([m for m in large if m.distance <= LARGEST_SHIFT * resolution])
     for each in large:
-        error = max(each.distance, typical) / resolution
+        # Most of the distance of one that moves so far is that shift.
+        is_far = each.moved > LARGEST_SHIFT * resolution
+        error = max(each.left if is_far else each.distance, typical) / resolution
         if each.moved > gradient_shift(each.size, error) * resolution:
             return each.name, each.moved
+    alone = _alone(pair)
+    if alone is not None and alone.moved < math.inf:
+        most = gradient_shift(alone.size, typical / resolution) * resolution
+        return (alone.name, alone.moved) if alone.moved > most else None
     return None
 
 
@@ -96,8 +160,20 @@ def _moves(pair: StepPair) -> Iterator[_Move]:
     own = pair.columns[0]
     counts = {name: math.prod(shape) for name, shape in zip(own.name, own.shape, strict=False)}
     for name, distance in _distances(target, reference).items():
-        moved, norm = _moved(target[name], reference[name]), reference[name].norm or 0.0
-        yield _Move(name, distance, moved, counts[name], norm)
+        both = target[name], reference[name]
+        moved, norm = _moved(*both), reference[name].norm or 0.0
+        factor = factor_between(*both)
+        left = distance if factor is None or not norm else _left(*both, factor.value) / norm
+        is_multiple = factor is not None and factor.residual is not None and factor.is_multiple
+        yield _Move(name, distance, moved, counts[name], norm, min(left, distance), is_multiple)
+
+
+def _left(target: Fingerprint, reference: Fingerprint, factor: float) -> float:
+    """Return by how much a gradient is apart from a multiple of the other; infinite if unknown."""
+    parts = list(zip(target.projections or (), reference.projections or (), strict=False))
+    if not parts:
+        return math.inf
+    return max(math.inf if None in (a, b) else abs(a - factor * b) for a, b in parts)  # type: ignore[operator]
 
 
 def _moved(target: Fingerprint, reference: Fingerprint) -> float:
@@ -137,20 +213,32 @@ def near_gradients(
 
 
 def _zero_but_for_rounding(gradients: Gradients) -> set[str]:
-    """Return the gradients that are below the rounding of the largest one."""
-    norms = {name: each.norm for name, each in gradients.items() if each.norm is not None}
-    limit = _ROUNDING * _largest(gradients)
-    return {name for name, norm in norms.items() if norm <= limit}
+    return below_rounding({name: each.norm for name, each in gradients.items()})
 
 
-def _largest(gradients: Gradients) -> float:
+def below_rounding(norms: Mapping[str, float | None]) -> set[str]:
+    """Return the gradients that are below the rounding of the largest one, by their norms."""
+    limit = _ROUNDING * _largest(norms.values())
+    return {name for name, norm in norms.items() if norm is not None and norm <= limit}
+
+
+def large_gradients(gradients: Gradients, resolution: float) -> set[str]:
+    """Return the gradients that are no rounding of terms as large as the largest one."""
+    least = max(resolution, _SMALL) * _largest(_norms(gradients))
+    return {name for name, each in gradients.items() if (each.norm or 0.0) > least}
+
+
+def _largest(norms: Iterable[float | None]) -> float:
     """Return the largest norm: of those that are finite, as beside an infinite one all is small."""
-    norms = (each.norm for each in gradients.values())
     return max((n for n in norms if n is not None and math.isfinite(n)), default=0.0)
 
 
+def _norms(gradients: Gradients) -> Iterator[float | None]:
+    return (each.norm for each in gradients.values())
+
+
 def _distances(target: Gradients, reference: Gradients) -> dict[str, float]:
-    largest = _largest(reference)
+    largest = _largest(_norms(reference))
     return {
         name: distance(target[name], reference[name], largest)
         for name in target.keys() & reference.keys()

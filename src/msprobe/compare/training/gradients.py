@@ -10,10 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from msprobe.compare.rounding import LARGEST_SHIFT
 from msprobe.compare.training.differences import (
     Effect,
     FactDifference,
@@ -26,9 +27,11 @@ from msprobe.compare.training.differences import (
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.fingerprints import Fingerprint, at
 from msprobe.compare.training.gradient_distances import (
+    PROJECTIONS,
     SAME_GRADIENT,
     Gradients,
     distance,
+    large_gradients,
     near_gradients,
     rounded_gradients,
     total_norms,
@@ -51,7 +54,11 @@ from msprobe.dump.facts import Clip
 _SAME_SUM: Final = 1e-3
 # A part shows in a sum if without it so many times as much is left unexplained.
 _SHOWN: Final = 30.0
-_PROJECTIONS: Final = 2  # of each gradient; one with as many elements is a multiple by chance
+
+NOT_CLEARED: Final = (
+    "the {}'s gradients are not cleared: they are the sum of this step's and those of the step "
+    "before"
+)
 
 
 class GradientHistory:
@@ -59,6 +66,16 @@ class GradientHistory:
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[Gradients, Gradients]] = {}
+
+    @property
+    def last(self) -> dict[str, tuple[Fingerprint, Fingerprint]]:
+        """Parameter → what optimizers last got of its gradient, on both sides."""
+        return {
+            name: (gradient, reference[name])
+            for target, reference in self._last.values()
+            for name, gradient in target.items()
+            if name in reference
+        }
 
     def differences(
         self, pairs: Sequence[StepPair], meanings: Meanings, resolution: float
@@ -99,7 +116,7 @@ class GradientHistory:
             return
         rounded = rounded_gradients(pair, resolution)
         sizes = dict(zip(pair.columns[0].name, map(math.prod, pair.columns[0].shape), strict=False))
-        telling = [n for n in moved if n not in rounded and sizes[n] > _PROJECTIONS]
+        telling = [n for n in moved if n not in rounded and sizes[n] > PROJECTIONS]
         last = self._last.get(pair.target.number)
         words = "" if last is None else _stale(moved, both, last)
         if words:
@@ -133,7 +150,8 @@ class GradientHistory:
                 is_scaled=bool(meaning) and is_of_all,
             )
             return
-        names, value = _multiples({name: factors[name] for name in telling})
+        large, least = large_gradients(both[1], resolution), LARGEST_SHIFT * resolution
+        names, value = _multiples({name: factors[name] for name in telling}, large, least)
         if names:
             yield _difference(
                 pair,
@@ -168,11 +186,19 @@ def _when(names: Sequence[str]) -> str:
     return f"when the optimizer gets {are(names, 'it', 'them')}"
 
 
-def _multiples(factors: Mapping[str, Factor | None]) -> tuple[list[str], float]:
+def _multiples(
+    factors: Mapping[str, Factor | None], large: Collection[str], least: float
+) -> tuple[list[str], float]:
     """Return the gradients, if any, that are the same multiple of the reference's, and the factor.
 
-    The gradients behind them are sums of multiples and others. One alone may look so by chance,
-    and so may several that the factor does not explain as closely as it is known.
+    The gradients behind them are sums of multiples and others. Several that the factor does not
+    explain as closely as it is known may look so by chance, and so may one alone: it must be
+    `large`, so that it is no rounding, the only one, and far off.
+
+    Args:
+        factors: gradient → its factor.
+        large: gradients that are no rounding of the terms of others.
+        least: by how much the factor of one alone is not 1, at least.
     """
     proved = {
         name: factor.value
@@ -183,7 +209,10 @@ def _multiples(factors: Mapping[str, Factor | None]) -> tuple[list[str], float]:
         names = [n for n, v in proved.items() if math.isclose(v, value, rel_tol=SAME_FACTOR)]
         if len(names) > 1:
             return names, value
-    return [], 1.0
+    multiples = {n: f for n, f in factors.items() if f is not None and f.is_multiple}
+    alone = [n for n, f in multiples.items() if f.is_proved]
+    value = multiples[alone[0]].value if len(alone) == 1 and alone[0] in large else 1.0
+    return (alone, value) if abs(value - 1.0) > least else ([], 1.0)
 
 
 def _leaves_nothing(factor: Factor) -> bool:
@@ -236,13 +265,10 @@ def _stale(
             n
             for n, each in parts.items()
             # Beside a large gradient one of the step before does not show.
-            if _is_sum(own[n], each) and not _is_sum(own[n], each[:1])
+            if is_sum(own[n], each) and not is_sum(own[n], each[:1])
         ]
         if added and len(added) >= MOST * len(names):
-            return (
-                f"the {side}'s gradients are not cleared: they are the sum of this step's and "
-                "those of the step before"
-            )
+            return NOT_CLEARED.format(side)
         scaled = {
             n for two in itertools.pairwise(parts) if _share_weights(two, own, parts) for n in two
         }
@@ -267,7 +293,7 @@ def _share_weights(
     for name in names:
         columns = [each.projections or () for each in (own[name], *parts[name])]
         size = own[name].norm
-        if not size or not math.isfinite(size) or {*map(len, columns)} != {_PROJECTIONS}:
+        if not size or not math.isfinite(size) or {*map(len, columns)} != {PROJECTIONS}:
             return False
         for values in zip(*columns, strict=True):
             whole, new, old = (math.nan if value is None else value / size for value in values)
@@ -313,7 +339,7 @@ def _is_copy(gradient: Fingerprint, earlier: Fingerprint | None) -> bool:
     )
 
 
-def _is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weight: float = 1.0) -> bool:
+def is_sum(whole: Fingerprint, parts: Sequence[Fingerprint], weight: float = 1.0) -> bool:
     """Return whether a gradient is the sum of others times a weight; projections are linear."""
     columns = [part.projections for part in parts]
     if not whole.projections or not all(columns):
@@ -345,7 +371,7 @@ def unreduced(pairs: Sequence[StepPair]) -> Iterator[FactDifference]:
         if not names:
             continue
         for weight, verb in _reductions([each[names[0]] for each in own]):
-            found = [n for n in names if _is_sum(other[0][n], [each[n] for each in own], weight)]
+            found = [n for n in names if is_sum(other[0][n], [each[n] for each in own], weight)]
             if len(found) >= MOST * len(names):
                 yield _unreduced(pairs, side, verb, [each[found[0]] for each in own], found)
                 break

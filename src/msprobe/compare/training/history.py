@@ -20,7 +20,7 @@ from msprobe.compare.training.collectives import collective_differences
 from msprobe.compare.training.data import DataHistory, Made, is_split
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
-from msprobe.compare.training.fingerprints import Change
+from msprobe.compare.training.fingerprints import Change, Fingerprint
 from msprobe.compare.training.gradient_distances import (
     SAME_GRADIENT,
     are_rounded,
@@ -48,7 +48,7 @@ from msprobe.compare.training.outlines import (
 )
 from msprobe.compare.training.same_training import has_same_training
 from msprobe.compare.training.schedules import ScheduleHistory
-from msprobe.compare.training.shards import shard_differences
+from msprobe.compare.training.shards import ShardHistory
 from msprobe.compare.training.start import (
     RandomHistory,
     equal_at_start,
@@ -136,6 +136,7 @@ class TrainingHistory:
         self.known_after: set[tuple[int, int | str]] = set()
         self.meanings: dict[tuple[int, int | str], Meanings] = {}
         self._ranks: dict[int | str, _RankHistory] = {}
+        self._shards = ShardHistory()
         self.is_coarse = False
         self._has_same_gradients = False
         self._jump: float = math.inf
@@ -234,7 +235,7 @@ class TrainingHistory:
             for same_step in zip(*made, strict=True):
                 # It says more than that the gradients differ.
                 self.found += unreduced(same_step)
-        self.found += shard_differences(pairs)
+        self.found += self._shards.differences(pairs)
         self.found += later
 
     @staticmethod
@@ -264,6 +265,10 @@ class TrainingHistory:
     def distances(self, rank: int | str) -> Mapping[str, float]:
         """Return parameter → how far the gradients that its optimizer got were apart at most."""
         return self._known(rank).distances
+
+    def last_gradients(self, rank: int | str) -> Mapping[str, tuple[Fingerprint, Fingerprint]]:
+        """Return parameter → what optimizers got of its gradient in the step before."""
+        return self._known(rank).gradients.last
 
     def has_same_data(self, rank: int | str | None = None) -> bool:
         """Return whether the batches of a rank, or of all, were recorded and are equal so far."""
@@ -341,9 +346,12 @@ class TrainingHistory:
         yield from settings_differences(pair)
         trains_alike = has_same_training(pair, steps, self.same_gradient(pair.rank))
         history.alike_since = min(history.alike_since, pair.step) if trains_alike else math.inf
-        yield from parameter_differences(
-            pair, _unchanged(pair, history), history.last, trains_alike=trains_alike
+        unchanged = _unchanged(pair, history)
+        # Of gradients in a coarse type one that is held as several is rounded otherwise.
+        is_same = trains_alike or (
+            unchanged is None and has_same_training(pair, steps, resolutions=(resolution(),) * 2)
         )
+        yield from parameter_differences(pair, unchanged, history.last, trains_alike=is_same)
         yield from history.random.differences(pair)
         yield from mode_differences(pair)
         yield from scaler_differences(pair, had_same_scales=history.has_same_scales)
@@ -397,6 +405,8 @@ class TrainingHistory:
             changes |= step.changes("after")
             read.update(*step.gradients)
         history.updated |= {n: True for n, each in changes.items() if not each.is_equal}
+        # Of parts only the norms are compared, over all ranks.
+        history.updated |= dict.fromkeys(pair.sharded if steps else (), True)
         for name in changes:
             history.updated.setdefault(name, False)
         of_others = buffer_changes(pair)

@@ -240,7 +240,7 @@ def _state_values(pair: StepPair, unchanged: bool) -> Iterator[FactDifference]:
         lacking = [
             name
             for name, (here, there) in pair.places.items()
-            if (here in present[0]) is not (there in present[1])
+            if (here in present[0]) is not (there in present[1]) and name not in pair.pair.sharded
         ]
         if lacking:
             side = "target" if pair.places[lacking[0]][0] not in present[0] else "reference"

@@ -40,6 +40,8 @@ _RESHAPES: Final = frozenset(
     ("flatten", "reshape", "squeeze", "unflatten", "unsqueeze", "view", "view_as")
 )
 _CASTS: Final = frozenset(("bfloat16", "double", "float", "half", "to", "type", "type_as"))
+# Whole numbers that programs draw are places of samples, say.
+_PICKS: Final = frozenset(("multinomial", "randint", "randint_like", "randperm"))
 # Numbers that a person writes have fewer digits.
 _COMPUTED: Final = 10
 _MOST_COMPARED: Final = 500  # calls between the first and the last that differ, of either side
@@ -57,6 +59,7 @@ class OutlineDifference:
         ratio: of a number that the target's call is given, or multiplies by, to the reference's.
         is_real: whether that is no whole number: sizes and places follow from the data.
         is_computed: whether both numbers have the digits of a result.
+        is_of_noise: whether the call draws random numbers, which pick no samples.
     """
 
     verdict: VerdictClass
@@ -66,6 +69,7 @@ class OutlineDifference:
     ratio: float | None = None
     is_real: bool = False
     is_computed: bool = False
+    is_of_noise: bool = False
 
     @property
     def next(self) -> tuple[str, ...]:
@@ -130,10 +134,13 @@ def difference_outside(target: Facts, reference: Facts) -> OutlineDifference | N
 
 
 def _lone_operator(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference | None:
-    """Return the first call by an operator of one side alone; None if others differ as well."""
-    own, other = ({*map(_operator, calls)} for calls in made)
+    """Return the first call by an operator of one side alone; None if others differ as well.
+
+    Or with a number that a person wrote, which no call of the other side is given.
+    """
+    own, other = ({*map(_written, calls)} for calls in made)
     lone, shared = (
-        [[c for c in calls if (_operator(c) in own ^ other) is is_lone] for calls in made]
+        [[c for c in calls if (_written(c) in own ^ other) is is_lone] for calls in made]
         for is_lone in (True, False)
     )
     return None if _first_difference(*shared) else _first_difference(*lone)
@@ -146,7 +153,7 @@ def difference_of_writes(target: Facts | None, reference: Facts | None) -> Outli
 
 
 def difference_ahead(
-    facts: Sequence[Facts | None], names: Sequence[str | None]
+    facts: Sequence[Facts | None], names: Sequence[str | None], *, has_same_sizes: bool = False
 ) -> OutlineDifference | None:
     """Return which call of the program, before it calls a model, is given another number.
 
@@ -155,10 +162,11 @@ def difference_ahead(
     Args:
         facts: of the target and the reference.
         names: the forward records of the model, which is given another batch.
+        has_same_sizes: it is of the same size, so that noise of another size does not follow.
     """
     calls = _calls(facts, *map(_is_ahead_of, names))
-    found = next((each for each in _differences(*calls) if each.is_real), None)
-    return found or _lone_operator(calls)
+    told = (e for e in _differences(*calls) if e.is_real or (has_same_sizes and e.is_of_noise))
+    return next(told, None) or _lone_operator(calls)
 
 
 def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> bool:
@@ -425,7 +433,8 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
             takes_tensor=OUTLINED_TENSOR in _words(target),
             ratio=_ratio(own, other) if scale == 1 else scale,
             is_real=_is_real(own) and _is_real(other),
-            is_computed=all(_is_real(each) and _digits(each) >= _COMPUTED for each in (own, other)),
+            is_computed=_is_computed(own) and _is_computed(other),
+            is_of_noise=_operator_of(target).draws_random and _operator(target) not in _PICKS,
         )
         return
 
@@ -480,6 +489,19 @@ def _digits(word: str | None) -> int:
 
 def _is_real(word: str | None) -> bool:
     return _number(word) is not None and not (word or "").lstrip("-").isdigit()
+
+
+def _is_computed(word: str | None) -> bool:
+    return _is_real(word) and _digits(word) >= _COMPUTED
+
+
+def _written(call: OutlinedCall) -> Hashable:
+    """Return what a program says of a call: its operator, and what it is given if it writes that.
+
+    Whole numbers may be sizes and places, which follow from the data.
+    """
+    is_told = any(_is_real(word) and not _is_computed(word) for word in _words(call))
+    return _content(call) if is_told else _operator(call)
 
 
 def _operator(call: OutlinedCall) -> str:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Final
 
 from msprobe.compare.model import Matched, Row, Status
-from msprobe.compare.rounding import is_near
+from msprobe.compare.rounding import is_near, resolution_of
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import (
     Bound,
@@ -33,7 +33,7 @@ class Arrivals:
     Attributes:
         differs: something differs beyond its tolerance.
         is_inexact: something is not exactly equal.
-        is_broken: something differs in shape or kind, or is missing.
+        is_broken: something differs in shape or kind, or is missing, or holds other whole numbers.
         has_nonfinite: something is NaN or infinite on one side only.
         suspect: call with an argument, no tensor, that may be at fault: index of its first row.
         worst_error: largest relative error.
@@ -98,7 +98,8 @@ class Arrivals:
         if row.status.is_difference:
             self.differs = True
             self.has_nonfinite |= row.status is Status.NONFINITE
-            self.is_broken |= row.status is not Status.DIFFERS
+            # Other whole numbers pick other elements: what is made of these may be anything.
+            self.is_broken |= row.status is not Status.DIFFERS or not resolution_of(row.values)
         if row.error is not None and math.isfinite(row.error):
             self.worst_error = max(self.worst_error, row.error)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that hold one micro batch alone, where the other side's are the sum of several."""
+"""Gradients that one side clears between micro batches or steps, where the other adds them up."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Matched
+from msprobe.compare.model import Matched, Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training.differences import of_sides
+from msprobe.compare.training.fingerprints import Fingerprint
+from msprobe.compare.training.gradients import NOT_CLEARED, is_sum
 from msprobe.compare.verdicts.history import Parameter, parameter_of
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Value
@@ -18,11 +21,12 @@ from msprobe.dump.values import Value
 _SAME_MEAN: Final = 1e-4
 _MOST: Final = 0.9
 
+_CLEAR: Final = "clear gradients once a step: after the optimizer, before backward"
 
 _TARGET_CLEARS: Final = (
     "the target's gradients are cleared between micro batches: after micro batch {} they are those "
     "of this one alone (step {}, {} gradients)",
-    "clear gradients once a step: after the optimizer, before backward",
+    _CLEAR,
 )
 _REFERENCE_CLEARS: Final = (
     "the target's gradients are not cleared between backward passes, as the reference's are: after "
@@ -54,6 +58,48 @@ def cleared_gradients(comparison: RankComparison) -> tuple[str, str] | None:
         if cleared and len(cleared) >= _MOST * len(told):
             return words.format(min(cleared), comparison.step, len(cleared)), advice
     return None
+
+
+def left_over(
+    comparison: RankComparison, last: Mapping[str, tuple[Fingerprint, Fingerprint]]
+) -> tuple[str, str] | None:
+    """Return that one side's gradients hold those of the step before, as `cleared_gradients` does.
+
+    What backward leaves is a sum, whatever becomes of it before the optimizer gets it.
+
+    Args:
+        comparison: a step and rank.
+        last: parameter → what optimizers got of its gradient in the step before.
+    """
+    rows = [
+        (row, last[name])
+        for row in comparison.rows
+        if isinstance(row, Matched)
+        and row.cause is Cause.ACCUMULATED
+        and comparison.parsed(row.pair).kind is RecordKind.PARAMETERS_GRAD
+        and (name := name_of_gradient(comparison, row)) in last
+    ]
+    for side, _, own, other in of_sides(0, 1):
+        parts = [
+            (_of(row.values[own]), [_of(row.values[other]), earlier[own]]) for row, earlier in rows
+        ]
+        added = [
+            whole for whole, both in parts if is_sum(whole, both) and not is_sum(whole, both[:1])
+        ]
+        if added and len(added) >= _MOST * len(rows):
+            return f"{NOT_CLEARED.format(side)} (step {comparison.step})", _CLEAR
+    return None
+
+
+def _of(value: Value) -> Fingerprint:
+    pair = value.pair
+    projections = None if pair is None else (pair.real, pair.imag)
+    return Fingerprint(value.dtype, norm=value.norm, projections=projections)
+
+
+def name_of_gradient(comparison: RankComparison, row: Row) -> str:
+    """Return the name that facts have for the parameter of a gradient."""
+    return f"{comparison.parsed(row.pair).path}.{row.value.slot}".lstrip(".")
 
 
 def _network(parameter: Parameter) -> str:

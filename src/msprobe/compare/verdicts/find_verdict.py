@@ -157,8 +157,12 @@ class _Search:
         observed = self._observed.get((fact.step, fact.rank))
         if fact.moment is Moment.DATA:
             is_idle = observed is not None and fact.micro < observed.exact_models
-            apart = (each.forward_differs or each.backward_differs for each in self._from(fact))
-            return not is_idle and any(apart)
+            later = [each for each in self._from(fact) if not each.is_close]
+            # Sums over samples or edges that come in another order are rounded otherwise.
+            is_idle = is_idle or (
+                fact.is_reordered and all(s.proof and s.proof.is_rounding for s in later)
+            )
+            return not is_idle and any(s.forward_differs or s.backward_differs for s in later)
         match verdict:
             case VerdictClass.SETTINGS:
                 return False

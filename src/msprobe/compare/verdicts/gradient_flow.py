@@ -27,6 +27,7 @@ from msprobe.compare.verdicts.origin_state import (
     OriginState,
     inherit,
     is_lacking,
+    is_shard,
     lacking_side,
     mark,
     settle_as_close,
@@ -102,8 +103,7 @@ class GradientFlow:
         if not call.is_matched and self._module_record(call, RecordKind.FORWARD) is None:
             return  # its module has no partner either, which is reported
         state = self._state
-        if is_lacking(row) and self._reads_none[row.status is Status.ADDED]:
-            row.cause, row.subject = Cause.UNREAD_GRADIENTS, lacking_side(row)
+        if self._is_not_comparable(call, row):
             return
         if row.status is Status.DIFFERS and self._is_settled_alone(call, row):
             return
@@ -134,6 +134,23 @@ class GradientFlow:
             mark(row, Origin.INTRODUCED, Cause.NO_PARAMETER_GRADIENT, lacking_side(row))
         else:
             mark(row, Origin.INTRODUCED, Cause.ACCUMULATED)
+
+    def _is_not_comparable(self, call: Call, row: Row) -> bool:
+        """Return whether the sides show other stages of a gradient, or one of them shows none."""
+        if self._has_shards and call.parsed.kind is not RecordKind.PARAMETERS_GRAD_REDUCED:
+            row.cause = Cause.SHARD  # one side shows what ranks made of it together
+        elif is_lacking(row) and self._reads_none[row.status is Status.ADDED]:
+            row.cause, row.subject = Cause.UNREAD_GRADIENTS, lacking_side(row)
+        else:
+            return False
+        return True
+
+    @cached_property
+    def _has_shards(self) -> bool:
+        """Whether one side alone holds a part of each gradient on each rank, as with FSDP."""
+        comparison = self._state.comparison
+        rows = (r for r in self._state.rows if r.value.role is Role.PARAMETER_GRAD)
+        return isinstance(comparison.rank, int) and any(map(is_shard, rows))
 
     @cached_property
     def _reads_none(self) -> tuple[bool, bool]:

@@ -14,6 +14,7 @@ from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
     inherit,
+    is_shard,
     mark,
     name_of,
     settle_as_close,
@@ -77,6 +78,9 @@ class Incoming:
 
     def _judge_parameter(self, call: Call, row: Row) -> None:
         state = self._state
+        if is_shard(row) and isinstance(state.comparison.rank, int):
+            row.cause = Cause.SHARD  # as a root of FSDP shows its own ones before it gathers them
+            return
         if self._agreed_at_start(call, row):
             if state.has_difference or state.worst_close:
                 is_explained = state.has_difference or state.is_likely(row)

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from msprobe.api_prefixes import COMPILED
@@ -18,6 +19,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import Moment
+from msprobe.compare.training.fingerprints import Fingerprint
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
 from msprobe.compare.training.outlines import (
     OutlineDifference,
@@ -25,7 +27,11 @@ from msprobe.compare.training.outlines import (
     difference_behind,
     difference_by_factor,
 )
-from msprobe.compare.verdicts.cleared_gradients import cleared_gradients
+from msprobe.compare.verdicts.cleared_gradients import (
+    cleared_gradients,
+    left_over,
+    name_of_gradient,
+)
 from msprobe.compare.verdicts.clues import (
     compiled_call,
     evened,
@@ -123,7 +129,7 @@ class StepObservations:
         unused: a call of one side alone that changes a tensor which no recorded call uses.
         written: a call of one side alone that writes a parameter after its update.
         moved: an update that one side makes before the first call that differs, the other after it.
-        cleared: that one side clears gradients between micro batches, and what to do; in words.
+        cleared: that one side clears gradients where the other does not, and what to do; in words.
         has_modules_only: both sides were recorded at level L0.
         runs_compiled: a side called compiled code, which may do anything to parameters.
         has_facts: both sides recorded the training around their calls.
@@ -179,8 +185,16 @@ class StepObservations:
         return not (self.forward_differs or self.backward_differs or self.precisions)
 
 
-def observe(comparison: RankComparison) -> StepObservations:
-    """Return what the rows of a comparison say; needs their origins."""
+def observe(
+    comparison: RankComparison,
+    last_gradients: Mapping[str, tuple[Fingerprint, Fingerprint]] = MappingProxyType({}),
+) -> StepObservations:
+    """Return what the rows of a comparison say; needs their origins.
+
+    Args:
+        comparison: a step and rank.
+        last_gradients: parameter → what optimizers got of its gradient in the step before.
+    """
     inexact = [row for row in comparison.rows if row.status is not Status.EQUAL]
     if not inexact:
         return StepObservations(
@@ -248,7 +262,7 @@ def observe(comparison: RankComparison) -> StepObservations:
         unused=unused_change(comparison),
         written=written_parameter(comparison, inexact),
         moved=moved_update(comparison, differing[0].pair) if differing else None,
-        cleared=cleared_gradients(comparison),
+        cleared=cleared_gradients(comparison) or left_over(comparison, last_gradients),
         broken_off=_broken_off(comparison),
         **_work(comparison),
         knows_updates=all(
@@ -400,11 +414,10 @@ def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor |
 
 def _parameters_alone(comparison: RankComparison, differing: Sequence[Row]) -> list[str]:
     """Return the parameters whose gradients are all that differ; none if no other's agrees."""
-    known = {
-        f"{parsed.path}.{row.value.slot}".lstrip("."): row.status.is_difference
-        for row in comparison.rows
-        if (parsed := comparison.parsed(row.pair)).kind in PARAMETER_GRADIENTS
-    }
+    known: Counter[str] = Counter()  # in how many micro batches they differ
+    for row in comparison.rows:
+        if comparison.parsed(row.pair).kind in PARAMETER_GRADIENTS:
+            known[name_of_gradient(comparison, row)] += row.status.is_difference
     is_all = not all(comparison.parsed(row.pair).kind in PARAMETER_GRADIENTS for row in differing)
     return [] if is_all or all(known.values()) else [name for name in known if known[name]]
 

@@ -15,6 +15,7 @@ from msprobe.compare.model import Matched, Missing, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.buffers import kept_values
 from msprobe.compare.training.facts_pair import FactsPair
+from msprobe.compare.training.fingerprints import is_part
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.training.start import equal_at_start
 from msprobe.compare.verdicts.calls import Call, Calls
@@ -300,6 +301,14 @@ def lost_gradient(row: Row) -> bool:
 def is_lacking(row: Row) -> bool:
     """Return whether one side alone has a value."""
     return row.status in (Status.MISSING, Status.ADDED)
+
+
+def is_shard(row: Row) -> bool:
+    """Return whether one side holds a part of what the other one holds."""
+    if not isinstance(row, Matched):
+        return False
+    shapes = [value.shape for value in row.values]
+    return row.status is Status.SHAPE and None not in shapes and is_part(*shapes)  # type: ignore[arg-type]
 
 
 def lacking_side(row: Row) -> str:

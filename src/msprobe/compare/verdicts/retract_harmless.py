@@ -16,7 +16,6 @@ from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rounding import IN_OTHER_CALLS, NEAR, resolution_of
-from msprobe.compare.training.fingerprints import is_part
 from msprobe.compare.verdicts.agreement import Agreements
 from msprobe.compare.verdicts.calls import Call, Calls, names_of
 from msprobe.compare.verdicts.consequences import (
@@ -26,6 +25,7 @@ from msprobe.compare.verdicts.consequences import (
     needs_no_gradient,
 )
 from msprobe.compare.verdicts.data_flow import DataFlow
+from msprobe.compare.verdicts.origin_state import is_shard
 from msprobe.compare.verdicts.same_inputs import shows_elements
 from msprobe.dump.record_names import (
     PARAMETER_GRADIENTS,
@@ -264,16 +264,8 @@ def _has_equal_sum(calls: Calls, call: Call) -> bool:
     return (
         whole is not None
         and whole.is_matched
-        and all(_is_shard(row) or not row.status.is_difference for row in whole.rows)
+        and all(is_shard(row) or not row.status.is_difference for row in whole.rows)
     )
-
-
-def _is_shard(row: Row) -> bool:
-    """Return whether one side holds a part of what the other one holds."""
-    if not isinstance(row, Matched):
-        return False
-    shapes = [value.shape for value in row.values]
-    return row.status is Status.SHAPE and None not in shapes and is_part(*shapes)  # type: ignore[arg-type]
 
 
 def _retract_parameter_gradients(
@@ -283,7 +275,7 @@ def _retract_parameter_gradients(
     module = replaced.get(call.parsed.base)
     is_other = not call.is_matched or all(row.status is Status.SHAPE for row in found)
     is_reduced = call.parsed.kind is RecordKind.PARAMETERS_GRAD_REDUCED
-    if is_reduced and all(map(_is_shard, found)):
+    if is_reduced and all(map(is_shard, found)):
         _clear(call, found, Cause.SHARD, "", is_same=False)
     elif not call.is_matched and _has_equal_sum(calls, call):
         _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=False)

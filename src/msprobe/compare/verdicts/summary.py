@@ -88,7 +88,10 @@ class Summary:
             self._scope.add(comparison)
             if comparison.noise is not None:
                 self._noise.append(comparison.noise)
-        observed = [observe(comparison) for comparison in ranks]
+        observed = [
+            observe(comparison, self._training.last_gradients(comparison.rank))
+            for comparison in ranks
+        ]
         self._steps += observed
         self._training.add(
             pairs,
