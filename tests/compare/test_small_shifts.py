@@ -7,6 +7,9 @@ another approximation of GELU, is told from rounding by no measurement of one ru
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,6 +142,44 @@ def test_squares_that_vanish_in_float16_accuse_no_optimizer(tmp_path: Path, leve
     verdict = verdict_on(tmp_path, run, *ways, level=level)
 
     assert verdict["class"] not in ("update", "gradient"), verdict["sentence"]
+
+
+def hooked(debugger: PrecisionDebugger, change: str | None) -> None:
+    """Train by other calls, where code that is not recorded enlarges the gradients of a block."""
+    blocks = [block(Way(is_other=bool(change)), 1.0) for _ in range(3)]
+    model = nn.Sequential(*blocks, nn.Linear(WIDTH, 10)).to(torch.bfloat16)
+    for weight in blocks[1].parameters() if change else ():
+        weight.register_hook(lambda g: torch.from_numpy(g.float().numpy() * 1.03).to(g.dtype))  # type: ignore[no-untyped-call]
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    batches, labels = torch.randn(3, 16, 8, WIDTH), torch.randint(0, 10, (3, 16, 8))
+
+    def step(number: int) -> None:
+        scores = model(batches[number].to(torch.bfloat16))
+        F.cross_entropy(scores.flatten(0, 1), labels[number].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+def test_the_first_gradient_that_moves_is_named_in_every_run(tmp_path: Path) -> None:
+    verdict_on(tmp_path, hooked, "moved", level="L1")
+    command = (
+        "import sys, msprobe; r = msprobe.compare_dumps(*sys.argv[1:3], output=sys.argv[3]); "
+        "print(r.summary['verdict']['sentence'])"
+    )
+    folders = [str(tmp_path / name) for name in ("target", "reference", "out")]
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", command, *folders],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()[-1]
+        for seed in "1234"
+    }
+    assert len(said) == 1, said
 
 
 def normed(debugger: PrecisionDebugger, change: Any) -> None:

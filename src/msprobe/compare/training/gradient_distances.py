@@ -239,9 +239,11 @@ def _norms(gradients: Gradients) -> Iterator[float | None]:
 
 def _distances(target: Gradients, reference: Gradients) -> dict[str, float]:
     largest = _largest(_norms(reference))
+    # In the order of the parameters: what is named first must not change from run to run.
     return {
-        name: distance(target[name], reference[name], largest)
-        for name in target.keys() & reference.keys()
+        name: distance(gradient, reference[name], largest)
+        for name, gradient in target.items()
+        if name in reference
     }
 
 

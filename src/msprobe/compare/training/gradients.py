@@ -124,9 +124,10 @@ class GradientHistory:
             return
         factors = {name: factor_between(both[0][name], both[1][name]) for name in moved}
         factor = common_factor(factors.values())
-        is_of_all = is_clipped or len(moved) >= MOST * len(changes)
-        if factor is not None and (is_of_all or factor.is_proved):
-            meaning = (meanings if is_of_all else Meanings()).of(factor.value)
+        is_of_most = len(moved) >= MOST * len(changes)
+        is_of_all = is_clipped or is_of_most
+        if factor is not None and (is_of_most or factor.is_proved):
+            meaning = (meanings if is_of_most else Meanings()).of(factor.value)
             if is_of_all and not any(pair.pair.events(Clip)):
                 limited = "" if meaning else limited_words(*total_norms(got))
                 if words := limiting_call(*pair.pair.sides) or limited:
@@ -147,7 +148,7 @@ class GradientHistory:
                 moved,
                 Effect.CERTAIN if is_of_all else Effect.POSSIBLE,
                 None if is_of_all or telling != moved else _unscaled(pair.pair, factor.value),
-                is_scaled=bool(meaning) and is_of_all,
+                is_scaled=bool(meaning) and is_of_most,
             )
             return
         large, least = large_gradients(both[1], resolution), LARGEST_SHIFT * resolution
@@ -216,7 +217,8 @@ def _multiples(
 
 
 def _leaves_nothing(factor: Factor) -> bool:
-    return factor.residual is not None and factor.residual <= SAME_FACTOR
+    residual = factor.residual
+    return residual is not None and residual <= SAME_FACTOR and factor.is_proved
 
 
 def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[FactDifference]:
@@ -414,8 +416,14 @@ def _are_alike(gradients: Sequence[Fingerprint]) -> bool:
 
 
 def total_norm_differences(pair: FactsPair, meanings: Meanings) -> Iterator[FactDifference]:
-    """Yield a factor between the total norms that the gradients had before they were clipped."""
-    for target, reference in zip(*pair.events(Clip), strict=False):
+    """Yield a factor between the total norms that the gradients had before they were clipped.
+
+    Where one side clips more often, the first of its norms may be that of a single micro batch.
+    """
+    clips = pair.events(Clip)
+    if len(clips[0]) != len(clips[1]):
+        return
+    for target, reference in zip(*clips, strict=True):
         if not target.total_norm or not reference.total_norm:
             continue
         if target.norm_type != reference.norm_type or target.parameters != reference.parameters:

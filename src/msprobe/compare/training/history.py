@@ -114,6 +114,15 @@ class _RankHistory:
         """How far a gradient was apart at most."""
         return max(self.distances.values(), default=0.0)
 
+    @property
+    def agreeing(self) -> set[str]:
+        """The parameters that, with their gradients, were equal to the bit in every update."""
+        return {
+            name
+            for name, differed in self.updated.items()
+            if not differed and self.distances.get(name) == 0.0
+        }
+
 
 class TrainingHistory:
     """Compares the facts of all ranks, step after step.
@@ -376,7 +385,7 @@ class TrainingHistory:
         for step in steps:
             yield from earlier_changes(step)
             yield from setting_differences(step)
-            yield from state_differences(step, is_exact)
+            yield from state_differences(step, step.places if is_exact else history.agreeing)
             yield from update_differences(step)
             # What a step makes of other gradients is the state of the next one.
             is_exact = is_exact and all(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, Final
 
 from msprobe.compare.training.buffers import buffer_changes, parameters_after
@@ -195,13 +195,13 @@ def _membership(pair: StepPair) -> Iterator[FactDifference]:
             )
 
 
-def state_differences(pair: StepPair, unchanged: bool) -> Iterator[FactDifference]:
+def state_differences(pair: StepPair, unchanged: Container[str]) -> Iterator[FactDifference]:
     """Yield differences of the optimizer's state before the step.
 
     Args:
         pair: the step on both sides.
-        unchanged: whether everything before agreed to the bit, so that the values of the state
-            have no reason to differ.
+        unchanged: the parameters whose state has no reason to differ: all that it is made of
+            agreed to the bit.
     """
     if pair.target.class_name != pair.reference.class_name:
         return
@@ -233,7 +233,7 @@ def _count(parameters: OptimizedParameters, place: int) -> float | None:
     return None if has_state else 0.0
 
 
-def _state_values(pair: StepPair, unchanged: bool) -> Iterator[FactDifference]:
+def _state_values(pair: StepPair, unchanged: Container[str]) -> Iterator[FactDifference]:
     states = [side.state for side in pair.columns]
     for state in sorted(states[0].keys() | states[1].keys()):
         present = [_present(each.get(state)) for each in states]
@@ -252,10 +252,8 @@ def _state_values(pair: StepPair, unchanged: bool) -> Iterator[FactDifference]:
                 Moment.LOST_STATE if _are_set_alike(pair) else Moment.OPTIMIZER_STATE,
             )
             continue
-        if not unchanged:
-            continue
         changes = pair.state_changes(state)
-        far = [name for name, change in changes.items() if not change.is_rounding]
+        far = [n for n, change in changes.items() if n in unchanged and not change.is_rounding]
         if far:
             yield _state(
                 pair,

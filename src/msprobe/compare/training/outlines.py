@@ -26,6 +26,7 @@ from msprobe.compare.training.frameworks import are_of_two_frameworks, is_of_min
 from msprobe.compare.training.gradient_factors import SAME_FACTOR
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OUTLINED_TENSOR, Facts, Outline, OutlinedCall, OutlineRun
+from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.lookup import is_in_place, operator_of, scale_of, suggests
 from msprobe.operators.operator import Hint, Operator
@@ -173,6 +174,13 @@ def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> bo
     """Return whether both sides draw random numbers before they call a model; as above."""
     calls = _calls(facts, *map(_is_ahead_of, names))
     return all(any(_operator_of(each).draws_random for each in made) for made in calls)
+
+
+def difference_of_casts(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
+    """Return the first cast to a floating type that two steps do not share."""
+    made = _calls((target, reference))
+    casts = ([c for c in calls if _operator(c) in _CASTS and any(_types(c))] for calls in made)
+    return next(_differences(*casts), None)
 
 
 def difference_of_gradients(
@@ -407,7 +415,7 @@ def _scale(call: OutlinedCall | None) -> float:
 
 def _types(call: OutlinedCall) -> Iterator[float]:
     """Yield the resolutions of the floating types that a call names."""
-    return (epsilon_of(word.removeprefix("torch.")) for word in (_operator(call), *_words(call)))
+    return (epsilon_of(normal_dtype(word)) for word in (_operator(call), *_words(call)))
 
 
 def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[OutlineDifference]:

@@ -162,8 +162,9 @@ class Incoming:
             # What collects samples into batches collects others.
             mark(row, Origin.INPUT, Cause.OTHER_SPLIT)
             return
-        if not call.is_backward and state.outside.model_input_of(row) is not None:
-            # One side makes its data (random ones, say) while it is recorded, the other before.
+        is_data = not call.is_backward and state.outside.model_input_of(row) is not None
+        if one_sided and is_data:
+            # That side makes its data (random ones, say) while it is recorded, the other before.
             mark(row, Origin.INPUT, Cause.MODEL_INPUT)
             return
         if one_sided and state.may_inherit(row):

@@ -26,6 +26,7 @@ from msprobe.compare.training.outlines import (
     difference_before,
     difference_behind,
     difference_by_factor,
+    difference_of_casts,
 )
 from msprobe.compare.verdicts.cleared_gradients import (
     cleared_gradients,
@@ -126,6 +127,7 @@ class StepObservations:
             the model is given differs first.
         behind: the call after those of the models that differs, where calls have no records and
             gradients alone differ.
+        cast: the cast to another floating type that differs, where calls have no records.
         unused: a call of one side alone that changes a tensor which no recorded call uses.
         written: a call of one side alone that writes a parameter after its update.
         moved: an update that one side makes before the first call that differs, the other after it.
@@ -168,6 +170,7 @@ class StepObservations:
     evened: Clue | None = None
     ahead: OutlineDifference | None = None
     behind: OutlineDifference | None = None
+    cast: OutlineDifference | None = None
     unused: Clue | None = None
     written: Clue | None = None
     moved: Clue | None = None
@@ -259,6 +262,7 @@ def observe(
         evened=evened(comparison, inexact),
         ahead=_ahead(comparison, differing[0]) if forward_differs else None,
         behind=behind,
+        cast=difference_of_casts(*comparison.facts) if comparison.has_modules_only else None,
         unused=unused_change(comparison),
         written=written_parameter(comparison, inexact),
         moved=moved_update(comparison, differing[0].pair) if differing else None,

@@ -126,6 +126,8 @@ def without_cause(findings: Findings) -> Verdict:
     more = (
         "" if clue is None else f"; {clue.words}, step {clue.place.step}, with as small an effect"
     )
+    # Behind a model no value shows in which type a loss is computed.
+    precisions = precisions or next((s.cast.words for s in findings.steps if s.cast), "")
     return findings.conclude(
         VerdictClass.PRECISION if precisions else VerdictClass.ROUNDING,
         (f"{precisions}; " if precisions else "")
