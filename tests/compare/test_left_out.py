@@ -58,6 +58,34 @@ def test_a_term_that_is_computed_but_not_added_is_a_call(
     assert "test_left_out.py" in verdict["sentence"]
 
 
+def through_one_number(debugger: PrecisionDebugger, change: Any) -> None:
+    """Train what comes to one number in between: the gradient before it is then only scaled."""
+    first, last = nn.Linear(8, 1, bias=False), nn.Sequential(nn.Linear(1, 6), nn.Linear(6, 4))
+    optimizer = torch.optim.SGD([*first.parameters(), *last.parameters()], 0.1)
+    inputs = torch.randn(3, 1, 8)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        middle = first(inputs[number])
+        loss = last(middle).square().mean()
+        if not change:
+            loss = loss + 0.05 * middle.square().mean()
+        loss.backward()
+        optimizer.step()
+
+    train(debugger, [first, last], step)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_term_by_which_one_gradient_is_scaled_is_a_call(
+    tmp_path: Path, level: str, swapped: bool
+) -> None:
+    sides = (None, "no term") if swapped else ("no term", None)
+    verdict = verdict_on(tmp_path, through_one_number, *sides, level)
+    assert verdict["class"] == "call", verdict["sentence"]
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_backward_pass_that_one_side_leaves_out_is_told(tmp_path: Path, level: str) -> None:
     verdict = verdict_on(tmp_path, regularised, "no backward", None, level)

@@ -193,8 +193,8 @@ def _multiples(
     """Return the gradients, if any, that are the same multiple of the reference's, and the factor.
 
     The gradients behind them are sums of multiples and others. Several that the factor does not
-    explain as closely as it is known may look so by chance, and so may one alone: it must be
-    `large`, so that it is no rounding, the only one, and far off.
+    explain as closely as it is known may look so by chance, and so may one among others that
+    differ: it must be alone, `large`, so that it is no rounding, and far off.
 
     Args:
         factors: gradient → its factor.
@@ -212,7 +212,8 @@ def _multiples(
             return names, value
     multiples = {n: f for n, f in factors.items() if f is not None and f.is_multiple}
     alone = [n for n, f in multiples.items() if f.is_proved]
-    value = multiples[alone[0]].value if len(alone) == 1 and alone[0] in large else 1.0
+    is_alone = len(alone) == len(factors) == 1 and alone[0] in large
+    value = multiples[alone[0]].value if is_alone else 1.0
     return (alone, value) if abs(value - 1.0) > least else ([], 1.0)
 
 

@@ -49,7 +49,7 @@ from msprobe.compare.verdicts.origin_state import is_lacking
 from msprobe.compare.verdicts.own_error import key_of
 from msprobe.compare.verdicts.places import Clue
 from msprobe.compare.verdicts.ranking import Culprit, culprit_groups
-from msprobe.compare.verdicts.scaled_gradients import scale_of_calls
+from msprobe.compare.verdicts.scaled_gradients import loss_of, scale_of_calls
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.compare.verdicts.without_cause import (
@@ -210,7 +210,9 @@ class _Search:
         """Return whether some gradients are a multiple by none of the calls of one side alone."""
         if fact.multiple is None:
             return False
-        here = (c.comparison for c in self._findings.culprits if c.comparison.step == fact.step)
+        here = [c.comparison for c in self._findings.culprits if c.comparison.step == fact.step]
+        if any(loss_of(each) is not None for each in here[:1]):
+            return False  # these calls do not compute the same
         scale = next(map(scale_of_calls, here), 1.0)
         return not math.isclose(scale, fact.multiple, rel_tol=SAME_FACTOR)
 
