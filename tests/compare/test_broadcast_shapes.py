@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
 
 from builders.two_runs import Run, train, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
@@ -38,6 +39,22 @@ def valued(debugger: PrecisionDebugger, change: Any) -> None:
     train(debugger, critic, step)
 
 
+def in_a_loss(debugger: PrecisionDebugger, change: Any) -> None:
+    critic = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(critic.parameters(), 0.1)
+    states, rewards = torch.randn(3, 6, 5), torch.randn(3, 6)
+
+    def step(number: int) -> None:
+        values = critic(states[number])
+        if change != "left out":
+            values = values.squeeze(-2 if change else -1)
+        optimizer.zero_grad()
+        functional.smooth_l1_loss(values, rewards[number]).backward()
+        optimizer.step()
+
+    train(debugger, critic, step)
+
+
 def same(debugger: PrecisionDebugger, change: Any) -> None:
     """Train by values whose further dimension has no consequence."""
     model = nn.Linear(5, 1)
@@ -59,11 +76,13 @@ def same(debugger: PrecisionDebugger, change: Any) -> None:
     ("change", "expected"), [("left out", "call"), ("other dimension", "argument")]
 )
 @pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("program", [valued, in_a_loss])
 def test_the_call_that_made_the_shape_is_named(
-    tmp_path: Path, change: str, expected: str, level: str, swapped: bool
+    tmp_path: Path, program: Run, change: str, expected: str, level: str, swapped: bool
 ) -> None:
     sides = (None, change) if swapped else (change, None)
-    verdict = verdict_on(tmp_path, valued, *sides, level)
+    verdict = verdict_on(tmp_path, program, *sides, level)
     assert verdict["class"] == expected, verdict["sentence"]
     assert "Tensor.squeeze.0.forward (test_broadcast_shapes.py" in verdict["sentence"]
 

@@ -647,6 +647,24 @@ def test_a_state_that_differs() -> None:
     assert re.match(r"optimizer_state: exp_avg\w* of all 3 parameters differs before step 0", first)
 
 
+def test_a_state_that_an_earlier_update_of_the_step_made_of_other_gradients() -> None:
+    def twice(gradient: int, state: int) -> Parts:
+        first = optimizer_step(arrays(), arrays(gradient), arrays(gradient))
+        kept = {"exp_avg": arrays(state), "exp_avg_sq": arrays(state)}
+        second = optimizer_step(arrays(), arrays(5), arrays(6), state=kept, steps=1, call=1)
+        return {"events": [first, second]}
+
+    history = TrainingHistory()
+    steps = (twice(1, 3), twice(1, 3)), (twice(1, 3), twice(2, 4))
+    for number, sides in enumerate(steps):
+        target, reference = (facts(**each) for each in sides)
+        pair = FactsPair(step=number, rank=0, target=target, reference=reference)
+        history.add_data([pair])
+        history.add([pair], {0: False})
+
+    assert not any(each.verdict == "optimizer_state" for each in history.differences())
+
+
 def updated(after: Arrays, **more: Any) -> Parts:
     return {"events": [optimizer_step(arrays(), arrays(1), after, **more)]}
 

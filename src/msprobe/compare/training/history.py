@@ -381,18 +381,16 @@ class TrainingHistory:
         if all(each.effect is Effect.NONE for each in clips) and not is_told:
             yield from gradients
         yield from count_differences(pair)
-        is_exact = history.is_exact
+        moved: set[str] = set()
         for step in steps:
             yield from earlier_changes(step)
             yield from setting_differences(step)
-            yield from state_differences(step, step.places if is_exact else history.agreeing)
+            agreeing = set(step.places) if history.is_exact else history.agreeing
+            yield from state_differences(step, agreeing - moved)
             yield from update_differences(step)
             # What a step makes of other gradients is the state of the next one.
-            is_exact = is_exact and all(
-                change.is_equal
-                for column in ("gradient", "after")
-                for change in step.changes(column).values()
-            )
+            both = [step.changes(column).items() for column in ("gradient", "after")]
+            moved |= {name for each in both for name, change in each if not change.is_equal}
 
     def _remember(
         self,

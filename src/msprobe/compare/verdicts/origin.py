@@ -322,15 +322,15 @@ class _Search:
         elif row.status is Status.NONFINITE:
             self._judge_nonfinite(call, row, incoming)
         elif row.status in (Status.SHAPE, Status.DTYPE):
-            is_inherited = incoming.differs or self._is_reshaped_before(call)
+            is_inherited = incoming.differs or self._blame_reshaping(call)
             mark(row, Origin.INHERITED if is_inherited else Origin.INTRODUCED)
         else:
             self._judge_size(call, row, incoming)
 
-    def _is_reshaped_before(self, call: Call) -> bool:
-        """Return whether a call is given the same numbers in another shape; blames what made it.
+    def _blame_reshaping(self, call: Call) -> bool:
+        """Blame what gave the numbers that a call takes in another shape; return whether it did.
 
-        By itself that has no consequence. Where shapes are broadcast it may have.
+        By itself that has no consequence. Where shapes are broadcast it may have, as in a loss.
         """
         state = self._state
         return any(
@@ -522,6 +522,7 @@ class _Search:
             else:
                 mark(row, Origin.AMPLIFIED, Cause.UNEXPLAINED)
         elif self._incoming.judge_forms(call):
+            self._blame_reshaping(call)
             mark(row, Origin.INHERITED)
         elif self._sees_statistics_only and self._unmatched.blame_hidden(call):
             mark(row, Origin.INHERITED, Cause.REORDERED)
