@@ -96,6 +96,18 @@ def difference_inside(
     return _first_difference(*inside) or difference_before(sides, names)
 
 
+def difference_around(
+    sides: Sequence[Side], names: Sequence[str | None]
+) -> OutlineDifference | None:
+    """Return in which call the module around a module differs, before or after it calls it.
+
+    What comes after it makes the gradient that it is given. Arguments as above.
+    """
+    facts = [side.view.facts for side in sides]
+    outer = [side.parent(name or "") for side, name in zip(sides, names, strict=True)]
+    return _first_difference(*_calls(facts, *map(_is_inside, sides, outer)))
+
+
 def difference_before(
     sides: Sequence[Side], names: Sequence[str | None]
 ) -> OutlineDifference | None:
