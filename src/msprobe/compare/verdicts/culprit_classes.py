@@ -199,7 +199,7 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
     inside = difference_inside(comparison.sides, names)
     loss = None if inside is None else loss_of(comparison)
     if inside is not None and loss is not None and loss.is_scaled_by(inside.ratio):
-        words = f"{loss.multiple}; {inside.words}"
+        words = f"{loss.multiple(is_divided=inside.is_division)}; {inside.words}"
         return replace(inside, verdict=VerdictClass.GRADIENT, words=words)
     return inside
 

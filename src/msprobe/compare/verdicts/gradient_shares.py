@@ -38,8 +38,9 @@ class GradientShares:
         """Return whether a gradient that one side lacks is part of another one, or holds it.
 
         A call may be given one value twice: how its gradient is split between the two is a matter
-        of how the call is run. Autocast casts a parameter once for all calls that share it: the first of them is then seen
-        to hand back the gradients of all, after the others handed back none.
+        of how the call is run. Autocast casts a parameter once for all calls that share it: the
+        first of them is then seen to hand back the gradients of all, after the others handed back
+        none.
         """
         if (row.pair.position, row.value.argument) in self._summed:
             return True
@@ -62,7 +63,7 @@ class GradientShares:
         return coarsest > made and any(row.status.is_difference for row in given)
 
     def _of_same_value(self, call: Call, row: Row) -> list[Row]:
-        """Return the gradients that a call hands back for one value, which it may be given twice."""
+        """Return the gradients that a call hands back for one value that it is given twice."""
         forward = self._state.calls.forward_of(call)
         given = {} if forward is None else {r.value.argument: r for r in forward.inputs}
         own = given.get(row.value.argument)
