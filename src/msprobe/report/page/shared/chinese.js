@@ -364,6 +364,7 @@ export const sentences = {
   "a tensor on one side, a number on the other": "一侧为张量，另一侧为数字", "a tensor where the reference has None": "标杆侧为 None，待测侧为张量",
   "None where the reference has a tensor": "标杆侧为张量，待测侧为 None", "its tensors were not recorded": "未采集其张量",
   
+  "not compared: one side is sparse, and its numbers are those of its stored values": "未比较：一侧为稀疏张量，其统计值仅来自所存储的值",
   "the call does not read it: what the memory held before means nothing": "调用不读取它：内存中原有的内容没有意义",
   "shape {} instead of {}": "形状为 {}，而非 {}", "{} instead of {}; the values are {}": "{}，而非 {}；数值{}",
   "at other places than in the reference": "位置与标杆侧不同", "the default, which the other side leaves out": "默认值，另一侧省略", "the other recorder does not record it": "另一侧的采集不记录它",
