@@ -249,25 +249,44 @@ def test_a_sparse_gradient_that_is_another_one_shows_in_the_update(tmp_path: Pat
     assert verdict["class"] not in ("equal", "rounding", "precision"), verdict["sentence"]
 
 
-class Halves(nn.Module):
-    """A network in bfloat16 with an activation inside."""
+class Part(nn.Module):
+    """Mixes tokens and then channels; its results hardly show its second activation."""
 
     def __init__(self, act: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.first, self.norm = nn.Linear(12, 24), nn.LayerNorm(24)
-        self.up, self.down, self.head = nn.Linear(24, 48), nn.Linear(48, 24), nn.Linear(24, 5)
+        self.tokens, self.channels = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.mix, self.back = nn.Linear(6, 12), nn.Linear(12, 6)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
         self.act = act
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        x = x + self.down(self.act(self.up(self.norm(x))))
-        return self.head(x)
+        mixed = functional.gelu(self.mix(self.tokens(x).transpose(1, 2)))
+        x = x + self.back(mixed).transpose(1, 2)
+        return x + self.down(self.act(self.up(self.channels(x))))
+
+
+class Halves(nn.Module):
+    """A network in bfloat16."""
+
+    def __init__(self, act: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.embed, self.parts = nn.Linear(10, 16), nn.ModuleList([Part(act), Part(act)])
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for part in self.parts:
+            x = part(x)
+        return self.head(self.norm(x).mean(1))
 
 
 def halving(debugger: PrecisionDebugger, act: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    model = Halves(act).to(torch.bfloat16)
+    model = Halves(act)
+    for part in model.parts:
+        part.down.weight.data.mul_(0.3)
+    model = model.to(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    data, labels = torch.randn(3, 16, 12, dtype=torch.bfloat16), torch.randint(0, 5, (16,))
+    data, labels = torch.randn(3, 16, 6, 10, dtype=torch.bfloat16), torch.randint(0, 8, (16,))
 
     def step(number: int) -> None:
         optimizer.zero_grad()
