@@ -91,11 +91,6 @@ class Meanings:
                 factors of gradients are.
         """
         is_near = partial(math.isclose, factor, rel_tol=min(tolerance, SAME_FACTOR))
-        lacking, extra = (
-            (": they are summed, not averaged", ": they are divided once too often")
-            if may_lack_division
-            else ("", "")
-        )
         for scale in self.scales:
             if is_near(scale) and scale != 1:
                 return f"the scale of the gradient scaler, {scale:g}: they are not unscaled"
@@ -104,9 +99,17 @@ class Meanings:
             (self.world_size, "world size"),
         ):
             if count > 1 and is_near(count):
-                return f"the {name}, {count}{lacking}"
+                return (
+                    f"the {name}, {count}: they are summed, not averaged"
+                    if may_lack_division
+                    else f"{count}, as the {name}"
+                )
             if count > 1 and is_near(1 / count):
-                return f"1 / {count}, the inverse of the {name}{extra}"
+                return (
+                    f"1 / {count}, the inverse of the {name}: they are divided once too often"
+                    if may_lack_division
+                    else f"1 / {count}, the inverse of the {name}"
+                )
         for count in self.samples:
             if count > _FEW_SAMPLES and is_near(count):
                 return f"{count}, the number of samples, as by a sum in place of a mean"
