@@ -86,6 +86,8 @@ class TensorRecord(msgspec.Struct):
     zero_share: float | UnsetType = UNSET
 
 
+STORED_VALUES: Final = "stored values only"
+"""Note of sparse tensors: the zeros that are not stored do not count."""
 PASS_THROUGH: Final = "pass-through"
 """First word of the note of a gradient that a call has of an input which it returns as it is."""
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from msprobe.dump.records import PASS_THROUGH, JsonTree, Statistic
+from msprobe.dump.records import PASS_THROUGH, STORED_VALUES, JsonTree, Statistic
 
 PartPath = tuple[str | int, ...]
 """Keys and indices from a record to one of its values, such as ``("input_args", 0)``."""
@@ -226,6 +226,11 @@ class Value(msgspec.Struct, gc=False):
     def is_handed_through(self) -> bool:
         """Whether it is a gradient of all uses of an input that the call returns as it is."""
         return self.note is not None and self.note.partition(":")[0] == PASS_THROUGH
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether its numbers are those of its stored values alone, which may be parts of sums."""
+        return self.note == STORED_VALUES
 
     @property
     def squeezed_shape(self) -> tuple[int, ...]:

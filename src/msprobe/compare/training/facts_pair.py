@@ -30,6 +30,7 @@ from msprobe.dump.facts import (
     OptimizedParameters,
     OptimizerStep,
 )
+from msprobe.dump.records import STORED_VALUES
 
 _Event = TypeVar("_Event", bound=Event)
 
@@ -350,9 +351,11 @@ class StepPair:
 
         Where one side climbs its loss and the other one descends, the target's are negated.
         """
-        sharded = self.pair.sharded
+        # A sparse one tells its stored values alone, which may be parts of sums.
+        sparse = set.symmetric_difference(*map(_sparse_gradients, self.columns))
+        left_out = sparse.union(self.pair.sharded)
         target, reference = (
-            {name: each for name, each in _gradients_of(side).items() if name not in sharded}
+            {name: each for name, each in _gradients_of(side).items() if name not in left_out}
             for side in self.sides
         )
         return (
@@ -404,6 +407,17 @@ class StepPair:
     ) -> FactDifference:
         """Return a difference of this step."""
         return self.pair.difference(verdict, moment, words, **more)
+
+
+def _sparse_gradients(parameters: OptimizedParameters) -> set[str]:
+    """Return the parameters that get a sparse gradient."""
+    end = " gradient"
+    notes = parameters.notes.items()
+    return {
+        name.removesuffix(end)
+        for name, note in notes
+        if name.endswith(end) and note == STORED_VALUES
+    }
 
 
 def _gradients_of(step: OptimizerStep) -> dict[str, Fingerprint]:

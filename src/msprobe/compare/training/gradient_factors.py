@@ -79,11 +79,14 @@ class Meanings:
     scales: Sequence[float] = ()
     samples: Sequence[int] = ()
 
-    def of(self, factor: float, tolerance: float = SAME_FACTOR) -> str:
+    def of(
+        self, factor: float, tolerance: float = SAME_FACTOR, *, may_lack_division: bool = True
+    ) -> str:
         """Return the meaning of a factor in words; empty if it is no known number.
 
         Args:
             factor: the factor.
+            may_lack_division: whether it may come from a division that one side alone makes.
             tolerance: how far it may be from a number, relative to it, if it is known better than
                 factors of gradients are.
         """
@@ -96,9 +99,17 @@ class Meanings:
             (self.world_size, "world size"),
         ):
             if count > 1 and is_near(count):
-                return f"the {name}, {count}: they are summed, not averaged"
+                return (
+                    f"the {name}, {count}: they are summed, not averaged"
+                    if may_lack_division
+                    else f"{count}, as the {name}"
+                )
             if count > 1 and is_near(1 / count):
-                return f"1 / {count}, the inverse of the {name}: they are divided once too often"
+                return (
+                    f"1 / {count}, the inverse of the {name}: they are divided once too often"
+                    if may_lack_division
+                    else f"1 / {count}, the inverse of the {name}"
+                )
         for count in self.samples:
             if count > _FEW_SAMPLES and is_near(count):
                 return f"{count}, the number of samples, as by a sum in place of a mean"

@@ -506,7 +506,7 @@ def _loss_differences(pair: FactsPair, resolution: Callable[[], float]) -> Itera
         verdict,
         # What the optimizer asks for again hangs on what it made of the first answer.
         Moment.LOSS if found.target.micro < pair.first_evaluation else Moment.ASKED_AGAIN,
-        (found.words if scaled is None else found.multiple) + made,
+        (found.words if scaled is None else found.multiple(is_divided=scaled.is_division)) + made,
         effect=Effect.POSSIBLE,
         micro=found.target.micro,
         next=("record the calls between the model's output and backward (level L1 or mix)",),

@@ -23,21 +23,32 @@ class OtherLoss:
     Attributes:
         target: the target's.
         reference: the reference's.
-        words: both values in words, with the meaning.
+        values: both values in words.
         factor: the target's loss is so many times the reference's; infinite where that is zero.
         meaning: of the factor; empty if it is no known number.
+        number: the meaning without what it says of a division that one side alone makes.
     """
 
     target: Loss
     reference: Loss
-    words: str
+    values: str
     factor: float
     meaning: str
+    number: str
 
     @property
-    def multiple(self) -> str:
-        """The words, with the factor as a number where that is no known one."""
-        return self.words if self.meaning else f"{self.words}: the factor is {shown(self.factor)}"
+    def words(self) -> str:
+        """Both values in words, with the meaning."""
+        return self.values + (f": the factor is {self.meaning}" if self.meaning else "")
+
+    def multiple(self, *, is_divided: bool) -> str:
+        """Return both values in words, with the factor, which calls that are known tell.
+
+        Args:
+            is_divided: they are those of one side alone, which divides.
+        """
+        meaning = self.meaning if is_divided else self.number
+        return f"{self.values}: the factor is {meaning or shown(self.factor)}"
 
     def is_scaled_by(self, ratio: float | None) -> bool:
         """Return whether calls that multiply by another number, so many times, explain it all."""
@@ -66,13 +77,16 @@ def other_loss(pair: FactsPair, resolution: Callable[[], float] = float) -> Othe
         # Losses of the same samples are as exact as their type: what is only near is another loss.
         near = after_calls(max(FINE, resolution()))
         factor = value / expected if expected else math.inf
-        meaning = meanings_of(pair, 1).of(factor, near)
+        meanings = meanings_of(pair, 1)
         of_micro = f", micro batch {target.micro}" if target.micro else ""
-        words = (
+        values = (
             f"the loss is {shown(value)} in the target, {shown(expected)} in the reference "
-            f"(step {pair.step}{of_micro})" + (f": the factor is {meaning}" if meaning else "")
+            f"(step {pair.step}{of_micro})"
         )
-        return OtherLoss(target, reference, words, factor, meaning)
+        meaning, number = (
+            meanings.of(factor, near, may_lack_division=may) for may in (True, False)
+        )
+        return OtherLoss(target, reference, values, factor, meaning, number)
     return None
 
 

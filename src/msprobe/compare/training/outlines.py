@@ -58,6 +58,7 @@ class OutlineDifference:
         source: its line, None inside of the framework.
         takes_tensor: whether the call takes a tensor, and does not make one of numbers alone.
         ratio: of a number that the target's call is given, or multiplies by, to the reference's.
+        is_division: whether one side alone makes the call, which divides.
         is_real: whether that is no whole number: sizes and places follow from the data.
         is_computed: whether both numbers have the digits of a result.
         is_of_noise: whether the call draws random numbers, which pick no samples.
@@ -68,6 +69,7 @@ class OutlineDifference:
     source: str | None
     takes_tensor: bool
     ratio: float | None = None
+    is_division: bool = False
     is_real: bool = False
     is_computed: bool = False
     is_of_noise: bool = False
@@ -94,6 +96,18 @@ def difference_inside(
     facts = [side.view.facts for side in sides]
     inside = _calls(facts, *map(_is_inside, sides, names))
     return _first_difference(*inside) or difference_before(sides, names)
+
+
+def difference_around(
+    sides: Sequence[Side], names: Sequence[str | None]
+) -> OutlineDifference | None:
+    """Return in which call the module around a module differs, before or after it calls it.
+
+    What comes after it makes the gradient that it is given. Arguments as above.
+    """
+    facts = [side.view.facts for side in sides]
+    outer = [side.parent(name or "") for side, name in zip(sides, names, strict=True)]
+    return _first_difference(*_calls(facts, *map(_is_inside, sides, outer)))
 
 
 def difference_before(
@@ -402,7 +416,10 @@ def _other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> 
     if any(suggests(each.name, Hint.LIMITS_GRADIENTS) for each in both):
         verdict = VerdictClass.CLIPPING
     ratio = _scale(target) / _scale(reference)
-    return OutlineDifference(verdict, words, _line(both[0]), takes, None if ratio == 1 else ratio)
+    is_division = len(both) == 1 and abs(_scale(both[0])) < 1
+    return OutlineDifference(
+        verdict, words, _line(both[0]), takes, None if ratio == 1 else ratio, is_division
+    )
 
 
 def _scale(call: OutlinedCall | None) -> float:

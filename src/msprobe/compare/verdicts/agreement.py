@@ -119,7 +119,8 @@ class _Agreement:
         for number, module in enumerate(enclosing):
             if not self._have_equal_results(module):
                 continue
-            vouches = number == 0 and not needs_gradients
+            # A loss alone hides what is inside, as it does below.
+            vouches = number == 0 and not needs_gradients and not _is_number(module)
             if vouches and self._calls.makes_other_call(call.pair):
                 vouches = not self._makes_other_gradients(module)
             if vouches or self._have_equal_gradients(module):
@@ -318,6 +319,12 @@ class _Agreement:
                     around = calls.parent_of(around, is_target=is_target)
                 made[None] = max(made[None], epsilon)
         return found[0], found[1]
+
+
+def _is_number(module: Call) -> bool:
+    """Return whether all that a module returns is a single number, such as a loss."""
+    made = [value for row in module.outputs for value in row.values if value.is_tensor]
+    return bool(made) and all(math.prod(value.shape or ()) == 1 for value in made)
 
 
 def _agree(results: Iterable[Row], taken_in: Iterable[Row], resolution: float) -> bool:

@@ -25,6 +25,7 @@ from msprobe.compare.training.module_settings import (
 )
 from msprobe.compare.training.outlines import (
     OutlineDifference,
+    difference_around,
     difference_before,
     difference_inside,
     difference_of_gradients,
@@ -43,7 +44,7 @@ from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.scaled_gradients import extra_pass, loss_of, scaled_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.compare.verdicts.written_parameters import writes_updated
-from msprobe.dump.record_names import RecordKind, RecordName, parse_record_name
+from msprobe.dump.record_names import RecordKind, RecordName, forward_name, parse_record_name
 from msprobe.dump.stack_frames import Frame, parse_frame, user_frames
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
@@ -185,7 +186,8 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
     comparison, row = culprit.comparison, culprit.row
     is_extra = bool(comparison.parsed(row.pair).backward_pass)
     if found is VerdictClass.GRADIENT and (row.pair.is_matched or is_extra):
-        return difference_of_gradients(*comparison.facts)
+        made = difference_of_gradients(*comparison.facts)
+        return made or (_call_around(culprit) if row.pair.is_matched else None)
     if not row.pair.is_matched:
         return None
     names = row.pair.target, row.pair.reference
@@ -197,9 +199,25 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
     inside = difference_inside(comparison.sides, names)
     loss = None if inside is None else loss_of(comparison)
     if inside is not None and loss is not None and loss.is_scaled_by(inside.ratio):
-        words = f"{loss.multiple}; {inside.words}"
+        words = f"{loss.multiple(is_divided=inside.is_division)}; {inside.words}"
         return replace(inside, verdict=VerdictClass.GRADIENT, words=words)
     return inside
+
+
+def _call_around(culprit: Culprit) -> OutlineDifference | None:
+    """Return the call without a record by which a module around gives another gradient back.
+
+    Asked where nothing recorded says why the gradient that comes in differs.
+    """
+    comparison, pair = culprit.comparison, culprit.row.pair
+    if culprit.row.cause is not Cause.UNEXPLAINED_GRADIENT or culprit.kind != "backward":
+        return None
+    names = (pair.target, pair.reference)
+    forward = [
+        forward_name(side.parsed(name or ""))
+        for side, name in zip(comparison.sides, names, strict=True)
+    ]
+    return difference_around(comparison.sides, forward)
 
 
 def _by_settings(culprit: Culprit, found: VerdictClass, words: str) -> tuple[VerdictClass, str]:

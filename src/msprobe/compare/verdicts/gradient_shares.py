@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Final
 
 from msprobe.compare.model import Matched, Row
-from msprobe.compare.rounding import IN_SUM, resolution_of
+from msprobe.compare.rounding import IN_SUM, after_calls, resolution_of
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import operand_of
 from msprobe.compare.verdicts.data_flow import fingerprint
@@ -35,12 +35,18 @@ class GradientShares:
         self._summed: set[tuple[int, object]] = set()
 
     def is_summed_elsewhere(self, call: Call, row: Row) -> bool:
-        """Return whether a gradient that one side lacks is part of another call's, or holds it.
+        """Return whether a gradient that one side lacks is part of another one, or holds it.
 
-        Autocast casts a parameter once for all calls that share it: the first of them is then seen
-        to hand back the gradients of all, after the others handed back none.
+        A call may be given one value twice: how its gradient is split between the two is a matter
+        of how the call is run. Autocast casts a parameter once for all calls that share it: the
+        first of them is then seen to hand back the gradients of all, after the others handed back
+        none.
         """
         if (row.pair.position, row.value.argument) in self._summed:
+            return True
+        parts = self._of_same_value(call, row)
+        if len(parts) > 1 and _have_same_sum(parts):
+            self._summed |= {(part.pair.position, part.value.argument) for part in parts}
             return True
         shares = self._of_input(call, row) if is_lacking(row) else []
         for parts in _sums(shares):
@@ -55,6 +61,21 @@ class GradientShares:
         coarsest = resolution_of(v for row in given for v in row.values if v.is_tensor)
         made = resolution_of(v for part in parts for v in part.values if v.is_tensor)
         return coarsest > made and any(row.status.is_difference for row in given)
+
+    def _of_same_value(self, call: Call, row: Row) -> list[Row]:
+        """Return the gradients that a call hands back for one value that it is given twice."""
+        forward = self._state.calls.forward_of(call)
+        given = {} if forward is None else {r.value.argument: r for r in forward.inputs}
+        own = given.get(row.value.argument)
+        keys = [] if own is None else [fingerprint(value) for value in own.values]
+        if not keys or None in keys:
+            return []
+        return [
+            each
+            for each in call.outputs
+            if (used := given.get(each.value.argument)) is not None
+            and [fingerprint(value) for value in used.values] == keys
+        ]
 
     def _of_input(self, call: Call, row: Row) -> list[Row]:
         """Return the gradients that all calls hand back for what this call hands back one for."""
@@ -195,13 +216,25 @@ def _sums(shares: Iterable[Row]) -> Iterator[list[Row]]:
 
 def _is_one_sum(parts: Sequence[Row]) -> bool:
     """Return whether gradients that one side lacks in part add up to the same."""
+    missing = [v.norm or 0.0 for p in parts if is_lacking(p) for v in p.values if v.is_tensor]
+    return _distance(parts) <= _LITTLE * math.hypot(*missing)
+
+
+def _have_same_sum(parts: Sequence[Row]) -> bool:
+    """Return whether gradients of one call add up to the same, as far as its types resolve it."""
+    values = [value for part in parts for value in part.values if value.is_tensor]
+    size = math.hypot(*(value.norm or 0.0 for value in values))
+    return _distance(parts) <= after_calls(resolution_of(values)) * size
+
+
+def _distance(parts: Sequence[Row]) -> float:
+    """Return how far two sums of gradients are apart, as projections tell; NaN if they do not."""
     apart: complex = 0.0
     for part in parts:
         for value, sign in ((part.target, 1), (part.reference, -1)):
             if value is not None and value.is_tensor:
                 apart += sign * (math.nan if value.pair is None else value.pair)
-    missing = [v.norm or 0.0 for p in parts if is_lacking(p) for v in p.values if v.is_tensor]
-    return abs(apart) <= _LITTLE * math.hypot(*missing)
+    return abs(apart)
 
 
 def add_up(row: Row, shares: Sequence[Row]) -> bool:

@@ -93,7 +93,21 @@ class Incoming:
         if first is not None and state.rows[first] is not row:
             mark(row, Origin.INHERITED, Cause.SAME_PARAMETER, name_of(state, first))
             return
+        if self._is_of_another_network(row):
+            known = (each or _NO_CALL for each in self._known_values(row))
+            mark(row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, " instead of ".join(known))
+            return
         mark(row, Origin.INTRODUCED, Cause.PARAMETER)
+
+    def _is_of_another_network(self, row: Row) -> bool:
+        """Return whether one side gives a call the parameter of an earlier one, which is trained.
+
+        The other gives it one that is not: that of a target network or a teacher, say. An update
+        between the two calls would leave it trained.
+        """
+        is_known = any(index is not None for index in self._state.outside.given_before(row))
+        is_matched = isinstance(row, Matched) and row.value.role is not Role.PARAMETER
+        return is_known and is_matched and len({v.requires_grad for v in row.values}) > 1
 
     def _is_suspect(self, call: Call, row: Row, tensors_agree: bool) -> bool:
         """Judge an argument that is no tensor, and return whether it may be at fault itself."""

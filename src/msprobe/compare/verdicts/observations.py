@@ -396,6 +396,8 @@ def _is_gradient(comparison: RankComparison, row: Row) -> bool:
 
 
 def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor | None:
+    if any(row.cause is Cause.NO_PARAMETER_GRADIENT for row in rows):
+        return None  # no factor takes a gradient away
     factors = [(row, factor_of_row(row)) for row in rows]
     common = common_factor(factor for _, factor in factors)
     # One that leaves much of the difference is no factor: another gradient was added, say.

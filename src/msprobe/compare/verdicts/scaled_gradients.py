@@ -45,7 +45,9 @@ def scaled_words(culprit: Culprit) -> str:
         return ""
     argument = None if not row.pair.is_matched else row.pair
     is_scaled = loss.is_scaled_by(scale_of_calls(comparison, loss.target.micro, argument))
-    return loss.multiple if is_scaled else ""
+    side = comparison.side_of(row.pair)
+    is_divided = not row.pair.is_matched and abs(_scale(side, row.pair.name)) < 1
+    return loss.multiple(is_divided=is_divided) if is_scaled else ""
 
 
 def scale_of_calls(

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from msprobe.compare.model import Matched, Row, Status
+from msprobe.compare.model import Matched, OperationPair, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.rounding import (
     FINE,
@@ -26,8 +26,10 @@ from msprobe.compare.training.gradient_distances import shifted_gradient
 from msprobe.compare.training.outlines import difference_before, difference_inside
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
+from msprobe.compare.verdicts.proof import JumpKind
 from msprobe.compare.verdicts.statistics_error import estimated_difference
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.record_names import forward_name, parse_record_name
 from msprobe.dump.values import Role, Value
 
 _EQUAL: Final = Status.EQUAL
@@ -147,8 +149,19 @@ def _gradient_clue(comparison: RankComparison, resolution: float) -> Clue | None
         found = shifted_gradient(step, resolution)
         if found is not None:
             words = f"the gradient of {found[0]} moves as a whole by {found[1]:.2g} of its norm"
-            return Clue(words, Place.of(comparison, backward[-1]))
+            lone = _lone_call(comparison)
+            if lone is None:
+                return Clue(words, Place.of(comparison, backward[-1]))
+            return Clue(f"{lone_words(comparison, lone)}; {words}", Place.of(comparison, lone))
     return None
+
+
+def _lone_call(comparison: RankComparison) -> OperationPair | None:
+    """Return the first call of one side alone through which gradients flow without explanation."""
+    jumps = comparison.proof.jumps if comparison.proof is not None else ()
+    records = {each.place.record for each in jumps if each.kind is JumpKind.UNMATCHED}
+    forward = {forward_name(parse_record_name(each)) or each for each in records}
+    return next((p for p in comparison.pairs if p.name in forward and not p.is_matched), None)
 
 
 def _clue(comparison: RankComparison, row: Matched, lone: list[Row], shift: float) -> Clue:

@@ -17,6 +17,8 @@ from torch._C import _functorch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from msprobe.dump.records import STORED_VALUES
+
 PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 """Types that hold their data themselves (unless functorch wrapped them)."""
 _TRACED: Final = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor"})
@@ -27,8 +29,6 @@ transforms_active: Final[Callable[[], bool]] = torch._C._are_functorch_transform
 """Return whether this runs inside vmap, grad or another transform of functorch."""
 IN_FLIGHT: Final = "collective in flight"
 """Note of results of collectives that the program has not waited for."""
-STORED_VALUES: Final = "stored values only"
-"""Note of sparse tensors: the zeros that are not stored do not count."""
 
 
 def _address_of_storage(t: torch.Tensor) -> int:

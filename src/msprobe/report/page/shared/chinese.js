@@ -266,6 +266,7 @@ export const sentences = {
   "-1: their sign is reversed": "-1：梯度符号相反", "the scale of the gradient scaler, {}: they are not unscaled": "梯度 scaler 的缩放系数 {}：梯度未还原",
   "number of micro batches": "微批次数", "world size": "rank 总数", "the {}, {}: they are summed, not averaged": "{}（{}）：梯度被求和而未取平均",
   "1 / {}, the inverse of the {}: they are divided once too often": "1 / {}，即{}的倒数：梯度多除了一次",
+  "{}, as the {}": "{}，即{}", "1 / {}, the inverse of the {}": "1 / {}，即{}的倒数",
   "{}, the number of samples, as by a sum in place of a mean": "{}，即样本数，如同以求和代替了平均",
   "1 / {}, the inverse of the number of samples": "1 / {}，即样本数的倒数", "the factor is {}": "系数为 {}", "each rank has its own": "各 rank 各自持有",
   "only over groups of ranks ({})": "仅在 rank 组内（{}）", "the mean": "平均值", "the sum": "总和", "averaged": "取平均", "reduced": "归约", "summed": "求和",
@@ -362,6 +363,7 @@ export const sentences = {
   "a tensor on one side, a number on the other": "一侧为张量，另一侧为数字", "a tensor where the reference has None": "标杆侧为 None，待测侧为张量",
   "None where the reference has a tensor": "标杆侧为张量，待测侧为 None", "its tensors were not recorded": "未采集其张量",
   
+  "not compared: one side is sparse, and its numbers are those of its stored values": "未比较：一侧为稀疏张量，其统计值仅来自所存储的值",
   "the call does not read it: what the memory held before means nothing": "调用不读取它：内存中原有的内容没有意义",
   "shape {} instead of {}": "形状为 {}，而非 {}", "{} instead of {}; the values are {}": "{}，而非 {}；数值{}",
   "at other places than in the reference": "位置与标杆侧不同", "the default, which the other side leaves out": "默认值，另一侧省略", "the other recorder does not record it": "另一侧的采集不记录它",
