@@ -1094,3 +1094,20 @@ def test_samples_that_ranks_share_in_another_way(agree: bool) -> None:
     found = said(differences((fed(1, own), fed(2, other)), (fed(2, own), fed(1, other)), ranks=2))
 
     assert any(each.startswith("data") for each in found) is not agree
+
+
+def test_a_factor_that_is_two_numbers_may_be_either() -> None:
+    def twice(factor: float) -> Parts:
+        losses = [{"micro": n, "value": 1.0, "shape": [], "dtype": "torch.float32"} for n in (0, 1)]
+        return {"loss": losses, "data": [batch(1), batch(2)], **got(times(factor))}
+
+    sides = twice(2.0), twice(1.0)
+
+    assert any(
+        "the number of micro batches, 2: they are summed" in each
+        for each in said(differences(sides))
+    )
+    assert any(
+        "the number of micro batches or world size, 2: they are summed" in each
+        for each in said(differences(sides, sides, ranks=2))
+    )

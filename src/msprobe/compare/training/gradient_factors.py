@@ -94,10 +94,11 @@ class Meanings:
         for scale in self.scales:
             if is_near(scale) and scale != 1:
                 return f"the scale of the gradient scaler, {scale:g}: they are not unscaled"
-        for count, name in (
-            (self.micro_batches, "number of micro batches"),
-            (self.world_size, "world size"),
-        ):
+        counts = {self.micro_batches: "number of micro batches"}
+        # Where both are the same number, either may be meant.
+        either = "number of micro batches or world size"
+        counts[self.world_size] = either if self.world_size in counts else "world size"
+        for count, name in counts.items():
             if count > 1 and is_near(count):
                 return (
                     f"the {name}, {count}: they are summed, not averaged"

@@ -378,6 +378,11 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     unused = next((each for each in findings.steps if each.unused is not None), None)
     if unused is None or unused.unused is None:
         more = [] if evened is None else evened.place.next
+        if (close or inside) and _precisions(findings):
+            where = _where_of_precision(findings)
+            return findings.conclude(
+                VerdictClass.PRECISION, words, Confidence.PROVED, where=where, next_steps=more
+            )
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED, next_steps=more)
     return findings.conclude(
         VerdictClass.EQUAL,

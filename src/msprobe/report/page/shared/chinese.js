@@ -264,7 +264,7 @@ export const sentences = {
   // factors of gradients
   "2^{}: a scale that is not taken back": "2^{}：缩放未被还原", "2: they are doubled": "2：梯度翻倍", "1/2: they are halved": "1/2：梯度减半",
   "-1: their sign is reversed": "-1：梯度符号相反", "the scale of the gradient scaler, {}: they are not unscaled": "梯度 scaler 的缩放系数 {}：梯度未还原",
-  "number of micro batches": "微批次数", "world size": "rank 总数", "the {}, {}: they are summed, not averaged": "{}（{}）：梯度被求和而未取平均",
+  "number of micro batches": "微批次数", "world size": "rank 总数", "number of micro batches or world size": "微批次数或 rank 总数", "the {}, {}: they are summed, not averaged": "{}（{}）：梯度被求和而未取平均",
   "1 / {}, the inverse of the {}: they are divided once too often": "1 / {}，即{}的倒数：梯度多除了一次",
   "{}, as the {}": "{}，即{}", "1 / {}, the inverse of the {}": "1 / {}，即{}的倒数",
   "{}, the number of samples, as by a sum in place of a mean": "{}，即样本数，如同以求和代替了平均",
