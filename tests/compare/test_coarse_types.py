@@ -16,7 +16,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 from builders.recordings import recording  # noqa: E402
-from builders.two_runs import compared, train  # noqa: E402
+from builders.two_runs import compared, train, verdict_on  # noqa: E402
 from msprobe.compare.options import CompareOptions  # noqa: E402
 from msprobe.compare.run import run_comparison  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
@@ -236,3 +236,36 @@ def test_gradients_that_two_batches_add_to_a_weight_used_by_the_module_around(
         sides.append(tmp_path / str(is_coarse))
     verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
     assert verdict["class"] == "precision", verdict["sentence"]
+
+
+def normed(debugger: PrecisionDebugger, change: object) -> None:
+    """Train a bfloat16 model whose norm computes in float32, or in bfloat16 as well."""
+
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            wide = x if change else x.float()
+            size = wide.pow(2).mean(-1, keepdim=True) + 1e-6
+            return (wide * size.rsqrt()).to(x.dtype) * self.weight
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Norm(), nn.Linear(WIDTH, 10)).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    batches, labels = torch.randn(3, 16, WIDTH).bfloat16(), torch.randint(0, 10, (3, 16))
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(batches[number]).float(), labels[number]).backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_norm_that_computes_in_the_coarse_type_is_precision(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, normed, "narrow", None, level)
+
+    assert verdict["class"] == "precision", verdict["sentence"]
+    assert "bfloat16 in the target, float32 in the reference" in verdict["sentence"]
