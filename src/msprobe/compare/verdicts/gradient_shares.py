@@ -45,7 +45,8 @@ class GradientShares:
         if (row.pair.position, row.value.argument) in self._summed:
             return True
         parts = self._of_same_value(call, row)
-        if len(parts) > 1 and _have_same_sum(parts):
+        # Of a call that stands for several, two parameters may have one number.
+        if len({part.value.argument for part in parts}) > 1 and _have_same_sum(parts):
             self._summed |= {(part.pair.position, part.value.argument) for part in parts}
             return True
         shares = self._of_input(call, row) if is_lacking(row) else []
