@@ -210,11 +210,11 @@ def _multiples(
         names = [n for n, v in proved.items() if math.isclose(v, value, rel_tol=SAME_FACTOR)]
         if len(names) > 1:
             return names, value
-    multiples = {n: f for n, f in factors.items() if f is not None and f.is_multiple}
-    alone = [n for n, f in multiples.items() if f.is_proved]
-    is_alone = len(alone) == len(factors) == 1 and alone[0] in large
-    value = multiples[alone[0]].value if is_alone else 1.0
-    return (alone, value) if abs(value - 1.0) > least else ([], 1.0)
+    for name, factor in factors.items() if len(factors) == 1 else ():
+        is_told = factor is not None and factor.is_multiple and factor.is_proved and name in large
+        if factor is not None and is_told and abs(factor.value - 1.0) > least:
+            return [name], factor.value
+    return [], 1.0
 
 
 def _leaves_nothing(factor: Factor) -> bool:
