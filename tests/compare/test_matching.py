@@ -302,3 +302,33 @@ def test_empty_dumps(tmp_path: Path) -> None:
     assert pairs_of(tmp_path, [], []) == []
     [pair] = pairs_of(tmp_path / "2", [], ["Torch.x.0.forward"])
     assert (pair.target, pair.reference, pair.position) == (None, "Torch.x.0.forward", 0)
+
+
+def test_one_call_more_is_known_by_the_line_that_made_it(tmp_path: Path) -> None:
+    """One side divides the loss twice; its first division is nearer to the other side's only."""
+
+    def division(by: int, loss: float) -> Any:
+        given, result = (
+            tensor((), **dict.fromkeys(("Max", "Min", "Mean", "Norm"), number))
+            for number in (loss, loss / by)
+        )
+        return forward([given, {"type": "int", "value": by}], [result])
+
+    own, both_sides = (
+        [f"File {file}, line {line}, in step, \n {code}"]
+        for file, line, code in (("m.py", 7, "loss = loss / 3"), ("t.py", 9, "loss = loss / 2"))
+    )
+    first, second = "Tensor.__truediv__.0.forward", "Tensor.__truediv__.1.forward"
+    target = write_side(
+        tmp_path,
+        {first: division(3, 12.0), second: division(2, 4.0)},
+        stacks={first: own, second: both_sides},
+    )
+    moved = [both_sides[0].replace("line 9", "line 8")]
+    reference = write_side(
+        tmp_path, {first: division(2, 12.0)}, source="reference", stacks={first: moved}
+    )
+
+    pairs = pair_operations(target, reference, CompareOptions())
+
+    assert names_of(pairs) == [(first, None), (second, first)]

@@ -107,6 +107,9 @@ class _Waiting:
     def values(self, name: str) -> list[Value]:
         return self.calls[name].values
 
+    def source_code(self, _name: str) -> str:
+        return ""
+
 
 class LiveStep:
     """One step and rank of a run beside its reference.

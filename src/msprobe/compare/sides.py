@@ -14,7 +14,12 @@ from msprobe.compare.model import Mode
 from msprobe.dump.rank_records import ParsedNames
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import RecordKind, RecordName, backward_name, forward_name
-from msprobe.dump.stack_frames import parse_frame, user_frames, user_line
+from msprobe.dump.stack_frames import (
+    innermost_user_frame,
+    parse_frame,
+    user_frames,
+    user_line,
+)
 from msprobe.dump.values import Role, Value
 from msprobe.errors import UnsupportedError
 from msprobe.operators.lookup import operator_named, operator_of
@@ -200,6 +205,14 @@ class Side:
     def source_line(self, name: str) -> str | None:
         """Return the line of the user's code that made a call, such as ``train.py:12``."""
         return user_line(tuple(self._all_frames(name)))
+
+    def source_code(self, name: str) -> str:
+        """Return the text of the line that `source_line` names; empty if unknown.
+
+        Between two versions of a program lines move, and most keep their text.
+        """
+        frame = innermost_user_frame(tuple(self._all_frames(name)))
+        return "" if frame is None else frame.code
 
     def scales_loss(self, name: str) -> bool:
         """Return whether a record is of a call by which a gradient scaler multiplies the loss.

@@ -78,10 +78,17 @@ def _is_of_framework(text: str) -> bool:
 
 # The same few stacks come back, too.
 @lru_cache(maxsize=10_000)
+def innermost_user_frame(frames: tuple[str, ...]) -> Frame | None:
+    """Return the innermost frame of the user's code; None if unknown."""
+    return next(
+        (frame for frame in map(parse_frame, user_frames(frames)) if frame is not None), None
+    )
+
+
 def user_line(frames: tuple[str, ...]) -> str | None:
     """Return the innermost line of the user's code, such as ``train.py:12``; None if unknown."""
-    parsed = map(parse_frame, user_frames(frames))
-    return next((frame.place for frame in parsed if frame is not None), None)
+    frame = innermost_user_frame(frames)
+    return None if frame is None else frame.place
 
 
 def called_at(frames: Sequence[str], line: str | None) -> str:

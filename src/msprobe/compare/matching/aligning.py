@@ -2,9 +2,9 @@
 """Align calls whose numbers cannot be trusted, by their order and their values.
 
 Calls that were paired before divide the run into gaps; inside a gap, ever weaker grounds are tried
-in turn: the same values in the same module, the same parameters, the same shapes, the same
-operation, and so on. Each finds partners in the same order on both sides only, so one further call
-shifts nothing.
+in turn: the same values in the same module, the same parameters, the same line of code, the same
+shapes, the same operation, and so on. Each finds partners in the same order on both sides only, so
+one further call shifts nothing.
 """
 
 from __future__ import annotations
@@ -92,12 +92,17 @@ def _same_shapes(call: Call, read: CallSignatureReader) -> Hashable:
     return call.family, call.scope, read(call.name).structure
 
 
+def _same_line(call: Call, read: CallSignatureReader) -> Hashable:
+    return _same_shapes(call, read), read.source_code(call.name) or (call.name, id(read))
+
+
 _SAME_VALUES: Final = _Ground(0.99, 0.0, partial(_same, attrgetter("values")))
 _SAME_SCALES: Final = _Ground(0.8, 0.15, partial(_same, attrgetter("scales")))
 _GROUNDS: Final = (
     _SAME_VALUES,
     _Ground(0.9, 0.1, partial(_same, attrgetter("outside"))),
     _SAME_SCALES,
+    _Ground(0.8, 0.15, _same_line),
     _Ground(0.8, 0.15, _same_shapes),
     _Ground(0.6, 0.25, lambda call, _: (call.family, call.scope)),
     _Ground(0.5, 0.3, lambda call, read: (call.family, read(call.name).structure)),

@@ -42,18 +42,22 @@ class CallSignature:
     numbers: tuple[float, ...]
 
 
-class HasValues(Protocol):
-    """Records with values: a side of a comparison."""
+class HasCalls(Protocol):
+    """Records of calls: a side of a comparison."""
 
     def values(self, name: str) -> list[Value]:
         """Return the values of a record."""
+
+    def source_code(self, name: str) -> str:
+        """Return the text of the line that made a call; empty if unknown."""
 
 
 class CallSignatureReader:
     """Reads the signatures of one side's records, each once."""
 
-    def __init__(self, side: HasValues) -> None:
+    def __init__(self, side: HasCalls) -> None:
         self._side = side
+        self.source_code = side.source_code
         self._found: dict[str, CallSignature] = {}
 
     def __call__(self, name: str) -> CallSignature:
