@@ -273,3 +273,50 @@ def test_the_gradients_of_norms_that_other_threads_sum_are_rounding(
 
     assert verdict["class"] in PROVED, verdict["sentence"]
     assert verdict["confidence"] == "proved", verdict["sentence"]
+
+
+class Turning(nn.Module):
+    """Attention, in which one side turns the keys by an angle for each position."""
+
+    def __init__(self, *, turns: bool) -> None:
+        super().__init__()
+        self.turn = turn if turns else nn.Module()
+        self.norm, self.leave = nn.LayerNorm(WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
+        self.enter = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the input, and what the tokens take from each other."""
+        normed = self.norm(x)
+        q, k, v = (enter(normed) for enter in self.enter)
+        k = k if isinstance(self.turn, nn.Module) else self.turn(k)
+        return x + self.leave(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+def turn(x: Tensor) -> Tensor:
+    """Return a tensor whose last dimension is turned as in rotary embeddings."""
+    angles = torch.outer(torch.arange(x.shape[-2]).float(), 100.0 ** -torch.arange(0, 1, 2 / WIDTH))
+    first, second = x.float().chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+
+
+def attending(debugger: PrecisionDebugger, turns: bool) -> None:
+    layers = (Turning(turns=turns) for _ in range(2))
+    model = nn.Sequential(nn.Embedding(32, WIDTH), *layers, nn.Linear(WIDTH, 32)).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    tokens = torch.randint(0, 32, (3, 4, 9))
+
+    def step(number: int) -> None:
+        x, y = tokens[number, :, :-1], tokens[number, :, 1:]
+        F.cross_entropy(model(x).float().flatten(0, 1), y.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+def test_calls_by_which_a_gradient_moves_are_no_precision(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, attending, False, True, level="L0")
+
+    assert (verdict["class"], verdict["confidence"]) == ("call", "possible"), verdict["sentence"]
+    assert "only the reference calls Tensor.__neg__" in verdict["sentence"]

@@ -128,6 +128,11 @@ def difference_before(
     return found
 
 
+def difference_of_models(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
+    """Return in which call the models of two steps differ."""
+    return _first_difference(*_calls((target, reference), _is_of_model, _is_of_model))
+
+
 def difference_behind(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
     """Return in which call after those of the models, as one of a loss, two steps differ."""
     return _first_difference(*_calls((target, reference), _is_behind, _is_behind))
@@ -320,6 +325,10 @@ def _is_ahead_of(record: str | None) -> Callable[[OutlineRun], bool]:
 
 def _is_outside(run: OutlineRun) -> bool:
     return run.parent is None
+
+
+def _is_of_model(run: OutlineRun) -> bool:
+    return run.parent is not None
 
 
 def _is_behind(run: OutlineRun) -> bool:

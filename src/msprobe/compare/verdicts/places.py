@@ -63,11 +63,13 @@ class Clue(NamedTuple):
         words: the finding in words.
         place: the call.
         is_argument: it is an argument of the call, not the call itself.
+        names_call: the words name another call, without a record, that may explain it.
     """
 
     words: str
     place: Place
     is_argument: bool = False
+    names_call: bool = False
 
 
 def lone_words(comparison: RankComparison, pair: OperationPair, detail: str = "") -> str:

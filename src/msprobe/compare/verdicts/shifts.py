@@ -23,7 +23,12 @@ from msprobe.compare.rounding import (
     shift_of,
 )
 from msprobe.compare.training.gradient_distances import shifted_gradient
-from msprobe.compare.training.outlines import difference_before, difference_inside
+from msprobe.compare.training.outlines import (
+    OutlineDifference,
+    difference_before,
+    difference_inside,
+    difference_of_models,
+)
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.compare.verdicts.proof import JumpKind
@@ -150,9 +155,10 @@ def _gradient_clue(comparison: RankComparison, resolution: float) -> Clue | None
         if found is not None:
             words = f"the gradient of {found[0]} moves as a whole by {found[1]:.2g} of its norm"
             lone = _lone_call(comparison)
-            if lone is None:
-                return Clue(words, Place.of(comparison, backward[-1]))
-            return Clue(f"{lone_words(comparison, lone)}; {words}", Place.of(comparison, lone))
+            if lone is not None:
+                return Clue(f"{lone_words(comparison, lone)}; {words}", Place.of(comparison, lone))
+            call = difference_of_models(*comparison.facts)
+            return _with_call(words, Place.of(comparison, backward[-1]), call)
     return None
 
 
@@ -177,9 +183,16 @@ def _clue(comparison: RankComparison, row: Matched, lone: list[Row], shift: floa
     words = f"{row.name}{place.line} moves as a whole by {shift:.2g} of its norm"
     makes = difference_inside if row.value.role is Role.OUTPUT else difference_before
     call = makes(comparison.sides, (row.pair.target, row.pair.reference))
-    if call is not None:  # without a record
-        words = f"{words}; {call.words}"
-    return Clue(words, place, call is not None and call.verdict is VerdictClass.ARGUMENT)
+    return _with_call(words, place, call)
+
+
+def _with_call(words: str, place: Place, call: OutlineDifference | None) -> Clue:
+    """Return a clue with the call without a record that may explain it."""
+    if call is None:
+        return Clue(words, place)
+    is_cast = call.verdict is VerdictClass.PRECISION
+    is_argument = call.verdict is VerdictClass.ARGUMENT
+    return Clue(f"{words}; {call.words}", place, is_argument, names_call=not is_cast)
 
 
 def _shift(target: Value, reference: Value) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msprobe.compare.model import Mode, Status
@@ -122,7 +122,14 @@ def without_cause(findings: Findings) -> Verdict:
             evidence=list(_choices(findings)),
             where=_where_of_precision(findings),
         )
+    return _rounding(findings, first, precisions)
+
+
+def _rounding(findings: Findings, first: StepObservations, precisions: str) -> Verdict:
+    """Return the verdict where rounding may explain every difference."""
     clue = _small_cause(findings)
+    if clue is not None and clue.names_call:
+        return _of_clue(findings, clue, first.rank)
     more = (
         "" if clue is None else f"; {clue.words}, step {clue.place.step}, with as small an effect"
     )
@@ -199,6 +206,17 @@ def _small_cause(findings: Findings) -> Clue | None:
     return small or _shifted(findings)
 
 
+def _of_clue(findings: Findings, clue: Clue, rank: int | str, more: Sequence[str] = ()) -> Verdict:
+    return findings.conclude(
+        VerdictClass.ARGUMENT if clue.is_argument else VerdictClass.CALL,
+        f"{clue.words}, step {clue.place.step}; its own effect is as small as rounding, "
+        "and nothing else explains what follows",
+        Confidence.POSSIBLE,
+        where=Where.at(clue.place, rank),
+        next_steps=[*clue.place.next, *more],
+    )
+
+
 def _shifted(findings: Findings) -> Clue | None:
     """Return what moves as a whole in the first step in which anything differs."""
     differing = [each for each in findings.steps if not each.is_exact]
@@ -259,14 +277,7 @@ def _unexplained(findings: Findings) -> Verdict:
             )
         clue = _small_cause(findings)
         if clue is not None and clue.place.step <= observed.step:
-            return findings.conclude(
-                VerdictClass.ARGUMENT if clue.is_argument else VerdictClass.CALL,
-                f"{clue.words}, step {clue.place.step}; its own effect is as small as rounding, "
-                "and nothing else explains what follows",
-                Confidence.POSSIBLE,
-                where=Where.at(clue.place, observed.rank),
-                next_steps=[*clue.place.next, *more],
-            )
+            return _of_clue(findings, clue, observed.rank, more)
         words = f"the difference jumps most in {_jump_words(jump)} (step {observed.step})"
         where = Where.at(jump.place, observed.rank)
         more += jump.place.next
