@@ -102,3 +102,35 @@ def trained_in_closures(debugger: PrecisionDebugger, change: str | None) -> None
 def test_what_a_model_is_given_in_an_optimizer_s_step_is_data(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, trained_in_closures, "exchanged")
     assert verdict["sentence"].startswith("data: "), verdict["sentence"]
+
+
+def recorded_late(debugger: PrecisionDebugger, change: str | None) -> None:
+    """Recording starts when the model is first called: what made the first batch has no record."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches = torch.randn(3, 2, 5, 3)
+    if change == "other data":
+        batches[:, 0] += 1.0
+    for number in range(3):
+        for micro in range(2):
+            x = batches[number, micro]
+            if change == "noise":
+                x = x + 0.1 * torch.randn_like(x)
+            if not micro:
+                debugger.start(model)
+            (model(x).square().mean() / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        debugger.stop()
+        debugger.step()
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [("noise", "call: only the target calls Torch.randn_like.0"), ("other data", "data: ")],
+)
+def test_what_makes_a_later_batch_makes_the_first_one_too(
+    change: str, expected: str, tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, recorded_late, change, level="mix")
+    assert verdict["sentence"].startswith(expected), verdict["sentence"]

@@ -139,12 +139,16 @@ class DataHistory:
             else _without(batch, made_inside)
             for batch in batches
         ]
-        # Where nothing else comes in, the data themselves are drawn within the step.
-        drawn = not any(each.target for each in given) and not any(
-            made_inside is not None and made_inside.is_faulty(both)
+        # Calls before the model is first called may have no records: those to blame, that make all
+        # later batches otherwise, make the first one, too.
+        faulty = [
+            made_inside is not None and any(map(made_inside.is_faulty, _tensors(batch)))
             for batch in batches
-            for both in _tensors(batch)
-        )
+        ]
+        if batches[1:] and all(faulty[1:]):
+            given[0] = replace(given[0], target=(), reference=())
+        # Where nothing else comes in, the data themselves are drawn within the step.
+        drawn = not any(each.target for each in given) and not any(faulty)
         self._batches += [b for b in (batches if drawn else given) if b.target or b.reference]
 
     def divide(self, step: int, words: str) -> None:
