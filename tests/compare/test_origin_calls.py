@@ -272,3 +272,26 @@ def test_a_view_tells_what_the_statistics_of_its_call_hide(tmp_path: Path) -> No
 
     assert found.culprits == ["Functional.normalize.0.forward"]
     assert found.summary["verdict"]["class"] == "argument"
+
+
+@BOTH
+@pytest.mark.parametrize(("rows", "columns"), [(-1, 64), (16, 32)])
+def test_a_size_that_is_left_open_is_no_other_argument(
+    tmp_path: Path, task: str, rows: int, columns: int
+) -> None:
+    name = "Tensor.reshape.0"
+    dumps = []
+    for side, sizes, gradient in (("t", (rows, columns), 2.0), ("r", (8, 64), 1.0)):
+        made = X.reshape(sizes)
+        dump = DumpBuilder(tmp_path / side, task)
+        dump.call(f"{name}.forward", [value(X), *sizes], [value(made, 1)])
+        dump.call(
+            f"{name}.backward",
+            [value(np.ones_like(made), 2)],
+            [value(np.full_like(X, gradient), 3)],
+        )
+        dumps.append(dump.write())
+
+    found = compare(*dumps)
+
+    assert ("another argument" in found.summary["verdict"]["sentence"]) is (rows != -1)

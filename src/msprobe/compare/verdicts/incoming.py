@@ -120,6 +120,9 @@ class Incoming:
             return False
         is_size = all(value.type in ("int", "torch.Size", "slice") for value in row.values)
         calls = self._state.calls
+        if is_size and _is_same_reshape(call):
+            row.cause = Cause.NO_EFFECT
+            return False
         # Of other samples, a call makes something else, whatever else it is given.
         if ((is_size or calls.split_batches) and not tensors_agree) or calls.are_batch_sizes(row):
             mark(row, Origin.INHERITED)
@@ -359,6 +362,16 @@ class Incoming:
         if call.parsed.is_module or part not in ("input", "kwargs"):
             return False
         return call.operator.takes_state(argument)
+
+
+def _is_same_reshape(call: Call) -> bool:
+    """Return whether both sides give a value the same shape, whichever sizes they spell out.
+
+    The shape that results says all that such a call does: ``-1`` is one of its sizes.
+    """
+    return call.operator.kin == "reshape" and all(
+        isinstance(row, Matched) and row.target.shape == row.reference.shape for row in call.outputs
+    )
 
 
 def _is_other_batch(row: Row) -> bool:
