@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,39 @@ def test_what_makes_a_later_batch_makes_the_first_one_too(
 ) -> None:
     verdict = verdict_on(tmp_path, recorded_late, change, level="mix")
     assert verdict["sentence"].startswith(expected), verdict["sentence"]
+
+
+def computed_input(debugger: PrecisionDebugger, change: str | None) -> None:
+    """What the program makes of its data is fed to the model."""
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = torch.randn(3, 4, 6)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        x = data[(number + 1) % 3 if change == "other data" else number]
+        if change == "largest is one":
+            x = x / x.abs().amax(1, keepdim=True)
+        x = x.abs()
+        model(torch.cumsum(x.sort(1, descending=change == "descending")[0], 1)).mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            "largest is one",
+            "call: the batch of step 0 differs: .*only the target calls Tensor.amax",
+        ),
+        ("descending", "argument: the batch of step 0 differs: .*descending of Tensor.sort"),
+        ("other data", "data: "),
+    ],
+)
+def test_calls_without_records_that_make_the_batch_are_named(
+    change: str, expected: str, tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, computed_input, change, level="L0")
+    assert re.match(expected, verdict["sentence"]), verdict["sentence"]

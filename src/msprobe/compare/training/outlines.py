@@ -43,8 +43,11 @@ _RESHAPES: Final = frozenset(
 _CASTS: Final = frozenset(("bfloat16", "double", "float", "half", "to", "type", "type_as"))
 # Whole numbers that programs draw are places of samples, say.
 _PICKS: Final = frozenset(("multinomial", "randint", "randint_like", "randperm"))
+# How much is missing follows from what is loaded.
+_FITTING: Final = frozenset(("constant_pad_nd", "pad", "pad_sequence"))
 # Numbers that a person writes have fewer digits.
 _COMPUTED: Final = 10
+_TRUTH: Final = ("True", "False")
 _MOST_COMPARED: Final = 500  # calls between the first and the last that differ, of either side
 
 
@@ -59,7 +62,8 @@ class OutlineDifference:
         takes_tensor: whether the call takes a tensor, and does not make one of numbers alone.
         ratio: of a number that the target's call is given, or multiplies by, to the reference's.
         is_division: whether one side alone makes the call, which divides.
-        is_real: whether that is no whole number: sizes and places follow from the data.
+        is_real: whether it is given another real number or truth value: whole numbers, such as
+            sizes and places, follow from the data.
         is_computed: whether both numbers have the digits of a result.
         is_of_noise: whether the call draws random numbers, which pick no samples.
     """
@@ -166,6 +170,21 @@ def _lone_operator(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference 
     return None if _first_difference(*shared) else _first_difference(*lone)
 
 
+def _put_between(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference | None:
+    """Return the first call by an operator of one side alone, which makes all of the other's too.
+
+    None if the other side makes calls of its own.
+    """
+    parts = [part for part in _aligned(*_without_ends(*made), _content) if part[0] != "equal"]
+    if {tag for tag, *_ in parts} not in ({"delete"}, {"insert"}):
+        return None
+    is_target = bool(parts[0][1])
+    known = {*map(_operator, made[is_target]), *_FITTING}
+    more = (call for _, *sides in parts for call in sides[not is_target])
+    lone = next((call for call in more if _operator(call) not in known), None)
+    return lone and _other_call(*((lone, None) if is_target else (None, lone)))
+
+
 def difference_of_writes(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
     """Return in which call outside of the models two steps write a tensor otherwise."""
     made = _calls((target, reference), _is_outside, _is_outside)
@@ -186,7 +205,7 @@ def difference_ahead(
     """
     calls = _calls(facts, *map(_is_ahead_of, names))
     told = (e for e in _differences(*calls) if e.is_real or (has_same_sizes and e.is_of_noise))
-    return next(told, None) or _lone_operator(calls)
+    return next(told, None) or _lone_operator(calls) or _put_between(calls)
 
 
 def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> bool:
@@ -466,7 +485,7 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
             _line(target),
             takes_tensor=OUTLINED_TENSOR in _words(target),
             ratio=_ratio(own, other) if scale == 1 else scale,
-            is_real=_is_real(own) and _is_real(other),
+            is_real=(_is_real(own) and _is_real(other)) or not {own, other}.isdisjoint(_TRUTH),
             is_computed=_is_computed(own) and _is_computed(other),
             is_of_noise=_operator_of(target).draws_random and _operator(target) not in _PICKS,
         )
