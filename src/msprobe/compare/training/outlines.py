@@ -182,7 +182,9 @@ def _put_between(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference | 
     known = {*map(_operator, made[is_target]), *_FITTING}
     more = (call for _, *sides in parts for call in sides[not is_target])
     lone = next((call for call in more if _operator(call) not in known), None)
-    return lone and _other_call(*((lone, None) if is_target else (None, lone)))
+    if lone is None:
+        return None
+    return _other_call(lone, None) if is_target else _other_call(None, lone)
 
 
 def difference_of_writes(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
