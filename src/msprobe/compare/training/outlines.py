@@ -43,8 +43,8 @@ _RESHAPES: Final = frozenset(
 _CASTS: Final = frozenset(("bfloat16", "double", "float", "half", "to", "type", "type_as"))
 # Whole numbers that programs draw are places of samples, say.
 _PICKS: Final = frozenset(("multinomial", "randint", "randint_like", "randperm"))
-# How much is missing follows from what is loaded.
-_FITTING: Final = frozenset(("constant_pad_nd", "pad", "pad_sequence"))
+# How much is padded follows from what is loaded.
+_PADDING: Final = frozenset(("constant_pad_nd", "pad", "pad_sequence"))
 # Numbers that a person writes have fewer digits.
 _COMPUTED: Final = 10
 _TRUTH: Final = ("True", "False")
@@ -179,7 +179,7 @@ def _put_between(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference | 
     if {tag for tag, *_ in parts} not in ({"delete"}, {"insert"}):
         return None
     is_target = bool(parts[0][1])
-    known = {*map(_operator, made[is_target]), *_FITTING}
+    known = {*map(_operator, made[is_target]), *_PADDING}
     more = (call for _, *sides in parts for call in sides[not is_target])
     lone = next((call for call in more if _operator(call) not in known), None)
     if lone is None:
