@@ -171,3 +171,5 @@ def test_calls_without_records_that_make_the_batch_are_named(
 ) -> None:
     verdict = verdict_on(tmp_path, computed_input, change, level="L0")
     assert re.match(expected, verdict["sentence"]), verdict["sentence"]
+    asks_for_data = "feed both runs with the same batches" in str(verdict["next"])
+    assert asks_for_data is (change == "other data"), verdict["next"]

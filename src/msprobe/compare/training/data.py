@@ -231,6 +231,7 @@ class DataHistory:
             else ahead.verdict
             if ahead
             else VerdictClass.DATA,
+            next=(ahead and ahead.next) or _NEXT,
             record=tensor.record,
             is_partial=agree,
             is_reordered=is_permuted,
