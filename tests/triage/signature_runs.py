@@ -36,6 +36,7 @@ def write_run(
     rank: str = "rank",
     first: int = 0,
     noise: int | None = None,
+    settings_of: Callable[[int], dict[str, Any]] | None = None,
 ) -> Path:
     """Train 8 vectors for some steps with plain SGD, and write the signatures.
 
@@ -48,6 +49,7 @@ def write_run(
         rank: its folder's name.
         first: number of the first step.
         noise: seeds rounding noise of the gradients.
+        settings_of: settings of the optimizers by step, in place of those of SGD.
     """
     generator = np.random.default_rng(0)
     rounding = np.random.default_rng(noise)
@@ -87,6 +89,9 @@ def write_run(
         head["step"], head["data"], head["random"] = step, state["data"], state["random"]
         head["loss"] = state["loss"]
         settings = {"lr": state["lr"], "momentum": 0.0, "foreach": state["foreach"]}
-        writer.append(head, NAMES, entries, {} if state["skipped"] else {"SGD": [settings]})
+        all_settings = {} if state["skipped"] else {"0.SGD": [settings]}
+        if settings_of is not None:
+            all_settings = settings_of(step)
+        writer.append(head, NAMES, entries, all_settings)
     writer.close()
     return folder

@@ -59,7 +59,7 @@ def test_cause_of_the_step(tmp_path: Path, key: str, value: float, phase: Phase)
     assert first is not None
     expected = Phase.SETTINGS if key == "lr" else phase
     assert (first.parting.step, first.parting.phase) == (5, expected)
-    settings = (("SGD.0.lr", 0.02, 0.01),) if key == "lr" else ()
+    settings = (("0.SGD.0.lr", 0.02, 0.01),) if key == "lr" else ()
     assert first.settings == settings
 
 
@@ -214,6 +214,60 @@ def test_a_step_without_optimizer_is_said(tmp_path: Path) -> None:
     assert result.first is not None
     assert (result.first.step, result.first.phase) == (9, Phase.GRADIENT)
     assert sentence(result) == "the runs part in step 9: no optimizer of the target makes a step"
+
+
+@pytest.mark.parametrize("scales_loss", [False, True])
+def test_the_factor_of_all_gradients_is_told(tmp_path: Path, scales_loss: bool) -> None:
+    def change(step: int, state: dict[str, Any]) -> None:
+        if step == 9:
+            state["gradients"] = state["gradients"] * 0.3
+            state["loss"] *= 0.3 if scales_loss else 1
+
+    result = found(tmp_path, change)
+    assert result.first is not None
+    assert result.first.factor == pytest.approx(0.3, rel=1e-6)
+    what = "the loss and all gradients are 0.3 times" if scales_loss else "all gradients are 0.3"
+    assert what in sentence(result)
+
+
+@pytest.mark.parametrize("change_one", [lambda one: 1.02 * one, lambda one: one[::-1], np.negative])
+def test_gradients_with_different_factors_have_none(tmp_path: Path, change_one: Any) -> None:
+    def change(step: int, state: dict[str, Any]) -> None:
+        if step == 9:
+            state["gradients"] = state["gradients"] * 0.3
+            state["gradients"][3] = change_one(state["gradients"][3])
+
+    result = found(tmp_path, change)
+    assert result.first is not None
+    assert result.first.factor is None
+    assert "the gradients differ, with equal losses" in sentence(result)
+
+
+def test_a_loss_alone_is_told_with_its_numbers(tmp_path: Path) -> None:
+    def change(step: int, state: dict[str, Any]) -> None:
+        state["loss"] = 3.0 if step == 9 else state["loss"]
+
+    assert "step 9: the loss is 3 instead of" in sentence(found(tmp_path, change))
+
+
+def test_other_optimizers_and_groups_are_told_as_such(tmp_path: Path) -> None:
+    def settings(step: int, kind: str, groups: int) -> dict[str, Any]:
+        return {f"0.{kind}": [{"lr": 0.1}] * groups} if step == 9 else {"0.SGD": [{"lr": 0.1}]}
+
+    reference = write_run(tmp_path / "reference", settings_of=lambda step: settings(step, "SGD", 1))
+    for kind, groups, words in (
+        ("SGD", 2, "SGD has 2 groups in the target, 1 in the reference"),
+        ("Lion", 1, "the optimizer is Lion in the target, SGD in the reference"),
+    ):
+
+        def of(step: int, kind: str = kind, groups: int = groups) -> dict[str, Any]:
+            return settings(step, kind, groups)
+
+        def change(step: int, state: dict[str, Any]) -> None:
+            state["unfelt"] = float(step == 9)
+
+        target = write_run(tmp_path / kind / str(groups), change=change, settings_of=of)
+        assert words in sentence(bisect_runs(target, reference))
 
 
 @pytest.mark.parametrize("begin", [0, 9])

@@ -168,7 +168,7 @@ def test_the_step_that_parts_is_recorded_beside_the_signatures(tmp_path: Path) -
 
     assert found.step == PLANTED
     assert answers(found)[Rung.SETTINGS].answer is Answer.AGREES
-    assert "the loss differs" in answers(found)[Rung.STEP].words
+    assert "the loss is 0.0" in answers(found)[Rung.STEP].words
     assert found.verdict_class is VerdictClass.ARGUMENT
     assert found.verdict["where"]["module"] == "1"
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from training_runs import PLANTED, STEPS, Change, Training, train
+from training_runs import PLANTED, STEPS, Change, Training, nothing, train
 
 from builders.warm_python import run_warm
 from msprobe.capture.session import reset_session
@@ -141,6 +141,45 @@ def test_a_second_step_of_the_optimizer_is_seen(tmp_path: Path) -> None:
     assert f"in step {PLANTED}: AdamW makes 2 steps within it in the target" in sentence(found)
     told = climb(tmp_path / "target", tmp_path / "reference")
     assert told.verdict_class is VerdictClass.UPDATE
+
+
+def clipped(limit: float) -> Change:
+    def clip(run: Training) -> None:
+        nn.utils.clip_grad_norm_(run.model.parameters(), limit)
+
+    return clip
+
+
+@pytest.mark.parametrize("stops_behind", [False, True])
+def test_clipping_is_named(tmp_path: Path, stops_behind: bool) -> None:
+    train(tmp_path / "reference", between=clipped(0.01), stops_behind=stops_behind)
+    for name, between, words in (
+        ("other", clipped(0.02), "clip_grad_norm_ has max_norm 0.02 in the target, 0.01 in the"),
+        ("none", nothing, "the target does not clip; the reference calls clip_grad_norm_ with"),
+    ):
+        train(tmp_path / name, between=between, stops_behind=stops_behind)
+        found = bisect_runs(tmp_path / name, tmp_path / "reference")
+        assert f"in step {PLANTED}: {words}" in sentence(found)
+        assert "times the reference's, with equal losses" in sentence(found)
+        told = climb(tmp_path / name, tmp_path / "reference")
+        assert told.verdict_class is VerdictClass.CLIPPING
+
+
+def test_clipping_without_effect_is_no_cause(tmp_path: Path) -> None:
+    train(tmp_path / "reference", between=clipped(100.0))
+    train(tmp_path / "target", between=clipped(200.0))
+    assert bisect_runs(tmp_path / "target", tmp_path / "reference").first is None
+
+
+def frozen(run: Training) -> None:
+    run.model[4].weight.requires_grad_(False)
+
+
+def test_a_parameter_without_gradient_is_named(tmp_path: Path) -> None:
+    train(tmp_path / "reference")
+    train(tmp_path / "target", before=frozen)
+    found = bisect_runs(tmp_path / "target", tmp_path / "reference")
+    assert f"step {PLANTED}: 4.weight has no gradient in the target alone" in sentence(found)
 
 
 def test_micro_batches_make_one_step(tmp_path: Path) -> None:

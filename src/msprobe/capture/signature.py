@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.dump.facts import Data, Loss
+from msprobe.dump.facts import Clip, Data, Loss
 from msprobe.dump.signature_file import (
+    CLIPPING,
     ENTRY,
     FOLDER,
     HEAD,
@@ -89,17 +91,20 @@ class StepSignatures:
                 number = np.nan if value.value is None else value.value
                 known = head["loss"]
                 head["loss"] = number if np.isnan(known) else known + number
+            case Clip():
+                limit = msgspec.structs.replace(value, total_norm=None)
+                self._settings.setdefault(CLIPPING, []).append(msgspec.to_builtins(limit))
             case int() if part == "step":
                 head["step"] = value
             case dict() if part == "random":
                 head["random"] = random_checksum(value)
 
     def put_settings(self, name: str, values: Sequence[Mapping[str, Any] | str]) -> None:
-        """Take the settings of an optimizer, or the types of autocast.
+        """Take the settings of an optimizer, or one of `NO_OPTIMIZERS`.
 
         Args:
-            name: of the optimizer, or `AUTOCAST`.
-            values: settings of each of its groups, or the types.
+            name: of the optimizer, or of the entry.
+            values: settings of each of its groups, or what the entry holds.
         """
         self._settings[name] = values
 

@@ -61,6 +61,11 @@ make it; the norm then takes the place of the projections."""
 AUTOCAST: Final = "autocast"
 """The entry of the settings that is no optimizer: types in which the model computes, if other
 than those of its parameters; earlier versions lack it."""
+CLIPPING: Final = "clipping"
+"""The entry of the settings with the calls that limit gradients, as `facts.Clip` without the norm;
+earlier versions lack it."""
+NO_OPTIMIZERS: Final = (AUTOCAST, CLIPPING)
+"""The entries of the settings that are no optimizers."""
 OPTIMIZER_STEPS: Final = "steps"
 """The setting of an optimizer's first group that counts its steps within one; only if several."""
 
@@ -129,7 +134,7 @@ class SignatureWriter:
             head: one element of type `HEAD`; its sums over all parameters are filled in here.
             names: of the parameters.
             entries: shape (3, number of names), type `ENTRY`; rows in the order of `QUANTITIES`.
-            settings: of the optimizers, and `AUTOCAST`; written when they change.
+            settings: of the optimizers, and `NO_OPTIMIZERS`; written when they change.
             types: of the parameters; empty if unknown.
 
         Raises:
@@ -182,7 +187,7 @@ def _with_meaning(settings: Mapping[str, Any]) -> dict[str, Any]:
             for group in groups
         ]
         for optimizer, groups in settings.items()
-        if optimizer != AUTOCAST
+        if optimizer not in NO_OPTIMIZERS
     }
 
 
@@ -193,7 +198,7 @@ class StepSignature(NamedTuple):
         head: one element of type `HEAD`.
         names: of the parameters.
         entries: shape (3, number of names), type `ENTRY`; rows in the order of `QUANTITIES`.
-        settings: of the optimizers, and `AUTOCAST`.
+        settings: of the optimizers, and `NO_OPTIMIZERS`.
         types: of the parameters; empty in files of earlier versions.
     """
 

@@ -11,109 +11,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.compare.training.fingerprints import ROUNDINGS
-from msprobe.dump.facts import WITHOUT_MEANING
-from msprobe.dump.signature_file import (
-    AUTOCAST,
-    QUANTITIES,
-    SAMPLED,
-    SignatureFile,
-    StepSignature,
-    signature_files,
-)
+from msprobe.dump.signature_file import QUANTITIES, SignatureFile, signature_files
 from msprobe.errors import DumpFormatError
-from msprobe.numerics.number_types import epsilon_of
-from msprobe.triage.parting import (
-    ROUNDING,
-    Parting,
-    Phase,
-    distances,
-    find_parting,
-    lacks_projections,
-    noise_of,
-    norms_only,
-    unknown_phases,
+from msprobe.triage.parted_step import (
+    RankParting,
+    epsilon_of_step,
+    is_other,
+    is_sampled,
+    look_at,
+    settings_apart,
 )
-
-_MOST_LISTED: Final = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterChange:
-    """How far one parameter, gradient or update is apart.
-
-    Attributes:
-        name: of the parameter.
-        error: estimated relative difference; infinite where only one side is finite or has one.
-    """
-
-    name: str
-    error: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankParting:
-    """Where two runs part in one rank.
-
-    Attributes:
-        rank: its folder's name.
-        parting: the step and phase.
-        quantity: which one of `QUANTITIES` the changes are of.
-        changes: parameters that differ at the jump, or where they part if none jumps; the largest
-            difference first, at most five.
-        changed: how many differ.
-        parameters: how many there are.
-        settings: settings that differ there: name, value of the target, of the reference.
-        types: number of parameters whose types differ, that of the first one in the target, and in
-            the reference; None where types agree or are unknown.
-        autocast: types in which the target and the reference compute by autocast, where they
-            differ; empty for those of the parameters.
-        stepless: the side of which no optimizer makes a step there, or an empty text.
-    """
-
-    rank: str
-    parting: Parting
-    quantity: str
-    changes: tuple[ParameterChange, ...]
-    changed: int
-    parameters: int
-    settings: tuple[tuple[str, Any, Any], ...]
-    types: tuple[int, str, str] | None
-    autocast: tuple[str, str] | None
-    stepless: str
-
-    @property
-    def step(self) -> int:
-        """The step to look at: the jump, or where a drift begins."""
-        return self.parting.step if self.parting.jump is None else self.parting.jump
-
-    @property
-    def phase(self) -> Phase:
-        """The phase of that step."""
-        return self.parting.jump_phase or self.parting.phase
-
-    @property
-    def is_precision(self) -> bool:
-        """Whether parameters, or the loss, differ by no more than the rounding of a type that one
-        side lacks."""
-        types = {
-            Phase.PARAMETER: self.types and self.types[1:],
-            Phase.LOSS: self.autocast,
-        }.get(self.phase)
-        error = self.parting.error
-        if types is None or error is None or self.step != self.parting.step:
-            return False
-        return error <= max(epsilon_of(dtype) for dtype in types if dtype)
-
-    @property
-    def has_other_rule(self) -> bool:
-        """Whether a setting differs that changes what the optimizer computes."""
-        return any(_has_meaning(name) for name, _, _ in self.settings)
+from msprobe.triage.parting import Phase, find_parting, noise_of, norms_only, unknown_phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +133,7 @@ def _bisect_rank(rank: str, target: Path, reference: Path, noise: Path | None) -
         notes = list(
             _uneven_notes(rank, target_file.heads["step"], reference_file.heads["step"], len(steps))
         )
-        sampled = _is_sampled(target_heads), _is_sampled(reference_heads)
+        sampled = is_sampled(target_heads), is_sampled(reference_heads)
         if sampled[0] is not sampled[1]:
             notes.append(f"{rank}: one side was made on an accelerator, so only norms are compared")
             target_heads, reference_heads = map(_by_norms, (target_heads, reference_heads))
@@ -231,23 +144,18 @@ def _bisect_rank(rank: str, target: Path, reference: Path, noise: Path | None) -
 
         def has_other_settings(place: int) -> bool:
             sides = (file.step(int(steps[place])).settings for file in files)
-            return any(_is_other(*values) for _, *values in _settings_apart(*sides))
+            return any(is_other(*values) for _, *values in settings_apart(*sides))
 
         files = target_file, reference_file
-        epsilon = min(_epsilon(file.step(int(steps[0]))) for file in files)
+        epsilon = min(epsilon_of_step(file.step(int(steps[0]))) for file in files)
         parting = find_parting(target_heads, reference_heads, again, has_other_settings, epsilon)
         found, step = None, int(steps[-1])
         if parting is not None:
-            found = _look_at(rank, parting, target_file, reference_file)
+            found = look_at(rank, parting, target_file, reference_file)
             step = found.step
         place = int(np.searchsorted(steps, step))
         unknown = unknown_phases(target_heads[place], reference_heads[place])
         return _Compared(len(steps), int(steps[0]), any(sampled), unknown, found, notes)
-
-
-def _epsilon(step: StepSignature) -> float:
-    """Return the epsilon of the coarsest type in which a step computes."""
-    return max(map(epsilon_of, [*step.types, *step.settings.get(AUTOCAST, ())]), default=0.0)
 
 
 def _by_norms(heads: NDArray[Any]) -> NDArray[Any]:
@@ -255,10 +163,6 @@ def _by_norms(heads: NDArray[Any]) -> NDArray[Any]:
     for quantity in QUANTITIES:
         found[quantity] = norms_only(found[quantity])
     return found
-
-
-def _is_sampled(heads: NDArray[Any]) -> bool:
-    return bool((heads["parameter"]["checksum"] & SAMPLED).any())
 
 
 def _uneven_notes(
@@ -298,118 +202,6 @@ def _noise_at(
     noise = noise_of(one, other)
     places = np.searchsorted(one["step"], steps, side="right") - 1
     return np.where((places >= 0)[:, None], noise[np.maximum(places, 0)], 0.0)
-
-
-def _look_at(
-    rank: str, parting: Parting, target_file: SignatureFile, reference_file: SignatureFile
-) -> RankParting:
-    step = parting.step if parting.jump is None else parting.jump
-    target, reference = target_file.step(step), reference_file.step(step)
-    phase = parting.jump_phase or parting.phase
-    others = "update" if phase is Phase.SETTINGS else "gradient"
-    quantity = phase.value if phase.value in QUANTITIES else others
-    row = QUANTITIES.index(quantity)
-    places = {name: place for place, name in enumerate(reference.names)}
-    shared = [name for name in target.names if name in places]
-    in_target = [target.names.index(name) for name in shared]
-    in_reference = [places[name] for name in shared]
-    one, other = target.entries[row][in_target], reference.entries[row][in_reference]
-    if _is_sampled(target.head) is not _is_sampled(reference.head):
-        one, other = (
-            norms_only(one),
-            norms_only(other),
-        )
-    changed = np.flatnonzero(one["checksum"] != other["checksum"])
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        errors = distances(one, other) / _sizes(one, other)
-    errors[np.isnan(errors)] = np.inf
-    if quantity == "update":
-        started = [each.entries[0] for each in (target, reference)]
-        errors[lacks_projections(started[0][in_target], started[1][in_reference])] = 0.0
-    stepless = [
-        side
-        for side, row in (("target", one), ("reference", other))
-        if phase is Phase.GRADIENT and not row["checksum"].any()
-    ]
-    types = [
-        (target.types[here], reference.types[there])
-        for here, there in zip(in_target, in_reference, strict=True)
-        if target.types and reference.types and target.types[here] != reference.types[there]
-    ]
-    worst = changed[np.argsort(-errors[changed], kind="stable")][:_MOST_LISTED]
-    return RankParting(
-        rank=rank,
-        parting=parting,
-        quantity=quantity,
-        changes=tuple(
-            ParameterChange(name=shared[place], error=float(errors[place])) for place in worst
-        ),
-        changed=len(changed),
-        parameters=len(shared),
-        settings=_settings_apart(target.settings, reference.settings),
-        types=(len(types), *types[0]) if types else None,
-        autocast=_autocast_apart(target.settings, reference.settings),
-        stepless=stepless[0] if len(stepless) == 1 else "",
-    )
-
-
-def _autocast_apart(
-    target: Mapping[str, Any], reference: Mapping[str, Any]
-) -> tuple[str, str] | None:
-    """Return the types of autocast, where both are known and differ."""
-    if AUTOCAST not in target or AUTOCAST not in reference:
-        return None
-    one, other = (", ".join(side[AUTOCAST]) for side in (target, reference))
-    return None if one == other else (one, other)
-
-
-def _sizes(target: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the norms of parameters; noise, such as a bias before BatchNorm, counts as large."""
-    sizes: NDArray[np.float64] = np.fmax(target["norm"], reference["norm"])
-    largest = float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
-    return np.where(sizes < ROUNDINGS * epsilon_of("float32") * largest, largest, sizes)
-
-
-def _settings_apart(
-    target: Mapping[str, Any], reference: Mapping[str, Any]
-) -> tuple[tuple[str, Any, Any], ...]:
-    """Return the settings that differ, those that change what is computed first."""
-    target_values, reference_values = (
-        dict(_flat({name: value for name, value in side.items() if name != AUTOCAST}))
-        for side in (target, reference)
-    )
-    found = [
-        (name, target_values.get(name), reference_values.get(name))
-        for name in dict.fromkeys([*target_values, *reference_values])
-        if target_values.get(name) != reference_values.get(name)
-    ]
-    return tuple(sorted(found, key=lambda setting: not _has_meaning(setting[0])))
-
-
-def _is_other(target: Any, reference: Any) -> bool:
-    """Return whether two values of a setting differ by more than rounding."""
-    numbers = np.array([target, reference], dtype=object)
-    try:
-        one, other = numbers.astype(float).reshape(2, -1)
-    except (TypeError, ValueError):
-        return True
-    return not np.allclose(one, other, rtol=ROUNDING, atol=0)
-
-
-def _has_meaning(name: str) -> bool:
-    return name.rpartition(".")[2] not in WITHOUT_MEANING
-
-
-def _flat(settings: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if isinstance(settings, Mapping):
-        items = [(str(key), value) for key, value in settings.items()]
-    elif isinstance(settings, list) and any(isinstance(each, dict | list) for each in settings):
-        items = [(str(number), value) for number, value in enumerate(settings)]
-    else:
-        return [(prefix, settings)]
-    return [
-        pair for key, value in items for pair in _flat(value, f"{prefix}.{key}" if prefix else key)
-    ]
 
 
 def _only_in(

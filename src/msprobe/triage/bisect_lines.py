@@ -4,26 +4,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from rich.text import Text
 
+from msprobe.compare.training.differences import are
 from msprobe.compare.training.start import BEFORE
 from msprobe.dump.records import JsonTree
 from msprobe.dump.signature_file import FOLDER, OPTIMIZER_STEPS
 from msprobe.plain_text import count_text, plain
 from msprobe.report.value_text import number_text
-from msprobe.triage.bisect import Bisection, RankParting
+from msprobe.triage.bisect import Bisection
+from msprobe.triage.parted_step import GROUPS, OPTIMIZER, RankParting
 from msprobe.triage.parting import Phase
 
 SCHEMA_VERSION: Final = 1
 
+_ALL_ELSE: Final = "with equal parameters, data and random states"
 _WORDS: Final = {
     Phase.PARAMETER: "the parameters differ when it begins",
     Phase.DATA: "the model is given other data",
     Phase.RANDOM: "the random generators begin with other states",
-    Phase.LOSS: "the loss differs, with equal parameters, data and random states",
+    Phase.LOSS: f"the loss differs, {_ALL_ELSE}",
     Phase.GRADIENT: "the gradients differ, with equal losses",
     Phase.SETTINGS: "the optimizer has other settings, and equal gradients",
     Phase.UPDATE: "the updates differ, with equal gradients and settings",
@@ -36,6 +39,9 @@ _JUMPS: Final = {
     Phase.SETTINGS: "the optimizer has other settings",
     Phase.UPDATE: "the updates jump, with equal settings",
 }
+_SIDES: Final = ("target", "reference")
+_MOST_NAMED: Final = 3
+_WHOLE_NAME: Final = 3  # parts of a setting's name behind the optimizer's number
 _UNFELT: Final = "a small part of the updates jumps, and neither losses nor gradients do"
 
 
@@ -64,21 +70,11 @@ def sentence(found: Bisection) -> str:
 def _phase_words(first: RankParting) -> str:
     """Return how the runs differ in the phase in which they part."""
     if first.phase is Phase.SETTINGS and first.settings:
-        name, target, reference = first.settings[0]
-        if name.endswith(f".{OPTIMIZER_STEPS}"):
-            optimizer = _setting_words(name).removesuffix(f" {OPTIMIZER_STEPS}")
-            return (
-                f"{optimizer} makes {count_text(target or 1, 'step')} within it in the target, "
-                f"{reference or 1} in the reference"
-            )
-        return (
-            f"{_setting_words(name)} is {json.dumps(target)} in the target, "
-            f"{json.dumps(reference)} in the reference"
-        )
+        return _settings_apart_words(*first.settings[0])
     jumps = first.parting.drifts and first.parting.jump is not None
-    words = (_JUMPS if jumps else {}).get(first.phase, _WORDS[first.phase])
     size = _size(first.parting.jump_error if jumps else first.parting.error)
-    words += size
+    special = "" if first.parting.jump is None else _what_differs(first, jumps)
+    words = f"{special or _general_words(first, jumps)}{size}"
     if first.types is not None and first.phase is Phase.PARAMETER:
         count, target, reference = first.types
         some = "all" if count == first.parameters else f"{count} of"
@@ -92,14 +88,81 @@ def _phase_words(first: RankParting) -> str:
     return words
 
 
+def _general_words(first: RankParting, jumps: bool) -> str:
+    return (_JUMPS if jumps else {}).get(first.phase, _WORDS[first.phase])
+
+
+def _what_differs(first: RankParting, jumps: bool) -> str:
+    """Return how a phase differs, if more is known than that."""
+    is_gradient = first.phase is Phase.GRADIENT
+    if first.phase is Phase.PARAMETER and any(first.alone):
+        parts = zip(_SIDES, first.alone, strict=True)
+        return ", ".join(f"only the {side} has {_names(names)}" for side, names in parts if names)
+    if first.phase is Phase.LOSS:
+        return _loss_words(first, jumps)
+    words = ""
+    if is_gradient and first.factor is not None:
+        words = f"all gradients are {number_text(first.factor)} times the reference's"
+        words += "" if jumps else ", with equal losses"
+        if first.clipping:
+            return f"{first.clipping}; {words}"
+    elif is_gradient and any(first.lacking):
+        words = ", ".join(
+            f"{_names(names)} {are(names, 'has', 'have')} no gradient in the {side} alone"
+            for side, names in zip(_SIDES, first.lacking, strict=True)
+            if names
+        )
+    if is_gradient and first.clipping:
+        words = f"{words or _general_words(first, jumps)}; {first.clipping}"
+    return words
+
+
+def _loss_words(first: RankParting, jumps: bool) -> str:
+    target, reference = map(number_text, first.losses)
+    numbers = f" {target} instead of {reference}" if target != reference else ""
+    if first.has_scaled_loss:
+        words = f"the loss and all gradients are {number_text(first.factor)} times the reference's"
+    elif jumps or not numbers:
+        words = "the loss jumps" if jumps else "the loss differs"
+    else:
+        words, numbers = f"the loss is{numbers}", ""
+    words += numbers and f": the loss is{numbers}"
+    return words if jumps else f"{words}, {_ALL_ELSE}"
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _settings_apart_words(name: str, target: Any, reference: Any) -> str:
+    """Return the words for a setting that differs: ``AdamW lr is 0.1 in the target, …``."""
+    words, option = _setting_words(name), name.rpartition(".")[2]
+    kind = words.replace(f" {option}", "", 1)
+    if option == OPTIMIZER_STEPS:
+        return (
+            f"{kind} makes {count_text(target or 1, 'step')} within it in the target, "
+            f"{reference or 1} in the reference"
+        )
+    if option == GROUPS:
+        return (
+            f"{kind} has {count_text(target, 'group')} in the target, {reference} in the reference"
+        )
+    if option == OPTIMIZER:
+        target, reference = (each or "missing" for each in (target, reference))
+        return f"the {words} is {target} in the target, {reference} in the reference"
+    return (
+        f"{words} is {json.dumps(target)} in the target, {json.dumps(reference)} in the reference"
+    )
+
+
 def _setting_words(name: str) -> str:
     """Return the words for a setting: of ``0.AdamW.1.lr``, ``AdamW lr of group 1``."""
-    optimizer, *rest = name.split(".", 3)
-    if not optimizer.isdecimal() or len(rest) != 3:
-        return name
-    kind, group, option = rest
-    of_group = "" if group == "0" else f" of group {group}"
-    return f"{kind} {option}{of_group}" + ("" if optimizer == "0" else f" (optimizer {optimizer})")
+    number, *rest = name.split(".", 3)
+    *kind, option = rest if len(rest) < _WHOLE_NAME else (rest[0], rest[2])
+    of_group = "" if len(rest) < _WHOLE_NAME or rest[1] == "0" else f" of group {rest[1]}"
+    of_optimizer = "" if number == "0" else f" ({OPTIMIZER} {number})"
+    return " ".join([*kind, option]) + of_group + of_optimizer
 
 
 def lines(found: Bisection) -> Iterator[Text]:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from msprobe.compare.training.differences import Phase as StepPhase
+from msprobe.compare.verdicts.next_steps import CLIP_ALIKE
 from msprobe.compare.verdicts.verdict import Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.dump.signature_file import OPTIMIZER_STEPS, find_signatures
-from msprobe.triage.bisect import Bisection, RankParting, bisect_runs
+from msprobe.triage.bisect import Bisection, bisect_runs
 from msprobe.triage.bisect_lines import recording, sentence, to_record
+from msprobe.triage.parted_step import RankParting
 from msprobe.triage.parting import Phase
 from msprobe.triage.rungs import (
     Answer,
@@ -47,6 +49,7 @@ _NEXT: Final = {
     VerdictClass.DATA: "feed both runs with the same batches in the same order",
     VerdictClass.PARAMETERS: "begin both runs with the same parameters",
     VerdictClass.RANDOM: "seed both runs alike",
+    VerdictClass.CLIPPING: CLIP_ALIKE,
     VerdictClass.OPTIMIZER_SETTING: "set up the optimizers alike in both runs",
     VerdictClass.UPDATE: "look at the training loop: the optimizer takes another number of steps",
     VerdictClass.SCHEDULE: "look at the scheduler: its settings, its state after a resume, where "
@@ -187,6 +190,11 @@ class WholeRuns:
                 return VerdictClass.PRECISION, Confidence.PROVED if is_sure else likely
             case Phase.LOSS if first.is_precision:
                 return VerdictClass.PRECISION, likely
+            case Phase.GRADIENT if first.factor is not None:
+                is_limited = bool(first.clipping)
+                return VerdictClass.CLIPPING if is_limited else VerdictClass.GRADIENT, likely
+            case Phase.LOSS if first.has_scaled_loss:
+                return VerdictClass.GRADIENT, likely
             case Phase.PARAMETER if first.step == self._bisection.begin:
                 return VerdictClass.PARAMETERS, Confidence.PROVED if is_sure else likely
         return VerdictClass.UNEXPLAINED, Confidence.POSSIBLE

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
@@ -42,20 +42,37 @@ def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
             yield _clipping(pair, words, _effect_of(late))
         if len(own_clips) > len(others):
             event = max(own_clips[len(others) :], key=_strength)
-            norm = f", whose total norm is {shown(event.total_norm)}" if event.total_norm else ""
-            words = (
-                f"the {lacking} does not clip; the {side} calls {event.function} with "
-                f"{shown(event.max)}{norm}"
-            )
+            words = _surplus_words(side, lacking, event, len(own_clips), len(others))
             # Of micro batches, say: then they are not the last thing before the optimizer.
-            moment = Moment.CLIP
-            if others:
-                moment = Moment.REDUCE
-                words = (
-                    f"the {side} calls {event.function} {len(own_clips)} times, the {lacking} "
-                    f"{times_text(len(others))}, with the limit {shown(event.max)}"
-                )
+            moment = Moment.REDUCE if others else Moment.CLIP
             yield _clipping(pair, words, _effect_of(event), moment)
+
+
+def limits_apart(target: Sequence[Clip], reference: Sequence[Clip]) -> str:
+    """Return how two sides limit gradients otherwise, in words; empty if they do alike."""
+    for own, other in zip(target, reference, strict=False):
+        words = _clip_words(own, other)
+        if words:
+            return f"{own.function} {words}"
+    for side, lacking, own_clips, others in of_sides(target, reference):
+        if len(own_clips) > len(others):
+            surplus = own_clips[len(others)]
+            return _surplus_words(side, lacking, surplus, len(own_clips), len(others))
+    return ""
+
+
+def _surplus_words(side: str, lacking: str, event: Clip, count: int, others: int) -> str:
+    """Return that one side limits gradients more often than the other."""
+    if others:
+        return (
+            f"the {side} calls {event.function} {count} times, the {lacking} "
+            f"{times_text(others)}, with the limit {shown(event.max)}"
+        )
+    norm = f", whose total norm is {shown(event.total_norm)}" if event.total_norm else ""
+    return (
+        f"the {lacking} does not clip; the {side} calls {event.function} with "
+        f"{shown(event.max)}{norm}"
+    )
 
 
 def _early(pair: FactsPair, clips: tuple[Clip, Clip]) -> Iterator[FactDifference]:

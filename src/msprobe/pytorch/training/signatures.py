@@ -19,7 +19,7 @@ from torch.optim.optimizer import Optimizer
 
 from msprobe.capture.session import Session
 from msprobe.capture.signature import Prints, StepSignatures, no_prints
-from msprobe.dump.signature_file import AUTOCAST, OPTIMIZER_STEPS
+from msprobe.dump.signature_file import AUTOCAST, CLIPPING, OPTIMIZER_STEPS
 from msprobe.pytorch.interception.backward_entry import BackwardEntry
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.module_hooks import keyword_arguments
@@ -29,6 +29,7 @@ from msprobe.pytorch.training.model_calls import ModelCalls
 from msprobe.pytorch.training.model_contents import ModelContents, NamedModels, Prefixed
 from msprobe.pytorch.training.optimizer_steps import OptimizerSteps, described, options_of
 from msprobe.pytorch.training.start_state import autocast_types, random_states
+from msprobe.pytorch.training.training_calls import TrainingCalls
 from msprobe.pytorch.values.prints import TensorPrints
 from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors
 
@@ -57,6 +58,7 @@ class SignatureObserver:
         self._losses = Losses(session, tells_operations=False)
         self._backward = BackwardEntry()
         self._optimizers = OptimizerSteps(session, lambda _: lambda: None, self._draft_of)
+        self._clipping = TrainingCalls(session, lambda _: lambda: None)
         self._parameters = _Parameters()
         self._sees_inside = False
         self._gradients: list[tuple[list[int], TensorPrints]] = []
@@ -75,6 +77,7 @@ class SignatureObserver:
         if session.facts.is_open and not self._losses.is_installed:
             session.attempt("hooking backward", self._losses.install, self._backward)
         session.attempt("hooking optimizers", self._optimizers.install)
+        self._clipping.install_clipping()
 
     def next_step(self) -> None:
         """Forget the state of the step that is over."""
@@ -88,6 +91,7 @@ class SignatureObserver:
             return
         self._begun = session.account
         session.facts.put("random", random_states())
+        self._sink.put_settings(CLIPPING, [])
         found = ModelContents.of(self._models)
         firsts = [
             (name, tensor)

@@ -62,10 +62,25 @@ class TrainingCalls:
 
     def install(self) -> None:
         """Watch the functions until the step ends."""
+        self._install(self._watch_clipping, self._watch_scalers, self._watch_schedules)
+
+    def install_scalers(self) -> None:
+        """Watch gradient scalers alone until the step ends."""
+        self._install(self._watch_scalers)
+
+    def install_clipping(self) -> None:
+        """Watch what limits gradients alone until the step ends."""
+        self._install(self._watch_clipping)
+
+    def _install(self, *watched: Callable[[], None]) -> None:
         if self._installed:
             return
         self._installed = True
         self._session.step_undo.callback(self._removed)
+        for watch in watched:
+            watch()
+
+    def _watch_clipping(self) -> None:
         for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
             function = getattr(torch.nn.utils, name, None)
             if function is not None:
@@ -74,19 +89,16 @@ class TrainingCalls:
         if sharded is not None:
             function = sharded.FullyShardedDataParallel.clip_grad_norm_
             self._divert(function, partial(self._clip, "clip_grad_norm_"))
+
+    def _watch_scalers(self) -> None:
         self._divert(torch.amp.GradScaler.update, self._scale)
+
+    def _watch_schedules(self) -> None:
         for kind in vars(lr_scheduler).values():
             if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler):
                 step = vars(kind).get("step")
                 if step is not None:
                     self._divert(step, self._schedule)
-
-    def install_scalers(self) -> None:
-        """Watch gradient scalers alone until the step ends."""
-        if not self._installed:
-            self._installed = True
-            self._session.step_undo.callback(self._removed)
-            self._divert(torch.amp.GradScaler.update, self._scale)
 
     def _divert(self, function: Any, handler: Callable[..., Any]) -> None:
         undo = self._session.attempt("watching training calls", divert_traceably, function, handler)
