@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -197,7 +198,9 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
     if not is_result or found not in _OF_OWN_CODE:
         return None
     inside = difference_inside(comparison.sides, names)
-    loss = None if inside is None else loss_of(comparison)
+    # What a part returns is no loss: nothing that it multiplies by is a factor of one.
+    is_number = math.prod(row.value.shape or ()) == 1
+    loss = loss_of(comparison) if inside is not None and is_number else None
     if inside is not None and loss is not None and loss.is_scaled_by(inside.ratio):
         words = f"{loss.multiple(is_divided=inside.is_division)}; {inside.words}"
         return replace(inside, verdict=VerdictClass.GRADIENT, words=words)
