@@ -149,12 +149,15 @@ def limiting_call(target: Facts, reference: Facts) -> str:
 
 
 def difference_outside(target: Facts, reference: Facts) -> OutlineDifference | None:
-    """Return in which call outside of the models two steps differ by an operator of one side alone.
+    """Return in which call outside of the models two steps differ, by another program if it tells.
 
     Which calls put a batch together may depend on what is loaded, each of them on either side: one
-    that the other side never makes is of another program.
+    that the other side never makes is of another program. Any other may be of either.
     """
-    return _lone_operator(_calls((target, reference), _is_outside, _is_outside))
+    calls = _calls((target, reference), _is_outside, _is_outside)
+    told = _lone_operator(calls) or _put_between(calls)
+    other = None if told else _first_difference(*calls)
+    return replace(other, verdict=VerdictClass.UNEXPLAINED) if other else told
 
 
 def _lone_operator(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference | None:
@@ -557,10 +560,11 @@ def _is_computed(word: str | None) -> bool:
 def _written(call: OutlinedCall) -> Hashable:
     """Return what a program says of a call: its operator, and what it is given if it writes that.
 
-    Whole numbers may be sizes and places, which follow from the data.
+    Whole numbers may be sizes and places, which follow from the data; which of them it gives does
+    not.
     """
     is_told = any(_is_real(word) and not _is_computed(word) for word in _words(call))
-    return _content(call) if is_told else _operator(call)
+    return _content(call) if is_told else (_operator(call), *call.named)
 
 
 def _operator(call: OutlinedCall) -> str:
