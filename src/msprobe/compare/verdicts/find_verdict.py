@@ -162,7 +162,8 @@ class _Search:
             is_idle = is_idle or (
                 fact.is_reordered and all(s.proof and s.proof.is_rounding for s in later)
             )
-            return not is_idle and any(s.forward_differs or s.backward_differs for s in later)
+            is_seen = any(s.forward_differs or s.backward_differs for s in later)
+            return (not is_idle and is_seen) or self._changes_buffers(fact)
         match verdict:
             case VerdictClass.SETTINGS:
                 return False
@@ -188,6 +189,15 @@ class _Search:
                 _agrees_until(observed, fact) or self._tells_gradients(fact, observed)
             )
         return self._differs_after(fact)
+
+    def _changes_buffers(self, fact: FactDifference) -> bool:
+        """Return whether buffers show that one side calls a model more often."""
+        return fact.verdict is VerdictClass.CALL and any(
+            each.moment is Moment.UPDATE
+            and each.modules
+            and (each.step, each.rank) == (fact.step, fact.rank)
+            for each in self._findings.facts
+        )
 
     def _tells_gradients(self, fact: FactDifference, observed: StepObservations) -> bool:
         """Return whether a multiple of some gradients is all that differs in a step.
