@@ -215,8 +215,28 @@ def difference_ahead(
 
 def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> bool:
     """Return whether both sides draw random numbers before they call a model; as above."""
-    calls = _calls(facts, *map(_is_ahead_of, names))
-    return all(any(_operator_of(each).draws_random for each in made) for made in calls)
+    return all(_draws(_calls(facts, *map(_is_ahead_of, names))))
+
+
+def same_draw(sides: Sequence[Side], names: Sequence[str | None]) -> OutlineDifference | None:
+    """Return the first call that draws random numbers within a module, and may draw others.
+
+    None unless both sides draw as often in the step, by the same calls. Arguments as for
+    `difference_inside`.
+    """
+    facts = [side.view.facts for side in sides]
+    made = (_draws(_calls(facts)), _draws(_calls(facts, *map(_is_inside, sides, names))))
+    if any([*map(_content, own)] != [*map(_content, other)] for own, other in made):
+        return None
+    call = next(iter(made[1][0]), None)
+    if call is None:
+        return None
+    words = f"{_shown(call)} draws other numbers"
+    return OutlineDifference(VerdictClass.RANDOM, words, _line(call), takes_tensor=True)
+
+
+def _draws(made: Sequence[Sequence[OutlinedCall]]) -> list[list[OutlinedCall]]:
+    return [[call for call in calls if _operator_of(call).draws_random] for calls in made]
 
 
 def difference_of_casts(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:

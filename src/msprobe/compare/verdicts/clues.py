@@ -20,9 +20,10 @@ from msprobe.compare.model import Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.facts_pair import clip_factors
 from msprobe.compare.training.gradient_distances import SAME_GRADIENT
-from msprobe.compare.training.module_settings import changed_numbers
+from msprobe.compare.training.module_settings import changed_values
 from msprobe.compare.verdicts.data_flow import fingerprint
-from msprobe.compare.verdicts.places import Clue, Place, lone_words
+from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.compare.verdicts.written_parameters import writes_updated
 from msprobe.dump.facts import Facts
 from msprobe.dump.record_names import RecordKind
@@ -135,25 +136,30 @@ def small_argument(comparison: RankComparison) -> Clue | None:
             is_made = any(_is_result(row) and row.status is not Status.EQUAL for row in tensors)
         if idle and tensors and is_made and side.operator(pair.name).family is not Family.MOVING:
             place = Place.of(comparison, pair)
-            return Clue(_argument_words(idle[0], place), place, is_argument=True)
+            return Clue(_argument_words(idle[0], place), place, VerdictClass.ARGUMENT)
     return None
 
 
 def small_option(comparison: RankComparison) -> Clue | None:
-    """Return the first module whose numbers differ, with results apart within their tolerance.
+    """Return the first module whose options differ, with results apart within their tolerance.
 
-    Calls inside it have no records to show the argument.
+    Calls inside it have no records to show the argument. Where all that it is given is equal, no
+    rounding of what comes before makes its results differ.
     """
     target, reference = comparison.facts
     if target is None or reference is None or not comparison.has_modules_only:
         return None
-    changed = changed_numbers((target.settings, reference.settings))
+    changed = changed_values((target.settings, reference.settings))
     for row in comparison.rows if changed else ():
         parsed = comparison.parsed(row.pair)
         is_made = _is_result(row) and row.pair.is_matched and parsed.kind is RecordKind.FORWARD
         if is_made and parsed.path in changed and row.status is not Status.EQUAL:
             place = Place.of(comparison, row.pair)
-            return Clue(f"{place.words}: {changed[parsed.path]}", place, is_argument=True)
+            taken_in = (r for r in comparison.rows if r.pair is row.pair and not _is_result(r))
+            is_alone = all(each.status is Status.EQUAL for each in taken_in)
+            size = Size.SMALL if is_alone else Size.WITHIN
+            words = f"{place.words}: {changed[parsed.path]}"
+            return Clue(words, place, VerdictClass.ARGUMENT, size)
     return None
 
 

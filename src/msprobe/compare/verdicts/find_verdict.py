@@ -27,6 +27,7 @@ from msprobe.compare.training.differences import (
     shown_names,
 )
 from msprobe.compare.training.gradient_factors import SAME_FACTOR, Meanings, limited_words
+from msprobe.compare.training.outlines import OutlineDifference, same_draw
 from msprobe.compare.training.start import autocast_epsilon
 from msprobe.compare.verdicts.communication import collective_of, on_ranks, ranks_words
 from msprobe.compare.verdicts.culprit_classes import (
@@ -539,7 +540,7 @@ class _Search:
         moment = moment_of(culprit)
         own = self._findings.own_errors.get(key_of(culprit))
         evidence = []
-        inside = unrecorded_call(culprit, found[0])
+        inside = unrecorded_call(culprit, found[0]) or self._other_draw(culprit, found[0])
         if inside is not None:
             verdict, confidence = inside.verdict, Confidence.LIKELY
             words = f"{inside.words}; {culprit_words(culprit)}"
@@ -577,6 +578,30 @@ class _Search:
             ),
             next_steps=next_steps,
         )
+
+    def _other_draw(self, culprit: Culprit, found: VerdictClass) -> OutlineDifference | None:
+        """Return which call of a module draws other numbers; None if none is known to.
+
+        Both sides draw alike from the same state, and from another one in the next step: one of
+        them seeds its generator in between.
+        """
+        comparison, pair = culprit.comparison, culprit.row.pair
+        call = same_draw(comparison.sides, (pair.target, pair.reference))
+        later = next(
+            (
+                fact
+                for fact in self._findings.facts
+                if fact.moment is Moment.RANDOM
+                and fact.effect is not Effect.NONE
+                and (fact.step, fact.rank) == (comparison.step + 1, comparison.rank)
+            ),
+            None,
+        )
+        is_open = found is VerdictClass.UNEXPLAINED and self._has_same_seeds(culprit)
+        if call is None or later is None or not is_open:
+            return None
+        words = f"{call.words}: {later.words}, though both sides draw alike in the step before"
+        return replace(call, words=words)
 
     def _has_same_seeds(self, culprit: Culprit) -> bool:
         """Return whether generators were recorded at the start of the step and agree."""

@@ -30,7 +30,7 @@ from msprobe.compare.training.outlines import (
     difference_of_models,
 )
 from msprobe.compare.training.shared_names import facts_of
-from msprobe.compare.verdicts.places import Clue, Place, lone_words
+from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
 from msprobe.compare.verdicts.proof import JumpKind
 from msprobe.compare.verdicts.statistics_error import estimated_difference
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -154,11 +154,13 @@ def _gradient_clue(comparison: RankComparison, resolution: float) -> Clue | None
         found = shifted_gradient(step, resolution)
         if found is not None:
             words = f"the gradient of {found[0]} moves as a whole by {found[1]:.2g} of its norm"
+            size = Size.LARGE if found[1] > LARGEST_SHIFT * resolution else Size.SMALL
             lone = _lone_call(comparison)
             if lone is not None:
-                return Clue(f"{lone_words(comparison, lone)}; {words}", Place.of(comparison, lone))
+                words = f"{lone_words(comparison, lone)}; {words}"
+                return Clue(words, Place.of(comparison, lone), size=size)
             call = difference_of_models(*comparison.facts)
-            return _with_call(words, Place.of(comparison, backward[-1]), call)
+            return _with_call(words, Place.of(comparison, backward[-1]), call, size)
     return None
 
 
@@ -177,22 +179,23 @@ def _clue(comparison: RankComparison, row: Matched, lone: list[Row], shift: floa
         if each.value.norm in (row.target.norm, row.reference.norm)
         and each.value.shape == row.value.shape
     ]
-    if made:
-        return Clue(lone_words(comparison, made[-1].pair), Place.of(comparison, made[-1].pair))
     place = Place.of(comparison, row.pair)
     words = f"{row.name}{place.line} moves as a whole by {shift:.2g} of its norm"
+    if made:
+        words = f"{lone_words(comparison, made[-1].pair)}; {words}"
+        return Clue(words, Place.of(comparison, made[-1].pair), size=Size.SMALL)
     makes = difference_inside if row.value.role is Role.OUTPUT else difference_before
     call = makes(comparison.sides, (row.pair.target, row.pair.reference))
-    return _with_call(words, place, call)
+    return _with_call(words, place, call, Size.SMALL)
 
 
-def _with_call(words: str, place: Place, call: OutlineDifference | None) -> Clue:
+def _with_call(words: str, place: Place, call: OutlineDifference | None, size: Size) -> Clue:
     """Return a clue with the call without a record that may explain it."""
     if call is None:
-        return Clue(words, place)
+        return Clue(words, place, VerdictClass.UNEXPLAINED, size)
     is_cast = call.verdict is VerdictClass.PRECISION
-    is_argument = call.verdict is VerdictClass.ARGUMENT
-    return Clue(f"{words}; {call.words}", place, is_argument, names_call=not is_cast)
+    words = f"{words}; {call.words}"
+    return Clue(words, place, call.verdict, Size.WITHIN if is_cast else size)
 
 
 def _shift(target: Value, reference: Value) -> float:

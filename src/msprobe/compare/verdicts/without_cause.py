@@ -14,7 +14,7 @@ from msprobe.compare.training.differences import Effect, FactDifference, Phase
 from msprobe.compare.training.outlines import OutlineDifference
 from msprobe.compare.verdicts.next_steps import for_inputs
 from msprobe.compare.verdicts.observations import StepObservations
-from msprobe.compare.verdicts.places import Clue
+from msprobe.compare.verdicts.places import Clue, Size
 from msprobe.compare.verdicts.proof import Jump, JumpKind
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
@@ -63,19 +63,7 @@ def without_cause(findings: Findings) -> Verdict:
     counts = findings.counts
     random = next((each for each in findings.steps if each.random_input), None)
     if random is not None:
-        return findings.conclude(
-            VerdictClass.RANDOM,
-            f"the state of the generator that {random.random_input} draws from differs "
-            f"(step {random.step})",
-            Confidence.LIKELY,
-            where=Where(
-                step=random.step,
-                rank=random.rank,
-                record=random.random_input,
-                phase=Phase.FORWARD,
-            ),
-            next_steps=["seed both runs alike (seed_all) and compare again"],
-        )
+        return _of_random(findings, random)
     if findings.inputs and not findings.has_same_data:
         return _of_inputs(findings)
     given = first_given(findings)
@@ -97,10 +85,19 @@ def without_cause(findings: Findings) -> Verdict:
     unseen = _unseen_update(findings)
     if unseen is not None:
         return unseen
-    if first is None:
-        if any(each.loose for each in findings.noise):
-            return _within_noise(findings)
-        return _equal(findings, unmatched, inside)
+    if first is None and any(each.loose for each in findings.noise):
+        return _within_noise(findings)
+    found = None if first is None else _beyond_rounding(findings, first)
+    if found is not None:
+        return found
+    clue = _small_cause(findings)
+    if clue is not None and clue.size is not Size.WITHIN:
+        return _of_clue(findings, clue)
+    return _equal(findings, unmatched, inside) if first is None else _rounding(findings, clue)
+
+
+def _beyond_rounding(findings: Findings, first: StepObservations) -> Verdict | None:
+    """Return the verdict where not each difference is rounding; None if each may be."""
     if findings.split is not None:
         return findings.conclude(
             VerdictClass.ROUNDING,
@@ -110,31 +107,40 @@ def without_cause(findings: Findings) -> Verdict:
             else f"{findings.split}, and the gradients that the optimizer gets agree",
             Confidence.PROVED,
         )
+    if all(each.proof.is_rounding for each in findings.steps if each.proof is not None):
+        return None
     precisions = _precisions(findings)
-    if not all(each.proof.is_rounding for each in findings.steps if each.proof is not None):
-        if not (precisions and _are_outgrown(findings, first.step)):
-            return _unexplained(findings)
-        return findings.conclude(
-            VerdictClass.PRECISION,
-            f"{precisions}; it explains every difference of the forward pass of step "
-            f"{first.step}, from which the later ones follow",
-            Confidence.LIKELY,
-            evidence=list(_choices(findings)),
-            where=_where_of_precision(findings),
-        )
-    return _rounding(findings, first, precisions)
+    if not (precisions and _are_outgrown(findings, first.step)):
+        return _unexplained(findings)
+    return findings.conclude(
+        VerdictClass.PRECISION,
+        f"{precisions}; it explains every difference of the forward pass of step "
+        f"{first.step}, from which the later ones follow",
+        Confidence.LIKELY,
+        evidence=list(_choices(findings)),
+        where=_where_of_precision(findings),
+    )
 
 
-def _rounding(findings: Findings, first: StepObservations, precisions: str) -> Verdict:
+def _of_random(findings: Findings, random: StepObservations) -> Verdict:
+    step, rank, record = random.step, random.rank, random.random_input
+    return findings.conclude(
+        VerdictClass.RANDOM,
+        f"the state of the generator that {record} draws from differs (step {step})",
+        Confidence.LIKELY,
+        where=Where(step=step, rank=rank, record=record, phase=Phase.FORWARD),
+        next_steps=["seed both runs alike (seed_all) and compare again"],
+    )
+
+
+def _rounding(findings: Findings, clue: Clue | None) -> Verdict:
     """Return the verdict where rounding may explain every difference."""
-    clue = _small_cause(findings)
-    if clue is not None and clue.names_call:
-        return _of_clue(findings, clue, first.rank)
     more = (
         "" if clue is None else f"; {clue.words}, step {clue.place.step}, with as small an effect"
     )
     # Behind a model no value shows in which type a loss is computed.
-    precisions = precisions or next((s.cast.words for s in findings.steps if s.cast), "")
+    casts = (each.cast.words for each in findings.steps if each.cast)
+    precisions = _precisions(findings) or next(casts, "")
     return findings.conclude(
         VerdictClass.PRECISION if precisions else VerdictClass.ROUNDING,
         (f"{precisions}; " if precisions else "")
@@ -206,11 +212,12 @@ def _small_cause(findings: Findings) -> Clue | None:
     return small or _shifted(findings)
 
 
-def _of_clue(findings: Findings, clue: Clue, rank: int | str, more: Sequence[str] = ()) -> Verdict:
+def _of_clue(findings: Findings, clue: Clue, more: Sequence[str] = ()) -> Verdict:
+    rank = next(each.rank for each in findings.steps if clue in (each.small, each.shifted))
+    small = "; its own effect is as small as rounding, and nothing else explains what follows"
     return findings.conclude(
-        VerdictClass.ARGUMENT if clue.is_argument else VerdictClass.CALL,
-        f"{clue.words}, step {clue.place.step}; its own effect is as small as rounding, "
-        "and nothing else explains what follows",
+        clue.verdict,
+        f"{clue.words}, step {clue.place.step}{'' if clue.size is Size.LARGE else small}",
         Confidence.POSSIBLE,
         where=Where.at(clue.place, rank),
         next_steps=[*clue.place.next, *more],
@@ -277,7 +284,7 @@ def _unexplained(findings: Findings) -> Verdict:
             )
         clue = _small_cause(findings)
         if clue is not None and clue.place.step <= observed.step:
-            return _of_clue(findings, clue, observed.rank, more)
+            return _of_clue(findings, clue, more)
         words = f"the difference jumps most in {_jump_words(jump)} (step {observed.step})"
         where = Where.at(jump.place, observed.rank)
         more += jump.place.next
