@@ -387,14 +387,16 @@ class _Search:
         return row.error <= NEAR * max(errors, default=0.0)
 
     def _blame_own_code(self, call: Call, row: Row) -> None:
-        """Blame a tensor that only one side gives to a module, else the module's own code."""
+        """Blame a tensor that only one side gives to a module or a part, else its own code."""
+        first = self._state.blamed_parents[call.pair.name]
         lacking = [each for each in call.inputs if _is_lacking(each)]
+        if is_lacking(first) and first.holds_tensor:
+            lacking.append(first)
         for each in lacking:
             mark(each, Origin.INTRODUCED, Cause.ARGUMENT)
         if lacking:
             mark(row, Origin.INHERITED)
         else:
-            first = self._state.blamed_parents[call.pair.name]
             shown = ": ".join(filter(None, (first.name, multiple_words(first))))
             mark(row, Origin.INTRODUCED, Cause.OWN_CODE, shown)
 
