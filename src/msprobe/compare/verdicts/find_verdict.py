@@ -48,7 +48,7 @@ from msprobe.compare.verdicts.next_steps import CLIP_ALIKE, for_culprit
 from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
 from msprobe.compare.verdicts.origin_state import is_lacking
 from msprobe.compare.verdicts.own_error import key_of
-from msprobe.compare.verdicts.places import Clue
+from msprobe.compare.verdicts.places import Clue, Size
 from msprobe.compare.verdicts.ranking import Culprit, culprit_groups
 from msprobe.compare.verdicts.scaled_gradients import loss_of, scale_of_calls
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
@@ -57,6 +57,8 @@ from msprobe.compare.verdicts.without_cause import (
     are_different_programs,
     different_programs,
     first_given,
+    of_clue,
+    small_cause,
     without_cause,
 )
 from msprobe.dump.record_names import parse_record_name
@@ -109,6 +111,9 @@ class _Search:
         given = first_given(self._findings)
         if given is not None and self._is_before(given, fact, culprit):
             return without_cause(self._findings)
+        clue = self._moved_forward(fact)
+        if clue is not None:
+            return of_clue(self._findings, clue)
         if fact is not None and self._comes_first(fact, culprit, factor):
             return self._of_fact(fact)
         if factor is not None and (
@@ -121,6 +126,24 @@ class _Search:
         if culprit is not None:
             return self._of_culprit(culprit)
         return without_cause(self._findings)
+
+    def _moved_forward(self, fact: FactDifference | None) -> Clue | None:
+        """Return what is no rounding in a forward pass, if nothing that is known comes before it.
+
+        Gradients follow from it, though each result agrees within the tolerance of its type.
+        """
+        clue, culprit = small_cause(self._findings), self._culprit
+        if (
+            clue is None
+            or clue.verdict is VerdictClass.UNEXPLAINED
+            or clue.size is Size.WITHIN
+            or clue.place.phase is not Phase.FORWARD
+        ):
+            return None
+        when = clue.place.step, Moment.FORWARD
+        is_first = fact is None or (fact.step, fact.moment) > when
+        is_alone = culprit is None or self._is_later(culprit, clue.place.step, Moment.LOSS)
+        return clue if is_first and is_alone else None
 
     def _moved_update(self) -> Verdict | None:
         """Return that one side makes an update before the first call that differs; None if not."""

@@ -90,9 +90,9 @@ def without_cause(findings: Findings) -> Verdict:
     found = None if first is None else _beyond_rounding(findings, first)
     if found is not None:
         return found
-    clue = _small_cause(findings)
+    clue = small_cause(findings)
     if clue is not None and clue.size is not Size.WITHIN:
-        return _of_clue(findings, clue)
+        return of_clue(findings, clue)
     return _equal(findings, unmatched, inside) if first is None else _rounding(findings, clue)
 
 
@@ -207,12 +207,14 @@ def _of_given(findings: Findings, first: StepObservations, given: Clue) -> Verdi
     )
 
 
-def _small_cause(findings: Findings) -> Clue | None:
+def small_cause(findings: Findings) -> Clue | None:
+    """Return what may be a cause though its effect is as small as rounding."""
     small = next((each.small for each in findings.steps if each.small is not None), None)
     return small or _shifted(findings)
 
 
-def _of_clue(findings: Findings, clue: Clue, more: Sequence[str] = ()) -> Verdict:
+def of_clue(findings: Findings, clue: Clue, more: Sequence[str] = ()) -> Verdict:
+    """Return the verdict that such a cause is the cause."""
     rank = next(each.rank for each in findings.steps if clue in (each.small, each.shifted))
     small = "; its own effect is as small as rounding, and nothing else explains what follows"
     return findings.conclude(
@@ -282,9 +284,9 @@ def _unexplained(findings: Findings) -> Verdict:
                 where=Where.at(lone.place, observed.rank),
                 next_steps=[f"look at {lone.place.source or lone.place.record}"],
             )
-        clue = _small_cause(findings)
+        clue = small_cause(findings)
         if clue is not None and clue.place.step <= observed.step:
-            return _of_clue(findings, clue, more)
+            return of_clue(findings, clue, more)
         words = f"the difference jumps most in {_jump_words(jump)} (step {observed.step})"
         where = Where.at(jump.place, observed.rank)
         more += jump.place.next
@@ -366,7 +368,7 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     if data is not None and (close or inside):
         words = f"{words}; {data.words}"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY, chosen=data)
-    clue = _small_cause(findings)
+    clue = small_cause(findings)
     if clue is not None:
         words = f"{words}; {clue.words}, step {clue.place.step}, with as small an effect"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY)
