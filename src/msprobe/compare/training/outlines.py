@@ -48,6 +48,7 @@ _PADDING: Final = frozenset(("constant_pad_nd", "pad", "pad_sequence"))
 # Numbers that a person writes have fewer digits.
 _COMPUTED: Final = 10
 _TRUTH: Final = ("True", "False")
+_LIMIT: Final = -1e4  # what is masked is set to numbers below it, all to the same effect
 _MOST_COMPARED: Final = 500  # calls between the first and the last that differ, of either side
 
 
@@ -62,8 +63,8 @@ class OutlineDifference:
         takes_tensor: whether the call takes a tensor, and does not make one of numbers alone.
         ratio: of a number that the target's call is given, or multiplies by, to the reference's.
         is_division: whether one side alone makes the call, which divides.
-        is_real: whether it is given another real number or truth value: whole numbers, such as
-            sizes and places, follow from the data.
+        is_real: whether it is given another real number, truth value or word: whole numbers, such
+            as sizes and places, follow from the data.
         is_computed: whether both numbers have the digits of a result.
         is_of_noise: whether the call draws random numbers, which pick no samples.
     """
@@ -181,18 +182,20 @@ def _lone_operator(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference 
 def _put_between(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference | None:
     """Return the first call by an operator of one side alone, which makes all of the other's too.
 
-    None if the other side makes calls of its own.
+    None if the other side makes calls of its own, but for those in place of it.
     """
     parts = [part for part in _aligned(*_without_ends(*made), _content) if part[0] != "equal"]
-    if {tag for tag, *_ in parts} not in ({"delete"}, {"insert"}):
+    if len(parts) != 1 and {tag for tag, *_ in parts} not in ({"delete"}, {"insert"}):
         return None
-    is_target = bool(parts[0][1])
-    known = {*map(_operator, made[is_target]), *_PADDING}
-    more = (call for _, *sides in parts for call in sides[not is_target])
-    lone = next((call for call in more if _operator(call) not in known), None)
-    if lone is None:
-        return None
-    return _other_call(lone, None) if is_target else _other_call(None, lone)
+    for is_target in (True, False):
+        known = {*map(_operator, made[is_target]), *_PADDING}
+        for _, *sides in parts:
+            more, others = sides[not is_target], sides[is_target]
+            place = next((i for i, call in enumerate(more) if _operator(call) not in known), None)
+            if place is not None:
+                both = more[place], next(iter(others[place:]), None)
+                return _other_call(*both) if is_target else _other_call(*reversed(both))
+    return None
 
 
 def difference_of_writes(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
@@ -519,7 +522,7 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
             _line(target),
             takes_tensor=OUTLINED_TENSOR in _words(target),
             ratio=_ratio(own, other) if scale == 1 else scale,
-            is_real=(_is_real(own) and _is_real(other)) or not {own, other}.isdisjoint(_TRUTH),
+            is_real=(_is_real(own) and _is_real(other)) or _is_word(own) or _is_word(other),
             is_computed=_is_computed(own) and _is_computed(other),
             is_of_noise=_operator_of(target).draws_random and _operator(target) not in _PICKS,
         )
@@ -549,6 +552,8 @@ def _are_alike(word: str, other: str) -> bool:
     number, expected = _number(word), _number(other)
     if number is None or expected is None:
         return word == other
+    if max(number, expected) <= _LIMIT:
+        return True
     return number == expected or abs(number - expected) <= _CLOSE * abs(expected)
 
 
@@ -576,6 +581,10 @@ def _digits(word: str | None) -> int:
 
 def _is_real(word: str | None) -> bool:
     return _number(word) is not None and not (word or "").lstrip("-").isdigit()
+
+
+def _is_word(word: str | None) -> bool:
+    return word in _TRUTH or (word or "").startswith("'")
 
 
 def _is_computed(word: str | None) -> bool:

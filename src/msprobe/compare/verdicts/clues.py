@@ -21,6 +21,7 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.facts_pair import clip_factors
 from msprobe.compare.training.gradient_distances import SAME_GRADIENT
 from msprobe.compare.training.module_settings import changed_values
+from msprobe.compare.training.outlines import difference_before, difference_inside
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -161,6 +162,26 @@ def small_option(comparison: RankComparison) -> Clue | None:
             words = f"{place.words}: {changed[parsed.path]}"
             return Clue(words, place, VerdictClass.ARGUMENT, size)
     return None
+
+
+def small_call(comparison: RankComparison) -> Clue | None:
+    """Return the call without a record that is given another number, before anything differs.
+
+    Rounding makes nothing of calls that are the same.
+    """
+    row = next((r for r in comparison.rows if r.status is not Status.EQUAL), None)
+    is_early = row is not None and row.pair.position < comparison.end_of_forward
+    if row is None or not (is_early and row.pair.is_matched and comparison.has_modules_only):
+        return None
+    if not row.holds_tensor or row.value.role is Role.PARAMETER:
+        return None
+    made_by = difference_inside if _is_result(row) else difference_before
+    call = made_by(comparison.sides, (row.pair.target, row.pair.reference))
+    if call is None or not call.is_real or call.is_computed:
+        return None
+    place = Place.of(comparison, row.pair)
+    words = f"{row.name}{place.line} differs though all before it agrees; {call.words}"
+    return Clue(words, place, call.verdict, Size.SMALL)
 
 
 def _makes_random(operator: Operator, tensors: Sequence[Row]) -> bool:
