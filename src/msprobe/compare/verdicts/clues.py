@@ -21,7 +21,11 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.facts_pair import clip_factors
 from msprobe.compare.training.gradient_distances import SAME_GRADIENT
 from msprobe.compare.training.module_settings import changed_values
-from msprobe.compare.training.outlines import difference_before, difference_inside
+from msprobe.compare.training.outlines import (
+    difference_before,
+    difference_inside,
+    difference_of_writes,
+)
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -258,6 +262,17 @@ def unused_change(comparison: RankComparison) -> Clue | None:
         ):
             return Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
     return None
+
+
+def unseen_write(comparison: RankComparison) -> Clue | None:
+    """Return the call that writes a tensor with another number, where no value shows it.
+
+    That of an average of weights, say, which is no model of the step.
+    """
+    call = difference_of_writes(*comparison.facts) if comparison.has_modules_only else None
+    if call is None or not call.is_real or call.is_computed:
+        return None
+    return Clue(call.words, Place(comparison.step, "", "", call.source))
 
 
 def written_parameter(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:

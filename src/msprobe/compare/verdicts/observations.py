@@ -41,6 +41,7 @@ from msprobe.compare.verdicts.clues import (
     small_argument,
     small_call,
     small_option,
+    unseen_write,
     unused_change,
     written_parameter,
 )
@@ -206,6 +207,7 @@ def observe(
             rank=comparison.rank,
             is_exact=True,
             is_shared_exact=True,
+            unused=unseen_write(comparison),
             **_work(comparison),
             broken_off=_broken_off(comparison),
         )

@@ -18,6 +18,7 @@ from msprobe.compare.rounding import (
     FINE,
     HALF,
     IN_OTHER_CALLS,
+    IN_SUM,
     LARGEST_SHIFT,
     resolution_of,
     shift_of,
@@ -56,6 +57,7 @@ def shifted(comparison: RankComparison) -> Clue | None:
     coarsest = 0.0
     lone: list[Row] = []
     errors = _Errors()
+    far: Clue | None = None
     for row in rows:
         coarsest = max(coarsest, resolution_of(row.values))
         is_module = comparison.parsed(row.pair).is_module
@@ -70,6 +72,8 @@ def shifted(comparison: RankComparison) -> Clue | None:
             is_new = errors.is_new(comparison, row)
             own = errors.add(comparison, row, coarsest)
             units = errors.allowed(row.value.shape or (), own if is_new else None)
+            if is_new and far is None and own > IN_SUM:
+                far = _far_clue(comparison, row, own * coarsest)
         else:  # before autocast, or before the first cast
             units = IN_OTHER_CALLS
         if row.status.is_difference and row.origin is None and not is_module:
@@ -77,7 +81,12 @@ def shifted(comparison: RankComparison) -> Clue | None:
         shift = _shift(row.target, row.reference)
         if units * coarsest < shift <= LARGEST_SHIFT * resolution:
             return _clue(comparison, row, lone, shift)
-    return _gradient_clue(comparison, resolution)
+    moved = _gradient_clue(comparison, resolution)
+    return (
+        moved
+        if moved is not None and moved.verdict is not VerdictClass.UNEXPLAINED
+        else far or moved
+    )
 
 
 class _Errors:
@@ -184,9 +193,7 @@ def _clue(comparison: RankComparison, row: Matched, lone: list[Row], shift: floa
     if made:
         words = f"{lone_words(comparison, made[-1].pair)}; {words}"
         return Clue(words, Place.of(comparison, made[-1].pair), size=Size.SMALL)
-    makes = difference_inside if row.value.role is Role.OUTPUT else difference_before
-    call = makes(comparison.sides, (row.pair.target, row.pair.reference))
-    return _with_call(words, place, call, Size.SMALL)
+    return _with_call(words, place, _made_by(comparison, row), Size.SMALL)
 
 
 def _with_call(words: str, place: Place, call: OutlineDifference | None, size: Size) -> Clue:
@@ -196,6 +203,22 @@ def _with_call(words: str, place: Place, call: OutlineDifference | None, size: S
     is_cast = call.verdict is VerdictClass.PRECISION
     words = f"{words}; {call.words}"
     return Clue(words, place, call.verdict, Size.WITHIN if is_cast else size)
+
+
+def _far_clue(comparison: RankComparison, row: Matched, distance: float) -> Clue:
+    """Return that a value is further apart than the roundings of a few calls, of equal values."""
+    place = Place.of(comparison, row.pair)
+    words = f"{row.name}{place.line} differs by {distance:.2g} of its norm, of values that agree"
+    call = _made_by(comparison, row)
+    if call is not None:
+        words = f"{words}; {call.words}"
+    return Clue(words, place, VerdictClass.UNEXPLAINED, Size.LARGE)
+
+
+def _made_by(comparison: RankComparison, row: Matched) -> OutlineDifference | None:
+    """Return the call without a record that makes a value otherwise."""
+    makes = difference_inside if row.value.role is Role.OUTPUT else difference_before
+    return makes(comparison.sides, (row.pair.target, row.pair.reference))
 
 
 def _shift(target: Value, reference: Value) -> float:

@@ -138,9 +138,7 @@ def _rounding(findings: Findings, clue: Clue | None) -> Verdict:
     more = (
         "" if clue is None else f"; {clue.words}, step {clue.place.step}, with as small an effect"
     )
-    # Behind a model no value shows in which type a loss is computed.
-    casts = (each.cast.words for each in findings.steps if each.cast)
-    precisions = _precisions(findings) or next(casts, "")
+    precisions = _precisions(findings) or _casts(findings)
     return findings.conclude(
         VerdictClass.PRECISION if precisions else VerdictClass.ROUNDING,
         (f"{precisions}; " if precisions else "")
@@ -315,6 +313,14 @@ def _precisions(findings: Findings) -> str:
     return words if first is None else f"{words}, first in {first.words}"
 
 
+def _casts(findings: Findings) -> str:
+    """Return the first cast without a record that differs, in words; empty if none does.
+
+    Behind a model no value shows in which type a loss is computed.
+    """
+    return next((each.cast.words for each in findings.steps if each.cast), "")
+
+
 def _where_of_precision(findings: Findings) -> Where | None:
     places = ((each.first_precision, each.rank) for each in findings.steps)
     return next((Where.at(place, rank) for place, rank in places if place is not None), None)
@@ -353,10 +359,11 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     elif unmatched and not any(each.unused for each in findings.steps):
         others = "the sides make different calls, without consequence for any value"
     broken = next((each for each in findings.steps if each.broken_off is not None), None)
+    precisions = _precisions(findings) or (_casts(findings) if close or inside else "")
     parts = (
         f"{agreeing} values agree"
         + (f", {close} of them within the tolerance of their types" if close else ""),
-        _precisions(findings),
+        precisions,
         f"{arguments} arguments differ without consequence" if arguments else "",
         others,
         ""
@@ -398,7 +405,7 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     unused = next((each for each in findings.steps if each.unused is not None), None)
     if unused is None or unused.unused is None:
         more = [] if evened is None else evened.place.next
-        if (close or inside) and _precisions(findings):
+        if (close or inside) and precisions:
             where = _where_of_precision(findings)
             return findings.conclude(
                 VerdictClass.PRECISION, words, Confidence.PROVED, where=where, next_steps=more
