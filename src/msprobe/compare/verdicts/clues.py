@@ -141,7 +141,10 @@ def small_argument(comparison: RankComparison) -> Clue | None:
             is_made = any(_is_result(row) and row.status is not Status.EQUAL for row in tensors)
         if idle and tensors and is_made and side.operator(pair.name).family is not Family.MOVING:
             place = Place.of(comparison, pair)
-            return Clue(_argument_words(idle[0], place), place, VerdictClass.ARGUMENT)
+            is_alone = all(r.status is Status.EQUAL or _is_result(r) for r in tensors)
+            is_told = is_alone and idle[0].value.type in ("float", "str")
+            size = Size.SMALL if is_told else Size.WITHIN
+            return Clue(_argument_words(idle[0], place), place, VerdictClass.ARGUMENT, size)
     return None
 
 

@@ -31,12 +31,15 @@ from msprobe.compare.training.outlines import (
     difference_of_models,
 )
 from msprobe.compare.training.shared_names import facts_of
+from msprobe.compare.training.start import equal_at_start
+from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
 from msprobe.compare.verdicts.proof import JumpKind
 from msprobe.compare.verdicts.statistics_error import estimated_difference
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import forward_name, parse_record_name
 from msprobe.dump.values import Role, Value
+from msprobe.operators.operator import Family
 
 _EQUAL: Final = Status.EQUAL
 _FEWEST: Final = 64
@@ -52,7 +55,7 @@ def shifted(comparison: RankComparison) -> Clue | None:
     rows = [r for r in comparison.rows if r.holds_tensor and r.pair.position < end]
     # What moves by more is another value, or is judged by its size.
     resolution = max((resolution_of(row.values) for row in rows), default=0.0)
-    if resolution < HALF:
+    if resolution < HALF or not _starts_alike(comparison):
         return None
     coarsest = 0.0
     lone: list[Row] = []
@@ -72,7 +75,7 @@ def shifted(comparison: RankComparison) -> Clue | None:
             is_new = errors.is_new(comparison, row)
             own = errors.add(comparison, row, coarsest)
             units = errors.allowed(row.value.shape or (), own if is_new else None)
-            if is_new and far is None and own > IN_SUM:
+            if is_new and far is None and own > IN_SUM and comparison.has_modules_only:
                 far = _far_clue(comparison, row, own * coarsest)
         else:  # before autocast, or before the first cast
             units = IN_OTHER_CALLS
@@ -87,6 +90,12 @@ def shifted(comparison: RankComparison) -> Clue | None:
         if moved is not None and moved.verdict is not VerdictClass.UNEXPLAINED
         else far or moved
     )
+
+
+def _starts_alike(comparison: RankComparison) -> bool:
+    """Return whether all parameters agree to the bit when the step begins, as far as is known."""
+    facts = facts_of(comparison)
+    return facts is None or all(equal_at_start(facts).values())
 
 
 class _Errors:
@@ -187,7 +196,7 @@ def _clue(comparison: RankComparison, row: Matched, lone: list[Row], shift: floa
         for each in lone
         if each.value.norm in (row.target.norm, row.reference.norm)
         and each.value.shape == row.value.shape
-    ]
+    ] or [each for each in lone if _computes(comparison, each)][:1]
     place = Place.of(comparison, row.pair)
     words = f"{row.name}{place.line} moves as a whole by {shift:.2g} of its norm"
     if made:
@@ -203,6 +212,12 @@ def _with_call(words: str, place: Place, call: OutlineDifference | None, size: S
     is_cast = call.verdict is VerdictClass.PRECISION
     words = f"{words}; {call.words}"
     return Clue(words, place, call.verdict, Size.WITHIN if is_cast else size)
+
+
+def _computes(comparison: RankComparison, row: Row) -> bool:
+    """Return whether a call makes other numbers, not the same ones in another form or type."""
+    side, name = comparison.side_of(row.pair), row.pair.name
+    return not is_cast(side.parsed(name)) and side.operator(name).family is not Family.MOVING
 
 
 def _far_clue(comparison: RankComparison, row: Matched, distance: float) -> Clue:
