@@ -35,6 +35,8 @@ from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
 from msprobe.operators.operator import Family, InPlace, Operator
 
+# Types of arguments that follow from no data.
+_TOLD: Final = ("float", "str")
 _IN_PLACE: Final = re.compile(r"[^_]_$")
 
 
@@ -129,7 +131,13 @@ def small_argument(comparison: RankComparison) -> Clue | None:
         tensors = [row for row in rows if row.holds_tensor]
         if not pair.is_matched and _makes_random(side.operator(pair.name), tensors):
             return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
-        idle = [row for row in rows if row.cause is Cause.NO_EFFECT]
+        is_alone = all(r.status is Status.EQUAL or _is_result(r) for r in tensors)
+        idle = [
+            row
+            for row in rows
+            if row.cause is Cause.NO_EFFECT
+            or (is_alone and row.cause is Cause.HARMLESS and row.value.type in _TOLD)
+        ]
         # Where what a call is given differs as well, its effect hides in the rounding of that. That
         # of a module's argument is in the calls inside.
         if side.parsed(pair.name).is_module:
@@ -141,9 +149,7 @@ def small_argument(comparison: RankComparison) -> Clue | None:
             is_made = any(_is_result(row) and row.status is not Status.EQUAL for row in tensors)
         if idle and tensors and is_made and side.operator(pair.name).family is not Family.MOVING:
             place = Place.of(comparison, pair)
-            is_alone = all(r.status is Status.EQUAL or _is_result(r) for r in tensors)
-            is_told = is_alone and idle[0].value.type in ("float", "str")
-            size = Size.SMALL if is_told else Size.WITHIN
+            size = Size.SMALL if is_alone and idle[0].value.type in _TOLD else Size.WITHIN
             return Clue(_argument_words(idle[0], place), place, VerdictClass.ARGUMENT, size)
     return None
 
