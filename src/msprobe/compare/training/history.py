@@ -43,8 +43,7 @@ from msprobe.compare.training.optimizers import (
 from msprobe.compare.training.outlines import (
     difference_behind,
     difference_by_factor,
-    difference_outside,
-    other_labels,
+    difference_of_labels,
 )
 from msprobe.compare.training.same_training import has_same_training
 from msprobe.compare.training.schedules import ScheduleHistory
@@ -497,14 +496,9 @@ def _loss_differences(
     scaled = difference_by_factor(*pair.sides, found.factor)
     behind = scaled or difference_behind(*pair.sides)
     made, verdict = _made_words(found.target.made_by, found.reference.made_by)
-    labels = other_labels(pair.target, pair.reference) if behind is None else None
-    if behind is not None:
-        made, verdict = f"; {behind.words}", behind.verdict
-    elif labels is not None:
-        made, verdict = f"; {labels}", VerdictClass.DATA
-        call = difference_outside(*pair.sides)
-        if call is not None:
-            made, verdict = f"{made}; {call.words}", call.verdict
+    told = behind or difference_of_labels(*pair.sides)
+    if told is not None:
+        made, verdict = f"; {told.words}", told.verdict
     if scaled is not None or (found.meaning and behind is None):
         verdict = VerdictClass.GRADIENT
     yield pair.difference(

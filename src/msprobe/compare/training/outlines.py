@@ -308,6 +308,17 @@ def other_labels(target: Facts, reference: Facts) -> str | None:
     return None
 
 
+def difference_of_labels(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
+    """Return which labels differ, with the call outside of the models that makes them otherwise."""
+    labels = other_labels(target, reference) if target and reference else None
+    if labels is None or target is None or reference is None:
+        return None
+    call = difference_outside(target, reference)
+    if call is None:
+        return OutlineDifference(VerdictClass.DATA, labels, None, takes_tensor=True)
+    return replace(call, words=f"{labels}; {call.words}")
+
+
 def _calls(
     facts: Sequence[Facts | None], *wanted: Callable[[OutlineRun], bool]
 ) -> list[list[OutlinedCall]]:

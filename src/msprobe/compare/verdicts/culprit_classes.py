@@ -30,6 +30,7 @@ from msprobe.compare.training.outlines import (
     difference_before,
     difference_inside,
     difference_of_gradients,
+    difference_of_labels,
 )
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.calls import is_cast
@@ -187,7 +188,8 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
     comparison, row = culprit.comparison, culprit.row
     is_extra = bool(comparison.parsed(row.pair).backward_pass)
     if found is VerdictClass.GRADIENT and (row.pair.is_matched or is_extra):
-        made = difference_of_gradients(*comparison.facts)
+        facts = comparison.facts
+        made = difference_of_gradients(*facts) or difference_of_labels(*facts)
         return made or (_call_around(culprit) if row.pair.is_matched else None)
     if not row.pair.is_matched:
         return None

@@ -507,13 +507,15 @@ class _Search:
         elif limited:
             words = f"{limited} (step {observed.step})"
         verdict = VerdictClass.CLIPPING if limited else VerdictClass.GRADIENT
-        if observed.behind is not None and is_behind_loss and not limited:
+        is_proved = found.factor.is_proved and not limited
+        if observed.behind is not None and not (meaning or alone or limited):
+            is_proved = is_proved and is_behind_loss
             verdict, words = observed.behind.verdict, f"{observed.behind.words}; {words}"
         return self._findings.conclude(
             verdict,
             words,
             # A total norm may be near a round number by chance.
-            Confidence.PROVED if found.factor.is_proved and not limited else Confidence.LIKELY,
+            Confidence.PROVED if is_proved else Confidence.LIKELY,
             evidence=[
                 "the results of the forward pass agree",
                 *(["the loss is the same, and was not scaled"] if is_behind_loss else []),

@@ -27,6 +27,7 @@ from msprobe.compare.training.outlines import (
     difference_behind,
     difference_by_factor,
     difference_of_casts,
+    difference_of_labels,
 )
 from msprobe.compare.verdicts.cleared_gradients import (
     cleared_gradients,
@@ -226,7 +227,8 @@ def observe(
     if backward and not forward_differs:
         factor = _factor(comparison, backward)
         scaled = factor and difference_by_factor(*comparison.facts, factor.factor.value)
-        behind = scaled or difference_behind(*comparison.facts)
+        facts = comparison.facts
+        behind = scaled or difference_behind(*facts) or difference_of_labels(*facts)
     return StepObservations(
         step=comparison.step,
         rank=comparison.rank,
