@@ -59,11 +59,14 @@ class Place(NamedTuple):
 
 
 class Size(Enum):
-    """How large the effect of a clue is beside rounding."""
+    """How large the effect of a clue is beside rounding.
 
-    WITHIN = "rounding may be all of it"
-    SMALL = "as small as rounding, which explains it not"
-    LARGE = "larger than rounding"
+    `WITHIN`: rounding may be all of it. `SMALL`: it is as small, and rounding does not explain it.
+    """
+
+    WITHIN = "within"
+    SMALL = "small"
+    LARGE = "large"
 
 
 class Clue(NamedTuple):

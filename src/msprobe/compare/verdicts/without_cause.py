@@ -214,10 +214,12 @@ def small_cause(findings: Findings) -> Clue | None:
 def of_clue(findings: Findings, clue: Clue, more: Sequence[str] = ()) -> Verdict:
     """Return the verdict that such a cause is the cause."""
     rank = next(each.rank for each in findings.steps if clue in (each.small, each.shifted))
-    small = "; its own effect is as small as rounding, and nothing else explains what follows"
+    words = f"{clue.words}, step {clue.place.step}"
+    if clue.size is not Size.LARGE:
+        words += "; its own effect is as small as rounding, and nothing else explains what follows"
     return findings.conclude(
         clue.verdict,
-        f"{clue.words}, step {clue.place.step}{'' if clue.size is Size.LARGE else small}",
+        words,
         Confidence.POSSIBLE,
         where=Where.at(clue.place, rank),
         next_steps=[*clue.place.next, *more],
