@@ -61,6 +61,7 @@ class Block(nn.Module):
         q, k, v = given[[1, 0, 2]] if choose("swapped", True, False) else given[[0, 1, 2]]
         q, k = self.turned(q), self.turned(k).transpose(-1, -2)
         scale = choose("scale", 0.36, 0.35355339)
+        scale = choose("reversed", 0.1, scale)
         score = (q * scale) @ k if choose("scaled first", True, False) else q @ k * scale
         made = (score.softmax(-1) @ v).transpose(1, 2).reshape(count, length, WIDTH)
         made = self.gelu(self.out(made))
@@ -247,6 +248,41 @@ def test_what_a_call_takes_of_another_is_no_order_and_no_factor(
 
     assert verdict["class"] == "argument", verdict["sentence"]
     assert f"argument 1 of Tensor.{name}" in verdict["sentence"]
+
+
+class Weighing(nn.Module):
+    """Takes the weights of attention as well, which nothing uses, or does not ask for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(48), nn.MultiheadAttention(48, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        made: Tensor = self.attention(h, h, h, need_weights=choose("weights", True, False))[0]
+        return x + made
+
+
+def weighing(debugger: PrecisionDebugger, change: str | None) -> None:
+    Change.name = change
+    model = nn.Sequential(Weighing(), Weighing())
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    x = 7 * torch.randn(3, 16, 9, 48)
+
+    def step(number: int) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            made = model(x[number])
+        optimizer.zero_grad()
+        made.float().square().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+def test_a_tensor_that_nothing_takes_shows_no_argument(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, weighing, "weights", level="L0")
+
+    assert verdict["class"] in PROVED, verdict["sentence"]
 
 
 class Padded(nn.Module):

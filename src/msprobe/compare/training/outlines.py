@@ -116,21 +116,16 @@ def difference_around(
 
 
 def difference_before(
-    sides: Sequence[Side], names: Sequence[str | None], within: Sequence[str | None] = ()
+    sides: Sequence[Side], names: Sequence[str | None]
 ) -> OutlineDifference | None:
     """Return in which call of their own the modules around a module differ before they call it.
 
     That makes what it is given: its input, a mask, a table of angles. Around the outermost module
     is the program. Arguments as above.
-
-    Args:
-        sides: as above.
-        names: as above.
-        within: the forward records of the outermost module that may differ; by default any may.
     """
     facts = [side.view.facts for side in sides]
     inner, found = names, None
-    while found is None and all(inner) and [*inner] != [*within]:
+    while found is None and all(inner):
         outer = [side.parent(name or "") for side, name in zip(sides, inner, strict=True)]
         if all(outer) or not any(outer):
             found = _first_difference(*_calls(facts, *map(_is_before, sides, outer, inner)))

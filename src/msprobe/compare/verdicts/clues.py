@@ -132,11 +132,12 @@ def small_argument(comparison: RankComparison) -> Clue | None:
         if not pair.is_matched and _makes_random(side.operator(pair.name), tensors):
             return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
         is_alone = all(r.status is Status.EQUAL or _is_result(r) for r in tensors)
+        is_small = is_alone and all(r.status is not Status.DIFFERS for r in tensors)
         idle = [
             row
             for row in rows
             if row.cause is Cause.NO_EFFECT
-            or (is_alone and row.cause is Cause.HARMLESS and row.value.type in _TOLD)
+            or (is_small and row.cause is Cause.HARMLESS and row.value.type in _TOLD)
         ]
         # Where what a call is given differs as well, its effect hides in the rounding of that. That
         # of a module's argument is in the calls inside.
@@ -149,7 +150,7 @@ def small_argument(comparison: RankComparison) -> Clue | None:
             is_made = any(_is_result(row) and row.status is not Status.EQUAL for row in tensors)
         if idle and tensors and is_made and side.operator(pair.name).family is not Family.MOVING:
             place = Place.of(comparison, pair)
-            size = Size.SMALL if is_alone and idle[0].value.type in _TOLD else Size.WITHIN
+            size = Size.SMALL if is_small and idle[0].value.type in _TOLD else Size.WITHIN
             return Clue(_argument_words(idle[0], place), place, VerdictClass.ARGUMENT, size)
     return None
 

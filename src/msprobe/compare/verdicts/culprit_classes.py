@@ -202,7 +202,7 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
     if row.cause is Cause.OWN_CODE:  # it makes the input of a part
         pairs = (p for p in comparison.pairs if row.subject.startswith(f"{p.name}."))
         part = next(pairs, row.pair)
-        return difference_before(comparison.sides, (part.target, part.reference), names)
+        return difference_before(comparison.sides, (part.target, part.reference))
     inside = difference_inside(comparison.sides, names)
     # What a part returns is no loss: nothing that it multiplies by is a factor of one.
     is_number = math.prod(row.value.shape or ()) == 1

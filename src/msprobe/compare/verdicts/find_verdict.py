@@ -508,7 +508,8 @@ class _Search:
             words = f"{limited} (step {observed.step})"
         verdict = VerdictClass.CLIPPING if limited else VerdictClass.GRADIENT
         is_proved = found.factor.is_proved and not limited
-        if observed.behind is not None and not (meaning or alone or limited):
+        is_open = is_behind_loss or not (meaning or alone)
+        if observed.behind is not None and is_open and not limited:
             is_proved = is_proved and is_behind_loss
             verdict, words = observed.behind.verdict, f"{observed.behind.words}; {words}"
         return self._findings.conclude(

@@ -75,7 +75,8 @@ def shifted(comparison: RankComparison) -> Clue | None:
             is_new = errors.is_new(comparison, row)
             own = errors.add(comparison, row, coarsest)
             units = errors.allowed(row.value.shape or (), own if is_new else None)
-            if is_new and far is None and own > IN_SUM and comparison.has_modules_only:
+            is_close = row.status is Status.CLOSE and comparison.has_modules_only
+            if is_new and far is None and own > IN_SUM and is_close:
                 far = _far_clue(comparison, row, own * coarsest)
         else:  # before autocast, or before the first cast
             units = IN_OTHER_CALLS
