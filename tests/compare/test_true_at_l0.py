@@ -178,6 +178,8 @@ def rewarded(debugger: PrecisionDebugger, change: str | None) -> None:
         ratio = choose("more", 1.01, 1.0) * (new - new.detach()).exp()
         by_rows = change == "by rows"
         loss = -(ratio.mean(1) * gains[:, 0] if by_rows else ratio * gains).mean()
+        if change in ("penalised", "penalty"):  # the rest is nearly nothing beside it
+            loss = (0.6 if change == "penalty" else 0.5) * new.square().mean() + 1e-4 * logs.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -194,6 +196,7 @@ def test_a_loss_of_terms_that_cancel_is_as_exact_as_they_are(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "expected", "words"),
     [
+        ("penalty", "argument", "argument 1 of Tensor.__mul__"),
         ("spread", "call", "only the reference calls Tensor.std"),
         ("biased", "argument", "correction of Tensor.std"),
         ("median", "call", "Tensor.median"),
@@ -204,7 +207,8 @@ def test_a_loss_of_terms_that_cancel_is_as_exact_as_they_are(tmp_path: Path) -> 
 def test_the_call_that_makes_a_target_of_the_loss_is_named_and_no_data(
     tmp_path: Path, change: str, expected: str, words: str
 ) -> None:
-    verdict = verdict_on(tmp_path, rewarded, change, level="L0")
+    base = "penalised" if change == "penalty" else None
+    verdict = verdict_on(tmp_path, rewarded, change, base, level="L0")
 
     assert verdict["class"] == expected, verdict["sentence"]
     assert words in verdict["sentence"]
@@ -439,3 +443,33 @@ def test_an_average_is_as_far_apart_as_what_it_is_of(tmp_path: Path) -> None:
 
     assert verdict["class"] in PROVED, verdict["sentence"]
     assert verdict["confidence"] == "proved"
+
+
+def taught(debugger: PrecisionDebugger, change: str | None) -> None:
+    """Follow a teacher, which one side asks in another mode."""
+
+    def layer() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 8))
+
+    model, teacher = (nn.Sequential(layer(), layer()) for _ in range(2))
+    teacher.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    inputs = torch.randn(3, 10, 8)
+
+    def step(number: int) -> None:
+        if change == "eval":
+            teacher.eval()
+        with torch.no_grad():
+            wanted = teacher(inputs[number])
+        loss = F.mse_loss(F.normalize(model(inputs[number])), F.normalize(wanted))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    train(debugger, [model, teacher], step)
+
+
+def test_a_teacher_in_another_mode_is_told_of_its_mode(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, taught, "eval", level="L0")
+
+    assert verdict["class"] == "mode", verdict["sentence"]

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from msprobe.compare.rounding import FINE, after_calls
 from msprobe.compare.training.buffers import buffer_changes, buffer_differences
 from msprobe.compare.training.clipping import (
     clip_differences,
@@ -493,7 +494,7 @@ def _loss_differences(
     found = other_loss(pair, resolution, lambda: scale(pair.rank))
     if found is None:
         return
-    scaled = difference_by_factor(*pair.sides, found.factor)
+    scaled = difference_by_factor(*pair.sides, found.factor, after_calls(max(FINE, resolution())))
     behind = scaled or difference_behind(*pair.sides)
     made, verdict = _made_words(found.target.made_by, found.reference.made_by)
     told = behind or difference_of_labels(*pair.sides)

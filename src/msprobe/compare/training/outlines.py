@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final
@@ -264,13 +265,14 @@ def difference_of_gradients(
 
 
 def difference_by_factor(
-    target: Facts | None, reference: Facts | None, factor: float
+    target: Facts | None, reference: Facts | None, factor: float, tolerance: float = SAME_FACTOR
 ) -> OutlineDifference | None:
     """Return the call that is given another number by which gradients grow by a factor.
 
     Of several that do so together it is the first; each micro batch makes them again.
     """
-    if math.isclose(factor, 1.0, rel_tol=SAME_FACTOR):
+    is_near = partial(math.isclose, factor, rel_tol=min(tolerance, SAME_FACTOR))
+    if is_near(1.0):
         return None
     found = {
         each.words: (each, each.ratio)
@@ -278,11 +280,10 @@ def difference_by_factor(
         if each.ratio is not None
     }
     for each, ratio in found.values():
-        if math.isclose(ratio, factor, rel_tol=SAME_FACTOR):
+        if is_near(ratio):
             return each
     whole = math.prod(ratio for _, ratio in found.values())
-    is_product = math.isclose(whole, factor, rel_tol=SAME_FACTOR)
-    return replace(next(iter(found.values()))[0], ratio=whole) if found and is_product else None
+    return replace(next(iter(found.values()))[0], ratio=whole) if found and is_near(whole) else None
 
 
 def other_labels(target: Facts, reference: Facts) -> str | None:

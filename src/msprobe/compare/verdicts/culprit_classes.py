@@ -339,6 +339,12 @@ def may_follow_host(culprit: Culprit) -> bool:
     return is_place and all(value.type in ("int", "slice") for value in row.values)
 
 
+def is_within(module: str, modules: Sequence[str]) -> bool:
+    """Return whether a module is within one of some, or not known, as at level L1; none are all."""
+    found = (module == path or module.startswith(f"{path}.") for path in modules)
+    return not (modules and module) or any(found)
+
+
 def is_ruled_by_mode(culprit: Culprit, modules: Sequence[str]) -> bool:
     """Return whether training flags of modules explain a culprit.
 
@@ -346,11 +352,7 @@ def is_ruled_by_mode(culprit: Culprit, modules: Sequence[str]) -> bool:
         culprit: the first culprit.
         modules: paths of the modules whose flag differs; empty for all.
     """
-    # Level L1 knows no modules.
-    inside = not (modules and culprit.module) or any(
-        culprit.module == path or culprit.module.startswith(f"{path}.") for path in modules
-    )
-    if not inside or moment_of(culprit) is not Moment.FORWARD:
+    if not is_within(culprit.module, modules) or moment_of(culprit) is not Moment.FORWARD:
         return False
     row = culprit.row
     if not row.pair.is_matched or any(isinstance(value.value, bool) for value in row.values):

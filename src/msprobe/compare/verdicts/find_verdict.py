@@ -37,6 +37,7 @@ from msprobe.compare.verdicts.culprit_classes import (
     culprit_place,
     culprit_words,
     is_ruled_by_mode,
+    is_within,
     is_without_reason,
     may_be_random,
     may_follow_host,
@@ -197,7 +198,7 @@ class _Search:
                 )
                 return is_drawn or any(each.random_input for each in self._findings.steps)
             case VerdictClass.MODE:
-                return culprit is not None and is_ruled_by_mode(culprit, fact.modules)
+                return self._is_of_mode(fact, observed)
             case VerdictClass.PRECISION:
                 if culprit is None:
                     return not all(each.is_close for each in self._findings.steps)
@@ -213,6 +214,13 @@ class _Search:
                 _agrees_until(observed, fact) or self._tells_gradients(fact, observed)
             )
         return self._differs_after(fact)
+
+    def _is_of_mode(self, fact: FactDifference, observed: StepObservations | None) -> bool:
+        """Return whether another training flag explains the first difference."""
+        if self._culprit is not None:
+            return is_ruled_by_mode(self._culprit, fact.modules)
+        jumps = observed.proof.jumps if observed is not None and observed.proof is not None else ()
+        return any(is_within(each.place.module, fact.modules) for each in jumps[:1])
 
     def _changes_buffers(self, fact: FactDifference) -> bool:
         """Return whether buffers show that one side calls a model more often."""
