@@ -172,7 +172,7 @@ def small_option(comparison: RankComparison) -> Clue | None:
             place = Place.of(comparison, row.pair)
             taken_in = (r for r in comparison.rows if r.pair is row.pair and not _is_result(r))
             is_alone = all(each.status is Status.EQUAL for each in taken_in)
-            size = Size.SMALL if is_alone else Size.WITHIN
+            size = _size_of(row) if is_alone else Size.WITHIN
             words = f"{place.words}: {changed[parsed.path]}"
             return Clue(words, place, VerdictClass.ARGUMENT, size)
     return None
@@ -195,7 +195,11 @@ def small_call(comparison: RankComparison) -> Clue | None:
         return None
     place = Place.of(comparison, row.pair)
     words = f"{row.name}{place.line} differs though all before it agrees; {call.words}"
-    return Clue(words, place, call.verdict, Size.SMALL)
+    return Clue(words, place, call.verdict, _size_of(row))
+
+
+def _size_of(row: Row) -> Size:
+    return Size.LARGE if row.status.is_difference else Size.SMALL
 
 
 def _makes_random(operator: Operator, tensors: Sequence[Row]) -> bool:
