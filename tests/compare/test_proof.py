@@ -18,6 +18,7 @@ from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.places import Clue, Place
 from msprobe.compare.verdicts.proof import Jump, JumpKind, Proof
 from msprobe.compare.verdicts.verdict import Findings
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
 MODEL = "Module.Net.forward.0"
 BOTH = pytest.mark.parametrize("task", ["statistics", "tensor"])
@@ -166,7 +167,7 @@ def test_culprits_of_one_line_are_a_group(tmp_path: Path) -> None:
 
 def test_an_argument_with_an_effect_within_the_tolerance_is_no_proved_rounding() -> None:
     place = Place(0, "Functional.gelu.0.forward", "", "net.py:3")
-    small = Clue("approximate is 'tanh'", place, is_argument=True)
+    small = Clue("approximate is 'tanh'", place, VerdictClass.ARGUMENT)
     proof = Proof(jumps=(), total=0, worst=None, differing=1, has_two_precisions=False)
     step = StepObservations(
         step=0, rank=0, is_exact=False, forward_differs=True, proof=proof, small=small

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msprobe.compare.model import Mode, OperationPair, Row, Status
 from msprobe.compare.rounding import resolution_of
-from msprobe.dump.record_names import RecordKind
+from msprobe.dump.record_names import RecordKind, forward_name
 from msprobe.dump.values import Role
 
 if TYPE_CHECKING:
@@ -135,6 +136,22 @@ class RankComparison:
             for value in row.values
         ]
         return min(resolution, resolution_of(made))
+
+    @property
+    def scale_of_losses(self) -> float:
+        """How large the terms are that losses are made of; 0 where no model has a record.
+
+        They are as large as results times their gradients: where they cancel, a loss is smaller.
+        """
+        squares: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for row in self.rows:
+            parsed = self.parsed(row.pair)
+            is_result = parsed.kind is RecordKind.FORWARD and row.value.role is Role.OUTPUT
+            if is_result and self.side_of(row.pair).is_model_call(row.pair.name):
+                squares[row.pair.name][0] += float(row.value.norm or 0.0) ** 2
+            elif parsed.kind is RecordKind.BACKWARD and row.value.role is Role.INPUT:
+                squares[forward_name(parsed) or ""][1] += float(row.value.norm or 0.0) ** 2
+        return max((math.sqrt(made * given) for made, given in squares.values()), default=0.0)
 
     @property
     def end_of_forward(self) -> float:

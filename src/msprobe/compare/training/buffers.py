@@ -28,6 +28,7 @@ from msprobe.dump.facts import Facts
 
 # What tiny differences of the values that are made into a buffer may grow to in it.
 _GROWN: Final = 1e-2
+_ESTIMATED: Final = 2.0  # distances are estimates, right within this factor
 
 
 def buffer_changes(pair: FactsPair) -> dict[str, Change]:
@@ -93,18 +94,21 @@ def buffer_differences(
         if unchanged.get(name, False) and not any(part in fed for part in name.rpartition("."))
     }
     kinds = kinds_of(pair.target.parameters)
-    for kind in ("parameter", "buffer"):
+    # Averages of what is updated are as far apart as that: an optimizer makes steps of rounding.
+    updated = [each.relative or 0.0 for s in pair.steps for each in s.changes("after").values()]
+    most = max(_GROWN, _ESTIMATED * max(updated, default=0.0))
+    for kind, grown in (("parameter", most), ("buffer", _GROWN)):
         of_kind = {n: change for n, change in changes.items() if kinds.get(n) == kind}
-        yield from _of_kind(pair, kind, of_kind, is_exact=is_exact)
+        yield from _of_kind(pair, kind, of_kind, 0.0 if is_exact else grown)
 
 
 def _of_kind(
-    pair: FactsPair, kind: str, changes: Mapping[str, Change], *, is_exact: bool
+    pair: FactsPair, kind: str, changes: Mapping[str, Change], grown: float
 ) -> Iterator[FactDifference]:
     far = [
         name
         for name, change in changes.items()
-        if not change.is_rounding and (is_exact or (change.relative or 0.0) > _GROWN)
+        if not change.is_rounding and (not grown or (change.relative or 0.0) > grown)
     ]
     if not far:
         return
@@ -126,6 +130,7 @@ def _of_kind(
         f"{some_of(far, len(changes), f'{kind}s')} {are(far, 'differs', 'differ')} "
         f"after step {pair.step}{size}, though every value recorded before agrees{made}",
         parameter=worst,
+        modules=() if kind == "parameter" else tuple({n.rpartition(".")[0]: None for n in far}),
         next=(call.next if call else ())
         or (
             f"look at the code that writes this {kind}",
@@ -137,11 +142,15 @@ def _of_kind(
 
 
 def _updated(facts: Facts) -> dict[str, Fingerprint]:
-    """Return the parameters after the last update by an optimizer."""
+    """Return the parameters after the last update by an optimizer.
+
+    One that an optimizer holds without a gradient may be changed by the program afterwards.
+    """
     return {
         name: in_column(columns.after, place, at(columns.dtype, place) or "")
         for columns in (step.parameters for step in facts.optimizer_steps())
         for place, name in enumerate(columns.name)
+        if at(columns.has_gradient, place) is not False
     }
 
 

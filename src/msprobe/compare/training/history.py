@@ -10,6 +10,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from msprobe.compare.rounding import FINE, after_calls
 from msprobe.compare.training.buffers import buffer_changes, buffer_differences
 from msprobe.compare.training.clipping import (
     clip_differences,
@@ -43,8 +44,7 @@ from msprobe.compare.training.optimizers import (
 from msprobe.compare.training.outlines import (
     difference_behind,
     difference_by_factor,
-    difference_outside,
-    other_labels,
+    difference_of_labels,
 )
 from msprobe.compare.training.same_training import has_same_training
 from msprobe.compare.training.schedules import ScheduleHistory
@@ -204,6 +204,7 @@ class TrainingHistory:
         exact: Mapping[int | str, bool],
         close: Mapping[int | str, Container[str]] = MappingProxyType({}),
         resolution: Callable[[], float] = float,
+        scale: Callable[[int | str], float] = lambda _: 0.0,
     ) -> None:
         """Take in a step, after its data.
 
@@ -213,6 +214,7 @@ class TrainingHistory:
             close: the ranks whose values agree up to rounding of the same types → modules that are
                 given other values without consequence for what they make of them.
             resolution: returns that of the coarsest type in which both sides compute.
+            scale: returns how large the terms are that the losses of a rank are made of.
         """
         made: list[list[StepPair]] = []
         later: list[FactDifference] = []
@@ -229,7 +231,7 @@ class TrainingHistory:
             elif self._jumps(history, steps, _COARSE_JUMP if self.is_coarse else math.inf):
                 self._jump = min(self._jump, pair.step)
             is_exact = exact.get(pair.rank, True)
-            found = [*self._of_step(pair, steps, history, len(pairs), resolution)]
+            found = [*self._of_step(pair, steps, history, len(pairs), resolution, scale)]
             if is_exact or pair.rank in close:
                 fed = close.get(pair.rank, ())
                 found += buffer_differences(pair, equal_at_start(pair), fed, is_exact=is_exact)
@@ -349,6 +351,7 @@ class TrainingHistory:
         history: _RankHistory,
         ranks: int,
         resolution: Callable[[], float],
+        scale: Callable[[int | str], float],
     ) -> Iterator[FactDifference]:
         meanings = self.meanings[pair.step, pair.rank] = meanings_of(pair, ranks)
         history.schedules.add(pair, steps)
@@ -365,7 +368,7 @@ class TrainingHistory:
         yield from mode_differences(pair)
         yield from scaler_differences(pair, had_same_scales=history.has_same_scales)
         if not trains_alike:
-            yield from _loss_differences(pair, resolution)
+            yield from _loss_differences(pair, resolution, scale)
         yield from ended_differences(pair)
         yield from collective_differences(pair)
         clips = list(clip_differences(pair))
@@ -484,22 +487,19 @@ def _unchanged(pair: FactsPair, history: _RankHistory) -> dict[str, bool] | None
     }
 
 
-def _loss_differences(pair: FactsPair, resolution: Callable[[], float]) -> Iterator[FactDifference]:
+def _loss_differences(
+    pair: FactsPair, resolution: Callable[[], float], scale: Callable[[int | str], float]
+) -> Iterator[FactDifference]:
     """Yield losses that differ; whether the forward pass explains it is told by its values."""
-    found = other_loss(pair, resolution)
+    found = other_loss(pair, resolution, lambda: scale(pair.rank))
     if found is None:
         return
-    scaled = difference_by_factor(*pair.sides, found.factor)
+    scaled = difference_by_factor(*pair.sides, found.factor, after_calls(max(FINE, resolution())))
     behind = scaled or difference_behind(*pair.sides)
     made, verdict = _made_words(found.target.made_by, found.reference.made_by)
-    labels = other_labels(pair.target, pair.reference) if behind is None else None
-    if behind is not None:
-        made, verdict = f"; {behind.words}", behind.verdict
-    elif labels is not None:
-        made, verdict = f"; {labels}", VerdictClass.DATA
-        call = difference_outside(*pair.sides)
-        if call is not None:
-            made, verdict = f"{made}; {call.words}", call.verdict
+    told = behind or difference_of_labels(*pair.sides)
+    if told is not None:
+        made, verdict = f"; {told.words}", told.verdict
     if scaled is not None or (found.meaning and behind is None):
         verdict = VerdictClass.GRADIENT
     yield pair.difference(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from msprobe.compare.rounding import FINE, IN_OTHER_CALLS, ONCE, after_calls
+from msprobe.compare.rounding import FINE, IN_OTHER_CALLS, IN_SUM, ONCE, after_calls
 from msprobe.compare.training.differences import shown
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.gradient_factors import SAME_FACTOR, meanings_of
@@ -56,7 +56,11 @@ class OtherLoss:
         return is_other and math.isclose(self.factor, ratio or 1.0, rel_tol=SAME_FACTOR)
 
 
-def other_loss(pair: FactsPair, resolution: Callable[[], float] = float) -> OtherLoss | None:
+def other_loss(
+    pair: FactsPair,
+    resolution: Callable[[], float] = float,
+    scale: Callable[[], float] = float,
+) -> OtherLoss | None:
     """Return the first loss of a step that differs by more than rounding; None without one.
 
     Other calls make other roundings of what a model returns in a coarse type.
@@ -64,12 +68,13 @@ def other_loss(pair: FactsPair, resolution: Callable[[], float] = float) -> Othe
     Args:
         pair: the facts.
         resolution: of the type to which these calls round.
+        scale: how large the terms are that losses are made of.
     """
     for target, reference in zip(pair.target.loss, pair.reference.loss, strict=False):
         value, expected = target.value, reference.value
         if value is None or expected is None or target.micro != reference.micro:
             continue
-        if _is_same(target, reference):
+        if _is_same(target, reference) or _is_same(target, reference, scale()):
             continue
         makes = [[text.partition("(")[0] for text in each.made_by] for each in (target, reference)]
         if makes[0] != makes[1] and abs(value - expected) <= ONCE * resolution() * abs(expected):
@@ -90,10 +95,13 @@ def other_loss(pair: FactsPair, resolution: Callable[[], float] = float) -> Othe
     return None
 
 
-def _is_same(target: Loss, reference: Loss) -> bool:
-    """Return whether two values are equal up to a few roundings, or neither is finite."""
+def _is_same(target: Loss, reference: Loss, scale: float = 0.0) -> bool:
+    """Return whether two values are equal up to a few roundings, or neither is finite.
+
+    Those of terms that cancel are as large as the terms.
+    """
     value, expected = target.value or 0.0, reference.value or 0.0
     if not (math.isfinite(value) and math.isfinite(expected)):
         return math.isfinite(value) == math.isfinite(expected)
     epsilon = max(epsilon_of(normal_dtype(each.dtype)) for each in (target, reference))
-    return abs(value - expected) <= IN_OTHER_CALLS * epsilon * abs(expected)
+    return abs(value - expected) <= epsilon * max(IN_OTHER_CALLS * abs(expected), IN_SUM * scale)

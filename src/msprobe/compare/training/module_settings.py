@@ -21,7 +21,7 @@ Settings = Mapping[str, str]
 _MODULE: Final = re.compile(r"(\w+)\(.*\)", re.DOTALL)
 # With its value: within brackets it may hold commas.
 _KEYWORD: Final = re.compile(r"\b(\w+)=((?:[^=,()]|\([^()]*\))*)")
-_NUMBER: Final = re.compile(r"-?\b\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
+_VALUE: Final = re.compile(r"'[^']*'|-?\b\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
 _SHOWN: Final = 2
 _UNSET: Final = "not set"
 
@@ -53,8 +53,8 @@ def changed_options(sides: Sequence[Settings], paths: Sequence[str]) -> ModuleOp
     return _made(changed)
 
 
-def changed_numbers(sides: Sequence[Settings]) -> dict[str, str]:
-    """Return path of a module → its options that differ in numbers alone, in words.
+def changed_values(sides: Sequence[Settings]) -> dict[str, str]:
+    """Return path of a module → its options that differ in numbers and words alone, in words.
 
     Only modules that are at the same place on both sides, and of the same class.
     """
@@ -62,7 +62,7 @@ def changed_numbers(sides: Sequence[Settings]) -> dict[str, str]:
     for name, text in sides[0].items():
         other = sides[1].get(name, text)
         is_module = name.startswith("module") and _MODULE.fullmatch(text)
-        if is_module and text != other and _NUMBER.sub("", text) == _NUMBER.sub("", other):
+        if is_module and text != other and _VALUE.sub("", text) == _VALUE.sub("", other):
             path = name.removeprefix("module").removeprefix(".")
             options = changed_options(sides, (path, path))
             found[path] = "" if options is None else options.words

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final
@@ -48,6 +49,7 @@ _PADDING: Final = frozenset(("constant_pad_nd", "pad", "pad_sequence"))
 # Numbers that a person writes have fewer digits.
 _COMPUTED: Final = 10
 _TRUTH: Final = ("True", "False")
+_LIMIT: Final = -1e4  # what is masked is set to numbers below it, all to the same effect
 _MOST_COMPARED: Final = 500  # calls between the first and the last that differ, of either side
 
 
@@ -62,8 +64,8 @@ class OutlineDifference:
         takes_tensor: whether the call takes a tensor, and does not make one of numbers alone.
         ratio: of a number that the target's call is given, or multiplies by, to the reference's.
         is_division: whether one side alone makes the call, which divides.
-        is_real: whether it is given another real number or truth value: whole numbers, such as
-            sizes and places, follow from the data.
+        is_real: whether it is given another real number, truth value or word: whole numbers, such
+            as sizes and places, follow from the data.
         is_computed: whether both numbers have the digits of a result.
         is_of_noise: whether the call draws random numbers, which pick no samples.
     """
@@ -149,12 +151,15 @@ def limiting_call(target: Facts, reference: Facts) -> str:
 
 
 def difference_outside(target: Facts, reference: Facts) -> OutlineDifference | None:
-    """Return in which call outside of the models two steps differ by an operator of one side alone.
+    """Return in which call outside of the models two steps differ, by another program if it tells.
 
     Which calls put a batch together may depend on what is loaded, each of them on either side: one
-    that the other side never makes is of another program.
+    that the other side never makes is of another program. Any other may be of either.
     """
-    return _lone_operator(_calls((target, reference), _is_outside, _is_outside))
+    calls = _calls((target, reference), _is_outside, _is_outside)
+    told = _lone_operator(calls) or _put_between(calls)
+    other = None if told else _first_difference(*calls)
+    return replace(other, verdict=VerdictClass.UNEXPLAINED) if other else told
 
 
 def _lone_operator(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference | None:
@@ -173,18 +178,20 @@ def _lone_operator(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference 
 def _put_between(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference | None:
     """Return the first call by an operator of one side alone, which makes all of the other's too.
 
-    None if the other side makes calls of its own.
+    None if the other side makes calls of its own, but for those in place of it.
     """
     parts = [part for part in _aligned(*_without_ends(*made), _content) if part[0] != "equal"]
-    if {tag for tag, *_ in parts} not in ({"delete"}, {"insert"}):
+    if len(parts) != 1 and {tag for tag, *_ in parts} not in ({"delete"}, {"insert"}):
         return None
-    is_target = bool(parts[0][1])
-    known = {*map(_operator, made[is_target]), *_PADDING}
-    more = (call for _, *sides in parts for call in sides[not is_target])
-    lone = next((call for call in more if _operator(call) not in known), None)
-    if lone is None:
-        return None
-    return _other_call(lone, None) if is_target else _other_call(None, lone)
+    for is_target in (True, False):
+        known = {*map(_operator, made[is_target]), *_PADDING}
+        for _, *sides in parts:
+            more, others = sides[not is_target], sides[is_target]
+            place = next((i for i, call in enumerate(more) if _operator(call) not in known), None)
+            if place is not None:
+                both = more[place], next(iter(others[place:]), None)
+                return _other_call(*both) if is_target else _other_call(*reversed(both))
+    return None
 
 
 def difference_of_writes(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
@@ -212,8 +219,28 @@ def difference_ahead(
 
 def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> bool:
     """Return whether both sides draw random numbers before they call a model; as above."""
-    calls = _calls(facts, *map(_is_ahead_of, names))
-    return all(any(_operator_of(each).draws_random for each in made) for made in calls)
+    return all(_draws(_calls(facts, *map(_is_ahead_of, names))))
+
+
+def same_draw(sides: Sequence[Side], names: Sequence[str | None]) -> OutlineDifference | None:
+    """Return the first call that draws random numbers within a module, and may draw others.
+
+    None unless both sides draw as often in the step, by the same calls. Arguments as for
+    `difference_inside`.
+    """
+    facts = [side.view.facts for side in sides]
+    made = (_draws(_calls(facts)), _draws(_calls(facts, *map(_is_inside, sides, names))))
+    if any([*map(_content, own)] != [*map(_content, other)] for own, other in made):
+        return None
+    call = next(iter(made[1][0]), None)
+    if call is None:
+        return None
+    words = f"{_shown(call)} draws other numbers"
+    return OutlineDifference(VerdictClass.RANDOM, words, _line(call), takes_tensor=True)
+
+
+def _draws(made: Sequence[Sequence[OutlinedCall]]) -> list[list[OutlinedCall]]:
+    return [[call for call in calls if _operator_of(call).draws_random] for calls in made]
 
 
 def difference_of_casts(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
@@ -238,23 +265,25 @@ def difference_of_gradients(
 
 
 def difference_by_factor(
-    target: Facts | None, reference: Facts | None, factor: float
+    target: Facts | None, reference: Facts | None, factor: float, tolerance: float = SAME_FACTOR
 ) -> OutlineDifference | None:
     """Return the call that is given another number by which gradients grow by a factor.
 
     Of several that do so together it is the first; each micro batch makes them again.
     """
+    is_near = partial(math.isclose, factor, rel_tol=min(tolerance, SAME_FACTOR))
+    if is_near(1.0):
+        return None
     found = {
         each.words: (each, each.ratio)
         for each in _differences(*_calls((target, reference)))
         if each.ratio is not None
     }
     for each, ratio in found.values():
-        if math.isclose(ratio, factor, rel_tol=SAME_FACTOR):
+        if is_near(ratio):
             return each
     whole = math.prod(ratio for _, ratio in found.values())
-    is_product = math.isclose(whole, factor, rel_tol=SAME_FACTOR)
-    return replace(next(iter(found.values()))[0], ratio=whole) if found and is_product else None
+    return replace(next(iter(found.values()))[0], ratio=whole) if found and is_near(whole) else None
 
 
 def other_labels(target: Facts, reference: Facts) -> str | None:
@@ -273,6 +302,17 @@ def other_labels(target: Facts, reference: Facts) -> str | None:
                 f"argument {place} of {call}, a tensor without a gradient, differs{change.ending}"
             )
     return None
+
+
+def difference_of_labels(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
+    """Return which labels differ, with the call outside of the models that makes them otherwise."""
+    labels = other_labels(target, reference) if target and reference else None
+    if labels is None or target is None or reference is None:
+        return None
+    call = difference_outside(target, reference)
+    if call is None:
+        return OutlineDifference(VerdictClass.DATA, labels, None, takes_tensor=True)
+    return replace(call, words=f"{labels}; {call.words}")
 
 
 def _calls(
@@ -384,6 +424,8 @@ def _summed(
     if Counter(map(_content, target)) == Counter(map(_content, reference)):
         both = zip(target, reference, strict=True)
         own, other = next(pair for pair in both if _content(pair[0]) != _content(pair[1]))
+        if _shown(own) == _shown(other):  # it takes what another one takes on the other side
+            return next(_other_arguments(own, other), first)
         words = f"{_shown(own)} is called where the reference calls {_shown(other)}, and later"
         return replace(first, verdict=VerdictClass.ORDER, words=words)
     others = len(found) - 1
@@ -487,7 +529,7 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
             _line(target),
             takes_tensor=OUTLINED_TENSOR in _words(target),
             ratio=_ratio(own, other) if scale == 1 else scale,
-            is_real=(_is_real(own) and _is_real(other)) or not {own, other}.isdisjoint(_TRUTH),
+            is_real=(_is_real(own) and _is_real(other)) or _is_word(own) or _is_word(other),
             is_computed=_is_computed(own) and _is_computed(other),
             is_of_noise=_operator_of(target).draws_random and _operator(target) not in _PICKS,
         )
@@ -517,6 +559,8 @@ def _are_alike(word: str, other: str) -> bool:
     number, expected = _number(word), _number(other)
     if number is None or expected is None:
         return word == other
+    if max(number, expected) <= _LIMIT:
+        return True
     return number == expected or abs(number - expected) <= _CLOSE * abs(expected)
 
 
@@ -546,6 +590,10 @@ def _is_real(word: str | None) -> bool:
     return _number(word) is not None and not (word or "").lstrip("-").isdigit()
 
 
+def _is_word(word: str | None) -> bool:
+    return word in _TRUTH or (word or "").startswith("'")
+
+
 def _is_computed(word: str | None) -> bool:
     return _is_real(word) and _digits(word) >= _COMPUTED
 
@@ -553,10 +601,11 @@ def _is_computed(word: str | None) -> bool:
 def _written(call: OutlinedCall) -> Hashable:
     """Return what a program says of a call: its operator, and what it is given if it writes that.
 
-    Whole numbers may be sizes and places, which follow from the data.
+    Whole numbers may be sizes and places, which follow from the data; which of them it gives does
+    not.
     """
     is_told = any(_is_real(word) and not _is_computed(word) for word in _words(call))
-    return _content(call) if is_told else _operator(call)
+    return _content(call) if is_told else (_operator(call), *call.named)
 
 
 def _operator(call: OutlinedCall) -> str:

@@ -20,15 +20,23 @@ from msprobe.compare.model import Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.facts_pair import clip_factors
 from msprobe.compare.training.gradient_distances import SAME_GRADIENT
-from msprobe.compare.training.module_settings import changed_numbers
+from msprobe.compare.training.module_settings import changed_values
+from msprobe.compare.training.outlines import (
+    difference_before,
+    difference_inside,
+    difference_of_writes,
+)
 from msprobe.compare.verdicts.data_flow import fingerprint
-from msprobe.compare.verdicts.places import Clue, Place, lone_words
+from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.compare.verdicts.written_parameters import writes_updated
 from msprobe.dump.facts import Facts
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
 from msprobe.operators.operator import Family, InPlace, Operator
 
+# Types of arguments that follow from no data.
+_TOLD: Final = ("float", "str")
 _IN_PLACE: Final = re.compile(r"[^_]_$")
 
 
@@ -123,7 +131,14 @@ def small_argument(comparison: RankComparison) -> Clue | None:
         tensors = [row for row in rows if row.holds_tensor]
         if not pair.is_matched and _makes_random(side.operator(pair.name), tensors):
             return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
-        idle = [row for row in rows if row.cause is Cause.NO_EFFECT]
+        is_alone = all(r.status is Status.EQUAL or _is_result(r) for r in tensors)
+        is_small = is_alone and all(r.status is not Status.DIFFERS for r in tensors)
+        idle = [
+            row
+            for row in rows
+            if row.cause is Cause.NO_EFFECT
+            or (is_small and row.cause is Cause.HARMLESS and row.value.type in _TOLD)
+        ]
         # Where what a call is given differs as well, its effect hides in the rounding of that. That
         # of a module's argument is in the calls inside.
         if side.parsed(pair.name).is_module:
@@ -135,26 +150,56 @@ def small_argument(comparison: RankComparison) -> Clue | None:
             is_made = any(_is_result(row) and row.status is not Status.EQUAL for row in tensors)
         if idle and tensors and is_made and side.operator(pair.name).family is not Family.MOVING:
             place = Place.of(comparison, pair)
-            return Clue(_argument_words(idle[0], place), place, is_argument=True)
+            size = Size.SMALL if is_small and idle[0].value.type in _TOLD else Size.WITHIN
+            return Clue(_argument_words(idle[0], place), place, VerdictClass.ARGUMENT, size)
     return None
 
 
 def small_option(comparison: RankComparison) -> Clue | None:
-    """Return the first module whose numbers differ, with results apart within their tolerance.
+    """Return the first module whose options differ, with results apart within their tolerance.
 
-    Calls inside it have no records to show the argument.
+    Calls inside it have no records to show the argument. Where all that it is given is equal, no
+    rounding of what comes before makes its results differ.
     """
     target, reference = comparison.facts
     if target is None or reference is None or not comparison.has_modules_only:
         return None
-    changed = changed_numbers((target.settings, reference.settings))
+    changed = changed_values((target.settings, reference.settings))
     for row in comparison.rows if changed else ():
         parsed = comparison.parsed(row.pair)
         is_made = _is_result(row) and row.pair.is_matched and parsed.kind is RecordKind.FORWARD
         if is_made and parsed.path in changed and row.status is not Status.EQUAL:
             place = Place.of(comparison, row.pair)
-            return Clue(f"{place.words}: {changed[parsed.path]}", place, is_argument=True)
+            taken_in = (r for r in comparison.rows if r.pair is row.pair and not _is_result(r))
+            is_alone = all(each.status is Status.EQUAL for each in taken_in)
+            size = _size_of(row) if is_alone else Size.WITHIN
+            words = f"{place.words}: {changed[parsed.path]}"
+            return Clue(words, place, VerdictClass.ARGUMENT, size)
     return None
+
+
+def small_call(comparison: RankComparison) -> Clue | None:
+    """Return the call without a record that is given another number, before anything differs.
+
+    Rounding makes nothing of calls that are the same.
+    """
+    row = next((r for r in comparison.rows if r.status is not Status.EQUAL), None)
+    is_early = row is not None and row.pair.position < comparison.end_of_forward
+    if row is None or not (is_early and row.pair.is_matched and comparison.has_modules_only):
+        return None
+    if not row.holds_tensor or row.value.role is Role.PARAMETER:
+        return None
+    made_by = difference_inside if _is_result(row) else difference_before
+    call = made_by(comparison.sides, (row.pair.target, row.pair.reference))
+    if call is None or not call.is_real or call.is_computed:
+        return None
+    place = Place.of(comparison, row.pair)
+    words = f"{row.name}{place.line} differs though all before it agrees; {call.words}"
+    return Clue(words, place, call.verdict, _size_of(row))
+
+
+def _size_of(row: Row) -> Size:
+    return Size.LARGE if row.status.is_difference else Size.SMALL
 
 
 def _makes_random(operator: Operator, tensors: Sequence[Row]) -> bool:
@@ -231,6 +276,17 @@ def unused_change(comparison: RankComparison) -> Clue | None:
         ):
             return Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
     return None
+
+
+def unseen_write(comparison: RankComparison) -> Clue | None:
+    """Return the call that writes a tensor with another number, where no value shows it.
+
+    That of an average of weights, say, which is no model of the step.
+    """
+    call = difference_of_writes(*comparison.facts) if comparison.has_modules_only else None
+    if call is None or not call.is_real or call.is_computed:
+        return None
+    return Clue(call.words, Place(comparison.step, "", "", call.source))
 
 
 def written_parameter(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:

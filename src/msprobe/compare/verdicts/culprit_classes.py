@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from msprobe.compare.training.outlines import (
     difference_before,
     difference_inside,
     difference_of_gradients,
+    difference_of_labels,
 )
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.calls import is_cast
@@ -186,7 +188,8 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
     comparison, row = culprit.comparison, culprit.row
     is_extra = bool(comparison.parsed(row.pair).backward_pass)
     if found is VerdictClass.GRADIENT and (row.pair.is_matched or is_extra):
-        made = difference_of_gradients(*comparison.facts)
+        facts = comparison.facts
+        made = difference_of_gradients(*facts) or difference_of_labels(*facts)
         return made or (_call_around(culprit) if row.pair.is_matched else None)
     if not row.pair.is_matched:
         return None
@@ -196,8 +199,14 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
     is_result = culprit.kind == "forward" and row.value.role is Role.OUTPUT
     if not is_result or found not in _OF_OWN_CODE:
         return None
+    if row.cause is Cause.OWN_CODE:  # it makes the input of a part
+        pairs = (p for p in comparison.pairs if row.subject.startswith(f"{p.name}."))
+        part = next(pairs, row.pair)
+        return difference_before(comparison.sides, (part.target, part.reference))
     inside = difference_inside(comparison.sides, names)
-    loss = None if inside is None else loss_of(comparison)
+    # What a part returns is no loss: nothing that it multiplies by is a factor of one.
+    is_number = math.prod(row.value.shape or ()) == 1
+    loss = loss_of(comparison) if inside is not None and is_number else None
     if inside is not None and loss is not None and loss.is_scaled_by(inside.ratio):
         words = f"{loss.multiple(is_divided=inside.is_division)}; {inside.words}"
         return replace(inside, verdict=VerdictClass.GRADIENT, words=words)
@@ -330,6 +339,12 @@ def may_follow_host(culprit: Culprit) -> bool:
     return is_place and all(value.type in ("int", "slice") for value in row.values)
 
 
+def is_within(module: str, modules: Sequence[str]) -> bool:
+    """Return whether a module is within one of some, or not known, as at level L1; none are all."""
+    found = (module == path or module.startswith(f"{path}.") for path in modules)
+    return not (modules and module) or any(found)
+
+
 def is_ruled_by_mode(culprit: Culprit, modules: Sequence[str]) -> bool:
     """Return whether training flags of modules explain a culprit.
 
@@ -337,11 +352,7 @@ def is_ruled_by_mode(culprit: Culprit, modules: Sequence[str]) -> bool:
         culprit: the first culprit.
         modules: paths of the modules whose flag differs; empty for all.
     """
-    # Level L1 knows no modules.
-    inside = not (modules and culprit.module) or any(
-        culprit.module == path or culprit.module.startswith(f"{path}.") for path in modules
-    )
-    if not inside or moment_of(culprit) is not Moment.FORWARD:
+    if not is_within(culprit.module, modules) or moment_of(culprit) is not Moment.FORWARD:
         return False
     row = culprit.row
     if not row.pair.is_matched or any(isinstance(value.value, bool) for value in row.values):

@@ -27,6 +27,7 @@ from msprobe.compare.training.differences import (
     shown_names,
 )
 from msprobe.compare.training.gradient_factors import SAME_FACTOR, Meanings, limited_words
+from msprobe.compare.training.outlines import OutlineDifference, same_draw
 from msprobe.compare.training.start import autocast_epsilon
 from msprobe.compare.verdicts.communication import collective_of, on_ranks, ranks_words
 from msprobe.compare.verdicts.culprit_classes import (
@@ -36,6 +37,7 @@ from msprobe.compare.verdicts.culprit_classes import (
     culprit_place,
     culprit_words,
     is_ruled_by_mode,
+    is_within,
     is_without_reason,
     may_be_random,
     may_follow_host,
@@ -47,7 +49,7 @@ from msprobe.compare.verdicts.next_steps import CLIP_ALIKE, for_culprit
 from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
 from msprobe.compare.verdicts.origin_state import is_lacking
 from msprobe.compare.verdicts.own_error import key_of
-from msprobe.compare.verdicts.places import Clue
+from msprobe.compare.verdicts.places import Clue, Size
 from msprobe.compare.verdicts.ranking import Culprit, culprit_groups
 from msprobe.compare.verdicts.scaled_gradients import loss_of, scale_of_calls
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
@@ -56,6 +58,8 @@ from msprobe.compare.verdicts.without_cause import (
     are_different_programs,
     different_programs,
     first_given,
+    of_clue,
+    small_cause,
     without_cause,
 )
 from msprobe.dump.record_names import parse_record_name
@@ -108,6 +112,9 @@ class _Search:
         given = first_given(self._findings)
         if given is not None and self._is_before(given, fact, culprit):
             return without_cause(self._findings)
+        clue = self._moved_forward(fact)
+        if clue is not None:
+            return of_clue(self._findings, clue)
         if fact is not None and self._comes_first(fact, culprit, factor):
             return self._of_fact(fact)
         if factor is not None and (
@@ -120,6 +127,24 @@ class _Search:
         if culprit is not None:
             return self._of_culprit(culprit)
         return without_cause(self._findings)
+
+    def _moved_forward(self, fact: FactDifference | None) -> Clue | None:
+        """Return what is no rounding in a forward pass, if nothing that is known comes before it.
+
+        Gradients follow from it, though each result agrees within the tolerance of its type.
+        """
+        clue, culprit = small_cause(self._findings), self._culprit
+        if (
+            clue is None
+            or clue.verdict is VerdictClass.UNEXPLAINED
+            or clue.size is Size.WITHIN
+            or clue.place.phase is not Phase.FORWARD
+        ):
+            return None
+        when = clue.place.step, Moment.FORWARD
+        is_first = fact is None or (fact.step, fact.moment) > when
+        is_alone = culprit is None or self._is_later(culprit, clue.place.step, Moment.LOSS)
+        return clue if is_first and is_alone else None
 
     def _moved_update(self) -> Verdict | None:
         """Return that one side makes an update before the first call that differs; None if not."""
@@ -162,7 +187,8 @@ class _Search:
             is_idle = is_idle or (
                 fact.is_reordered and all(s.proof and s.proof.is_rounding for s in later)
             )
-            return not is_idle and any(s.forward_differs or s.backward_differs for s in later)
+            is_seen = any(s.forward_differs or s.backward_differs for s in later)
+            return (not is_idle and is_seen) or self._changes_buffers(fact)
         match verdict:
             case VerdictClass.SETTINGS:
                 return False
@@ -172,7 +198,7 @@ class _Search:
                 )
                 return is_drawn or any(each.random_input for each in self._findings.steps)
             case VerdictClass.MODE:
-                return culprit is not None and is_ruled_by_mode(culprit, fact.modules)
+                return self._is_of_mode(fact, observed)
             case VerdictClass.PRECISION:
                 if culprit is None:
                     return not all(each.is_close for each in self._findings.steps)
@@ -188,6 +214,22 @@ class _Search:
                 _agrees_until(observed, fact) or self._tells_gradients(fact, observed)
             )
         return self._differs_after(fact)
+
+    def _is_of_mode(self, fact: FactDifference, observed: StepObservations | None) -> bool:
+        """Return whether another training flag explains the first difference."""
+        if self._culprit is not None:
+            return is_ruled_by_mode(self._culprit, fact.modules)
+        jumps = observed.proof.jumps if observed is not None and observed.proof is not None else ()
+        return any(is_within(each.place.module, fact.modules) for each in jumps[:1])
+
+    def _changes_buffers(self, fact: FactDifference) -> bool:
+        """Return whether buffers show that one side calls a model more often."""
+        return fact.verdict is VerdictClass.CALL and any(
+            each.moment is Moment.UPDATE
+            and each.modules
+            and (each.step, each.rank) == (fact.step, fact.rank)
+            for each in self._findings.facts
+        )
 
     def _tells_gradients(self, fact: FactDifference, observed: StepObservations) -> bool:
         """Return whether a multiple of some gradients is all that differs in a step.
@@ -473,13 +515,16 @@ class _Search:
         elif limited:
             words = f"{limited} (step {observed.step})"
         verdict = VerdictClass.CLIPPING if limited else VerdictClass.GRADIENT
-        if observed.behind is not None and is_behind_loss and not limited:
+        is_proved = found.factor.is_proved and not limited
+        is_open = is_behind_loss or not (meaning or alone)
+        if observed.behind is not None and is_open and not limited:
+            is_proved = is_proved and is_behind_loss
             verdict, words = observed.behind.verdict, f"{observed.behind.words}; {words}"
         return self._findings.conclude(
             verdict,
             words,
             # A total norm may be near a round number by chance.
-            Confidence.PROVED if found.factor.is_proved and not limited else Confidence.LIKELY,
+            Confidence.PROVED if is_proved else Confidence.LIKELY,
             evidence=[
                 "the results of the forward pass agree",
                 *(["the loss is the same, and was not scaled"] if is_behind_loss else []),
@@ -529,7 +574,7 @@ class _Search:
         moment = moment_of(culprit)
         own = self._findings.own_errors.get(key_of(culprit))
         evidence = []
-        inside = unrecorded_call(culprit, found[0])
+        inside = unrecorded_call(culprit, found[0]) or self._other_draw(culprit, found[0])
         if inside is not None:
             verdict, confidence = inside.verdict, Confidence.LIKELY
             words = f"{inside.words}; {culprit_words(culprit)}"
@@ -567,6 +612,30 @@ class _Search:
             ),
             next_steps=next_steps,
         )
+
+    def _other_draw(self, culprit: Culprit, found: VerdictClass) -> OutlineDifference | None:
+        """Return which call of a module draws other numbers; None if none is known to.
+
+        Both sides draw alike from the same state, and from another one in the next step: one of
+        them seeds its generator in between.
+        """
+        comparison, pair = culprit.comparison, culprit.row.pair
+        call = same_draw(comparison.sides, (pair.target, pair.reference))
+        later = next(
+            (
+                fact
+                for fact in self._findings.facts
+                if fact.moment is Moment.RANDOM
+                and fact.effect is not Effect.NONE
+                and (fact.step, fact.rank) == (comparison.step + 1, comparison.rank)
+            ),
+            None,
+        )
+        is_open = found is VerdictClass.UNEXPLAINED and self._has_same_seeds(culprit)
+        if call is None or later is None or not is_open:
+            return None
+        words = f"{call.words}: {later.words}, though both sides draw alike in the step before"
+        return replace(call, words=words)
 
     def _has_same_seeds(self, culprit: Culprit) -> bool:
         """Return whether generators were recorded at the start of the step and agree."""

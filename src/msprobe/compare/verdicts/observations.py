@@ -27,6 +27,7 @@ from msprobe.compare.training.outlines import (
     difference_behind,
     difference_by_factor,
     difference_of_casts,
+    difference_of_labels,
 )
 from msprobe.compare.verdicts.cleared_gradients import (
     cleared_gradients,
@@ -39,7 +40,9 @@ from msprobe.compare.verdicts.clues import (
     late_call,
     lone_users,
     small_argument,
+    small_call,
     small_option,
+    unseen_write,
     unused_change,
     written_parameter,
 )
@@ -205,6 +208,7 @@ def observe(
             rank=comparison.rank,
             is_exact=True,
             is_shared_exact=True,
+            unused=unseen_write(comparison),
             **_work(comparison),
             broken_off=_broken_off(comparison),
         )
@@ -223,7 +227,8 @@ def observe(
     if backward and not forward_differs:
         factor = _factor(comparison, backward)
         scaled = factor and difference_by_factor(*comparison.facts, factor.factor.value)
-        behind = scaled or difference_behind(*comparison.facts)
+        facts = comparison.facts
+        behind = scaled or difference_behind(*facts) or difference_of_labels(*facts)
     return StepObservations(
         step=comparison.step,
         rank=comparison.rank,
@@ -257,7 +262,7 @@ def observe(
         late_call=late_call(comparison),
         lone_users=lone_users(comparison),
         lone_call=comparison.lone_call,
-        small=small_argument(comparison) or small_option(comparison),
+        small=small_argument(comparison) or small_option(comparison) or small_call(comparison),
         shifted=shifted(comparison),
         evened=evened(comparison, inexact),
         ahead=_ahead(comparison, differing[0]) if forward_differs else None,

@@ -276,6 +276,8 @@ class _Search:
                 mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
             elif call.is_backward and self._cut.is_idle(call, row):
                 row.cause, row.subject = Cause.HARMLESS, NEEDS_GRADIENT
+            elif is_lacking(row) and self._is_unused(call, row):
+                row.cause, row.subject = Cause.HARMLESS, USERS
             else:
                 self._judge_output(call, row, incoming)
 
@@ -387,14 +389,16 @@ class _Search:
         return row.error <= NEAR * max(errors, default=0.0)
 
     def _blame_own_code(self, call: Call, row: Row) -> None:
-        """Blame a tensor that only one side gives to a module, else the module's own code."""
+        """Blame a tensor that only one side gives to a module or a part, else its own code."""
+        first = self._state.blamed_parents[call.pair.name]
         lacking = [each for each in call.inputs if _is_lacking(each)]
+        if is_lacking(first) and first.holds_tensor:
+            lacking.append(first)
         for each in lacking:
             mark(each, Origin.INTRODUCED, Cause.ARGUMENT)
         if lacking:
             mark(row, Origin.INHERITED)
         else:
-            first = self._state.blamed_parents[call.pair.name]
             shown = ": ".join(filter(None, (first.name, multiple_words(first))))
             mark(row, Origin.INTRODUCED, Cause.OWN_CODE, shown)
 
@@ -440,6 +444,23 @@ class _Search:
             return False
         bound = self._bound(call, row, incoming, result)
         return result.error > SAFETY * (bound.own + bound.passed_on)
+
+    def _is_unused(self, call: Call, row: Row) -> bool:
+        """Return whether a part hands back a tensor on one side alone that no other part takes.
+
+        Its own results agree, and code of the module around it that uses this one shows in others.
+        """
+        state = self._state
+        if not call.parsed.is_module or call.is_backward or state.calls.records_apis:
+            return False
+        flow = state.flow.reference if row.target is None else state.flow.target
+        is_part = any(True for _ in state.calls.around(call.pair))
+        agree = [
+            each.status in (Status.EQUAL, Status.CLOSE) for each in call.outputs if each is not row
+        ]
+        return (
+            is_part and row.holds_tensor and bool(agree) and all(agree) and not [*flow.users(row)]
+        )
 
     def _acts_unseen(self, call: Call) -> bool:
         """Return whether the effect of an argument may be where the record does not show it.

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from msprobe.compare.training.differences import Phase
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind, parse_record_name
 
 if TYPE_CHECKING:
@@ -56,20 +58,31 @@ class Place(NamedTuple):
         return Phase.FORWARD if is_forward else Phase.BACKWARD
 
 
+class Size(Enum):
+    """How large the effect of a clue is beside rounding.
+
+    `WITHIN`: rounding may be all of it. `SMALL`: it is as small, and rounding does not explain it.
+    """
+
+    WITHIN = "within"
+    SMALL = "small"
+    LARGE = "large"
+
+
 class Clue(NamedTuple):
     """A finding, and the call that shows it.
 
     Attributes:
         words: the finding in words.
         place: the call.
-        is_argument: it is an argument of the call, not the call itself.
-        names_call: the words name another call, without a record, that may explain it.
+        verdict: class of the cause that it is, if it is one.
+        size: how large its effect is.
     """
 
     words: str
     place: Place
-    is_argument: bool = False
-    names_call: bool = False
+    verdict: VerdictClass = VerdictClass.CALL
+    size: Size = Size.WITHIN
 
 
 def lone_words(comparison: RankComparison, pair: OperationPair, detail: str = "") -> str:

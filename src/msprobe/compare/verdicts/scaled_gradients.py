@@ -28,7 +28,11 @@ _OF_SCALES = (Cause.GRADIENT_CALL, Cause.USED_CALL, Cause.ARGUMENT)
 def loss_of(comparison: RankComparison) -> OtherLoss | None:
     """Return the first loss of a step and rank that differs; None where that is not known."""
     pair = facts_of(comparison)
-    return None if pair is None else other_loss(pair, lambda: comparison.resolution_of_losses)
+    if pair is None:
+        return None
+    return other_loss(
+        pair, lambda: comparison.resolution_of_losses, lambda: comparison.scale_of_losses
+    )
 
 
 def scaled_words(culprit: Culprit) -> str:

@@ -18,6 +18,7 @@ from msprobe.compare.rounding import (
     FINE,
     HALF,
     IN_OTHER_CALLS,
+    IN_SUM,
     LARGEST_SHIFT,
     resolution_of,
     shift_of,
@@ -30,12 +31,15 @@ from msprobe.compare.training.outlines import (
     difference_of_models,
 )
 from msprobe.compare.training.shared_names import facts_of
-from msprobe.compare.verdicts.places import Clue, Place, lone_words
+from msprobe.compare.training.start import equal_at_start
+from msprobe.compare.verdicts.calls import is_cast
+from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
 from msprobe.compare.verdicts.proof import JumpKind
 from msprobe.compare.verdicts.statistics_error import estimated_difference
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import forward_name, parse_record_name
 from msprobe.dump.values import Role, Value
+from msprobe.operators.operator import Family
 
 _EQUAL: Final = Status.EQUAL
 _FEWEST: Final = 64
@@ -51,11 +55,12 @@ def shifted(comparison: RankComparison) -> Clue | None:
     rows = [r for r in comparison.rows if r.holds_tensor and r.pair.position < end]
     # What moves by more is another value, or is judged by its size.
     resolution = max((resolution_of(row.values) for row in rows), default=0.0)
-    if resolution < HALF:
+    if resolution < HALF or not _starts_alike(comparison):
         return None
     coarsest = 0.0
     lone: list[Row] = []
     errors = _Errors()
+    far: Clue | None = None
     for row in rows:
         coarsest = max(coarsest, resolution_of(row.values))
         is_module = comparison.parsed(row.pair).is_module
@@ -70,6 +75,9 @@ def shifted(comparison: RankComparison) -> Clue | None:
             is_new = errors.is_new(comparison, row)
             own = errors.add(comparison, row, coarsest)
             units = errors.allowed(row.value.shape or (), own if is_new else None)
+            is_close = row.status is Status.CLOSE and comparison.has_modules_only
+            if is_new and far is None and own > IN_SUM and is_close:
+                far = _far_clue(comparison, row, own * coarsest)
         else:  # before autocast, or before the first cast
             units = IN_OTHER_CALLS
         if row.status.is_difference and row.origin is None and not is_module:
@@ -77,7 +85,18 @@ def shifted(comparison: RankComparison) -> Clue | None:
         shift = _shift(row.target, row.reference)
         if units * coarsest < shift <= LARGEST_SHIFT * resolution:
             return _clue(comparison, row, lone, shift)
-    return _gradient_clue(comparison, resolution)
+    moved = _gradient_clue(comparison, resolution)
+    return (
+        moved
+        if moved is not None and moved.verdict is not VerdictClass.UNEXPLAINED
+        else far or moved
+    )
+
+
+def _starts_alike(comparison: RankComparison) -> bool:
+    """Return whether all parameters agree to the bit when the step begins, as far as is known."""
+    facts = facts_of(comparison)
+    return facts is None or all(equal_at_start(facts).values())
 
 
 class _Errors:
@@ -154,11 +173,13 @@ def _gradient_clue(comparison: RankComparison, resolution: float) -> Clue | None
         found = shifted_gradient(step, resolution)
         if found is not None:
             words = f"the gradient of {found[0]} moves as a whole by {found[1]:.2g} of its norm"
+            size = Size.LARGE if found[1] > LARGEST_SHIFT * resolution else Size.SMALL
             lone = _lone_call(comparison)
             if lone is not None:
-                return Clue(f"{lone_words(comparison, lone)}; {words}", Place.of(comparison, lone))
+                words = f"{lone_words(comparison, lone)}; {words}"
+                return Clue(words, Place.of(comparison, lone), size=size)
             call = difference_of_models(*comparison.facts)
-            return _with_call(words, Place.of(comparison, backward[-1]), call)
+            return _with_call(words, Place.of(comparison, backward[-1]), call, size)
     return None
 
 
@@ -176,23 +197,44 @@ def _clue(comparison: RankComparison, row: Matched, lone: list[Row], shift: floa
         for each in lone
         if each.value.norm in (row.target.norm, row.reference.norm)
         and each.value.shape == row.value.shape
-    ]
-    if made:
-        return Clue(lone_words(comparison, made[-1].pair), Place.of(comparison, made[-1].pair))
+    ] or [each for each in lone if _computes(comparison, each)][:1]
     place = Place.of(comparison, row.pair)
     words = f"{row.name}{place.line} moves as a whole by {shift:.2g} of its norm"
-    makes = difference_inside if row.value.role is Role.OUTPUT else difference_before
-    call = makes(comparison.sides, (row.pair.target, row.pair.reference))
-    return _with_call(words, place, call)
+    if made:
+        words = f"{lone_words(comparison, made[-1].pair)}; {words}"
+        return Clue(words, Place.of(comparison, made[-1].pair), size=Size.SMALL)
+    return _with_call(words, place, _made_by(comparison, row), Size.SMALL)
 
 
-def _with_call(words: str, place: Place, call: OutlineDifference | None) -> Clue:
+def _with_call(words: str, place: Place, call: OutlineDifference | None, size: Size) -> Clue:
     """Return a clue with the call without a record that may explain it."""
     if call is None:
-        return Clue(words, place)
+        return Clue(words, place, VerdictClass.UNEXPLAINED, size)
     is_cast = call.verdict is VerdictClass.PRECISION
-    is_argument = call.verdict is VerdictClass.ARGUMENT
-    return Clue(f"{words}; {call.words}", place, is_argument, names_call=not is_cast)
+    words = f"{words}; {call.words}"
+    return Clue(words, place, call.verdict, Size.WITHIN if is_cast else size)
+
+
+def _computes(comparison: RankComparison, row: Row) -> bool:
+    """Return whether a call makes other numbers, not the same ones in another form or type."""
+    side, name = comparison.side_of(row.pair), row.pair.name
+    return not is_cast(side.parsed(name)) and side.operator(name).family is not Family.MOVING
+
+
+def _far_clue(comparison: RankComparison, row: Matched, distance: float) -> Clue:
+    """Return that a value is further apart than the roundings of a few calls, of equal values."""
+    place = Place.of(comparison, row.pair)
+    words = f"{row.name}{place.line} differs by {distance:.2g} of its norm, of values that agree"
+    call = _made_by(comparison, row)
+    if call is not None:
+        words = f"{words}; {call.words}"
+    return Clue(words, place, VerdictClass.UNEXPLAINED, Size.LARGE)
+
+
+def _made_by(comparison: RankComparison, row: Matched) -> OutlineDifference | None:
+    """Return the call without a record that makes a value otherwise."""
+    makes = difference_inside if row.value.role is Role.OUTPUT else difference_before
+    return makes(comparison.sides, (row.pair.target, row.pair.reference))
 
 
 def _shift(target: Value, reference: Value) -> float:

@@ -98,6 +98,7 @@ class Summary:
             {each.rank: each.is_exact for each in observed},
             {each.rank: each.fed_otherwise for each in observed if each.is_close},
             lambda: max(each.resolution for each in ranks),
+            lambda rank: next(e.scale_of_losses for e in ranks if e.rank == rank),
         )
 
     def add_scope(

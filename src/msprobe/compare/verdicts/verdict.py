@@ -55,7 +55,7 @@ class Where:
         return cls(
             step=place.step,
             rank=rank,
-            record=place.record,
+            record=place.record or None,
             module=place.module,
             source=place.source,
             phase=place.phase,

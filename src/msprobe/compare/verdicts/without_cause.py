@@ -14,7 +14,7 @@ from msprobe.compare.training.differences import Effect, FactDifference, Phase
 from msprobe.compare.training.outlines import OutlineDifference
 from msprobe.compare.verdicts.next_steps import for_inputs
 from msprobe.compare.verdicts.observations import StepObservations
-from msprobe.compare.verdicts.places import Clue
+from msprobe.compare.verdicts.places import Clue, Size
 from msprobe.compare.verdicts.proof import Jump, JumpKind
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
@@ -63,19 +63,7 @@ def without_cause(findings: Findings) -> Verdict:
     counts = findings.counts
     random = next((each for each in findings.steps if each.random_input), None)
     if random is not None:
-        return findings.conclude(
-            VerdictClass.RANDOM,
-            f"the state of the generator that {random.random_input} draws from differs "
-            f"(step {random.step})",
-            Confidence.LIKELY,
-            where=Where(
-                step=random.step,
-                rank=random.rank,
-                record=random.random_input,
-                phase=Phase.FORWARD,
-            ),
-            next_steps=["seed both runs alike (seed_all) and compare again"],
-        )
+        return _of_random(findings, random)
     if findings.inputs and not findings.has_same_data:
         return _of_inputs(findings)
     given = first_given(findings)
@@ -97,10 +85,19 @@ def without_cause(findings: Findings) -> Verdict:
     unseen = _unseen_update(findings)
     if unseen is not None:
         return unseen
-    if first is None:
-        if any(each.loose for each in findings.noise):
-            return _within_noise(findings)
-        return _equal(findings, unmatched, inside)
+    if first is None and any(each.loose for each in findings.noise):
+        return _within_noise(findings)
+    found = None if first is None else _beyond_rounding(findings, first)
+    if found is not None:
+        return found
+    clue = small_cause(findings)
+    if clue is not None and clue.size is not Size.WITHIN:
+        return of_clue(findings, clue)
+    return _equal(findings, unmatched, inside) if first is None else _rounding(findings, clue)
+
+
+def _beyond_rounding(findings: Findings, first: StepObservations) -> Verdict | None:
+    """Return the verdict where not each difference is rounding; None if each may be."""
     if findings.split is not None:
         return findings.conclude(
             VerdictClass.ROUNDING,
@@ -110,31 +107,38 @@ def without_cause(findings: Findings) -> Verdict:
             else f"{findings.split}, and the gradients that the optimizer gets agree",
             Confidence.PROVED,
         )
+    if all(each.proof.is_rounding for each in findings.steps if each.proof is not None):
+        return None
     precisions = _precisions(findings)
-    if not all(each.proof.is_rounding for each in findings.steps if each.proof is not None):
-        if not (precisions and _are_outgrown(findings, first.step)):
-            return _unexplained(findings)
-        return findings.conclude(
-            VerdictClass.PRECISION,
-            f"{precisions}; it explains every difference of the forward pass of step "
-            f"{first.step}, from which the later ones follow",
-            Confidence.LIKELY,
-            evidence=list(_choices(findings)),
-            where=_where_of_precision(findings),
-        )
-    return _rounding(findings, first, precisions)
+    if not (precisions and _are_outgrown(findings, first.step)):
+        return _unexplained(findings)
+    return findings.conclude(
+        VerdictClass.PRECISION,
+        f"{precisions}; it explains every difference of the forward pass of step "
+        f"{first.step}, from which the later ones follow",
+        Confidence.LIKELY,
+        evidence=list(_choices(findings)),
+        where=_where_of_precision(findings),
+    )
 
 
-def _rounding(findings: Findings, first: StepObservations, precisions: str) -> Verdict:
+def _of_random(findings: Findings, random: StepObservations) -> Verdict:
+    step, rank, record = random.step, random.rank, random.random_input
+    return findings.conclude(
+        VerdictClass.RANDOM,
+        f"the state of the generator that {record} draws from differs (step {step})",
+        Confidence.LIKELY,
+        where=Where(step=step, rank=rank, record=record, phase=Phase.FORWARD),
+        next_steps=["seed both runs alike (seed_all) and compare again"],
+    )
+
+
+def _rounding(findings: Findings, clue: Clue | None) -> Verdict:
     """Return the verdict where rounding may explain every difference."""
-    clue = _small_cause(findings)
-    if clue is not None and clue.names_call:
-        return _of_clue(findings, clue, first.rank)
     more = (
         "" if clue is None else f"; {clue.words}, step {clue.place.step}, with as small an effect"
     )
-    # Behind a model no value shows in which type a loss is computed.
-    precisions = precisions or next((s.cast.words for s in findings.steps if s.cast), "")
+    precisions = _precisions(findings) or _casts(findings)
     return findings.conclude(
         VerdictClass.PRECISION if precisions else VerdictClass.ROUNDING,
         (f"{precisions}; " if precisions else "")
@@ -201,16 +205,21 @@ def _of_given(findings: Findings, first: StepObservations, given: Clue) -> Verdi
     )
 
 
-def _small_cause(findings: Findings) -> Clue | None:
+def small_cause(findings: Findings) -> Clue | None:
+    """Return what may be a cause though its effect is as small as rounding."""
     small = next((each.small for each in findings.steps if each.small is not None), None)
     return small or _shifted(findings)
 
 
-def _of_clue(findings: Findings, clue: Clue, rank: int | str, more: Sequence[str] = ()) -> Verdict:
+def of_clue(findings: Findings, clue: Clue, more: Sequence[str] = ()) -> Verdict:
+    """Return the verdict that such a cause is the cause."""
+    rank = next(each.rank for each in findings.steps if clue in (each.small, each.shifted))
+    words = f"{clue.words}, step {clue.place.step}"
+    if clue.size is not Size.LARGE:
+        words += "; its own effect is as small as rounding, and nothing else explains what follows"
     return findings.conclude(
-        VerdictClass.ARGUMENT if clue.is_argument else VerdictClass.CALL,
-        f"{clue.words}, step {clue.place.step}; its own effect is as small as rounding, "
-        "and nothing else explains what follows",
+        clue.verdict,
+        words,
         Confidence.POSSIBLE,
         where=Where.at(clue.place, rank),
         next_steps=[*clue.place.next, *more],
@@ -275,9 +284,9 @@ def _unexplained(findings: Findings) -> Verdict:
                 where=Where.at(lone.place, observed.rank),
                 next_steps=[f"look at {lone.place.source or lone.place.record}"],
             )
-        clue = _small_cause(findings)
+        clue = small_cause(findings)
         if clue is not None and clue.place.step <= observed.step:
-            return _of_clue(findings, clue, observed.rank, more)
+            return of_clue(findings, clue, more)
         words = f"the difference jumps most in {_jump_words(jump)} (step {observed.step})"
         where = Where.at(jump.place, observed.rank)
         more += jump.place.next
@@ -304,6 +313,14 @@ def _precisions(findings: Findings) -> str:
     words = f"{count} values are {types[0]} in the target, {types[1]} in the reference"
     first = next((each.first_precision for each in findings.steps if each.first_precision), None)
     return words if first is None else f"{words}, first in {first.words}"
+
+
+def _casts(findings: Findings) -> str:
+    """Return the first cast without a record that differs, in words; empty if none does.
+
+    Behind a model no value shows in which type a loss is computed.
+    """
+    return next((each.cast.words for each in findings.steps if each.cast), "")
 
 
 def _where_of_precision(findings: Findings) -> Where | None:
@@ -344,10 +361,11 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     elif unmatched and not any(each.unused for each in findings.steps):
         others = "the sides make different calls, without consequence for any value"
     broken = next((each for each in findings.steps if each.broken_off is not None), None)
+    precisions = _precisions(findings) or (_casts(findings) if close or inside else "")
     parts = (
         f"{agreeing} values agree"
         + (f", {close} of them within the tolerance of their types" if close else ""),
-        _precisions(findings),
+        precisions,
         f"{arguments} arguments differ without consequence" if arguments else "",
         others,
         ""
@@ -359,7 +377,7 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     if data is not None and (close or inside):
         words = f"{words}; {data.words}"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY, chosen=data)
-    clue = _small_cause(findings)
+    clue = small_cause(findings)
     if clue is not None:
         words = f"{words}; {clue.words}, step {clue.place.step}, with as small an effect"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY)
@@ -389,7 +407,7 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     unused = next((each for each in findings.steps if each.unused is not None), None)
     if unused is None or unused.unused is None:
         more = [] if evened is None else evened.place.next
-        if (close or inside) and _precisions(findings):
+        if (close or inside) and precisions:
             where = _where_of_precision(findings)
             return findings.conclude(
                 VerdictClass.PRECISION, words, Confidence.PROVED, where=where, next_steps=more
