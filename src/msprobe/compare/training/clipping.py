@@ -170,10 +170,15 @@ def _clip_words(target: Clip, reference: Clip) -> str:
     for name, words in (("max", limit), ("norm_type", "norm_type")):
         numbers = getattr(target, name), getattr(reference, name)
         if not same(*numbers):
-            total = target.total_norm
+            totals = target.total_norm, reference.total_norm
+            total = ""
+            if None not in totals:
+                total = f"; the total norm is {shown(totals[0])}"
+                if not same(*totals):
+                    total += f" in the target, {shown(totals[1])} in the reference"
             return (
                 f"has {words} {shown(numbers[0])} in the target, {shown(numbers[1])} in the "
-                "reference" + (f"; the total norm is {shown(total)}" if total is not None else "")
+                f"reference{total}"
             )
     if target.parameters != reference.parameters:
         return (

@@ -85,6 +85,10 @@ class OutlineDifference:
         """The next step; empty where no line is known."""
         return (f"look at {self.source}",) if self.source else ()
 
+    def is_scaled_by(self, factor: float) -> bool:
+        """Return whether what the call makes is this multiple of the reference's."""
+        return self.ratio is not None and math.isclose(self.ratio, factor, rel_tol=SAME_FACTOR)
+
 
 def difference_inside(
     sides: Sequence[Side], names: Sequence[str | None]
@@ -129,7 +133,14 @@ def difference_before(
     while found is None and all(inner):
         outer = [side.parent(name or "") for side, name in zip(sides, inner, strict=True)]
         if all(outer) or not any(outer):
-            found = _first_difference(*_calls(facts, *map(_is_before, sides, outer, inner)))
+            found, whole = (
+                _first_difference(*_calls(facts, *map(is_before, sides, outer, inner)))
+                for is_before in (_is_before, partial(_is_before, has_parts=True))
+            )
+            # What one side calls by itself may be in a part of the other.
+            kinds = [each and each.verdict for each in (found, whole)]
+            if kinds[0] is VerdictClass.CALL and kinds[1] is not VerdictClass.CALL:
+                found = whole
         inner = outer
     return found
 
@@ -356,14 +367,20 @@ def _is_inside(side: Side, record: str | None) -> Callable[[OutlineRun], bool]:
     return lambda run: record is not None and record in _modules(side, run)
 
 
-def _is_before(side: Side, record: str | None, inner: str | None) -> Callable[[OutlineRun], bool]:
-    """Return whether a module makes a run by itself before those within one of its parts."""
+def _is_before(
+    side: Side, record: str | None, inner: str | None, *, has_parts: bool = False
+) -> Callable[[OutlineRun], bool]:
+    """Return whether a module makes a run before those within one of its parts.
+
+    By itself, or in other parts as well.
+    """
     begun = False
 
     def is_before(run: OutlineRun) -> bool:
         nonlocal begun
-        begun = begun or inner in _modules(side, run)
-        return run.parent == record and not begun
+        around = _modules(side, run)
+        begun = begun or inner in around
+        return record in (around if has_parts else around[:1]) and not begun
 
     return is_before
 

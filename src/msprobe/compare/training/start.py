@@ -403,15 +403,19 @@ def _present(pair: FactsPair) -> Iterator[FactDifference]:
 
 def _types(pair: FactsPair) -> Iterator[FactDifference]:
     target, reference = pair.starts
+    kinds = kinds_of(pair.target.parameters)
     by_types: dict[tuple[str, str], list[str]] = {}
     for name in (name for name in target if name in reference):
         by_types.setdefault((target[name].dtype, reference[name].dtype), []).append(name)
     for types, names in by_types.items():
         if types[0] != types[1]:
+            held = sorted({kinds.get(name, "parameter") for name in names}, reverse=True)
+            total = sum(kinds.get(name, "parameter") in held for name in target)
+            what = " and ".join(f"{kind}s" for kind in held)
             yield pair.difference(
                 VerdictClass.PRECISION,
                 Moment.PARAMETERS,
-                f"{some_of(names, len(target))} {are(names)} {types[0]} in the target, "
+                f"{some_of(names, total, what)} {are(names)} {types[0]} in the target, "
                 f"{types[1]} in the reference",
                 effect=Effect.POSSIBLE,
                 parameter=names[0],

@@ -27,6 +27,7 @@ from msprobe.compare.training.outlines import (
     difference_of_writes,
 )
 from msprobe.compare.verdicts.data_flow import fingerprint
+from msprobe.compare.verdicts.origin_state import is_lacking
 from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.compare.verdicts.written_parameters import writes_updated
@@ -148,7 +149,9 @@ def small_argument(comparison: RankComparison) -> Clue | None:
             )
         else:
             is_made = any(_is_result(row) and row.status is not Status.EQUAL for row in tensors)
-        if idle and tensors and is_made and side.operator(pair.name).family is not Family.MOVING:
+        # One that asks for a further result has its effect in that.
+        is_asked = any(_is_result(row) and is_lacking(row) for row in tensors)
+        if idle and tensors and is_made and not is_asked and side.operator(pair.name).family is not Family.MOVING:
             place = Place.of(comparison, pair)
             size = Size.SMALL if is_small and idle[0].value.type in _TOLD else Size.WITHIN
             return Clue(_argument_words(idle[0], place), place, VerdictClass.ARGUMENT, size)

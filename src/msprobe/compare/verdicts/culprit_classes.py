@@ -199,11 +199,13 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
     is_result = culprit.kind == "forward" and row.value.role is Role.OUTPUT
     if not is_result or found not in _OF_OWN_CODE:
         return None
+    inside = difference_inside(comparison.sides, names)
     if row.cause is Cause.OWN_CODE:  # it makes the input of a part
         pairs = (p for p in comparison.pairs if row.subject.startswith(f"{p.name}."))
         part = next(pairs, row.pair)
-        return difference_before(comparison.sides, (part.target, part.reference))
-    inside = difference_inside(comparison.sides, names)
+        before = difference_before(comparison.sides, (part.target, part.reference))
+        is_moved = inside is not None and inside.verdict is VerdictClass.ORDER
+        return inside if is_moved else before
     # What a part returns is no loss: nothing that it multiplies by is a factor of one.
     is_number = math.prod(row.value.shape or ()) == 1
     loss = loss_of(comparison) if inside is not None and is_number else None

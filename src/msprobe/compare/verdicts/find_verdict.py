@@ -517,9 +517,12 @@ class _Search:
         verdict = VerdictClass.CLIPPING if limited else VerdictClass.GRADIENT
         is_proved = found.factor.is_proved and not limited
         is_open = is_behind_loss or not (meaning or alone)
-        if observed.behind is not None and is_open and not limited:
+        behind = observed.behind
+        if behind is not None and behind.is_scaled_by(value) and not limited:
+            words += f"; {behind.words}"
+        elif behind is not None and is_open and not limited:
             is_proved = is_proved and is_behind_loss
-            verdict, words = observed.behind.verdict, f"{observed.behind.words}; {words}"
+            verdict, words = behind.verdict, f"{behind.words}; {words}"
         return self._findings.conclude(
             verdict,
             words,
