@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
-from typing import Final
+from typing import Final, NamedTuple
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment
 from msprobe.compare.training.facts_pair import FactsPair
@@ -20,8 +20,37 @@ from msprobe.dump.facts import Communication
 _NUMBERS: Final = ("op", "peer", "dtype", "elements")
 
 
+class OtherCollective(NamedTuple):
+    """The first call between ranks that differs.
+
+    Attributes:
+        words: the difference in words.
+        more: how many others differ, in words.
+        source: its line; empty where that is not known.
+        passes: how many backward passes of the step come before it.
+    """
+
+    words: str
+    more: str
+    source: str
+    passes: int
+
+
 def collective_differences(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield the first call of a step that differs, and how many others do."""
+    found = other_collective(pair)
+    if found is not None:
+        yield pair.difference(
+            VerdictClass.COMMUNICATION,
+            Moment.COMMUNICATION if found.passes else Moment.FORWARD,
+            f"{found.words}, step {pair.step}{found.more}",
+            effect=Effect.POSSIBLE,
+            next=(f"look at {found.source}",) if found.source else (),
+        )
+
+
+def other_collective(pair: FactsPair) -> OtherCollective | None:
+    """Return the first call of a step that differs; None without one."""
     target, reference = pair.target.communication, pair.reference.communication
     keys, others = ([_key(call) for call in side] for side in (target, reference))
     found: list[tuple[Communication, str]] = []
@@ -35,17 +64,12 @@ def collective_differences(pair: FactsPair) -> Iterator[FactDifference]:
             found += _alone(here, "target")
             found += _alone(there, "reference")
     if not found:
-        return
+        return None
     call, words = found[0]
     more = f", as {len(found) - 1} more such calls" if len(found) > 1 else ""
     source = (call.source or "").replace("\\", "/").rpartition("/")[2]
-    yield pair.difference(
-        VerdictClass.COMMUNICATION,
-        Moment.COMMUNICATION if call.passes else Moment.FORWARD,
-        f"{words}{f' ({source})' if source else ''}, step {pair.step}{more}",
-        effect=Effect.POSSIBLE,
-        next=((f"look at {source}",) if source else ()),
-    )
+    line = f" ({source})" if source else ""
+    return OtherCollective(words + line, more, source, call.passes)
 
 
 def _key(call: Communication) -> tuple[object, ...]:

@@ -17,7 +17,7 @@ from msprobe.compare.training.clipping import (
     clips_other_parameters,
     scaler_differences,
 )
-from msprobe.compare.training.collectives import collective_differences
+from msprobe.compare.training.collectives import collective_differences, other_collective
 from msprobe.compare.training.data import DataHistory, Made, is_split
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
@@ -497,8 +497,11 @@ def _loss_differences(
     scaled = difference_by_factor(*pair.sides, found.factor, after_calls(max(FINE, resolution())))
     behind = scaled or difference_behind(*pair.sides)
     made, verdict = _made_words(found.target.made_by, found.reference.made_by)
+    sent = None if behind else other_collective(pair)
     told = behind or difference_of_labels(*pair.sides)
-    if told is not None:
+    if sent is not None and sent.passes <= found.target.micro:
+        made, verdict = f"; {sent.words}{sent.more}", VerdictClass.COMMUNICATION
+    elif told is not None:
         made, verdict = f"; {told.words}", told.verdict
     if scaled is not None or (found.meaning and behind is None):
         verdict = VerdictClass.GRADIENT

@@ -16,6 +16,7 @@ from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Match, Matched, Missing, OperationPair, Origin, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import MINDSPORE
+from msprobe.compare.training.data_pairing import key_of
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.frameworks import are_of_two_frameworks, in_shared_terms
 from msprobe.compare.training.gradient_factors import multiple_words
@@ -46,6 +47,7 @@ from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.scaled_gradients import extra_pass, loss_of, scaled_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.compare.verdicts.written_parameters import writes_updated
+from msprobe.dump.facts import Facts
 from msprobe.dump.record_names import RecordKind, RecordName, forward_name, parse_record_name
 from msprobe.dump.stack_frames import Frame, parse_frame, user_frames
 from msprobe.dump.values import Role
@@ -189,7 +191,9 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
     is_extra = bool(comparison.parsed(row.pair).backward_pass)
     if found is VerdictClass.GRADIENT and (row.pair.is_matched or is_extra):
         facts = comparison.facts
-        made = difference_of_gradients(*facts) or difference_of_labels(*facts)
+        made = difference_of_gradients(*facts)
+        if made is None and not _feeds_back(*facts):
+            made = difference_of_labels(*facts)
         return made or (_call_around(culprit) if row.pair.is_matched else None)
     if not row.pair.is_matched:
         return None
@@ -325,6 +329,13 @@ def may_be_random(culprit: Culprit) -> bool:
     return is_without_reason(culprit) and (
         _parsed(culprit).is_module or suggests(culprit.row.pair.name, Hint.DRAWS_RANDOM)
     )
+
+
+def _feeds_back(target: Facts | None, reference: Facts | None) -> bool:
+    """Return whether batches differ after the first: what is made of gradients is no label."""
+    data = zip(target.data if target else (), reference.data if reference else (), strict=False)
+    apart = [own.micro for own, other in data if key_of(own) != key_of(other)]
+    return min(apart, default=0) > 0
 
 
 def may_follow_host(culprit: Culprit) -> bool:

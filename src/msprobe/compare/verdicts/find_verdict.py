@@ -62,7 +62,7 @@ from msprobe.compare.verdicts.without_cause import (
     small_cause,
     without_cause,
 )
-from msprobe.dump.record_names import parse_record_name
+from msprobe.dump.record_names import RecordKind, parse_record_name
 
 # Gradients that no recorded call of the rank made.
 _FOREIGN_GRADIENTS: Final = (Cause.UNEXPLAINED_GRADIENT, Cause.OTHER_START)
@@ -290,9 +290,10 @@ class _Search:
         models = set(filter(side.is_model_call, side.names))
         if not models:
             return comparison.passes_before(pair.position) < fact.micro
-        # A model's record follows those of its parts.
+        # A model's record follows those of its parts, and that of its backward pass follows it.
         before = itertools.takewhile(lambda name: name != pair.name, side.names)
-        return len(models.intersection(before)) < fact.micro
+        is_backward = comparison.parsed(pair).kind is RecordKind.BACKWARD
+        return len(models.intersection(before)) - is_backward < fact.micro
 
     def _is_communication_used(self, fact: FactDifference) -> bool:
         """Return whether a loss, a gradient or a module differs after another communication."""
