@@ -121,6 +121,7 @@ class GradientFlow:
         before = self._shares.accumulated_before(call, row)
         last = before[-1].pair.position if before else -1
         added = [*before[-1:], *(each for each in shares if each.pair.position > last)]
+        is_told = bool(shares)
         shares += before
         if any(share.status.is_difference for share in shares):
             mark(row, Origin.INHERITED)
@@ -128,7 +129,7 @@ class GradientFlow:
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
         elif self._differs_in_module(call, row) or self._has_lone_user(call, row):
             mark(row, Origin.INHERITED)
-        elif not shares and state.may_inherit(row):
+        elif not is_told and state.may_inherit(row):
             state.inherit_unrecorded(row)
         elif not isinstance(row, Matched):
             mark(row, Origin.INTRODUCED, Cause.NO_PARAMETER_GRADIENT, lacking_side(row))
