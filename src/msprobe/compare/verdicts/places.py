@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msprobe.compare.training.differences import Phase
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind, parse_record_name
+from msprobe.dump.values import Role
 
 if TYPE_CHECKING:
     from msprobe.compare.model import OperationPair
@@ -89,3 +90,33 @@ def lone_words(comparison: RankComparison, pair: OperationPair, detail: str = ""
     """Return that only one side makes a call, in words."""
     side, place = ("reference", "target")[pair.reference is None], Place.of(comparison, pair)
     return f"only the {side} calls {place.record}{detail}{place.line}"
+
+
+def moved_words(comparison: RankComparison, pair: OperationPair) -> str:
+    """Return that both sides make a call, but before another one and after it; empty if not.
+
+    Then neither of the two has a partner: in the order of calls one comes too early.
+    """
+    own, other = (
+        [p for p in comparison.pairs if not p.is_matched and (p.target is None) is is_missing]
+        for is_missing in (pair.target is None, pair.target is not None)
+    )
+    partner = next((each for each in other if each.name == pair.name), None)
+    shapes = {_shape_of_result(comparison, each) for each in (pair, partner) if each is not None}
+    api = comparison.parsed(pair).base
+    counts = {sum(comparison.parsed(p).base == api for p in lone) for lone in (own, other)}
+    if partner is None or len(shapes) > 1 or len(counts) > 1:
+        return ""
+    first, last = sorted((pair, partner), key=lambda each: each.position)
+    between = (p for p in comparison.pairs if first.position < p.position < last.position)
+    crossed = next((p for p in between if p.is_matched), None)
+    if crossed is None:
+        return ""
+    early, late = ("target", "reference") if first.reference is None else ("reference", "target")
+    place = Place.of(comparison, first)
+    return f"{place.words} is called before {crossed.name} in the {early}, after it in the {late}"
+
+
+def _shape_of_result(comparison: RankComparison, pair: OperationPair) -> object:
+    values = comparison.side_of(pair).values(pair.name)
+    return next((each.shape for each in values if each.role is Role.OUTPUT), None)

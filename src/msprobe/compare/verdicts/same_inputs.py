@@ -35,7 +35,11 @@ def doubt_inputs(state: OriginState) -> None:
         if unproved is None:
             continue
         given, reason = unproved
-        if reason.cause is Cause.NO_EFFECT and not reason.holds_tensor:
+        coarse = next((each for each in call.inputs if _may_round(each, row)), None)
+        if coarse is not None:
+            mark(coarse, Origin.INTRODUCED)
+            mark(row, Origin.INHERITED)
+        elif reason.cause is Cause.NO_EFFECT and not reason.holds_tensor:
             # What another argument made of the elements shows here.
             mark(reason, Origin.INTRODUCED, Cause.ARGUMENT)
             mark(row, Origin.INHERITED)
@@ -123,6 +127,13 @@ def shows_elements(row: Matched) -> bool:
         return True
     is_told = target.pairs_with(reference) is not None and epsilon_of(target.dtype) > 0
     return is_told and not hides_its_elements(target)
+
+
+def _may_round(given: Row, result: Row) -> bool:
+    """Return whether an input of the same numbers in another type explains what a result lacks."""
+    if not isinstance(given, Matched) or given.precisions is None or result.error is None:
+        return False
+    return result.error <= max(epsilon_of(each.dtype) for each in given.values)
 
 
 def _is_plain(value: Value) -> bool:
