@@ -150,8 +150,8 @@ def small_argument(comparison: RankComparison) -> Clue | None:
         else:
             is_made = any(_is_result(row) and row.status is not Status.EQUAL for row in tensors)
         # One that asks for a further result has its effect in that.
-        is_asked = any(_is_result(row) and is_lacking(row) for row in tensors)
-        if idle and tensors and is_made and not is_asked and side.operator(pair.name).family is not Family.MOVING:
+        is_made = is_made and not any(_is_result(row) and is_lacking(row) for row in tensors)
+        if idle and tensors and is_made and side.operator(pair.name).family is not Family.MOVING:
             place = Place.of(comparison, pair)
             size = Size.SMALL if is_small and idle[0].value.type in _TOLD else Size.WITHIN
             return Clue(_argument_words(idle[0], place), place, VerdictClass.ARGUMENT, size)
