@@ -70,6 +70,44 @@ def test_a_part_that_is_called_later_is_order(tmp_path: Path) -> None:
     assert verdict["class"] == "order", verdict["sentence"]
 
 
+class Scorer(nn.Module):
+    """Scores pairs, of which one side normalises the others."""
+
+    def __init__(self, change: str | None) -> None:
+        super().__init__()
+        self.change = change
+        self.table, self.norm = nn.Embedding(30, 8), nn.BatchNorm1d(8)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        h, t = self.table(first), self.table(second)
+        if self.change:
+            t = self.norm(t.flatten(0, 1)).view_as(t)
+        else:
+            h = self.norm(h.flatten(0, 1)).view_as(h)
+        return (h - t).square().sum(-1)
+
+
+def scoring(debugger: PrecisionDebugger, change: str | None) -> None:
+    model = Scorer(change)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    pairs = torch.randint(0, 30, (3, 2, 6, 4))
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(*pairs[number]).mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+def test_the_result_of_another_call_in_another_shape_is_order(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, scoring, "others", level="L0")
+
+    assert verdict["class"] == "order", verdict["sentence"]
+    words = "the result of Module.table.Embedding.forward.{}".format
+    assert f"fed with {words(1)} instead of {words(0)}" in verdict["sentence"]
+
+
 class Attending(nn.Module):
     """Recurrence and attention."""
 

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from functools import cached_property
 from typing import Final
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
-from msprobe.compare.model import Match, Matched, Origin, Row, Status
+from msprobe.compare.model import Match, Matched, OperationPair, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
-from msprobe.compare.verdicts.data_flow import Makers, fingerprints
+from msprobe.compare.verdicts.data_flow import Makers, fingerprint, fingerprints
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.origin_state import (
     OriginState,
@@ -22,7 +24,7 @@ from msprobe.compare.verdicts.origin_state import (
 from msprobe.compare.verdicts.status import shape_words
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 from msprobe.dump.record_names import parse_record_name
-from msprobe.dump.values import Role
+from msprobe.dump.values import Role, Value
 
 _NO_CALL: Final = "a value that no recorded call made"
 _RANDOM_STATE: Final = "rng."
@@ -263,6 +265,11 @@ class Incoming:
 
         A module that only hands on what it was given itself is not the one.
         """
+        formed = self._formed_of(row)
+        if len({*formed}) > 1 and None not in formed:
+            words = " instead of ".join(f"the result of {name}" for name in formed)
+            self._blame_feeding(row, Cause.OTHER_VALUE, words)
+            return
         calls = self._state.calls
         both = fingerprints(row)
         is_target = call.pair.target is not None
@@ -275,6 +282,25 @@ class Incoming:
             parent, outer = outer, calls.parent_of(outer, is_target=is_target)
         self._state.blamed_parents.setdefault(parent, row)
         mark(row, Origin.INHERITED, Cause.SURROUNDING_CODE, parent)
+
+    def _formed_of(self, row: Row) -> list[str | None]:
+        """Return on each side the call of both whose result holds these numbers in another form."""
+        values = row.target, row.reference
+        found = (made.get(_numbers(each)) for made, each in zip(self._results, values, strict=True))
+        end = row.pair.position
+        return [each.name if each and each.position < end else None for each in found]
+
+    @cached_property
+    def _results(self) -> list[dict[Hashable, OperationPair]]:
+        """Numbers → the first call that makes them on both sides, for the target's and so on."""
+        found: list[dict[Hashable, OperationPair]] = [{}, {}]
+        for row in self._state.rows:
+            if row.value.role is Role.OUTPUT and row.status is Status.EQUAL:
+                for made, value in zip(found, (row.target, row.reference), strict=True):
+                    made.setdefault(_numbers(value), row.pair)
+        for made in found:
+            made.pop(None, None)
+        return found
 
     def _blame_feeding(self, row: Row, cause: Cause, subject: str) -> None:
         """Blame a call for the value that it was given; modules around it, and others, inherit."""
@@ -385,3 +411,9 @@ def _is_other_batch(row: Row) -> bool:
 def _agrees(call: Call) -> bool:
     """Return whether the results that both sides have of a call agree."""
     return not any(r.status.is_difference for r in call.outputs if isinstance(r, Matched))
+
+
+def _numbers(value: Value | None) -> Hashable:
+    """Return what a tensor holds, in whichever shape; None if that is nothing special."""
+    key = fingerprint(value) if value is not None and value.is_tensor else None
+    return (key[0], *key[2:]) if isinstance(key, tuple) else None
