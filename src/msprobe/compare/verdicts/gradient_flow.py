@@ -129,7 +129,7 @@ class GradientFlow:
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
         elif self._differs_in_module(call, row) or self._has_lone_user(call, row):
             mark(row, Origin.INHERITED)
-        elif not is_told and state.may_inherit(row):
+        elif not is_told and (state.is_likely(row) if before else state.may_inherit(row)):
             state.inherit_unrecorded(row)
         elif not isinstance(row, Matched):
             mark(row, Origin.INTRODUCED, Cause.NO_PARAMETER_GRADIENT, lacking_side(row))
