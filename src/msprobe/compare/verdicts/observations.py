@@ -396,7 +396,7 @@ def _is_gradient(comparison: RankComparison, row: Row) -> bool:
 
 
 def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor | None:
-    if any(row.cause is Cause.NO_PARAMETER_GRADIENT for row in rows):
+    if any(row.status in (Status.ADDED, Status.MISSING) and row.origin is not None for row in rows):
         return None  # no factor takes a gradient away
     factors = [(row, factor_of_row(row)) for row in rows]
     common = common_factor(factor for _, factor in factors)
