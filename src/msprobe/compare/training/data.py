@@ -75,7 +75,7 @@ class Made(Protocol):
         """Return whether they are what a call to blame made of the data."""
 
     def is_drawn(self, both: tuple[Data, Data]) -> bool:
-        """Return whether they are made of drawn numbers alone."""
+        """Return whether they are made of drawn numbers alone, by the same calls."""
 
 
 class DataHistory:

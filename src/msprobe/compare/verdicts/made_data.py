@@ -18,13 +18,14 @@ _TAKES: Final = frozenset(
     {"getitem", "index_select", "narrow", "select", "slice", "masked_select", "take", "gather"}
 )
 _OVERWRITES: Final = "setitem"
+_MAKES: Final = _TAKES | {_OVERWRITES}
 
 
 def makes_data(culprit: Culprit) -> bool:
     """Return whether a culprit is a call that takes the batch out of what the program was given.
 
-    Nothing it takes in comes from a model or is trained, and what it makes gets into the model or
-    its loss, to a call that both sides make.
+    Nothing it takes in comes from a model or is trained, and what it makes gets as it is into the
+    model or its loss, to a call that both sides make.
     """
     row = culprit.row
     side, name = culprit.comparison.side_of(row.pair), row.pair.name
@@ -45,7 +46,10 @@ def makes_data(culprit: Culprit) -> bool:
         if not pair.is_matched
         for record in (pair.target, pair.reference)
     }
-    return flow.is_of_data(name) and any(user not in alone for user in flow.given_to(name))
+    # What computes something of its result by one side alone is a call too many.
+    computing = {name for name in filter(None, alone) if side.operator(name).name not in _MAKES}
+    users = flow.given_to(name, computing)
+    return flow.is_of_data(name) and any(user not in alone for user in users)
 
 
 def other_samples(culprit: Culprit) -> str:

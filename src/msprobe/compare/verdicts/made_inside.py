@@ -7,6 +7,7 @@ One network is given the results of another, or noise that was drawn for it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from functools import cached_property
@@ -14,6 +15,7 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from msprobe.collectives.calls import is_communication
+from msprobe.compare.model import Origin
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.data import Made, is_split
 from msprobe.compare.training.facts_pair import FactsPair
@@ -70,11 +72,12 @@ class MadeInside(Made):
         return not is_result and not self.is_drawn(both) and both in self
 
     def is_drawn(self, both: tuple[Data, Data]) -> bool:
-        """Return whether inputs are made of drawn numbers alone."""
+        """Return whether inputs are made of drawn numbers alone, by calls that both sides make."""
+        makers = self._makers_of(both)
         return not any(
             self._are_results(flow, calls) or flow.entering(calls) or not calls
-            for flow, calls in zip(self._flows, self._makers_of(both), strict=True)
-        )
+            for flow, calls in zip(self._flows, makers, strict=True)
+        ) and self._lone.isdisjoint(itertools.chain(*makers))
 
     def _makers_of(self, both: tuple[Data, Data]) -> list[list[str]]:
         return [[*flow.makers_of(data)] for flow, data in zip(self._flows, both, strict=True)]
@@ -113,6 +116,16 @@ class MadeInside(Made):
     def _flows(self) -> tuple[ProgramFlow, ProgramFlow]:
         target, reference = map(ProgramFlow, self._comparison.sides)
         return target, reference
+
+    @cached_property
+    def _lone(self) -> set[str | None]:
+        """The records of calls that one side alone makes, or gives another argument."""
+        pairs = (
+            row.pair
+            for row in self._comparison.rows
+            if not row.pair.is_matched or (row.is_argument and row.origin is Origin.INTRODUCED)
+        )
+        return {name for pair in pairs for name in (pair.target, pair.reference)}
 
     @cached_property
     def _batches(self) -> set[int]:

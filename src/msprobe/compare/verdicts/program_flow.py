@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -41,8 +41,13 @@ class ProgramFlow:
             has_source |= any(self._maker(value, call) is None for value in taken)
         return has_source
 
-    def given_to(self, name: str) -> Iterator[str]:
-        """Yield the calls of a model, and others with trained values, that take its results."""
+    def given_to(self, name: str, besides: Container[str]) -> Iterator[str]:
+        """Yield the calls of a model, and others with trained values, that take its results.
+
+        Args:
+            name: a call.
+            besides: other calls, whose results are left out.
+        """
         waiting, seen = [name], {name}
         while waiting:
             call = waiting.pop()
@@ -53,7 +58,7 @@ class ProgramFlow:
                     # A model takes it, or the loss.
                     if self._is_of_model(user, self.tensors(user)):
                         yield user
-                    elif user not in seen:
+                    elif user not in seen and user not in besides:
                         seen.add(user)
                         waiting.append(user)
 
