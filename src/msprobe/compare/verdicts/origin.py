@@ -104,16 +104,22 @@ class _Search:
         if self._sees_statistics_only:
             self._see_through_moves()
         seen = 0
+        sums: list[Call] = []
         for call in state.calls:
             self._note(rows[seen : call.start])
             seen = call.start + len(call.rows)
+            if call.parsed.kind in PARAMETER_GRADIENTS:
+                sums.append(call)
+                continue
+            if not call.is_backward:
+                self._judge_sums(sums)
             self._judge(call)
             is_idle = _makes_the_same(call)
             self._note(r for r in call.rows if not (is_idle and r.value.role is Role.INPUT))
+        self._judge_sums(sums)
         self._clear_suspects()
         self._blame_parts()
-        if not any(row.origin in (Origin.INTRODUCED, Origin.INPUT) for row in rows):
-            self._judge_losses()
+        self._judge_losses()
         state.comparison.kept = frozenset(self._makers_of_kept())
         self._unmatched.settle_rest()
         retract_inconsequential(state.calls, state.flow)
@@ -168,11 +174,26 @@ class _Search:
                 made = set(state.flow.makers(row).first)
                 waiting += [index for index in made if rows[index].status.is_difference]
 
+    def _judge_sums(self, sums: list[Call]) -> None:
+        """Judge gradients of parameters, after all that a backward pass hands back.
+
+        The sides may have them complete at other places of it.
+        """
+        if any(row.status.is_difference for call in sums for row in call.rows):
+            self._judge_losses()
+        for call in sums:
+            self._judge(call)
+            self._note(call.rows)
+        sums.clear()
+
     def _judge_losses(self) -> None:
         """Blame the calls of one side alone that the first loss that differs is made by.
 
-        The backward pass is the user of their result.
+        The backward pass is the user of their result. Where a difference begins elsewhere, the loss
+        may follow from it.
         """
+        if any(row.origin in (Origin.INTRODUCED, Origin.INPUT) for row in self._state.rows):
+            return
         target, reference = (self._state.calls.losses(is_target=side) for side in (True, False))
         for both in zip(target, reference, strict=False):
             if self._judge_loss(*both):
@@ -194,7 +215,8 @@ class _Search:
         if error * (reference.value.norm or 0.0) <= SAFETY * epsilon * largest:
             return False
         for loss in lone:
-            self._unmatched.blame_for(loss)
+            if self._unmatched.blame_for(loss) is Blame.CALL:
+                self._state.has_difference = self._gradients.has_other_loss = True
         return True
 
     def _clear_suspects(self) -> None:
