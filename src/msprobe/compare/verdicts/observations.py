@@ -92,6 +92,7 @@ class StepObservations:
         is_exact: every value is equal.
         is_shared_exact: every value of the calls that both sides make is equal, until the last
             backward pass ends.
+        is_exact_until_update: the same until the first call of a forward pass after an update.
         exact_passes: backward passes that begin before a value of a forward pass is not equal;
             infinite if all are equal.
         agreeing_passes: the same before one differs.
@@ -146,6 +147,7 @@ class StepObservations:
     exact_passes: float = math.inf
     agreeing_passes: float = math.inf
     is_shared_exact: bool = False
+    is_exact_until_update: bool = False
     exact_models: int = 0
     forward_differs: bool = False
     backward_differs: bool = False
@@ -230,7 +232,8 @@ def observe(
         is_exact=False,
         exact_passes=_passes_before(comparison, inexact),
         agreeing_passes=_passes_before(comparison, differing),
-        is_shared_exact=not any(r.pair.is_matched and r.pair.position <= end for r in inexact),
+        is_shared_exact=_is_exact_until(end, inexact),
+        is_exact_until_update=_is_exact_until(comparison.end_of_first_update, inexact),
         exact_models=_exact_models(comparison),
         forward_differs=forward_differs,
         backward_differs=bool(backward),
@@ -318,6 +321,10 @@ def _broken_off(comparison: RankComparison) -> str | None:
 def is_only_retyped(row: Row) -> bool:
     """Return whether the same numbers come in as another type: truth values as integers, say."""
     return row.status is Status.DTYPE and row.origin is Origin.INPUT and row.error == 0
+
+
+def _is_exact_until(end: float, inexact: Sequence[Row]) -> bool:
+    return not any(row.pair.is_matched and row.pair.position <= end for row in inexact)
 
 
 def _passes_before(comparison: RankComparison, rows: Sequence[Row]) -> float:
