@@ -219,17 +219,15 @@ class Incoming:
         """Return whether the value that no call made is not what a call made on the other side.
 
         A change keeps the shape, and does not turn a result into a parameter, nor a complex number
-        into one of its parts.
+        into one of its parts. Nor does the other side have what it makes.
         """
-        kinds = {kind_of(value.dtype) for value in row.values}
-        return (
-            row.status is Status.SHAPE
-            or len(kinds) > 1
-            or any(
-                name is not None and not made
-                for name, made in zip(
-                    self._known_values(row), (makers.target, makers.reference), strict=True
-                )
+        if row.status is Status.SHAPE or len({kind_of(value.dtype) for value in row.values}) > 1:
+            return True
+        others = self._state.outside.given_to_other(row)
+        return any(
+            not made and (name is not None or is_known)
+            for name, is_known, made in zip(
+                self._known_values(row), others, (makers.target, makers.reference), strict=True
             )
         )
 
