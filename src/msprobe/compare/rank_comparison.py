@@ -152,18 +152,6 @@ class RankComparison:
         """Place of the last record that a backward pass makes."""
         return max((p.position for p in self.pairs if self.is_of_backward(p)), default=math.inf)
 
-    @property
-    def end_of_first_update(self) -> float:
-        """Place of the last record before the first forward call after an optimizer's step."""
-        facts = self.facts[0]
-        update = None if facts is None else next(iter(facts.optimizer_steps()), None)
-        place = None if update is None else self.places.get(update.record)
-        if place is None:
-            return math.inf
-        later = (p for p in self.pairs if p.position > place)
-        forward = (p for p in later if self.parsed(p).kind is RecordKind.FORWARD)
-        return next((pair.position - 1 for pair in forward), math.inf)
-
     def passes_before(self, position: float) -> int:
         """Return how many backward passes begin before a place."""
         before = [pair for pair in self.pairs if pair.position < position]

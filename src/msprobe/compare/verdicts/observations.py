@@ -92,7 +92,8 @@ class StepObservations:
         is_exact: every value is equal.
         is_shared_exact: every value of the calls that both sides make is equal, until the last
             backward pass ends.
-        is_exact_until_update: the same until the first call of a forward pass after an update.
+        updated_exactly: parameters that both sides first step an optimizer for, if all values of
+            these calls are equal until the next forward pass.
         exact_passes: backward passes that begin before a value of a forward pass is not equal;
             infinite if all are equal.
         agreeing_passes: the same before one differs.
@@ -147,7 +148,7 @@ class StepObservations:
     exact_passes: float = math.inf
     agreeing_passes: float = math.inf
     is_shared_exact: bool = False
-    is_exact_until_update: bool = False
+    updated_exactly: frozenset[str] = frozenset()
     exact_models: int = 0
     forward_differs: bool = False
     backward_differs: bool = False
@@ -233,7 +234,7 @@ def observe(
         exact_passes=_passes_before(comparison, inexact),
         agreeing_passes=_passes_before(comparison, differing),
         is_shared_exact=_is_exact_until(end, inexact),
-        is_exact_until_update=_is_exact_until(comparison.end_of_first_update, inexact),
+        updated_exactly=_updated_exactly(comparison, inexact),
         exact_models=_exact_models(comparison),
         forward_differs=forward_differs,
         backward_differs=bool(backward),
@@ -325,6 +326,21 @@ def is_only_retyped(row: Row) -> bool:
 
 def _is_exact_until(end: float, inexact: Sequence[Row]) -> bool:
     return not any(row.pair.is_matched and row.pair.position <= end for row in inexact)
+
+
+def _updated_exactly(comparison: RankComparison, inexact: Sequence[Row]) -> frozenset[str]:
+    steps = [next(iter(f.optimizer_steps()), None) for f in comparison.facts if f is not None]
+    firsts = [each for each in steps if each is not None]
+    both = [(frozenset(each.parameters.name), each.record) for each in firsts]
+    pair = next(
+        (p for p in comparison.pairs if [p.target, p.reference] == [r for _, r in both]), None
+    )
+    if pair is None or both[0][0] != both[1][0]:
+        return frozenset()
+    later = (p for p in comparison.pairs if p.position > pair.position)
+    forward = (p for p in later if comparison.parsed(p).kind is RecordKind.FORWARD)
+    end = next((each.position - 1 for each in forward), math.inf)
+    return both[0][0] if _is_exact_until(end, inexact) else frozenset()
 
 
 def _passes_before(comparison: RankComparison, rows: Sequence[Row]) -> float:
