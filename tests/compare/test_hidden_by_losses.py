@@ -372,3 +372,27 @@ def test_the_first_of_several_passes_is_told(
 ) -> None:
     verdict = verdict_on(tmp_path, playing, change, level=level)
     assert verdict["sentence"].startswith(expected), verdict["sentence"]
+
+
+def limiting(debugger: PrecisionDebugger, change: str | None) -> None:
+    """Of two equal products, the gradient is split between both, unless one needs none."""
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    data, gains, taken = torch.randn(3, 8, 5), torch.randn(3, 8), torch.randint(0, 3, (3, 8))
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        new = model(data[number]).log_softmax(-1).gather(1, taken[number][:, None]).squeeze(1)
+        ratio, gain = (new - new.detach()).exp(), gains[number]
+        limited = gain if change else ratio.clamp(0.8, 1.2) * gain
+        (-torch.min(ratio * gain, limited).mean()).backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_gradient_of_equal_elements_is_not_taken_for_none(level: str, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, limiting, "unlimited", level=level)
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "only the reference calls Tensor.__mul__" in verdict["sentence"]

@@ -229,13 +229,19 @@ def _have_same_sum(parts: Sequence[Row]) -> bool:
 
 
 def _distance(parts: Sequence[Row]) -> float:
-    """Return how far two sums of gradients are apart, as projections tell; NaN if they do not."""
+    """Return how far two sums of gradients are apart, as all that adds up tells; NaN if it fails.
+
+    Projections of a gradient with equal elements may be zero.
+    """
     apart: complex = 0.0
+    means = 0.0
     for part in parts:
         for value, sign in ((part.target, 1), (part.reference, -1)):
             if value is not None and value.is_tensor:
                 apart += sign * (math.nan if value.pair is None else value.pair)
-    return abs(apart)
+                root = math.sqrt(math.prod(value.shape or ()))
+                means += sign * root * (math.nan if value.mean is None else value.mean)
+    return math.hypot(abs(apart), means)
 
 
 def add_up(row: Row, shares: Sequence[Row]) -> bool:
