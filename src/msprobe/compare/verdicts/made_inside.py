@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`MadeInside`: which inputs of a model are no data, because recorded calls made them.
 
-One network is given the results of another, or noise that was drawn for it.
+Each is followed back to what enters the step from outside. Where both sides take the same, a call
+that makes something else of it is to blame: it is given another argument, left out, or its result
+is not the one that the model is given. So it is where one network is given the results of another,
+or noise that was drawn for it.
 """
 
 from __future__ import annotations
@@ -52,9 +55,7 @@ class MadeInside(Made):
             for own, other in zip(found, reversed(self._flows), strict=True)
         ]
         # Beside samples that both sides take, a window or a table is an argument.
-        if any(
-            key in own and self._is_of_samples(own[key]) for own in found[:1] for key in found[1]
-        ):
+        if any(map(self._is_of_samples, (found[0][key] for key in found[0].keys() & found[1]))):
             lone = [{k: v for k, v in own.items() if self._is_of_samples(v)} for own in lone]
         return not all(lone)
 

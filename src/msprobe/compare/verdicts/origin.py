@@ -179,7 +179,8 @@ class _Search:
 
         The sides may have them complete at other places of it.
         """
-        if any(row.status.is_difference for call in sums for row in call.rows):
+        is_first = not self._state.has_difference
+        if is_first and any(row.status.is_difference for call in sums for row in call.rows):
             self._judge_losses()
         for call in sums:
             self._judge(call)

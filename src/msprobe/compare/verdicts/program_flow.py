@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator
 from functools import cached_property
 from typing import Final
 
@@ -32,8 +32,8 @@ class ProgramFlow:
     def is_of_data(self, name: str) -> bool:
         """Return whether a call takes data, and data alone: drawn, made of lists, or loaded."""
         has_source = False
-        for call in self._back_from([name]):
-            if self._is_of_model(call, self._side.values(call)):
+        for call in self._back_from(name):
+            if self.is_result(call):
                 return False
             taken = self.tensors(call)
             operator = self._side.operator(call)
@@ -56,7 +56,7 @@ class ProgramFlow:
                     if self._order[user] <= self._order[call] or value.requires_grad:
                         continue
                     # A model takes it, or the loss.
-                    if self._is_of_model(user, self.tensors(user)):
+                    if self.is_result(user):
                         yield user
                     elif user not in seen and user not in besides:
                         seen.add(user)
@@ -72,14 +72,15 @@ class ProgramFlow:
         for name in self._made.get(content, ()):
             is_own = data.record in (name, *self._side.around(name))
             if self._order[name] < taken and not is_own:
-                yield from self._back_from([name])
+                yield from self._back_from(name)
                 return
 
     def is_result(self, call: str) -> bool:
-        """Return whether a call is a model's, or one of what models made or train."""
-        return self._is_of_model(call, self._side.values(call))
+        """Return whether a call is a model's, or is given what models made or train."""
+        given = (each for each in self._side.values(call) if each.role is not Role.OUTPUT)
+        return not self._is_outside(call) or any(map(_is_trained, given))
 
-    def entering(self, calls: Sequence[str]) -> dict[Content, Value]:
+    def entering(self, calls: Iterable[str]) -> dict[Content, Value]:
         """Return what enters from outside by way of some calls: tensors that no call made.
 
         A sample that is taken out of a data set enters, not the data set.
@@ -105,23 +106,16 @@ class ProgramFlow:
         """Return the tensors that a call takes, or makes."""
         return [each for each in self._side.values(name) if each.role is role and each.is_tensor]
 
-    def _back_from(self, calls: Sequence[str]) -> Iterator[str]:
-        """Yield calls and those that made what they take, as far as a model makes none of it."""
-        waiting, seen = [*calls], {*calls}
+    def _back_from(self, name: str) -> Iterator[str]:
+        """Yield a call and those that made what it takes, as far as a model makes none of it."""
+        waiting, seen = [name], {name}
         while waiting:
             call = waiting.pop()
             yield call
-            values = self._side.values(call)
-            if self._is_of_model(call, values):
-                continue
-            for value in values:
-                maker = self._maker(value, call) if value.role is Role.INPUT else None
-                if maker is not None and maker not in seen:
-                    seen.add(maker)
-                    waiting.append(maker)
-
-    def _is_of_model(self, name: str, values: Sequence[Value]) -> bool:
-        return not self._is_outside(name) or any(map(_is_trained, values))
+            taken = () if self.is_result(call) else self.tensors(call)
+            makers = {maker for value in taken if (maker := self._maker(value, call)) is not None}
+            waiting += makers - seen
+            seen |= makers
 
     def _is_outside(self, name: str) -> bool:
         """Return whether a call is made by the program's own code, not by that of a model."""
@@ -140,8 +134,6 @@ class ProgramFlow:
         return is_numbered and self._side.parsed(name).path == "__getitem__"
 
     def _maker(self, value: Value, user: str) -> str | None:
-        if not value.is_tensor:
-            return None
         before = [name for name, _ in self._makers.get(_key(value), ()) if name != user]
         end = self._order[user]
         return next((name for name in reversed(before) if self._order[name] < end), None)
