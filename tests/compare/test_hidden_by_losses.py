@@ -396,3 +396,23 @@ def test_a_gradient_of_equal_elements_is_not_taken_for_none(level: str, tmp_path
     verdict = verdict_on(tmp_path, limiting, "unlimited", level=level)
     assert verdict["class"] == "call", verdict["sentence"]
     assert "only the reference calls Tensor.__mul__" in verdict["sentence"]
+
+
+def dividing(debugger: PrecisionDebugger, divisor: float) -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    data, labels = torch.randn(3, 8, 5), torch.randint(0, 3, (3, 8))
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        (functional.cross_entropy(model(data[number]), labels[number]) / divisor).backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_known_divisor_is_no_scale_of_a_scaler(level: str, tmp_path: Path) -> None:
+    sentence = verdict_on(tmp_path, dividing, 64.0, 2.0, level)["sentence"]
+    assert "the factor is 0.03125" in sentence, sentence
+    assert "64" in sentence
