@@ -86,8 +86,8 @@ class Meanings:
 
         Args:
             factor: the factor.
-            may_lack_division: whether it may come from a division that one side alone makes, or from
-                a scaler; not where a call that multiplies by it is known.
+            may_lack_division: whether it may come from a scaler, or a division that one side alone
+                makes; not where a call that multiplies by it is known.
             tolerance: how far it may be from a number, relative to it, if it is known better than
                 factors of gradients are.
         """
