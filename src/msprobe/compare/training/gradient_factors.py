@@ -124,9 +124,8 @@ class Meanings:
         if is_near(-1):
             return "-1: their sign is reversed"
         power = round(math.log2(factor)) if 0 < factor < math.inf else 0
-        if abs(power) < LEAST_POWER or not is_near(2.0**power):
-            return ""
-        return f"2^{power}" + ": a scale that is not taken back" * may_lack_division
+        words = f"2^{power}" + ": a scale that is not taken back" * may_lack_division
+        return words * (abs(power) >= LEAST_POWER and is_near(2.0**power))
 
 
 def meanings_of(pair: FactsPair, world_size: int) -> Meanings:
