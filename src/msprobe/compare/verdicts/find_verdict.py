@@ -668,7 +668,7 @@ def _is_clipping_of(fact: FactDifference, step: StepObservations, found: Gradien
 def _agrees_until(observed: StepObservations, fact: FactDifference) -> bool:
     """Return whether everything agrees until the loss, or until gradients are reduced."""
     if fact.moment is Moment.REDUCE or fact.is_unread:
-        return observed.is_shared_exact
+        return observed.is_shared_exact or fact.parameter in observed.updated_exactly
     has_factor = fact.verdict is VerdictClass.GRADIENT
     return observed.exact_passes > fact.micro or (
         has_factor and observed.agreeing_passes > fact.micro
