@@ -124,8 +124,8 @@ class Meanings:
         if is_near(-1):
             return "-1: their sign is reversed"
         power = round(math.log2(factor)) if 0 < factor < math.inf else 0
-        words = f"2^{power}" + ": a scale that is not taken back" * may_lack_division
-        return words * (abs(power) >= LEAST_POWER and is_near(2.0**power))
+        words = f"2^{power}: a scale that is not taken back" if may_lack_division else f"2^{power}"
+        return words if abs(power) >= LEAST_POWER and is_near(2.0**power) else ""
 
 
 def meanings_of(pair: FactsPair, world_size: int) -> Meanings:
