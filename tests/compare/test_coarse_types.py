@@ -269,3 +269,37 @@ def test_a_norm_that_computes_in_the_coarse_type_is_precision(tmp_path: Path, le
 
     assert verdict["class"] == "precision", verdict["sentence"]
     assert "bfloat16 in the target, float32 in the reference" in verdict["sentence"]
+
+
+def turned(debugger: PrecisionDebugger, is_complex: bool) -> None:
+    """Pairs of numbers are turned by angles: as complex numbers, or by their parts."""
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    data = torch.randn(3, 5, 8)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        angles = torch.outer(torch.arange(5.0), 0.1 ** torch.arange(4.0))
+        turns = torch.polar(torch.ones_like(angles), angles)
+        pairs = model(data[number]).reshape(5, 4, 2)
+        if is_complex:
+            made = torch.view_as_real(torch.view_as_complex(pairs) * turns)
+        else:
+            own, other = pairs.unbind(-1)
+            real, imaginary = turns.real, turns.imag
+            parts = own * real - other * imaginary, own * imaginary + other * real
+            made = torch.stack(parts, -1)
+        (made.flatten(1) * data[number].sin()).sum(1).tanh().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize("is_complex", [True, False])
+def test_complex_numbers_are_no_other_precision(
+    is_complex: bool, level: str, tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, turned, is_complex, not is_complex, level)
+    assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
+    assert "complex" not in verdict["sentence"]

@@ -301,3 +301,118 @@ def halving(debugger: PrecisionDebugger, act: Callable[[torch.Tensor], torch.Ten
 def test_a_gradient_that_moves_is_told_with_the_call_of_one_side_alone(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, halving, functional.silu, functional.gelu)
     assert "only the target calls Functional.silu" in verdict["sentence"], verdict["sentence"]
+
+
+def of_a_slope(debugger: PrecisionDebugger, change: str | None) -> None:
+    """A loss of a slope, whose gradient is taken twice, and a penalty of the parameters."""
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    points = torch.rand(3, 10, 2)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        x = points[number].clone().requires_grad_()
+        u = model(x)
+        (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        loss = (slope[:, :1] + u).square().mean()
+        if change != "no penalty":
+            loss = loss + 0.01 * sum(each.square().sum() for each in model.parameters())
+        loss.backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_term_that_a_later_pass_lacks_is_named(level: str, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, of_a_slope, "no penalty", level=level)
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "only the reference calls Tensor." in verdict["sentence"]
+
+
+def playing(debugger: PrecisionDebugger, change: str | None) -> None:
+    """A judge with a penalty on its slope, which learns first, and what it judges."""
+    maker = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
+    judge = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+    of_maker, of_judge = (torch.optim.Adam(each.parameters(), 1e-3) for each in (maker, judge))
+    data = torch.randn(3, 8, 6)
+
+    def step(number: int) -> None:
+        made = maker(torch.randn(8, 4))
+        if change != "not cleared":
+            of_judge.zero_grad()
+        up = functional.softplus(-judge(data[number])).mean()
+        down = functional.softplus(judge(made.detach())).mean()
+        mixed = (0.5 * data[number] + 0.5 * made.detach()).requires_grad_()
+        (slope,) = torch.autograd.grad(judge(mixed).sum(), mixed, create_graph=True)
+        loss = 0.1 * (slope.norm(dim=1) - 1).square().mean()
+        if change != "penalty alone":
+            loss = up + down + loss
+        if change != "no pass":
+            loss.backward()
+        of_judge.step()
+        of_maker.zero_grad()
+        functional.softplus(-judge(made)).mean().backward()
+        of_maker.step()
+
+    train(debugger, [maker, judge], step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("penalty alone", "call: only the reference calls Tensor.__add__"),
+        ("no pass", "gradient: backward is called twice in the target, 3 times in the reference"),
+        ("not cleared", "gradient: "),
+    ],
+)
+def test_the_first_of_several_passes_is_told(
+    change: str, expected: str, level: str, tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, playing, change, level=level)
+    assert verdict["sentence"].startswith(expected), verdict["sentence"]
+
+
+def limiting(debugger: PrecisionDebugger, change: str | None) -> None:
+    """Of two equal products, the gradient is split between both, unless one needs none."""
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    data, gains, taken = torch.randn(3, 8, 5), torch.randn(3, 8), torch.randint(0, 3, (3, 8))
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        new = model(data[number]).log_softmax(-1).gather(1, taken[number][:, None]).squeeze(1)
+        ratio, gain = (new - new.detach()).exp(), gains[number]
+        limited = gain if change else ratio.clamp(0.8, 1.2) * gain
+        (-torch.min(ratio * gain, limited).mean()).backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_gradient_of_equal_elements_is_not_taken_for_none(level: str, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, limiting, "unlimited", level=level)
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "only the reference calls Tensor.__mul__" in verdict["sentence"]
+
+
+def dividing(debugger: PrecisionDebugger, divisor: float) -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    data, labels = torch.randn(3, 8, 5), torch.randint(0, 3, (3, 8))
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        (functional.cross_entropy(model(data[number]), labels[number]) / divisor).backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_known_divisor_is_no_scale_of_a_scaler(level: str, tmp_path: Path) -> None:
+    sentence = verdict_on(tmp_path, dividing, 64.0, 2.0, level)["sentence"]
+    assert "the factor is 2^-5; " in sentence, sentence
+    assert "64" in sentence

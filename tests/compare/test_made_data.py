@@ -173,3 +173,127 @@ def test_calls_without_records_that_make_the_batch_are_named(
     assert re.match(expected, verdict["sentence"]), verdict["sentence"]
     asks_for_data = "feed both runs with the same batches" in str(verdict["next"])
     assert asks_for_data is (change == "other data"), verdict["next"]
+
+
+def diffused(debugger: PrecisionDebugger, change: str | None) -> None:
+    """A model is given data with noise, or what `change` says."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    data, kept = torch.randn(3, 4, 8), torch.linspace(0.9, 0.1, 10)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        x = data[(number + 1) % 3 if change == "other data" else number]
+        noise = torch.randn_like(x)
+        share = kept[torch.randint(0, 10, (4,))][:, None]
+        noised = share.sqrt() * x + (1 - share).sqrt() * noise
+        given = {"clean": x, "noise": noise}.get(change or "", noised)
+        functional.mse_loss(model(given), noise).backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("clean", r"order of calls: .*fed with the result of Tensor.__getitem__.0.forward instead"),
+        ("noise", r"order of calls: .*fed with the result of Torch.randn_like.0.forward instead"),
+        ("other data", "data: "),
+    ],
+)
+def test_another_result_that_the_model_is_given_is_no_data(
+    change: str, expected: str, level: str, tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, diffused, change, level=level)
+    assert re.match(expected, verdict["sentence"]), verdict["sentence"]
+
+
+class Front(nn.Module):
+    """Makes spectra of sounds; no model that is watched."""
+
+    def __init__(self, window: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("window", window)
+
+    def forward(self, sound: torch.Tensor) -> torch.Tensor:
+        return torch.stft(sound, 16, 8, window=self.window, return_complex=True).abs()
+
+
+def heard(debugger: PrecisionDebugger, change: str | None) -> None:
+    """A model is given spectra of sounds, made with a window that was made before."""
+    model = nn.Sequential(nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 5))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    of_windows = {"window": torch.hamming_window, "front": torch.hamming_window}
+    front = Front(of_windows.get(change or "", torch.hann_window)(16))
+    sounds, labels = torch.randn(3, 4, 80), torch.randint(0, 5, (3, 4))
+    through_module = change in ("front", "same front")
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        sound = sounds[(number + 1) % 3 if change == "sound" else number]
+        if through_module:
+            spectrum = front(sound)
+        else:
+            spectrum = torch.stft(sound, 16, 8, window=front.window, return_complex=True).abs()
+        out = model(spectrum.square().clamp(min=1e-6).log().mean(-1))
+        functional.cross_entropy(out, labels[number]).backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "base", "expected"),
+    [
+        ("window", None, "argument: input.window of Torch.stft.0.forward"),
+        ("front", "same front", "argument: input.window of Torch.stft.0.forward"),
+        ("sound", None, "data: the same 3 batches come in another order"),
+    ],
+)
+def test_what_calls_take_besides_samples_is_an_argument(
+    change: str, base: str | None, expected: str, level: str, tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, heard, change, base, level)
+    assert verdict["sentence"].startswith(expected), verdict["sentence"]
+
+
+def augmented(debugger: PrecisionDebugger, change: str | None) -> None:
+    """Images are normalised, some of them mirrored."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    images, labels = torch.rand(3, 6, 3, 8, 8), torch.randint(0, 5, (3, 6))
+    mean, deviation = torch.rand(2, 3, 1, 1) + 0.5
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        x = images[number]
+        if change == "rewritten":
+            x = x * (1 / deviation) - mean / deviation
+        else:
+            x = (x - mean) / deviation
+        is_mirrored = torch.rand(6) < 0.5
+        if change != "none mirrored":
+            x = torch.where(is_mirrored[:, None, None, None], x.flip(-1), x)
+        functional.cross_entropy(model(x), labels[number]).backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_what_is_computed_of_samples_by_one_side_alone_is_no_data(
+    level: str, tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, augmented, "none mirrored", level=level)
+    assert verdict["class"] == "call", verdict["sentence"]
+
+
+@pytest.mark.parametrize("sides", [("rewritten", None), (None, "rewritten")])
+def test_a_table_that_the_other_side_divides_is_not_changed(
+    sides: tuple[str | None, str | None], tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, augmented, *sides)
+    assert verdict["class"] == "equal", verdict["sentence"]

@@ -198,3 +198,38 @@ def test_what_is_rounded_up_and_down_is_proved(tmp_path: Path, level: str) -> No
 
     assert verdict["class"] in ("equal", "rounding", "precision")
     assert verdict["confidence"] == "proved"
+
+
+def accumulate(debugger: PrecisionDebugger, way: str) -> None:
+    """Two micro batches with their backward passes, inside one region of autocast or none."""
+    first, second = nn.Linear(8, 16), nn.Linear(16, 4)
+    model = nn.Sequential(first, nn.GELU(), second)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    data, labels = torch.randn(3, 2, 10, 8), torch.randint(0, 4, (3, 2, 10))
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=way != "off"):
+            for micro in range(2):
+                out = model(data[number, micro])
+                if way == "scaled" and micro:
+                    out = out * 1.5
+                functional.cross_entropy(out, labels[number, micro]).backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["mix", "L1"])
+@pytest.mark.parametrize("sides", [("", "off"), ("off", "")])
+def test_weights_that_autocast_casts_once_have_their_gradients(
+    tmp_path: Path, sides: tuple[str, str], level: str
+) -> None:
+    verdict = verdict_on(tmp_path, accumulate, *sides, level)
+    assert verdict["class"] == "precision", verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["mix", "L1"])
+def test_a_call_too_many_is_named_beside_autocast(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, accumulate, "scaled", "off", level)
+    assert "only the target calls Tensor.__mul__.0" in verdict["sentence"], verdict["sentence"]

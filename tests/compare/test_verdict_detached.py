@@ -12,8 +12,10 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from builders.recordings import recording  # noqa: E402
+from builders.two_runs import train, verdict_on  # noqa: E402
 from msprobe.compare.options import CompareOptions  # noqa: E402
 from msprobe.compare.run import run_comparison  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
 
@@ -118,3 +120,99 @@ def test_a_call_of_one_side_that_cuts_the_graph_is_named(tmp_path: Path) -> None
 
     assert verdict["class"] == "call", verdict["sentence"]
     assert "only the target calls Tensor.clone" in verdict["sentence"]
+
+
+class Book(nn.Module):
+    """Values are replaced by the nearest of a book, which learns from them, and they from it."""
+
+    def __init__(self, change: str | None) -> None:
+        super().__init__()
+        self.into, self.book, self.out = nn.Linear(8, 16), nn.Embedding(12, 16), nn.Linear(16, 8)
+        self.change = change
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.into(x)
+        near = self.book(torch.cdist(z, self.book.weight).argmin(-1))
+        own = z.detach() if self.change == "nothing learns" else z
+        kept = near if self.change == "both learn" else near.detach()
+        drawn = (kept - own).square().mean()
+        drawing = (near - z.detach()).square().mean()
+        return self.out(z + (near - z).detach()), 0.25 * drawn + drawing
+
+
+def of_book(debugger: PrecisionDebugger, change: str | None) -> None:
+    model = Book(change)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    data = torch.randn(3, 10, 8)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        y, terms = model(data[number])
+        ((y - data[number]).square().mean() + terms).backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize("change", ["both learn", "nothing learns"])
+def test_a_gradient_of_one_side_alone_is_no_multiple(
+    tmp_path: Path, change: str, level: str
+) -> None:
+    sentence = verdict_on(tmp_path, of_book, change, level=level)["sentence"]
+    assert "Tensor.__sub__.0.backward" in sentence, sentence
+    assert "detached, frozen, or under no_grad" in sentence
+
+
+def of_ratio(debugger: PrecisionDebugger, change: str | None) -> None:
+    """A call is given the same values twice, once without their gradient."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    data = torch.randn(3, 4, 6)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        scores = model(data[number]).log_softmax(-1)
+        old = scores if change else scores.detach()
+        ((scores - old).exp() * data[number, :, :5]).mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+def test_what_is_given_twice_is_detached_once(tmp_path: Path) -> None:
+    sentence = verdict_on(tmp_path, of_ratio, "kept")["sentence"]
+    assert "without a gradient in the reference: detached, frozen, or" in sentence, sentence
+
+
+class Tied(nn.Module):
+    """A table that is used at both ends; what lies between may be cut off."""
+
+    def __init__(self, change: str | None) -> None:
+        super().__init__()
+        self.table, self.place, self.norm = nn.Embedding(9, 6), nn.Embedding(5, 6), nn.LayerNorm(6)
+        self.change = change
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids) + self.place(torch.arange(5))
+        return self.norm(x.detach() if self.change else x) @ self.table.weight.T
+
+
+def of_tied(debugger: PrecisionDebugger, change: str | None) -> None:
+    model = Tied(change)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    ids = torch.randint(0, 9, (3, 4, 5))
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(ids[number]).logsumexp(-1).mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_the_cut_is_named_and_not_the_sums_of_gradients(tmp_path: Path, level: str) -> None:
+    sentence = verdict_on(tmp_path, of_tied, "cut", level=level)["sentence"]
+    assert "layer_norm.0.backward" in sentence, sentence
+    assert "detached, frozen, or under no_grad" in sentence

@@ -507,6 +507,17 @@ def test_a_batch_that_a_wrong_or_missing_call_made_is_no_data(
     assert found in verdict["sentence"]
 
 
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_the_same_numbers_drawn_by_another_call_are_proved_equal(
+    tmp_path: Path, level: str
+) -> None:
+    def draw(*size: int) -> Tensor:
+        return torch.randn_like(torch.zeros(size))
+
+    verdict = verdict_on(tmp_path, noised, draw, torch.randn, level)
+    assert (verdict["class"], verdict["confidence"]) == ("equal", "proved"), verdict["sentence"]
+
+
 def shared(debugger: PrecisionDebugger, is_tied: bool) -> None:
     table, head = nn.Embedding(7, 3), nn.Linear(3, 7, bias=False)
     model = nn.Sequential(table, head)

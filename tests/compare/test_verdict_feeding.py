@@ -360,7 +360,7 @@ def test_a_number_that_the_program_makes_of_other_values_is_not_what_they_come_f
 ) -> None:
     verdict = verdict_on(tmp_path, match, True, False)
 
-    assert verdict["class"] == "data"
+    assert verdict["class"] == "call"
     assert "only the target calls Tensor.__getitem__.0" in verdict["sentence"]
 
 

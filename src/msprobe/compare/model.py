@@ -18,7 +18,7 @@ import msgspec
 from msprobe.compare.causes import Cause
 from msprobe.dump.values import Role, Value
 from msprobe.numerics.element_metrics import ElementMetrics
-from msprobe.numerics.number_types import epsilon_of
+from msprobe.numerics.number_types import epsilon_of, kind_of
 
 
 class Mode(StrEnum):
@@ -221,9 +221,13 @@ class Matched(Row, kw_only=True, gc=False):
 
     @property
     def precisions(self) -> tuple[str, str] | None:
-        """Floating types of the target and the reference; None where they are the same or none."""
+        """Floating types of the target and the reference; None where they are as fine, or none.
+
+        Complex numbers are as fine as those that they are pairs of.
+        """
         target, reference = self.target.dtype, self.reference.dtype
-        if target == reference or not (epsilon_of(target) and epsilon_of(reference)):
+        is_same = target == reference or kind_of(target) is not kind_of(reference)
+        if is_same or not (epsilon_of(target) and epsilon_of(reference)):
             return None
         return target, reference
 

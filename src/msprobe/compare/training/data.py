@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
@@ -73,6 +74,9 @@ class Made(Protocol):
     def is_faulty(self, both: tuple[Data, Data]) -> bool:
         """Return whether they are what a call to blame made of the data."""
 
+    def is_drawn(self, both: tuple[Data, Data]) -> bool:
+        """Return whether they are made of drawn numbers alone, by the same calls."""
+
 
 class DataHistory:
     """The batches of one rank, step after step.
@@ -142,15 +146,15 @@ class DataHistory:
         ]
         # Calls before the model is first called may have no records: those to blame, that make all
         # later batches otherwise, make the first one, too.
-        faulty = [
-            made_inside is not None and any(map(made_inside.is_faulty, _tensors(batch)))
-            for batch in batches
-        ]
-        if batches[1:] and all(faulty[1:]):
-            given[0] = replace(given[0], target=(), reference=())
-        # Where nothing else comes in, the data themselves are drawn within the step.
-        drawn = not any(each.target for each in given) and not any(faulty)
-        self._batches += [b for b in (batches if drawn else given) if b.target or b.reference]
+        if made_inside is not None:
+            faulty = [any(map(made_inside.is_faulty, _changed(batch))) for batch in batches]
+            if batches[1:] and all(faulty[1:]):
+                given[0] = replace(given[0], target=(), reference=())
+            # Where nothing else comes in, the data themselves are drawn within the step.
+            changed = itertools.chain.from_iterable(map(_changed, batches))
+            if not any(each.target for each in given) and all(map(made_inside.is_drawn, changed)):
+                given = batches
+        self._batches += [each for each in given if each.target or each.reference]
 
     def divide(self, step: int, words: str) -> None:
         """Take in a step in which ranks share the same samples in another way.

@@ -86,7 +86,8 @@ class Meanings:
 
         Args:
             factor: the factor.
-            may_lack_division: whether it may come from a division that one side alone makes.
+            may_lack_division: whether it may come from a scaler, or a division that one side alone
+                makes; not where a call that multiplies by it is known.
             tolerance: how far it may be from a number, relative to it, if it is known better than
                 factors of gradients are.
         """
@@ -123,8 +124,8 @@ class Meanings:
         if is_near(-1):
             return "-1: their sign is reversed"
         power = round(math.log2(factor)) if 0 < factor < math.inf else 0
-        is_scale = abs(power) >= LEAST_POWER and is_near(2.0**power)
-        return f"2^{power}: a scale that is not taken back" if is_scale else ""
+        words = f"2^{power}: a scale that is not taken back" if may_lack_division else f"2^{power}"
+        return words if abs(power) >= LEAST_POWER and is_near(2.0**power) else ""
 
 
 def meanings_of(pair: FactsPair, world_size: int) -> Meanings:

@@ -70,7 +70,11 @@ def other_loss(
         resolution: of the type to which these calls round.
         scale: how large the terms are that losses are made of.
     """
-    for target, reference in zip(pair.target.loss, pair.reference.loss, strict=False):
+    losses = pair.target.loss, pair.reference.loss
+    made = [[each.made_by for each in side] for side in losses]
+    if made[0][: len(made[1])] != made[1][: len(made[0])] and len(made[0]) != len(made[1]):
+        return None  # a pass too many or too few: they are not each other's
+    for target, reference in zip(*losses, strict=False):
         value, expected = target.value, reference.value
         if value is None or expected is None or target.micro != reference.micro:
             continue

@@ -144,7 +144,9 @@ class _Agreement:
 
         Of two calls, a mean and the quotient of a sum, say, it is the target's.
         """
-        target, reference = (self._calls.first_loss(is_target=side) for side in (True, False))
+        target, reference = (
+            next(self._calls.losses(is_target=side), None) for side in (True, False)
+        )
         if target is None or reference is None or self._has_other_loss:
             return None
         if target.start == reference.start:

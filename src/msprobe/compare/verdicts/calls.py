@@ -16,6 +16,7 @@ from msprobe.compare.model import Matched, OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
 from msprobe.dump.record_names import (
+    PARAMETER_GRADIENTS,
     RecordKind,
     RecordName,
     backward_name,
@@ -152,14 +153,19 @@ class Calls:
         backward = None if name is None else backward_name(self.parsed(name, is_target=is_target))
         return None if backward is None else self.named(backward, is_target=is_target)
 
-    def first_loss(self, *, is_target: bool) -> Call | None:
-        """Return the call that the first backward pass of a side begins with."""
+    def losses(self, *, is_target: bool) -> Iterator[Call]:
+        """Yield the calls that the backward passes of a side begin with."""
+        was_backward = False
         for pair in self.pairs:
-            has_side = (pair.target if is_target else pair.reference) is not None
-            if has_side and self.parse(pair).kind is RecordKind.BACKWARD:
-                begin, end = self._rows_of(pair)
-                return self.forward_of(self._call(begin, end)) if begin < end else None
-        return None
+            if (pair.target if is_target else pair.reference) is None:
+                continue
+            is_backward = self.parse(pair).kind in (RecordKind.BACKWARD, *PARAMETER_GRADIENTS)
+            begin, end = self._rows_of(pair)
+            if is_backward and not was_backward and begin < end:
+                loss = self.forward_of(self._call(begin, end))
+                if loss is not None:
+                    yield loss
+            was_backward = is_backward
 
     def modules_around(self, parent: str | None, *, is_target: bool) -> Iterator[Call]:
         """Yield the modules that both sides recorded, from a record of one side outwards."""

@@ -9,6 +9,7 @@ from typing import Final
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row
 from msprobe.compare.verdicts.calls import Call
+from msprobe.compare.verdicts.data_flow import fingerprints
 from msprobe.compare.verdicts.origin_state import OriginState, is_lacking, lost_gradient, mark
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
 
@@ -44,8 +45,7 @@ class CutGradients:
             elif explained or lost_before:
                 row.origin = Origin.INHERITED
             elif cut and lost is not None:
-                side = "reference" if lost.value.requires_grad else "target"
-                mark(row, Origin.INTRODUCED, Cause.DETACHED, side)
+                mark(row, Origin.INTRODUCED, Cause.DETACHED, _side_without(lost))
             elif cut:
                 mark(row, Origin.INTRODUCED, Cause.CUT_HERE)
             elif self._unmatched.blame_users(forward, is_target=call.pair.target is not None):
@@ -117,9 +117,18 @@ class CutGradients:
             if common is not None:
                 yield row, common
 
-    def is_detached(self, call: Call, row: Row) -> bool:
-        """Return whether the forward call was given a gradient's input without one on one side."""
-        return any(map(lost_gradient, self._given(call, row)))
+    def detached_in(self, call: Call, row: Row) -> str | None:
+        """Return the side on which the forward call was given a gradient's input without one.
+
+        Such a call may be given it twice: its gradient is the sum for both places then.
+        """
+        given = self._given(call, row)
+        forward = self._state.calls.forward_of(call) if given else None
+        same = {*map(fingerprints, given)}
+        for each in () if forward is None else forward.inputs:
+            if lost_gradient(each) and (each in given or fingerprints(each) in same):
+                return _side_without(each)
+        return None
 
     def _given(self, call: Call, row: Row) -> list[Row]:
         """Return what a call was given where its backward record hands back a gradient."""
@@ -149,3 +158,8 @@ class CutGradients:
             if makers.common is not None and lost_gradient(state.rows[makers.common]):
                 return True
         return False
+
+
+def _side_without(lost: Row) -> str:
+    """Return the side on which a value requires no gradient."""
+    return "reference" if lost.value.requires_grad else "target"

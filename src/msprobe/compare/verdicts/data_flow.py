@@ -250,6 +250,16 @@ class OutsideValues:
         )
         return self._earlier(target, row), self._earlier(reference, row)
 
+    def given_to_other(self, row: Row) -> tuple[bool, bool]:
+        """Return whether calls of the other side are given the target's value, and the other's."""
+        target, reference = (
+            fingerprint(pick(row)) in known
+            for pick, known in zip(
+                (_target_value, _reference_value), reversed(self._given), strict=True
+            )
+        )
+        return target, reference
+
     def _earlier(self, index: int | None, row: Row) -> int | None:
         is_earlier = index is not None and self._rows[index].pair.position < row.pair.position
         return index if is_earlier else None

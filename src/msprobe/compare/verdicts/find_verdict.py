@@ -519,7 +519,8 @@ class _Search:
         is_proved = found.factor.is_proved and not limited
         is_open = is_behind_loss or not (meaning or alone)
         behind = observed.behind
-        if behind is not None and behind.is_scaled_by(value) and not limited:
+        is_told = behind is not None and behind.is_scaled_by(value) and not is_behind_loss
+        if behind is not None and is_told and not limited:
             words += f"; {behind.words}"
         elif behind is not None and is_open and not limited:
             is_proved = is_proved and is_behind_loss
@@ -672,7 +673,7 @@ def _is_clipping_of(fact: FactDifference, step: StepObservations, found: Gradien
 def _agrees_until(observed: StepObservations, fact: FactDifference) -> bool:
     """Return whether everything agrees until the loss, or until gradients are reduced."""
     if fact.moment is Moment.REDUCE or fact.is_unread:
-        return observed.is_shared_exact
+        return observed.is_shared_exact or fact.parameter in observed.updated_exactly
     has_factor = fact.verdict is VerdictClass.GRADIENT
     return observed.exact_passes > fact.micro or (
         has_factor and observed.agreeing_passes > fact.micro

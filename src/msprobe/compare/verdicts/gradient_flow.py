@@ -41,9 +41,15 @@ _DOUBTFUL: Final = 0.01
 
 
 class GradientFlow:
-    """Judges incoming gradients."""
+    """Judges incoming gradients.
+
+    Attributes:
+        is_summed_elsewhere: see `GradientShares`.
+        has_other_loss: calls of one side alone are blamed for a loss, of which gradients are taken.
+    """
 
     def __init__(self, state: OriginState, unmatched: UnmatchedCalls, safety: float) -> None:
+        self.has_other_loss = False
         self._state = state
         self._unmatched = unmatched
         self._safety = safety
@@ -127,7 +133,11 @@ class GradientFlow:
             mark(row, Origin.INHERITED)
         elif shares and (self._shares.is_sum_of(row, shares) or add_up(row, added)):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
-        elif self._differs_in_module(call, row) or self._has_lone_user(call, row):
+        elif (
+            self.has_other_loss
+            or self._differs_in_module(call, row)
+            or self._has_lone_user(call, row)
+        ):
             mark(row, Origin.INHERITED)
         elif not is_told and (state.is_likely(row) if before else state.may_inherit(row)):
             state.inherit_unrecorded(row)

@@ -21,6 +21,7 @@ from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import OriginState, is_lacking, lost_gradient
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
+from msprobe.numerics.number_types import epsilon_of
 
 # Two sums are one where they are nearer to each other than this part of a summand of one alone.
 _LITTLE: Final = 0.125
@@ -38,11 +39,9 @@ class GradientShares:
         """Return whether a gradient that one side lacks is part of another one, or holds it.
 
         A call may be given one value twice: how its gradient is split between the two is a matter
-        of how the call is run. Autocast casts a parameter once for all calls that share it: the
-        first of them is then seen to hand back the gradients of all, after the others handed back
-        none.
+        of how the call is run.
         """
-        if (row.pair.position, row.value.argument) in self._summed:
+        if (row.pair.position, row.value.argument) in self._summed or self._is_cast_once(call, row):
             return True
         parts = self._of_same_value(call, row)
         # Of a call that stands for several, two parameters may have one number.
@@ -51,17 +50,34 @@ class GradientShares:
             return True
         shares = self._of_input(call, row) if is_lacking(row) else []
         for parts in _sums(shares):
-            if _is_one_sum(parts) or self._is_sum_of_others(parts):
+            if _is_one_sum(parts):
                 self._summed |= {(part.pair.position, part.value.argument) for part in parts}
         return (row.pair.position, row.value.argument) in self._summed
 
-    def _is_sum_of_others(self, parts: Sequence[Row]) -> bool:
-        """Return whether the sum is of other gradients, of calls that cast what they are given."""
-        calls = [self._state.calls.of(part) for part in parts]
-        given = [row for call in calls for row in call.inputs]
-        coarsest = resolution_of(v for row in given for v in row.values if v.is_tensor)
-        made = resolution_of(v for part in parts for v in part.values if v.is_tensor)
-        return coarsest > made and any(row.status.is_difference for row in given)
+    def _is_cast_once(self, call: Call, row: Row) -> bool:
+        """Return whether one side alone casts what a gradient is of, for all calls that share it.
+
+        So does autocast with a parameter: the first of them is then seen to hand back the gradients
+        of all, and the others hand back none.
+        """
+        forward = self._state.calls.forward_of(call)
+        if forward is None or not forward.is_matched:
+            return False
+        given = next((e for e in forward.inputs if e.value.argument == row.value.argument), None)
+        if given is None or not isinstance(given, Matched) or lost_gradient(given):
+            return False
+        made = [each.values for each in forward.outputs if isinstance(each, Matched)]
+        casts = [
+            0 < epsilon_of(value.dtype) < resolution_of(values[side] for values in made)
+            for side, value in enumerate(given.values)
+        ]
+        if casts[0] == casts[1]:
+            return False
+        flow = self._state.flow.target if casts[0] else self._state.flow.reference
+        users = (
+            self._state.calls.of(self._state.rows[i]) for i in flow.users(given, by_content=True)
+        )
+        return len({user.start for user in users if not user.parsed.is_module}) > 1
 
     def _of_same_value(self, call: Call, row: Row) -> list[Row]:
         """Return the gradients that a call hands back for one value that it is given twice."""
@@ -229,13 +245,19 @@ def _have_same_sum(parts: Sequence[Row]) -> bool:
 
 
 def _distance(parts: Sequence[Row]) -> float:
-    """Return how far two sums of gradients are apart, as projections tell; NaN if they do not."""
+    """Return how far two sums of gradients are apart, as all that adds up tells; NaN if it fails.
+
+    Projections of a gradient with equal elements may be zero.
+    """
     apart: complex = 0.0
+    means = 0.0
     for part in parts:
         for value, sign in ((part.target, 1), (part.reference, -1)):
             if value is not None and value.is_tensor:
                 apart += sign * (math.nan if value.pair is None else value.pair)
-    return abs(apart)
+                root = math.sqrt(math.prod(value.shape or ()))
+                means += sign * root * (math.nan if value.mean is None else value.mean)
+    return math.hypot(abs(apart), means)
 
 
 def add_up(row: Row, shares: Sequence[Row]) -> bool:

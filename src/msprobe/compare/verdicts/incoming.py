@@ -25,6 +25,7 @@ from msprobe.compare.verdicts.status import shape_words
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.values import Role, Value
+from msprobe.numerics.number_types import kind_of
 
 _NO_CALL: Final = "a value that no recorded call made"
 _RANDOM_STATE: Final = "rng."
@@ -219,12 +220,16 @@ class Incoming:
     def _is_another_tensor(self, row: Row, makers: Makers) -> bool:
         """Return whether the value that no call made is not what a call made on the other side.
 
-        A change keeps the shape, and does not turn a result into a parameter.
+        A change keeps the shape, and does not turn a result into a parameter, nor a complex number
+        into one of its parts. Nor does the other side have what it makes.
         """
-        return row.status is Status.SHAPE or any(
-            name is not None and not made
-            for name, made in zip(
-                self._known_values(row), (makers.target, makers.reference), strict=True
+        if row.status is Status.SHAPE or len({kind_of(value.dtype) for value in row.values}) > 1:
+            return True
+        others = self._state.outside.given_to_other(row)
+        return any(
+            not made and (name is not None or is_known)
+            for name, is_known, made in zip(
+                self._known_values(row), others, (makers.target, makers.reference), strict=True
             )
         )
 

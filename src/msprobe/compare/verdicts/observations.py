@@ -95,6 +95,8 @@ class StepObservations:
         is_exact: every value is equal.
         is_shared_exact: every value of the calls that both sides make is equal, until the last
             backward pass ends.
+        updated_exactly: parameters that both sides first step an optimizer for, if all values of
+            these calls are equal until the next forward pass.
         exact_passes: backward passes that begin before a value of a forward pass is not equal;
             infinite if all are equal.
         agreeing_passes: the same before one differs.
@@ -149,6 +151,7 @@ class StepObservations:
     exact_passes: float = math.inf
     agreeing_passes: float = math.inf
     is_shared_exact: bool = False
+    updated_exactly: frozenset[str] = frozenset()
     exact_models: int = 0
     forward_differs: bool = False
     backward_differs: bool = False
@@ -235,7 +238,8 @@ def observe(
         is_exact=False,
         exact_passes=_passes_before(comparison, inexact),
         agreeing_passes=_passes_before(comparison, differing),
-        is_shared_exact=not any(r.pair.is_matched and r.pair.position <= end for r in inexact),
+        is_shared_exact=_is_exact_until(end, inexact),
+        updated_exactly=_updated_exactly(comparison, inexact),
         exact_models=_exact_models(comparison),
         forward_differs=forward_differs,
         backward_differs=bool(backward),
@@ -325,6 +329,25 @@ def is_only_retyped(row: Row) -> bool:
     return row.status is Status.DTYPE and row.origin is Origin.INPUT and row.error == 0
 
 
+def _is_exact_until(end: float, inexact: Sequence[Row]) -> bool:
+    return not any(row.pair.is_matched and row.pair.position <= end for row in inexact)
+
+
+def _updated_exactly(comparison: RankComparison, inexact: Sequence[Row]) -> frozenset[str]:
+    steps = [next(iter(f.optimizer_steps()), None) for f in comparison.facts if f is not None]
+    firsts = [each for each in steps if each is not None]
+    both = [(frozenset(each.parameters.name), each.record) for each in firsts]
+    pair = next(
+        (p for p in comparison.pairs if [p.target, p.reference] == [r for _, r in both]), None
+    )
+    if pair is None or both[0][0] != both[1][0]:
+        return frozenset()
+    later = (p for p in comparison.pairs if p.position > pair.position)
+    forward = (p for p in later if comparison.parsed(p).kind is RecordKind.FORWARD)
+    end = next((each.position - 1 for each in forward), math.inf)
+    return both[0][0] if _is_exact_until(end, inexact) else frozenset()
+
+
 def _passes_before(comparison: RankComparison, rows: Sequence[Row]) -> float:
     """Return how many backward passes begin before the first row of a forward pass."""
     first = next((row for row in rows if not _is_gradient(comparison, row)), None)
@@ -401,7 +424,7 @@ def _is_gradient(comparison: RankComparison, row: Row) -> bool:
 
 
 def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor | None:
-    if any(row.cause is Cause.NO_PARAMETER_GRADIENT for row in rows):
+    if any(row.status in (Status.ADDED, Status.MISSING) and row.origin is not None for row in rows):
         return None  # no factor takes a gradient away
     factors = [(row, factor_of_row(row)) for row in rows]
     common = common_factor(factor for _, factor in factors)

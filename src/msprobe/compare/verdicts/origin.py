@@ -45,7 +45,6 @@ from msprobe.compare.verdicts.origin_state import (
     StartState,
     inherit,
     is_lacking,
-    lacking_side,
     lost_gradient,
     mark,
     settle_as_close,
@@ -105,16 +104,22 @@ class _Search:
         if self._sees_statistics_only:
             self._see_through_moves()
         seen = 0
+        sums: list[Call] = []
         for call in state.calls:
             self._note(rows[seen : call.start])
             seen = call.start + len(call.rows)
+            if call.parsed.kind in PARAMETER_GRADIENTS:
+                sums.append(call)
+                continue
+            if not call.is_backward:
+                self._judge_sums(sums)
             self._judge(call)
             is_idle = _makes_the_same(call)
             self._note(r for r in call.rows if not (is_idle and r.value.role is Role.INPUT))
+        self._judge_sums(sums)
         self._clear_suspects()
         self._blame_parts()
-        if not any(row.origin in (Origin.INTRODUCED, Origin.INPUT) for row in rows):
-            self._judge_losses()
+        self._judge_losses()
         state.comparison.kept = frozenset(self._makers_of_kept())
         self._unmatched.settle_rest()
         retract_inconsequential(state.calls, state.flow)
@@ -169,27 +174,51 @@ class _Search:
                 made = set(state.flow.makers(row).first)
                 waiting += [index for index in made if rows[index].status.is_difference]
 
-    def _judge_losses(self) -> None:
-        """Blame the calls of one side alone that its first loss is made by, if the losses differ.
+    def _judge_sums(self, sums: list[Call]) -> None:
+        """Judge gradients of parameters, after all that a backward pass hands back.
 
-        The backward pass is the user of their result.
+        The sides may have them complete at other places of it.
         """
-        losses = [self._state.calls.first_loss(is_target=side) for side in (True, False)]
-        outputs = [loss.outputs for loss in losses if loss is not None]
-        if [*map(len, outputs)] != [1, 1]:
+        is_first = not self._state.has_difference
+        if is_first and any(row.status.is_difference for call in sums for row in call.rows):
+            self._judge_losses()
+        for call in sums:
+            self._judge(call)
+            self._note(call.rows)
+        sums.clear()
+
+    def _judge_losses(self) -> None:
+        """Blame the calls of one side alone that the first loss that differs is made by.
+
+        The backward pass is the user of their result. Where a difference begins elsewhere, the loss
+        may follow from it.
+        """
+        if any(row.origin in (Origin.INTRODUCED, Origin.INPUT) for row in self._state.rows):
             return
+        target, reference = (self._state.calls.losses(is_target=side) for side in (True, False))
+        for both in zip(target, reference, strict=False):
+            if self._judge_loss(*both):
+                return
+
+    def _judge_loss(self, *both: Call) -> bool:
+        """Return whether two losses differ; blames the calls of one side alone that made them."""
+        outputs = [loss.outputs for loss in both]
+        if [*map(len, outputs)] != [1, 1]:
+            return False
         target, reference = (rows[0] for rows in outputs)
         error = statistics_error(target.value, reference.value, EXACT).relative
         epsilon = epsilon_of(reference.value.dtype)
         if error is None or error <= IN_OTHER_CALLS * epsilon:
-            return
+            return False
         lone = [loss for loss in (target, reference) if not loss.pair.is_matched]
         largest = max(map(self._unmatched.largest_input, lone), default=0.0)
         # It may be the small difference of large numbers.
         if error * (reference.value.norm or 0.0) <= SAFETY * epsilon * largest:
-            return
+            return False
         for loss in lone:
-            self._unmatched.blame_for(loss)
+            if self._unmatched.blame_for(loss) is Blame.CALL:
+                self._state.has_difference = self._gradients.has_other_loss = True
+        return True
 
     def _clear_suspects(self) -> None:
         """Clear the arguments whose calls showed no effect of them."""
@@ -492,10 +521,8 @@ class _Search:
             mark(row, Origin.INHERITED)
         elif call.is_backward and self._cut.explains_missing(call, row):
             mark(row, Origin.INHERITED, Cause.CUT_BEFORE)
-        elif call.is_backward and self._cut.is_detached(call, row):
-            mark(row, Origin.INTRODUCED, Cause.DETACHED, lacking_side(row))
         else:
-            mark(row, Origin.INTRODUCED)
+            self._mark_detached(call, row)
 
     def _judge_nonfinite(self, call: Call, row: Row, incoming: Arrivals) -> None:
         if incoming.has_nonfinite:
@@ -547,8 +574,14 @@ class _Search:
             mark(row, Origin.INHERITED)
         elif self._sees_statistics_only and self._unmatched.blame_hidden(call):
             mark(row, Origin.INHERITED, Cause.REORDERED)
+        elif call.is_backward:
+            self._mark_detached(call, row)
         else:
             mark(row, Origin.INTRODUCED, self._randomness(call, incoming))
+
+    def _mark_detached(self, call: Call, row: Row) -> None:
+        side = self._cut.detached_in(call, row) if call.is_backward else None
+        mark(row, Origin.INTRODUCED, Cause.DETACHED if side else None, side or "")
 
     def _bound(self, call: Call, row: Row, incoming: Arrivals, result: Operand) -> Bound:
         has_inner = call.parsed.is_module and self._state.calls.has_inner(call)

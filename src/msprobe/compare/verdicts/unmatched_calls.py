@@ -72,8 +72,11 @@ class UnmatchedCalls:
 
     def blame_for(self, made: Row) -> Blame:
         """Blame the unmatched call that made a value, or those that it got its own values from."""
-        chain = self._chain_of(self._state.calls.of(made))
-        if chain.is_fed_with_difference or self._state.calls.split_batches:
+        call = self._state.calls.of(made)
+        if self._state.calls.split_batches or self._is_cut(call):
+            return Blame.EARLIER
+        chain = self._chain_of(call)
+        if chain.is_fed_with_difference:
             return Blame.EARLIER
         roots = chain.telling or chain.moving
         if roots and all(map(self._widens, roots)) and self._is_in_other_precision:
@@ -83,6 +86,14 @@ class UnmatchedCalls:
         for root in roots:
             self._blame(self._state.calls.of(self._state.rows[root]))
         return Blame.CALL if roots else Blame.CONSTANT
+
+    def _is_cut(self, call: Call) -> bool:
+        """Return whether a backward call lacks on one side because its forward call cut the graph.
+
+        What cut it is judged by itself.
+        """
+        forward = self._state.calls.forward_of(call) if call.is_backward else None
+        return forward is not None and any(map(lost_gradient, forward.outputs))
 
     def _widens(self, position: int) -> bool:
         """Return whether a call, or that of a backward, only casts to a wider floating type.

@@ -377,7 +377,8 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     if data is not None and (close or inside):
         words = f"{words}; {data.words}"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY, chosen=data)
-    clue = small_cause(findings)
+    # What changes no bit of any value has no effect, however small.
+    clue = small_cause(findings) if close or inside else None
     if clue is not None:
         words = f"{words}; {clue.words}, step {clue.place.step}, with as small an effect"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY)
