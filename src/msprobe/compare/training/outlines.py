@@ -85,9 +85,10 @@ class OutlineDifference:
         """The next step; empty where no line is known."""
         return (f"look at {self.source}",) if self.source else ()
 
-    def is_scaled_by(self, factor: float) -> bool:
-        """Return whether what the call makes is this multiple of the reference's."""
-        return self.ratio is not None and math.isclose(self.ratio, factor, rel_tol=SAME_FACTOR)
+    def is_factor(self, factor: float) -> bool:
+        """Return whether all that one side does otherwise is to multiply by this number."""
+        is_call = self.verdict is VerdictClass.CALL and self.ratio is not None
+        return is_call and math.isclose(self.ratio or 0.0, factor, rel_tol=SAME_FACTOR)
 
 
 def difference_inside(

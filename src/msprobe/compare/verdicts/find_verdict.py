@@ -519,8 +519,9 @@ class _Search:
         is_proved = found.factor.is_proved and not limited
         is_open = is_behind_loss or not (meaning or alone)
         behind = observed.behind
-        is_told = behind is not None and behind.is_scaled_by(value) and not is_behind_loss
-        if behind is not None and is_told and not limited:
+        # A call that one side alone scales the loss by is that factor; an argument is told as one.
+        is_scale = not is_behind_loss and not limited
+        if behind and is_scale and behind.is_factor(value):
             words += f"; {behind.words}"
         elif behind is not None and is_open and not limited:
             is_proved = is_proved and is_behind_loss
