@@ -323,39 +323,3 @@ def test_buffers_are_no_parameters(tmp_path: Path) -> None:
     sentence = verdict_on(tmp_path, run, True, False, level="L0")["sentence"]
 
     assert "8 of 9 parameters and buffers" in sentence, sentence
-
-
-class Signs(nn.Module):
-    """Says which numbers are positive."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x > 0).float()
-
-
-class Masked(nn.Module):
-    """Takes a mask, beside signs of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.signs, self.first = Signs(), nn.Linear(6, 4)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        made = self.first(x + self.signs(x))
-        return made if mask is None else made * mask[:, :4]
-
-
-def test_a_mask_that_equals_a_result_is_an_argument_as_others_are(tmp_path: Path) -> None:
-    def run(debugger: PrecisionDebugger, is_left_out: bool) -> None:
-        model, inputs = Masked(), torch.randn(3, 2, 8, 6)
-        masks = (inputs * torch.tensor([1.0, -1.0])[:, None, None] > 0).float()
-
-        def step(number: int) -> None:
-            for x, mask in zip(inputs[number], masks[number], strict=True):
-                given = {} if is_left_out else {"mask": mask}
-                model(x, **given).square().sum().backward()
-
-        train(debugger, model, step)
-
-    sentence = verdict_on(tmp_path, run, True, False)["sentence"]
-
-    assert "only the reference is given kwargs.mask (6 of 6 batches differ)" in sentence

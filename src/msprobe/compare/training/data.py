@@ -137,11 +137,10 @@ class DataHistory:
                 has_same_sizes=all(a.shape == b.shape for a, b in _tensors(other)),
             )
             self._draws[pair.step] = draw_ahead(pair.sides, names)
-        formed = [*_formed(batches, made_inside)] if made_inside is not None else []
         given = [
             batch
             if made_inside is None or batch.keys[0] == batch.keys[1]
-            else _without(batch, made_inside, formed)
+            else _without(batch, made_inside)
             for batch in batches
         ]
         # Calls before the model is first called may have no records: those to blame, that make all
@@ -364,28 +363,7 @@ class DataHistory:
         return f"{_place(batch)} differs: {'; '.join(changed[:2])}{share}"
 
 
-def _formed(batches: Sequence[_Batch], made_inside: Made) -> Iterator[str]:
-    """Return the arguments of one side alone that calls of the step made, in each batch with them.
-
-    A mask that hides nothing in one of them holds what calls may have made for something else.
-    """
-    made: dict[str, bool] = {}
-    for batch in batches:
-        alone = _alone(batch)
-        for is_target, side in ((True, batch.target), (False, batch.reference)):
-            for each in side:
-                if each.where in alone:
-                    is_made = made_inside.makes(each, is_target=is_target)
-                    made[each.where] = made.get(each.where, True) and is_made
-    return (where for where, is_made in made.items() if is_made)
-
-
-def _alone(batch: _Batch) -> set[str]:
-    """Return the arguments that one side alone is given."""
-    return {each.where for each in batch.target} ^ {each.where for each in batch.reference}
-
-
-def _without(batch: _Batch, made_inside: Made, formed: Sequence[str]) -> _Batch:
+def _without(batch: _Batch, made_inside: Made) -> _Batch:
     """Return a batch without the tensors that calls of the step made."""
     made = {
         id(each)
@@ -394,7 +372,13 @@ def _without(batch: _Batch, made_inside: Made, formed: Sequence[str]) -> _Batch:
         for each in both
     }
     both_sides = batch.target, batch.reference
-    alone = _alone(batch)
+    alone = {each.where for each in both_sides[0]} ^ {each.where for each in both_sides[1]}
+    formed = [
+        each.where
+        for place, side in enumerate(both_sides)
+        for each in side
+        if each.where in alone and made_inside.makes(each, is_target=not place)
+    ]
     sides = [
         [each for each in side if id(each) not in made and not _is_form(each.where, alone, formed)]
         for side in both_sides
