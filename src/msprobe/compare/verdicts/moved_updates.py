@@ -31,6 +31,12 @@ def moved_update(comparison: RankComparison, first: OperationPair) -> Clue | Non
     """
     if None in comparison.facts or not first.is_matched:
         return None
+    modules = {
+        side.module(name or "")
+        for side, name in zip(comparison.sides, (first.target, first.reference), strict=True)
+    }
+    if len(modules) > 1:
+        return None  # a copy of the network, say, which starts with the same numbers
     base = comparison.parsed(first).base
     if any(not p.is_matched and comparison.parsed(p).base == base for p in comparison.pairs):
         return None  # a further call of one side may stand in for the one after the update
