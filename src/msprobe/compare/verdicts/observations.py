@@ -50,6 +50,7 @@ from msprobe.compare.verdicts.moved_updates import moved_update
 from msprobe.compare.verdicts.places import Clue, Place
 from msprobe.compare.verdicts.proof import Proof
 from msprobe.compare.verdicts.shifts import shifted
+from msprobe.compare.verdicts.unnoticed import unnoticed_call
 from msprobe.dump.facts import Ending
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role
@@ -180,6 +181,7 @@ class StepObservations:
     unused: Clue | None = None
     written: Clue | None = None
     moved: Clue | None = None
+    unnoticed: Clue | None = None
     cleared: tuple[str, str] | None = None
     has_modules_only: bool = False
     runs_compiled: bool = False
@@ -275,6 +277,7 @@ def observe(
         unused=unused_change(comparison),
         written=written_parameter(comparison, inexact),
         moved=moved_update(comparison, differing[0].pair) if differing else None,
+        unnoticed=unnoticed_call(comparison),
         cleared=cleared_gradients(comparison) or left_over(comparison, last_gradients),
         broken_off=_broken_off(comparison),
         **_work(comparison),

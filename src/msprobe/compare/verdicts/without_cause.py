@@ -287,6 +287,15 @@ def _unexplained(findings: Findings) -> Verdict:
         clue = small_cause(findings)
         if clue is not None and clue.place.step <= observed.step:
             return of_clue(findings, clue, more)
+        hidden = next((each for each in findings.steps if each.unnoticed is not None), None)
+        if hidden is not None and hidden.unnoticed is not None and hidden.step <= observed.step:
+            return findings.conclude(
+                hidden.unnoticed.verdict,
+                f"{hidden.unnoticed.words} (step {hidden.step})",
+                Confidence.LIKELY,
+                where=Where.at(hidden.unnoticed.place, hidden.rank),
+                next_steps=hidden.unnoticed.place.next,
+            )
         words = f"the difference jumps most in {_jump_words(jump)} (step {observed.step})"
         where = Where.at(jump.place, observed.rank)
         more += jump.place.next
