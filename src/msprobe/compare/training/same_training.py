@@ -65,16 +65,19 @@ def _limit_alike(target: Sequence[Clip], reference: Sequence[Clip]) -> bool:
     """Return whether clipping does the same to the gradients of both sides.
 
     Gradients that are divided after they were clipped have another norm then, and another limit.
+    What one side clips besides, before, shows itself in the total norms of the last.
     """
     active = [
         [clip for clip in side if clip_coefficient(clip) != 1.0] for side in (target, reference)
     ]
-    if len(active[0]) != len(active[1]):
+    few, many = sorted(map(len, active))
+    if few < many and not few:
         return False
-    for both in zip(*active, strict=True):
+    for both in zip(*(side[len(side) - few :] for side in active), strict=True):
         coefficients = [clip_coefficient(clip) for clip in both]
         norms = [clip.total_norm or 0.0 for clip in both]
-        if not _are_near(*(norms if None in coefficients else coefficients)):
+        is_alike = _are_near(*(norms if None in coefficients else coefficients))
+        if not is_alike or (few < many and not _are_near(*norms)):
             return False
     return True
 
