@@ -37,7 +37,7 @@ def has_same_training(
         resolutions: of the coarse types to whose roundings gradients and losses may be apart; 0
             without one.
     """
-    totals = [_total_loss(facts) for facts in pair.sides]
+    totals = [total_loss(facts) for facts in pair.sides]
     if len(pair.target.loss) != len(pair.reference.loss) and not _are_near(*totals):
         # Losses of inner updates (MAML) come before the one that the optimizer's gradients are of.
         totals = [facts.loss[-1].value if facts.loss else None for facts in pair.sides]
@@ -82,7 +82,7 @@ def _limit_alike(target: Sequence[Clip], reference: Sequence[Clip]) -> bool:
     return True
 
 
-def _total_loss(facts: Facts) -> float | None:
+def total_loss(facts: Facts) -> float | None:
     """Return the sum of a step's losses; None where one is not known."""
     known = [loss.value for loss in facts.loss if loss.value is not None]
     return math.fsum(known) if known and len(known) == len(facts.loss) else None

@@ -147,7 +147,7 @@ class _Search:
         return clue if is_first and is_alone else None
 
     def _moved_update(self) -> Verdict | None:
-        """Return which update, or copy of it, the first call that differs is given; None if none."""
+        """Return that the first call that differs gets what an update left on one side alone."""
         steps = self._findings.steps
         first = next((s for s in steps if s.forward_differs or s.backward_differs), None)
         if first is None or first.moved is None:

@@ -60,9 +60,7 @@ class MadeInside(Made):
         if samples:
             # A data set has as many rows as the order in which its samples come.
             rows = {value.shape[0] for value in samples if value.shape}
-            lone = [
-                {k: v for k, v in own.items() if self._is_of_samples(v, rows)} for own in lone
-            ]
+            lone = [{k: v for k, v in own.items() if self._is_of_samples(v, rows)} for own in lone]
         return not all(lone)
 
     def makes(self, data: Data, *, is_target: bool) -> bool:

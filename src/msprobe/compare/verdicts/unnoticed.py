@@ -38,24 +38,20 @@ def unnoticed_call(comparison: RankComparison) -> Clue | None:
             if row.status.is_difference:
                 apart.add(pair.position)
             for place, (own, lacking) in enumerate(zip(makers, (Missing, Added), strict=True)):
-                if not isinstance(row, lacking):
-                    own[row.values[-place].value_id] = pair
+                number = None if isinstance(row, lacking) else row.values[-place].value_id
+                if number is not None:
+                    own[number] = pair
         elif isinstance(row, Matched) and row.error and row.value.role is Role.INPUT:
-            target, reference = row.values
-            if None in (target.value_id, reference.value_id):
-                continue
-            made, other = makers[0].get(target.value_id), makers[1].get(reference.value_id)
-            if made is None or other is None or made is other:
-                continue
-            if made.is_matched and other.is_matched and apart.isdisjoint(
-                (made.position, other.position)
-            ):
-                at = Place.of(comparison, pair)
+            made = [own.get(v.value_id) for own, v in zip(makers, row.values, strict=True)]
+            known = [each for each in made if each is not None and each.is_matched]
+            positions = {each.position for each in known if each.position not in apart}
+            if len(known) == len(positions) == len(made):
+                place = Place.of(comparison, pair)
                 words = (
-                    f"{row.value.slot} of {at.words} is fed with the result of {made.target} "
-                    f"instead of the result of {other.reference}"
+                    f"{row.value.slot} of {place.words} is fed with the result of "
+                    f"{known[0].target} instead of the result of {known[1].reference}"
                 )
-                return Clue(words, at, VerdictClass.ORDER)
+                return Clue(words, place, VerdictClass.ORDER)
     return None
 
 

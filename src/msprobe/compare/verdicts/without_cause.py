@@ -107,6 +107,14 @@ def _beyond_rounding(findings: Findings, first: StepObservations) -> Verdict | N
             else f"{findings.split}, and the gradients that the optimizer gets agree",
             Confidence.PROVED,
         )
+    if findings.redrawn is not None and all(each.draws for each in _differing(findings)):
+        return findings.conclude(
+            VerdictClass.DATA,
+            f"{findings.redrawn}, for which the model draws other random numbers",
+            Confidence.LIKELY,
+            where=Where(step=first.step, rank=first.rank, phase=Phase.DATA),
+            next_steps=["divide the batches alike, or draw nothing: dropout 0 in both runs"],
+        )
     if all(each.proof.is_rounding for each in findings.steps if each.proof is not None):
         return None
     precisions = _precisions(findings)
