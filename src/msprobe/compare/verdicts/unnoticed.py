@@ -6,7 +6,7 @@ A verdict asks for them where nothing else explains what follows.
 
 from __future__ import annotations
 
-from msprobe.compare.model import Added, Matched, Missing, OperationPair, Row
+from msprobe.compare.model import Matched, OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
@@ -37,10 +37,9 @@ def unnoticed_call(comparison: RankComparison) -> Clue | None:
                 return Clue(words, Place.of(comparison, pair), VerdictClass.PRECISION)
             if row.status.is_difference:
                 apart.add(pair.position)
-            for place, (own, lacking) in enumerate(zip(makers, (Missing, Added), strict=True)):
-                number = None if isinstance(row, lacking) else row.values[-place].value_id
-                if number is not None:
-                    own[number] = pair
+            for own, value in zip(makers, (row.target, row.reference), strict=True):
+                if value is not None and value.value_id is not None:
+                    own[value.value_id] = pair
         elif isinstance(row, Matched) and row.error and row.value.role is Role.INPUT:
             made = [own.get(v.value_id) for own, v in zip(makers, row.values, strict=True)]
             known = [each for each in made if each is not None and each.is_matched]
