@@ -220,4 +220,4 @@ def test_other_micro_batches_draw_other_numbers(tmp_path: Path, level: str) -> N
     verdict = verdict_on(tmp_path, dropped, 1, 2, level)
 
     assert (verdict["class"], verdict["confidence"]) == ("data", "likely"), verdict["sentence"]
-    assert "for which the model draws other random numbers" in verdict["sentence"]
+    assert "for these the model draws other random numbers" in verdict["sentence"]

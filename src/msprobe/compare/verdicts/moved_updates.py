@@ -53,8 +53,10 @@ def moved_update(comparison: RankComparison, first: OperationPair) -> Clue | Non
                     place = Place.of(comparison, first)
                     kind = own.class_name.rpartition(".")[2]
                     if copy := _copy_of(comparison, row, names[0], is_target=late == "target"):
-                        words = f"{row.value.slot} of {place.words} is {copy} in the {late}"
-                        words += f", {names[0]} in the {early}"
+                        words = (
+                            f"{row.value.slot} of {place.words} is {copy} in the {late}, "
+                            f"{names[0]} in the {early}"
+                        )
                         return Clue(words, place, VerdictClass.ARGUMENT)
                     words = (
                         f"{kind} updates {names[0]} after {place.words} in the {late}, before it "

@@ -110,7 +110,7 @@ def _beyond_rounding(findings: Findings, first: StepObservations) -> Verdict | N
     if findings.redrawn is not None and all(each.draws for each in _differing(findings)):
         return findings.conclude(
             VerdictClass.DATA,
-            f"{findings.redrawn}, for which the model draws other random numbers",
+            f"{findings.redrawn}; for these the model draws other random numbers",
             Confidence.LIKELY,
             where=Where(step=first.step, rank=first.rank, phase=Phase.DATA),
             next_steps=["divide the batches alike, or draw nothing: dropout 0 in both runs"],

@@ -262,6 +262,9 @@ export const sentences = {
   "{}; {}, from which the data may be drawn": "{}；{}，数据可能由其抽取",
   "{}; {}, step {}, which changes a tensor that no recorded call uses": "{}；{}，step {}，它改变了没有任何已录制调用使用的张量",
   "only the {} calls {}{}, in step {}, and step {} uses its result": "仅{1}在 step {4} 调用 {2}{3}，而 step {5} 使用其结果",
+  "a scale that is not taken back": "未被还原的缩放", "for these the model draws other random numbers": "模型为其抽取的随机数不同", "divide the batches alike, or draw nothing: dropout 0 in both runs": "以相同方式划分批次，或不抽取随机数：两侧 dropout 均为 0",
+  "{} of {} is {} in the {}, {} in the {}": "{2} 的 {1} 在{4}为 {3}，在{6}为 {5}", "{}, a cast to {}": "{}，即转换为 {}",
+  "{} of {} is fed with the result of {} instead of the result of {}": "{2} 的 {1} 输入为 {3} 的结果，而非 {4} 的结果",
   "they hold the same samples": "样本相同", "a loss of the {} is NaN or infinite": "{}的一个 loss 为 NaN 或无穷", "the gradients that the optimizer gets differ from step {} on": "优化器得到的梯度从 step {} 起不同",
   "by {} of its norm": "相对范数 {}", "the batch of step {} differs: {}": "step {} 的批次不同：{}",
   // factors of gradients
