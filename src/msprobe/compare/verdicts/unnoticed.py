@@ -57,7 +57,7 @@ def unnoticed_call(comparison: RankComparison) -> Clue | None:
 def _rounds(comparison: RankComparison, row: Row) -> bool:
     """Return whether a row is what a cast makes of numbers in a finer type."""
     pair = row.pair
+    if not is_cast(comparison.parsed(pair)):
+        return False
     given = [each.dtype for each in comparison.side_of(pair).values(pair.name) if each.is_tensor]
-    return is_cast(comparison.parsed(pair)) and 0 < epsilon_of(given[0]) < epsilon_of(
-        row.value.dtype
-    )
+    return 0 < epsilon_of(given[0]) < epsilon_of(row.value.dtype)
