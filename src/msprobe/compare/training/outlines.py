@@ -254,8 +254,13 @@ def _takes_chance(call: OutlinedCall) -> bool:
 
 
 def takes_chance(arguments: Mapping[str, object]) -> bool:
-    """Return whether a call that may draw random numbers does: not with a probability of 0."""
-    return all(arguments.get(name, True) for name in _CHANCES)
+    """Return whether a call that may draw random numbers does: not with a probability of 0.
+
+    That is known by its name, or as the only real number that a call is given.
+    """
+    numbers = [each for each in arguments.values() if isinstance(each, float)]
+    is_zero = bool(numbers) and not any(numbers)
+    return not is_zero and all(arguments.get(name, True) for name in _CHANCES)
 
 
 def _draws(made: Sequence[Sequence[OutlinedCall]]) -> list[list[OutlinedCall]]:

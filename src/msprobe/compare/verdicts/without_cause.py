@@ -335,8 +335,11 @@ def _precisions(findings: Findings) -> str:
 def _casts(findings: Findings) -> str:
     """Return the first cast without a record that differs, in words; empty if none does.
 
-    Behind a model no value shows in which type a loss is computed.
+    Behind a model no value shows in which type a loss is computed. More micro batches make more
+    casts.
     """
+    if findings.is_divided:
+        return ""
     return next((each.cast.words for each in findings.steps if each.cast), "")
 
 
