@@ -434,7 +434,9 @@ def _ahead(comparison: RankComparison, row: Row) -> OutlineDifference | None:
 def _draws(side: Side, record: str) -> bool:
     """Return whether a call of a model draws random numbers: not dropout without chance."""
     parsed = side.parsed(record)
-    if parsed.is_module or not side.operator(record).draws_random or not any(side.around(record)):
+    if parsed.is_module or parsed.kind is not RecordKind.FORWARD:
+        return False
+    if not side.operator(record).draws_random or not any(side.around(record)):
         return False
     signature = signature_of(parsed.base)
     given = {signature.name_of(v.argument): v.value for v in side.values(record)}
