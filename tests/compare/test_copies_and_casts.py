@@ -82,8 +82,8 @@ def weighed(x: torch.Tensor, change: str | None) -> torch.Tensor:
     if change == "cast":
         return functional.logsigmoid(x.bfloat16()).float()
     if change == "exp":
-        return torch.exp(x.half()).float()
-    return torch.exp(x) if change == "exp base" else functional.logsigmoid(x)
+        return (x + 1) * torch.exp(x.half()).float()
+    return (x + 1) * torch.exp(x) if change == "exp base" else functional.logsigmoid(x)
 
 
 def solved(debugger: PrecisionDebugger, change: str | None) -> None:
@@ -97,15 +97,14 @@ def solved(debugger: PrecisionDebugger, change: str | None) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         with torch.no_grad():
             norm = torch.stack([each.grad.norm() for each in model.parameters()]).norm()
-            moves = [each.grad * (0.05 / norm) for each in model.parameters()]
+            moves = [each.grad * (0.002 / norm) for each in model.parameters()]
             for each, move in zip(model.parameters(), moves, strict=True):
                 each.add_(move)
         optimizer.zero_grad()
         weighed(model(batches[number]), change).mean().backward()
         with torch.no_grad():
             for each, move in zip(model.parameters(), moves, strict=True):
-                if change != "not back":
-                    each.sub_(move)
+                each.sub_(move)
         nn.utils.clip_grad_norm_(model.parameters(), 0.02)
         optimizer.step()
         optimizer.zero_grad()
@@ -117,13 +116,6 @@ def test_one_more_clipping_before_gradients_are_normalised_is_equal(tmp_path: Pa
     verdict = verdict_on(tmp_path, solved, "clipped")
 
     assert (verdict["class"], verdict["confidence"]) == ("equal", "proved"), verdict["sentence"]
-
-
-def test_a_write_before_the_update_is_not_said_to_follow_it(tmp_path: Path) -> None:
-    sentence = verdict_on(tmp_path, solved, "not back")["sentence"]
-
-    assert "only the reference calls Tensor.sub_.0.forward" in sentence
-    assert "after the update" not in sentence
 
 
 def test_the_operand_of_another_call_is_named(tmp_path: Path) -> None:
