@@ -278,7 +278,7 @@ def _stale(
         if scaled and len(scaled) >= MOST * len(names):
             return (
                 f"the {side}'s gradients are not cleared: they hold those of the step before, "
-                "scaled as by clipping"
+                "scaled as by clipping or unscaling"
             )
     return ""
 

@@ -46,7 +46,7 @@ from msprobe.compare.training.outlines import (
     difference_by_factor,
     difference_of_labels,
 )
-from msprobe.compare.training.same_training import has_same_training
+from msprobe.compare.training.same_training import has_same_training, total_loss
 from msprobe.compare.training.schedules import ScheduleHistory
 from msprobe.compare.training.shards import ShardHistory
 from msprobe.compare.training.start import (
@@ -73,6 +73,8 @@ _JUMP: Final = 1000.0
 _LEAST_JUMP: Final = 1e-3
 # Gradients of coarse types are as near as this part of their norms in later steps.
 _COARSE_JUMP: Final = 0.25
+# What dropout draws changes the losses of a step by less.
+_NEAR_LOSS: Final = 0.1
 
 
 class Apart(NamedTuple):
@@ -147,7 +149,7 @@ class TrainingHistory:
         self._ranks: dict[int | str, _RankHistory] = {}
         self._shards = ShardHistory()
         self.is_coarse = False
-        self._has_same_gradients = False
+        self._has_same_gradients = self._has_near_losses = False
         self._jump: float = math.inf
 
     @property
@@ -225,6 +227,8 @@ class TrainingHistory:
             if history.last is None:
                 read = any(any(step.gradients) for step in steps)
                 self._has_same_gradients = read and all(map(has_same_gradients, steps))
+                losses = [total_loss(facts) or math.nan for facts in pair.sides]
+                self._has_near_losses = math.isclose(*losses, rel_tol=_NEAR_LOSS)
                 if read and self.is_split and not self._has_same_gradients:
                     self.is_coarse = all(are_rounded(step, resolution()) for step in steps)
                     self._has_same_gradients = self.is_coarse
@@ -302,6 +306,17 @@ class TrainingHistory:
         """Whether all ranks divide the same samples otherwise, and first get the same gradients."""
         splits = [history.data.split for history in self._ranks.values()]
         return bool(splits) and None not in splits and self._has_same_gradients
+
+    @property
+    def redrawn(self) -> str | None:
+        """How the same samples are divided, if other random numbers may be all that follows.
+
+        Numbers are drawn, and the losses of the first step are near: another program's are not.
+        """
+        splits = [history.data.split for history in self._ranks.values()]
+        draws = all(history.random.has_drawn for history in self._ranks.values())
+        is_other = draws and self._has_near_losses and not self._has_same_gradients
+        return next(iter(splits), None) if is_other and None not in splits else None
 
     def divides(self, step: int) -> bool:
         """Return whether optimizers get the same gradients of divided samples until a step."""

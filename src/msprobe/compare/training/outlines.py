@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
@@ -44,6 +44,7 @@ _RESHAPES: Final = frozenset(
 _CASTS: Final = frozenset(("bfloat16", "double", "float", "half", "to", "type", "type_as"))
 # Whole numbers that programs draw are places of samples, say.
 _PICKS: Final = frozenset(("multinomial", "randint", "randint_like", "randperm"))
+_CHANCES: Final = ("p", "dropout_p")
 # How much is padded follows from what is loaded.
 _PADDING: Final = frozenset(("constant_pad_nd", "pad", "pad_sequence"))
 # Numbers that a person writes have fewer digits.
@@ -249,6 +250,29 @@ def same_draw(sides: Sequence[Side], names: Sequence[str | None]) -> OutlineDiff
         return None
     words = f"{_shown(call)} draws other numbers"
     return OutlineDifference(VerdictClass.RANDOM, words, _line(call), takes_tensor=True)
+
+
+def draws_within(target: Facts | None, reference: Facts | None) -> bool:
+    """Return whether the models of both sides draw random numbers by calls without a record."""
+    made = _draws(_calls((target, reference), _is_of_model, _is_of_model))
+    return all(any(map(_takes_chance, calls)) for calls in made)
+
+
+def _takes_chance(call: OutlinedCall) -> bool:
+    signature = _signature_of(call)
+    given = {signature.name_of(str(place)): word for place, word in enumerate(call.arguments)}
+    numbers = {name: _number(word) for name, word in {**given, **call.named}.items()}
+    return takes_chance({**signature.defaults, **numbers})
+
+
+def takes_chance(arguments: Mapping[str, object]) -> bool:
+    """Return whether a call that may draw random numbers does: not with a probability of 0.
+
+    That is known by its name, or as the only real number that a call is given.
+    """
+    numbers = [each for each in arguments.values() if isinstance(each, float)]
+    is_zero = bool(numbers) and not any(numbers)
+    return not is_zero and all(arguments.get(name, True) for name in _CHANCES)
 
 
 def _draws(made: Sequence[Sequence[OutlinedCall]]) -> list[list[OutlinedCall]]:

@@ -37,7 +37,7 @@ def has_same_training(
         resolutions: of the coarse types to whose roundings gradients and losses may be apart; 0
             without one.
     """
-    totals = [_total_loss(facts) for facts in pair.sides]
+    totals = [total_loss(facts) for facts in pair.sides]
     if len(pair.target.loss) != len(pair.reference.loss) and not _are_near(*totals):
         # Losses of inner updates (MAML) come before the one that the optimizer's gradients are of.
         totals = [facts.loss[-1].value if facts.loss else None for facts in pair.sides]
@@ -65,21 +65,24 @@ def _limit_alike(target: Sequence[Clip], reference: Sequence[Clip]) -> bool:
     """Return whether clipping does the same to the gradients of both sides.
 
     Gradients that are divided after they were clipped have another norm then, and another limit.
+    What one side clips besides, before, shows itself in the total norms of the last.
     """
     active = [
         [clip for clip in side if clip_coefficient(clip) != 1.0] for side in (target, reference)
     ]
-    if len(active[0]) != len(active[1]):
+    few, many = sorted(map(len, active))
+    if few < many and not few:
         return False
-    for both in zip(*active, strict=True):
+    for both in zip(*(side[len(side) - few :] for side in active), strict=True):
         coefficients = [clip_coefficient(clip) for clip in both]
         norms = [clip.total_norm or 0.0 for clip in both]
-        if not _are_near(*(norms if None in coefficients else coefficients)):
+        is_alike = _are_near(*(norms if None in coefficients else coefficients))
+        if not is_alike or (few < many and not _are_near(*norms)):
             return False
     return True
 
 
-def _total_loss(facts: Facts) -> float | None:
+def total_loss(facts: Facts) -> float | None:
     """Return the sum of a step's losses; None where one is not known."""
     known = [loss.value for loss in facts.loss if loss.value is not None]
     return math.fsum(known) if known and len(known) == len(facts.loss) else None

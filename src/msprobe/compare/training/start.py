@@ -485,6 +485,11 @@ class RandomHistory:
                 next=("seed both runs alike (seed_all) and compare again",),
             )
 
+    @property
+    def has_drawn(self) -> bool:
+        """Whether a generator is drawn from between the starts of two steps."""
+        return bool(self._drawn)
+
     def drawn(self, fact: FactDifference) -> FactDifference:
         """Return a difference without the generators from which no step draws; after all steps.
 

@@ -38,6 +38,7 @@ from msprobe.operators.operator import Family, InPlace, Operator
 
 # Types of arguments that follow from no data.
 _TOLD: Final = ("float", "str")
+_Extent = tuple[tuple[int, ...], float]
 _IN_PLACE: Final = re.compile(r"[^_]_$")
 
 
@@ -266,6 +267,12 @@ def unused_change(comparison: RankComparison) -> Clue | None:
     shapes = {tuple(shape) for shape in columns.shape if math.prod(shape) > 1}
     held = Counter(key for row in comparison.rows for key in {*map(fingerprint, row.values)})
     given = [each for side in comparison.facts for each in _given_to(side)]
+    # Another call of the other side may make the same: `lerp_` what `mul_` and `add_` do.
+    made: tuple[list[_Extent], list[_Extent]] = ([], [])
+    for row in comparison.rows:
+        if row.pair.name in lone and not row.pair.is_matched and _is_result(row):
+            size = row.value.shape or (), row.value.norm or 0.0
+            made[row.pair.target is not None].append(size)
     for row in comparison.rows:
         parsed = comparison.parsed(row.pair)
         is_change = parsed.kind is RecordKind.FORWARD and _IN_PLACE.search(parsed.path) is not None
@@ -275,7 +282,7 @@ def unused_change(comparison: RankComparison) -> Clue | None:
         norm = row.value.norm
         if norm is None or not any(
             shape == row.value.shape and math.isclose(norm, other, rel_tol=SAME_GRADIENT)
-            for shape, other in given
+            for shape, other in (*given, *made[row.pair.target is None])
         ):
             return Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
     return None

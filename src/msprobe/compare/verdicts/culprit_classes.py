@@ -173,7 +173,7 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         step = culprit.comparison.step
         return (
             VerdictClass.PARAMETERS,
-            f"written otherwise after the update of step {step}: {words}",
+            f"written otherwise after the backward pass of step {step}: {words}",
         )
     if is_called and makes_data(culprit):
         made = other_samples(culprit) or "the batch is made otherwise"

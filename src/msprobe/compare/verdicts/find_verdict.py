@@ -147,7 +147,7 @@ class _Search:
         return clue if is_first and is_alone else None
 
     def _moved_update(self) -> Verdict | None:
-        """Return that one side makes an update before the first call that differs; None if not."""
+        """Return that the first call that differs gets what an update left on one side alone."""
         steps = self._findings.steps
         first = next((s for s in steps if s.forward_differs or s.backward_differs), None)
         if first is None or first.moved is None:
@@ -155,11 +155,12 @@ class _Search:
         place, culprit = first.moved.place, self._culprit
         if culprit is not None and (culprit.comparison.step, culprit.row.pair.name) != place[:2]:
             return None
+        where, is_update = Where.at(place, first.rank), first.moved.verdict is VerdictClass.UPDATE
         return self._findings.conclude(
-            VerdictClass.UPDATE,
+            first.moved.verdict,
             f"{first.moved.words} (step {first.step})",
-            Confidence.PROVED,
-            where=replace(Where.at(place, first.rank), phase=Phase.OPTIMIZER),
+            Confidence.PROVED if is_update else Confidence.LIKELY,
+            where=replace(where, phase=Phase.OPTIMIZER) if is_update else where,
             next_steps=place.next,
         )
 

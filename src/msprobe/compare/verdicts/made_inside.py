@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import cached_property
 
 from msgspec.structs import replace
@@ -55,16 +55,26 @@ class MadeInside(Made):
             for own, other in zip(found, reversed(self._flows), strict=True)
         ]
         # Beside samples that both sides take, a window or a table is an argument.
-        if any(map(self._is_of_samples, (found[0][key] for key in found[0].keys() & found[1]))):
-            lone = [{k: v for k, v in own.items() if self._is_of_samples(v)} for own in lone]
+        both_take = [found[0][key] for key in found[0].keys() & found[1]]
+        samples = [value for value in both_take if self._is_of_samples(value)]
+        if samples:
+            # A data set has as many rows as the order in which its samples come.
+            rows = {value.shape[0] for value in samples if value.shape}
+            lone = [{k: v for k, v in own.items() if self._is_of_samples(v, rows)} for own in lone]
         return not all(lone)
 
     def makes(self, data: Data, *, is_target: bool) -> bool:
         """Return whether recorded calls made an input that the other side does not take from them.
 
-        One that needs no gradient any more, say: the detached result of another model.
+        One that needs no gradient any more, say: the detached result of another model. What the
+        other side makes as well, and gives to no model, is an argument that it leaves out.
         """
-        return any(self._flows[not is_target].makers_of(data))
+        content, other = content_of(data), int(is_target)
+        facts = self._comparison.facts[other]
+        given = () if facts is None else map(content_of, facts.data)
+        if self._flows[other].holds(content) and content not in given:
+            return False
+        return any(self._flows[1 - other].makers_of(data))
 
     def is_faulty(self, both: tuple[Data, Data]) -> bool:
         """Return whether calls make inputs differ that are made of data, and of no results."""
@@ -134,10 +144,12 @@ class MadeInside(Made):
         facts = self._comparison.facts
         return {each.shape[0] for side in facts if side for each in side.data if each.shape}
 
-    def _is_of_samples(self, value: Value | Data) -> bool:
+    def _is_of_samples(self, value: Value | Data, rows: Container[int] = ()) -> bool:
         """Return whether a tensor holds integers, or something for each sample."""
         is_whole = not epsilon_of(normal_dtype(value.dtype))
-        return is_whole or bool(value.shape and value.shape[0] in self._batches)
+        return is_whole or bool(
+            value.shape and (value.shape[0] in self._batches or value.shape[0] in rows)
+        )
 
 
 def without_received(comparison: RankComparison, pair: FactsPair) -> FactsPair:

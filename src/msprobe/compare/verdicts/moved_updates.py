@@ -10,10 +10,12 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from msprobe.compare.model import Matched, OperationPair
+from msprobe.compare.model import Matched, OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import of_sides
+from msprobe.compare.verdicts.origin_state import lost_gradient
 from msprobe.compare.verdicts.places import Clue, Place
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OptimizerStep
 from msprobe.dump.values import Role, Value
 
@@ -23,7 +25,8 @@ _SAME_NORM: Final = 1e-6
 def moved_update(comparison: RankComparison, first: OperationPair) -> Clue | None:
     """Return the update of a step that lies before a call on one side, and after it on the other.
 
-    The call is given a parameter as it was before the update, and on the other side as after it.
+    The call is given a parameter as it was before the update, and on the other side as after it. A
+    copy of it is told as what it is.
 
     Args:
         comparison: of the step.
@@ -49,12 +52,40 @@ def moved_update(comparison: RankComparison, first: OperationPair) -> Clue | Non
                 if names := sorted(before[0] & after[1]):
                     place = Place.of(comparison, first)
                     kind = own.class_name.rpartition(".")[2]
+                    if copy := _copy_of(comparison, row, names[0], is_target=late == "target"):
+                        words = (
+                            f"{row.value.slot} of {place.words} is {copy} in the {late}, "
+                            f"{names[0]} in the {early}"
+                        )
+                        return Clue(words, place, VerdictClass.ARGUMENT)
                     words = (
                         f"{kind} updates {names[0]} after {place.words} in the {late}, before it "
                         f"in the {early}"
                     )
-                    return Clue(words, place)
+                    return Clue(words, place, VerdictClass.UPDATE)
     return None
+
+
+def _copy_of(comparison: RankComparison, row: Row, name: str, *, is_target: bool) -> str:
+    """Return the parameter that one side uses instead, with the same numbers; empty if it is none.
+
+    A copy of the network that follows it, say: another module is called, or it needs no gradient.
+    """
+    pair, facts = row.pair, comparison.facts[not is_target]
+    both = zip(comparison.sides, (pair.target, pair.reference), strict=True)
+    is_other = len({side.module(record or "") for side, record in both}) > 1
+    start = None if facts is None else facts.parameters
+    if start is None or not (is_other or lost_gradient(row)):
+        return ""
+    value = row.values[not is_target]
+    return next(
+        (
+            each
+            for each, shape, norm in zip(start.name, start.shape, start.norm, strict=False)
+            if each != name and norm and _is_like(value, shape, norm)
+        ),
+        "",
+    )
 
 
 def _used(value: Value, step: OptimizerStep) -> tuple[set[str], set[str]]:

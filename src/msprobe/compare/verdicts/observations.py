@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 from msprobe.api_prefixes import COMPILED
 from msprobe.compare.causes import Cause
+from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.sides import Side
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.fingerprints import Fingerprint
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
@@ -28,6 +30,8 @@ from msprobe.compare.training.outlines import (
     difference_by_factor,
     difference_of_casts,
     difference_of_labels,
+    draws_within,
+    takes_chance,
 )
 from msprobe.compare.verdicts.cleared_gradients import (
     cleared_gradients,
@@ -50,6 +54,7 @@ from msprobe.compare.verdicts.moved_updates import moved_update
 from msprobe.compare.verdicts.places import Clue, Place
 from msprobe.compare.verdicts.proof import Proof
 from msprobe.compare.verdicts.shifts import shifted
+from msprobe.compare.verdicts.unnoticed import unnoticed_call
 from msprobe.dump.facts import Ending
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
 from msprobe.dump.values import Role
@@ -135,7 +140,10 @@ class StepObservations:
         cast: the cast to another floating type that differs, where calls have no records.
         unused: a call of one side alone that changes a tensor which no recorded call uses.
         written: a call of one side alone that writes a parameter after its update.
-        moved: an update that one side makes before the first call that differs, the other after it.
+        moved: an update that one side makes before the first call that differs, the other after it;
+            or the copy that one side uses instead.
+        unnoticed: a call that the flow of data alone shows; see `unnoticed_call`.
+        draws: the models of both sides draw random numbers.
         cleared: that one side clears gradients where the other does not, and what to do; in words.
         has_modules_only: both sides were recorded at level L0.
         runs_compiled: a side called compiled code, which may do anything to parameters.
@@ -180,7 +188,9 @@ class StepObservations:
     unused: Clue | None = None
     written: Clue | None = None
     moved: Clue | None = None
+    unnoticed: Clue | None = None
     cleared: tuple[str, str] | None = None
+    draws: bool = False
     has_modules_only: bool = False
     runs_compiled: bool = False
     has_facts: bool = False
@@ -275,6 +285,9 @@ def observe(
         unused=unused_change(comparison),
         written=written_parameter(comparison, inexact),
         moved=moved_update(comparison, differing[0].pair) if differing else None,
+        unnoticed=unnoticed_call(comparison),
+        draws=draws_within(*comparison.facts)
+        or all(any(_draws(side, name) for name in side.names) for side in comparison.sides),
         cleared=cleared_gradients(comparison) or left_over(comparison, last_gradients),
         broken_off=_broken_off(comparison),
         **_work(comparison),
@@ -416,6 +429,18 @@ def _ahead(comparison: RankComparison, row: Row) -> OutlineDifference | None:
     if given is None:
         return None
     return difference_before(comparison.sides, (given.target, given.reference))
+
+
+def _draws(side: Side, record: str) -> bool:
+    """Return whether a call of a model draws random numbers: not dropout without chance."""
+    parsed = side.parsed(record)
+    if parsed.is_module or parsed.kind is not RecordKind.FORWARD:
+        return False
+    if not side.operator(record).draws_random or not any(side.around(record)):
+        return False
+    signature = signature_of(parsed.base)
+    given = {signature.name_of(v.argument): v.value for v in side.values(record)}
+    return takes_chance({**signature.defaults, **given})
 
 
 def _is_gradient(comparison: RankComparison, row: Row) -> bool:

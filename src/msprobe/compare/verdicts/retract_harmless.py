@@ -192,7 +192,11 @@ def _found(call: Call, *, has_same_gradients: bool = False) -> list[Row]:
     if has_same_gradients and call.parsed.is_module:
         # Its arguments have no effect elsewhere, either: buffers are compared when a step starts.
         return [] if any(not row.is_argument and _stays(call, row) for row in found) else found
-    return [] if any(_stays(call, row) for row in found) else found
+    # A gradient that a program writes has its effect in what the optimizer gets.
+    begun = [
+        row for row in found if not (has_same_gradients and row.cause is Cause.WRITTEN_GRADIENT)
+    ]
+    return [] if any(_stays(call, row) for row in begun) else found
 
 
 def _clear(call: Call, found: Sequence[Row], cause: Cause, subject: str, *, is_same: bool) -> None:

@@ -155,5 +155,5 @@ def _changed_gradient(culprit: Culprit) -> str:
         ):
             times = multiple_words(row)
             what = f"{row.value.slot} of {row.pair.name}"
-            return f"{what} is {times}" if times else f"it makes {what}"
+            return f"{what} is {times}" if times else f"{what} is made otherwise"
     return ""

@@ -176,6 +176,7 @@ class Summary:
             split=self._training.split,
             is_split_coarse=self._training.is_coarse,
             is_divided=self._training.is_divided,
+            redrawn=self._training.redrawn,
             facts=self._training.differences(),
             steps=self._steps,
             changed_steps=frozenset(self._training.changed_steps),

@@ -18,7 +18,7 @@ from typing import Final
 from msprobe.api_prefixes import COMPILED
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Missing, Origin, Row, Status
+from msprobe.compare.model import Matched, Missing, Origin, Row, Status
 from msprobe.compare.rounding import resolution_of
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import exact_operand
@@ -245,6 +245,14 @@ class UnmatchedCalls:
         call = self._telling_call(blamed)
         if self._runs_compiled(call):
             return
+        rounded = self._rounded_before(call)
+        if isinstance(rounded, Matched):
+            mark(rounded, Origin.INTRODUCED, Cause.LONE_PRECISION)
+            rounded.status = Status.DIFFERS
+            rounded.finding = f"{rounded.target.dtype} instead of {rounded.reference.dtype}"
+            return
+        if rounded is not None:
+            call = self._state.calls.of(rounded)
         if blamed.is_backward and cause is Cause.USED_CALL:
             cause = Cause.GRADIENT_CALL
         side = "target" if call.pair.reference is None else "reference"
@@ -252,6 +260,28 @@ class UnmatchedCalls:
         for row in shown:
             if row.origin is not Origin.INTRODUCED:
                 mark(row, Origin.INTRODUCED, cause, side)
+
+    def _rounded_before(self, call: Call) -> Row | None:
+        """Return what made the values coarse that a call casts back to a finer type.
+
+        A call of one side alone, or one that both sides make, in other types. None for other calls.
+        """
+        given = [row for row in call.inputs if row.value.is_tensor]
+        if call.is_backward or not given or not self._widens(call.start):
+            return None
+        coarse, is_target = given[0].value.dtype, call.pair.target is not None
+        flow = self._state.flow.target if is_target else self._state.flow.reference
+        for _ in range(_FARTHEST):
+            index = next(iter(flow.makers(given[0])), None)
+            made = None if index is None else self._state.rows[index]
+            if made is None:
+                break
+            maker = self._state.calls.of(made)
+            given = [row for row in maker.inputs if row.values[is_target - 1].dtype == coarse]
+            if not given:
+                is_other = not isinstance(made, Matched) or made.precisions is not None
+                return made if is_other else None
+        return None
 
     def _runs_compiled(self, call: Call) -> bool:
         """Return whether the other side runs compiled code instead of a call, to the same result.

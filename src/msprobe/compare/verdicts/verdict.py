@@ -119,6 +119,7 @@ class Findings:
         split: how the same samples are divided into other micro batches, if nothing else changed.
         is_split_coarse: the gradients of these agree only as far as a coarse type resolves them.
         is_divided: the gradients of these are the same in the first step at least.
+        redrawn: how they are divided, if random numbers that models draw may be all that differs.
         facts: differences of the training, in the order in which they take effect.
         steps: what the rows of each step and rank say.
         changed_steps: steps after which a parameter was not exactly equal.
@@ -141,6 +142,7 @@ class Findings:
     split: str | None = None
     is_split_coarse: bool = False
     is_divided: bool = False
+    redrawn: str | None = None
     facts: Sequence[FactDifference] = ()
     steps: Sequence[StepObservations] = ()
     changed_steps: frozenset[int] = frozenset()

@@ -107,6 +107,14 @@ def _beyond_rounding(findings: Findings, first: StepObservations) -> Verdict | N
             else f"{findings.split}, and the gradients that the optimizer gets agree",
             Confidence.PROVED,
         )
+    if findings.redrawn is not None and all(each.draws for each in _differing(findings)):
+        return findings.conclude(
+            VerdictClass.DATA,
+            f"{findings.redrawn}; for these the model draws other random numbers",
+            Confidence.LIKELY,
+            where=Where(step=first.step, rank=first.rank, phase=Phase.DATA),
+            next_steps=["divide the batches alike, or draw nothing: dropout 0 in both runs"],
+        )
     if all(each.proof.is_rounding for each in findings.steps if each.proof is not None):
         return None
     precisions = _precisions(findings)
@@ -287,6 +295,15 @@ def _unexplained(findings: Findings) -> Verdict:
         clue = small_cause(findings)
         if clue is not None and clue.place.step <= observed.step:
             return of_clue(findings, clue, more)
+        hidden = next((each for each in findings.steps if each.unnoticed is not None), None)
+        if hidden is not None and hidden.unnoticed is not None and hidden.step <= observed.step:
+            return findings.conclude(
+                hidden.unnoticed.verdict,
+                f"{hidden.unnoticed.words} (step {hidden.step})",
+                Confidence.LIKELY,
+                where=Where.at(hidden.unnoticed.place, hidden.rank),
+                next_steps=hidden.unnoticed.place.next,
+            )
         words = f"the difference jumps most in {_jump_words(jump)} (step {observed.step})"
         where = Where.at(jump.place, observed.rank)
         more += jump.place.next
@@ -318,8 +335,11 @@ def _precisions(findings: Findings) -> str:
 def _casts(findings: Findings) -> str:
     """Return the first cast without a record that differs, in words; empty if none does.
 
-    Behind a model no value shows in which type a loss is computed.
+    Behind a model no value shows in which type a loss is computed. More micro batches make more
+    casts.
     """
+    if findings.is_divided:
+        return ""
     return next((each.cast.words for each in findings.steps if each.cast), "")
 
 

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that show themselves in the flow of data alone: what they change lies within tolerance.
+
+A verdict asks for them where nothing else explains what follows.
+"""
+
+from __future__ import annotations
+
+from msprobe.compare.model import Matched, OperationPair, Row
+from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.verdicts.calls import is_cast
+from msprobe.compare.verdicts.places import Clue, Place, lone_words
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.record_names import RecordKind
+from msprobe.dump.values import Role
+from msprobe.numerics.number_types import epsilon_of
+
+_Makers = dict[int | None, OperationPair]
+
+
+def unnoticed_call(comparison: RankComparison) -> Clue | None:
+    """Return the first call with another call's result, or that one side alone makes a cast.
+
+    Both sides make the calls of either result, to values that agree.
+    """
+    makers: tuple[_Makers, _Makers] = ({}, {})
+    apart: set[int] = set()  # positions of calls with other results
+    for row in comparison.rows:
+        pair = row.pair
+        if comparison.parsed(pair).kind is not RecordKind.FORWARD:
+            continue
+        if isinstance(row, Matched) and row.precisions:
+            return None  # the sides compute in other types: they cast at other places
+        if row.value.role is Role.OUTPUT:
+            if not pair.is_matched and _rounds(comparison, row):
+                words = f"{lone_words(comparison, pair)}, a cast to {row.value.dtype}"
+                return Clue(words, Place.of(comparison, pair), VerdictClass.PRECISION)
+            if row.status.is_difference:
+                apart.add(pair.position)
+            for own, value in zip(makers, (row.target, row.reference), strict=True):
+                if value is not None and value.value_id is not None:
+                    own[value.value_id] = pair
+        elif isinstance(row, Matched) and row.error and row.value.role is Role.INPUT:
+            made = [own.get(v.value_id) for own, v in zip(makers, row.values, strict=True)]
+            known = [each for each in made if each is not None and each.is_matched]
+            positions = {each.position for each in known if each.position not in apart}
+            if len(known) == len(positions) == len(made):
+                place = Place.of(comparison, pair)
+                words = (
+                    f"{row.value.slot} of {place.words} is fed with the result of "
+                    f"{known[0].target} instead of the result of {known[1].reference}"
+                )
+                return Clue(words, place, VerdictClass.ORDER)
+    return None
+
+
+def _rounds(comparison: RankComparison, row: Row) -> bool:
+    """Return whether a row is what a cast makes of numbers in a finer type."""
+    pair = row.pair
+    if not is_cast(comparison.parsed(pair)):
+        return False
+    given = [each.dtype for each in comparison.side_of(pair).values(pair.name) if each.is_tensor]
+    return 0 < epsilon_of(given[0]) < epsilon_of(row.value.dtype)
