@@ -425,6 +425,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         """Return the optimizer steps, in order."""
         return [event for event in self.events if isinstance(event, OptimizerStep)]
 
+    def autocast_types(self) -> Mapping[str, str]:
+        """Return the types of autocast in which the step begins, or a model is called first."""
+        start = {} if self.modes is None else self.modes.autocast
+        return next((each.autocast for each in self.flags if each.autocast), start)
+
 
 LIST_PARTS: Final = ("flags", "data", "labels", "loss", "communication", "events")
 """Parts of which every journal line adds an entry; of the others the last line counts."""

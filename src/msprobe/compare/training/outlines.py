@@ -280,10 +280,23 @@ def _draws(made: Sequence[Sequence[OutlinedCall]]) -> list[list[OutlinedCall]]:
 
 
 def difference_of_casts(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
-    """Return the first cast to a floating type that two steps do not share."""
+    """Return the first cast to a floating type that two steps do not share.
+
+    None where both compute in one type alone: a cast to it changes nothing.
+    """
     made = _calls((target, reference))
-    casts = ([c for c in calls if _operator(c) in _CASTS and any(_types(c))] for calls in made)
-    return next(_differences(*casts), None)
+    casts = [[c for c in calls if _operator(c) in _CASTS and any(_types(c))] for calls in made]
+    used = {epsilon for calls in casts for each in calls for epsilon in _types(each) if epsilon}
+    used |= {epsilon for side in (target, reference) if side for epsilon in _resolutions(side)}
+    return next(_differences(*casts), None) if len(used) > 1 else None
+
+
+def _resolutions(facts: Facts) -> Iterator[float]:
+    """Yield the resolutions of the floating types of models, of their inputs and of autocast."""
+    types = [each.dtype for each in facts.data]
+    types += facts.parameters.dtype if facts.parameters else ()
+    types += facts.autocast_types().values()
+    return filter(None, (epsilon_of(normal_dtype(each)) for each in types))
 
 
 def difference_of_gradients(

@@ -166,19 +166,13 @@ def _around(name: str) -> Iterator[str]:
 
 
 def _autocast(facts: Facts) -> str:
-    types = sorted(_autocast_types(facts).items())
+    types = sorted(facts.autocast_types().items())
     return ", ".join(f"{dtype} on {device}" for device, dtype in types) or "off"
-
-
-def _autocast_types(facts: Facts) -> Mapping[str, str]:
-    """Return the types of autocast in which a step begins, or a model is called first."""
-    start = {} if facts.modes is None else facts.modes.autocast
-    return next((each.autocast for each in facts.flags if each.autocast), start)
 
 
 def autocast_epsilon(facts: Facts) -> float:
     """Return the resolution of the coarsest type of autocast; 0 where it is off."""
-    types = map(normal_dtype, _autocast_types(facts).values())
+    types = map(normal_dtype, facts.autocast_types().values())
     return max(map(epsilon_of, types), default=0.0)
 
 
