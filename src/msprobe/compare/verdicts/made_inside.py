@@ -62,9 +62,9 @@ class MadeInside(Made):
             rows = {value.shape[0] for value in samples if value.shape}
             lone = [{k: v for k, v in own.items() if self._is_of_samples(v, rows)} for own in lone]
         # Samples that one side puts into a batch, the other may put into another one of the step.
-        own = found[0].keys() - found[1].keys(), found[1].keys() - found[0].keys()
-        are_several = min(map(len, found)) > 1 and all(own) and any(lone)
-        return not (all(lone) or are_several)
+        apart = found[0].keys() - found[1].keys(), found[1].keys() - found[0].keys()
+        are_other_samples = min(map(len, found)) > 1 and all(apart) and any(lone)
+        return not (all(lone) or are_other_samples)
 
     def makes(self, data: Data, *, is_target: bool) -> bool:
         """Return whether recorded calls made an input that the other side does not take from them.

@@ -347,6 +347,7 @@ def _is_exact_until(end: float, inexact: Sequence[Row]) -> bool:
 
 
 def _updated_exactly(comparison: RankComparison, inexact: Sequence[Row]) -> frozenset[str]:
+    """Return the parameters of the first optimizer's step, if all is equal until the next pass."""
     steps = [next(iter(f.optimizer_steps()), None) for f in comparison.facts if f is not None]
     firsts = [each for each in steps if each is not None]
     both = [(frozenset(each.parameters.name), each.record) for each in firsts]
