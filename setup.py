@@ -28,8 +28,8 @@ FLAGS = (
     if sys.platform == "win32"
     else ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-Wno-psabi"]
 )
-# What loads functions by name needs a library of its own in older C libraries.
-LIBRARIES = [] if sys.platform == "win32" else ["dl"]
+# What loads functions by name, and threads, need libraries of their own in older C libraries.
+LIBRARIES = [] if sys.platform == "win32" else ["dl", "pthread"]
 SOURCES = (
     "capture/_native.c",
     "dump/_lines.c",

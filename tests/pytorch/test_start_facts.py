@@ -122,6 +122,31 @@ def test_parameters_are_those_at_the_start_of_each_step(level, make, model, tmp_
         }
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_large_parameters_have_the_checksum_of_zlib_however_many_threads_read_them(
+    threads, make, tmp_path
+):
+    model = nn.Module()
+    for size, dtype in ((1_100_003, torch.float32), (2_100_001, torch.bfloat16)):
+        model.register_buffer(f"large_{size}", torch.randn(size).to(dtype))
+    for place in range(12):
+        model.register_parameter(f"middle_{place}", nn.Parameter(torch.randn(300, 900)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        debugger = make("L0")
+        debugger.start(model)
+        debugger.stop()
+        debugger.step()
+    finally:
+        torch.set_num_threads(before)
+    found = facts(tmp_path).parameters
+    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    for name, checksum, norm in zip(found.name, found.checksum, found.norm, strict=True):
+        assert checksum == crc(tensors[name].detach().view(torch.uint8).numpy()), name
+        assert norm == pytest.approx(tensors[name].detach().double().norm().item(), rel=1e-14)
+
+
 @pytest.mark.parametrize("isa", native.use_isa(None) if native else ["none"])
 def test_every_size_has_the_checksum_of_zlib_and_the_numbers_of_records(isa, make, tmp_path):
     """Sizes around vectors and blocks of the reading, and a NaN, which is read twice.

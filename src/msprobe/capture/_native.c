@@ -13,6 +13,7 @@
  *   deliver_to(target)  what is done with values that a compiled graph hands over: None drops them,
  *                    True keeps their statistics, a function is called with (number, addresses)
  *   take_delivered() -> [(number, seconds, [statistics, ...]), ...], kept so far, in their order
+ *   use_threads(number)  how many threads read large buffers
  *   use_isa(name)    choose the instruction set (tests); returns the names of those that work here
  *   KINDS            element type name -> kind
  *
@@ -376,6 +377,21 @@ struct layout {
     int is_print; /* whether neither extremes nor mean are asked for */
 };
 
+/* Of `n` elements one behind the other. */
+static void dense_layout(struct layout *layout, int kind, const char *start, Py_ssize_t n)
+{
+    layout->start = start;
+    layout->itemsize = KINDS[kind].itemsize;
+    layout->ndim = 1;
+    layout->size[0] = n;
+    layout->stride[0] = 1;
+    layout->repeats = 1.0;
+    layout->in_any_order = 0;
+    layout->magnitudes = NULL;
+    layout->crc = NULL;
+    layout->is_print = 0;
+}
+
 /* Called with a block of whole elements. */
 typedef void (*visit_fn)(const void *block, size_t n, void *state);
 
@@ -497,6 +513,8 @@ static void reduce_block(const void *block, size_t n, void *state)
     struct magnitudes *magnitudes = reduction->magnitudes;
     if (magnitudes) magnitudes->count += (double)magnitudes->below(block, n, magnitudes->limit);
 }
+
+#include "_native_parts.h"
 
 /* Turn complex numbers into their absolute values and hand these on as float64. */
 struct absolutes {
@@ -807,7 +825,8 @@ static void finish_floats(struct result *r, const struct layout *layout, const s
         reduction.total.crc = layout->crc;
         layout->crc->is_complete = 1;
     }
-    if (is_narrow) walk(layout, BLOCK_BYTES, reduce_block, &reduction);
+    if (is_narrow && is_read_in_parts(layout)) reduce_in_parts(layout, &reduction);
+    else if (is_narrow) walk(layout, BLOCK_BYTES, reduce_block, &reduction);
     else walk_projecting(layout, kind, BLOCK_BYTES, reduce_block, &reduction, &projecting);
     r->form = NUMBERS;
     /* Squares of narrow floats are finite in float64, so their sum tells of a NaN or infinity. */
@@ -1072,21 +1091,6 @@ static int read_kind(PyObject *object)
     return -1;
 }
 
-/* Of `n` elements one behind the other. */
-static void dense_layout(struct layout *layout, int kind, const char *start, Py_ssize_t n)
-{
-    layout->start = start;
-    layout->itemsize = KINDS[kind].itemsize;
-    layout->ndim = 1;
-    layout->size[0] = n;
-    layout->stride[0] = 1;
-    layout->repeats = 1.0;
-    layout->in_any_order = 0;
-    layout->magnitudes = NULL;
-    layout->crc = NULL;
-    layout->is_print = 0;
-}
-
 static PyObject *stats(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 3) {
@@ -1194,22 +1198,63 @@ static PyObject *statistics(int kind, const char *start, int ndim, const int64_t
     return n ? stats_of(&layout, kind, (size_t)n) : empty_tuple();
 }
 
-/* See `prints` in _native_api.h. */
-static void print_of(int kind, const char *start, Py_ssize_t count, struct msprobe_print *out)
+static void print_block(struct msprobe_block *block)
 {
+    struct msprobe_print *out = &block->print;
     struct layout layout; /* 1 KiB: only what is used gets set */
     struct result result = {0};
-    dense_layout(&layout, kind, start, count);
+    dense_layout(&layout, block->kind, block->start, block->count);
     struct crc crc = CRC_START;
     if (chosen_fold) layout.crc = &crc;
     layout.is_print = 1;
-    compute_apart(&result, &layout, kind, (size_t)count);
+    compute_ieee(&result, &layout, block->kind, (size_t)block->count);
     out->has_checksum = chosen_fold != NULL; /* else its instructions may be missing */
     out->checksum = chosen_fold ? crc_end(&crc) : 0;
     out->has_norm = result.form != BOOLEANS;
     out->has_projections = (uint8_t)result.is_projected;
     out->norm = result.norm;
     memcpy(out->projections, result.projections, sizeof out->projections);
+}
+
+static size_t bytes_of(const struct msprobe_block *block)
+{
+    return block->is_known ? 0 : (size_t)block->count * KINDS[block->kind].itemsize;
+}
+
+static int has_parts(const struct msprobe_block *block)
+{
+    return bytes_of(block) >= LEAST_BYTES_IN_PARTS;
+}
+
+/* Read a block, but for what is known, and its samples while it is near. */
+static void read_block(struct msprobe_block *block)
+{
+    size_t itemsize = KINDS[block->kind].itemsize;
+    if (!block->is_known) print_block(block);
+    for (int i = 0; i < MSPROBE_SAMPLES && i * block->sample_step < block->count; i++)
+        memcpy(block->samples[i], block->start + (size_t)(i * block->sample_step) * itemsize,
+               itemsize < MSPROBE_SAMPLE_BYTES ? itemsize : MSPROBE_SAMPLE_BYTES);
+}
+
+static void read_small_block(void *blocks, size_t index)
+{
+    struct msprobe_block *block = (struct msprobe_block *)blocks + index;
+    if (!has_parts(block)) read_block(block);
+}
+
+/* See `read_blocks` in _native_api.h. */
+static void read_blocks(struct msprobe_block *blocks, size_t count)
+{
+    size_t size_bytes = 0;
+    for (size_t i = 0; i < count; i++) size_bytes += bytes_of(blocks + i);
+    PyThreadState *state = size_bytes < GIL_RELEASE_BYTES ? NULL : PyEval_SaveThread();
+    for (size_t i = 0; i < count; i++) /* by several threads each */
+        if (has_parts(blocks + i)) {
+            read_block(blocks + i);
+            size_bytes -= bytes_of(blocks + i);
+        }
+    do_jobs(count, size_bytes, read_small_block, blocks);
+    if (state) PyEval_RestoreThread(state);
 }
 
 /* ---- numbers and magnitudes ----------------------------------------------------------------- */
@@ -1646,6 +1691,14 @@ static PyObject *use_isa(PyObject *module, PyObject *name)
     return NULL;
 }
 
+static PyObject *use_threads(PyObject *module, PyObject *number)
+{
+    long limit = PyLong_AsLong(number);
+    if (limit == -1 && PyErr_Occurred()) return NULL;
+    thread_limit = limit < 1 ? 1 : limit > MAX_THREADS ? MAX_THREADS : (int)limit;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef METHODS[] = {
     {"stats", (PyCFunction)(void (*)(void))stats, METH_FASTCALL,
      "stats(kind, address, count) -> (max, min, mean, norm, nonfinite | None, projections | None)"},
@@ -1665,6 +1718,8 @@ static PyMethodDef METHODS[] = {
      "deliver_to(None | True | function): what is done with values that graphs hand over"},
     {"take_delivered", take_delivered, METH_NOARGS,
      "take_delivered() -> [(number, seconds, [as stats(), ...]), ...]"},
+    {"use_threads", use_threads, METH_O,
+     "use_threads(number): how many threads read large buffers; 1 unless told"},
     {"use_isa", use_isa, METH_O,
      "use_isa(name | None) -> names of the usable instruction sets; None takes the best"},
     {NULL, NULL, 0, NULL},
@@ -1676,7 +1731,7 @@ static struct msprobe_kind kind_at(int index)
 }
 
 static const struct msprobe_native_api API = {MSPROBE_NATIVE_API_VERSION, KIND_COUNT, kind_at,
-                                              statistics, measure, largest, print_of};
+                                              statistics, measure, largest, read_blocks};
 
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, "_native", "One-pass statistics and stack keys.", -1, METHODS,

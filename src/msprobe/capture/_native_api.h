@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #define MSPROBE_NATIVE_API "msprobe.capture._native.API"
-#define MSPROBE_NATIVE_API_VERSION 6
+#define MSPROBE_NATIVE_API_VERSION 7
 #define MSPROBE_MAX_DIMS 64
 
 struct msprobe_kind {
@@ -30,6 +30,19 @@ struct msprobe_print {
     double norm, projections[2];
     uint32_t checksum;
     uint8_t has_norm, has_projections, has_checksum; /* no checksum on some processors */
+};
+
+#define MSPROBE_SAMPLES 8 /* as in dump/facts.py */
+#define MSPROBE_SAMPLE_BYTES 8
+
+/* `count` > 0 elements one behind the other, all of them readable, and what is found of them. */
+struct msprobe_block {
+    const char *start;
+    Py_ssize_t count, sample_step; /* in elements */
+    int kind;
+    int is_known; /* whether `print` is there already */
+    struct msprobe_print print;
+    char samples[MSPROBE_SAMPLES][MSPROBE_SAMPLE_BYTES]; /* the first elements at the step's multiples */
 };
 
 /* Bins of magnitudes: zeros, below 2^-40, 32 bins of two powers of two each, 2^24 and above. */
@@ -54,8 +67,8 @@ struct msprobe_native_api {
      * 0, or -1 with an exception as above. */
     int (*largest)(int kind, const char *start, int ndim, const int64_t *shape,
                    const int64_t *strides, Py_ssize_t size_bytes, double *out);
-    /* Of `count` > 0 elements one behind the other, all of them readable. */
-    void (*prints)(int kind, const char *start, Py_ssize_t count, struct msprobe_print *out);
+    /* By several threads where there is much to read, and then without the GIL. */
+    void (*read_blocks)(struct msprobe_block *blocks, size_t count);
 };
 
 #endif

@@ -31,6 +31,7 @@ struct crc {
 
 static uint32_t CRC_OF_BYTE[256];
 static struct crc CRC_START; /* of no bytes */
+static const struct crc CRC_OF_PART; /* of no bytes, for those that do not come first */
 
 /* What moves the two halves of 16 bytes on: to the next 16, and to the next CRC_BYTES. */
 static uint64_t CRC_NEAR[2], CRC_FAR[2];
@@ -52,6 +53,16 @@ static void fill_factors(uint64_t factors[2], int bytes)
     }
 }
 
+/* Begin with a remainder: that of four bytes behind zeros. */
+static void crc_from(struct crc *crc, uint32_t remainder)
+{
+    const uint32_t polynomial = reversed_bits(CRC_POLYNOMIAL);
+    for (int bit = 0; bit < 32; bit++)
+        remainder = remainder >> 31 ? (remainder ^ polynomial) << 1 | 1 : remainder << 1;
+    *crc = CRC_OF_PART;
+    memcpy(crc->folded + CRC_BYTES - sizeof remainder, &remainder, sizeof remainder);
+}
+
 static void fill_crc(void)
 {
     const uint32_t polynomial = reversed_bits(CRC_POLYNOMIAL);
@@ -62,11 +73,7 @@ static void fill_crc(void)
     }
     fill_factors(CRC_NEAR, 16);
     fill_factors(CRC_FAR, CRC_BYTES);
-    /* A CRC begins with ones: the remainder of these four bytes behind zeros. */
-    uint32_t start = UINT32_MAX;
-    for (int bit = 0; bit < 32; bit++)
-        start = start >> 31 ? (start ^ polynomial) << 1 | 1 : start << 1;
-    memcpy(CRC_START.folded + CRC_BYTES - sizeof start, &start, sizeof start);
+    crc_from(&CRC_START, UINT32_MAX); /* a CRC begins with ones */
 }
 
 static uint32_t crc_by_table(uint32_t crc, const uint8_t *p, size_t n)
@@ -148,9 +155,30 @@ CRC_TARGET static uint32_t crc_end(const struct crc *crc)
     return ~crc_by_table(crc_by_table(0, bytes, sizeof bytes), rest, left);
 }
 
+/* The product of two remainders. */
+static uint32_t crc_product(uint32_t x, uint32_t y)
+{
+    const uint32_t polynomial = reversed_bits(CRC_POLYNOMIAL);
+    uint32_t product = 0;
+    for (; x; x <<= 1) { /* the highest bit is the lowest power */
+        if (x >> 31) product ^= y;
+        y = y >> 1 ^ (y & 1 ? polynomial : 0);
+    }
+    return product;
+}
+
+/* Continue a CRC with that of a part of some bytes that come behind. */
+static void crc_join(struct crc *crc, const struct crc *part, size_t size_bytes)
+{
+    uint32_t remainder = ~crc_end(crc), power = 1u << 23; /* x^8, x^16, x^32 ... */
+    for (; size_bytes; size_bytes >>= 1, power = crc_product(power, power))
+        if (size_bytes & 1) remainder = crc_product(remainder, power);
+    crc_from(crc, remainder ^ ~crc_end(part));
+}
+
 #else /* elsewhere whoever asks for a CRC computes it */
 
-static const struct crc CRC_START;
+static const struct crc CRC_START, CRC_OF_PART;
 static void (*chosen_fold)(struct crc *crc, const uint8_t *p, size_t n);
 
 static void fill_crc(void) {}
@@ -175,6 +203,11 @@ static uint32_t crc_end(const struct crc *crc)
 {
     (void)crc;
     return 0;
+}
+
+static void crc_join(struct crc *crc, const struct crc *part, size_t size_bytes)
+{
+    (void)crc, (void)part, (void)size_bytes;
 }
 
 #endif

@@ -95,6 +95,7 @@ class Native(NamedTuple):
     stats_strided: Callable[[int, int, tuple[int, ...], tuple[int, ...], int], RawStatistics]
     difference: Callable[[int, int, int, int], tuple[float, float, float]]
     products: Callable[[int, int, int, int, int, int], None]
+    use_threads: Callable[[int], None]
 
 
 def native_module() -> ModuleType | None:

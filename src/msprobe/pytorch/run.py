@@ -41,6 +41,7 @@ from msprobe.pytorch.training.signatures import SignatureObserver
 from msprobe.pytorch.training.start_state import StartState
 from msprobe.pytorch.training.step_replay import StepReplay
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
+from msprobe.pytorch.values.statistics import use_threads_of_torch
 
 _graph_task = torch._C._current_graph_task_id
 
@@ -169,6 +170,7 @@ class Run:
         with session.spending():
             if not session.start(rank=rank):
                 return
+            use_threads_of_torch()
             self._watch_replicas()
             models = list(self._models)
             if self.signatures is not None:

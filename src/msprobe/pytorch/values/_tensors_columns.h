@@ -63,24 +63,20 @@ static int unless_failed(int done)
     return 0;
 }
 
-/* Call `fill` for each of a list of tensors; return the places of those for which it returns 0. */
-static PyObject *fill_all(PyObject *tensors, Py_ssize_t count, void *state,
-                          int (*fill)(void *state, Py_ssize_t place, PyObject *tensor))
+/* Add a place to the list of those that are left; 0, or -1 with an exception. */
+static int leave(PyObject *left, Py_ssize_t place)
 {
-    PyObject *left = PyList_New(0);
-    if (PyList_GET_SIZE(tensors) != count) {
-        PyErr_SetString(PyExc_ValueError, "expected one place for each tensor");
-        Py_CLEAR(left);
-    }
-    for (Py_ssize_t i = 0; left && i < PyList_GET_SIZE(tensors) && i < count; i++) {
-        PyObject *tensor = Py_NewRef(PyList_GET_ITEM(tensors, i));
-        int done = unless_failed(fill(state, i, tensor));
-        Py_DECREF(tensor);
-        PyObject *place = done ? NULL : PyLong_FromSsize_t(i);
-        if (done < 0 || (!done && (!place || PyList_Append(left, place) < 0))) Py_CLEAR(left);
-        Py_XDECREF(place);
-    }
-    return left;
+    PyObject *number = PyLong_FromSsize_t(place);
+    int failed = !number || PyList_Append(left, number) < 0;
+    Py_XDECREF(number);
+    return failed ? -1 : 0;
+}
+
+static int has_places(PyObject *tensors, Py_ssize_t count)
+{
+    if (PyList_GET_SIZE(tensors) == count) return 1;
+    PyErr_SetString(PyExc_ValueError, "expected one place for each tensor");
+    return 0;
 }
 
 /* Reading so little takes no longer than asking whether it was written. */
@@ -115,10 +111,19 @@ static uint64_t probe(PyObject *tensor, const struct view *view)
  * it, `probe`, bytes of what was read of it). */
 struct reading {
     PyObject *known, *crc32;
-    int asks; /* of which tensors it is asked */
+    int asks;        /* of which tensors it is asked */
+    int has_rows;    /* whether tensors are left whose elements are read in Python */
+    int has_samples; /* whether elements are kept */
 };
 
 enum { ASK_NONE, ASK_ALL, ASK_FROZEN };
+
+static int is_right_reading(const struct reading *reading)
+{
+    if (reading->known == Py_None || PyDict_Check(reading->known)) return 1;
+    PyErr_SetString(PyExc_TypeError, "expected a dictionary or None");
+    return 0;
+}
 
 static int is_asked(const struct reading *reading, PyObject *tensor)
 {
@@ -137,19 +142,6 @@ static PyObject *find_bytes(PyObject *known, PyObject *tensor, PyObject *address
     return referent == tensor ? Py_NewRef(PyTuple_GET_ITEM(row, 2)) : NULL;
 }
 
-/* Read a tensor; 0, or -1 with an exception. */
-static int read_content(const struct reading *reading, const struct view *view,
-                        struct msprobe_print *out)
-{
-    native->prints(view->kind, view->data, (Py_ssize_t)view->count, out);
-    if (out->has_checksum) return 0;
-    Py_ssize_t size_bytes = (Py_ssize_t)((size_t)view->count * view->itemsize);
-    PyObject *memory = PyMemoryView_FromMemory((char *)view->data, size_bytes, PyBUF_READ);
-    out->checksum = memory ? (uint32_t)take_int(PyObject_CallOneArg(reading->crc32, memory)) : 0;
-    Py_XDECREF(memory);
-    return PyErr_Occurred() ? -1 : 0;
-}
-
 /* Keep `size` bytes of what was read of a tensor; 0, or -1 with an exception. */
 static int keep_bytes(PyObject *known, PyObject *tensor, PyObject *address, PyObject *key,
                     const void *content, size_t size)
@@ -164,33 +156,109 @@ static int keep_bytes(PyObject *known, PyObject *tensor, PyObject *address, PyOb
     return failed ? -1 : 0;
 }
 
-/* Find the content of a tensor, which is read if it is not known; 0, or -1 with an exception. */
-static int content_of(const struct reading *reading, PyObject *tensor, const struct view *view,
-                      struct msprobe_print *out)
+/* How an element of a type is read; 0 of types whose elements are read in Python. */
+static char format_of(int kind)
 {
-    uint64_t number = reading->known == Py_None ? 0 : probe(tensor, view);
-    if (!number) return read_content(reading, view, out);
-    PyObject *address = PyLong_FromVoidPtr(tensor), *key = PyLong_FromUnsignedLongLong(number);
-    PyObject *bytes = NULL;
-    if (address && key && is_asked(reading, tensor))
-        bytes = find_bytes(reading->known, tensor, address, key);
-    int failed = PyErr_Occurred() != NULL;
-    if (bytes)
-        memcpy(out, PyBytes_AS_STRING(bytes), sizeof *out);
-    else if (!failed)
-        failed = read_content(reading, view, out) < 0 ||
-                 keep_bytes(reading->known, tensor, address, key, out, sizeof *out) < 0;
-    Py_XDECREF(bytes);
+    static const struct {
+        const char *name;
+        char format;
+    } FORMATS[] = {{"float32", 'f'}, {"bfloat16", 't'}, {"float16", 'e'}, {"float64", 'd'},
+                   {"int64", 'q'},   {"int32", 'i'},    {"int16", 'h'},   {"int8", 'b'},
+                   {"uint8", 'B'},   {"bool", 'B'}};
+    const char *name = native->kind(kind).name;
+    for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++)
+        if (strcmp(FORMATS[i].name, name) == 0) return FORMATS[i].format;
+    return 0;
+}
+
+/* A tensor among those that are read at once. */
+struct row {
+    PyObject *tensor;
+    PyObject *key; /* under which it will be known, or NULL */
+    Py_ssize_t place;
+};
+
+/* Prepare reading a tensor; 1, or 0 where it is left, perhaps because of an exception. */
+static int prepare_block(const struct reading *reading, PyObject *tensor, struct msprobe_block *block,
+                         PyObject **key)
+{
+    struct view view;
+    if (!is_block(tensor, &view) || (reading->has_rows && !format_of(view.kind))) return 0;
+    int64_t step = reading->has_samples ? (view.count - 1) / (MSPROBE_SAMPLES - 1) : view.count;
+    block->start = view.data;
+    block->count = (Py_ssize_t)view.count;
+    block->sample_step = step < 1 ? 1 : (Py_ssize_t)step;
+    block->kind = view.kind;
+    block->is_known = 0;
+    *key = NULL;
+    uint64_t number = reading->known == Py_None ? 0 : probe(tensor, &view);
+    if (!number) return 1;
+    *key = PyLong_FromUnsignedLongLong(number);
+    if (*key && is_asked(reading, tensor)) {
+        PyObject *address = PyLong_FromVoidPtr(tensor);
+        PyObject *bytes = address ? find_bytes(reading->known, tensor, address, *key) : NULL;
+        if (bytes) memcpy(&block->print, PyBytes_AS_STRING(bytes), sizeof block->print);
+        block->is_known = bytes != NULL;
+        Py_XDECREF(bytes);
+        Py_XDECREF(address);
+    }
+    if (block->is_known || PyErr_Occurred()) Py_CLEAR(*key);
+    return !PyErr_Occurred();
+}
+
+/* Complete what was read of a tensor, and keep it; 0, or -1 with an exception. */
+static int finish_block(const struct reading *reading, const struct row *row,
+                        struct msprobe_block *block)
+{
+    if (!block->is_known && !block->print.has_checksum) {
+        Py_ssize_t size_bytes = block->count * (Py_ssize_t)native->kind(block->kind).itemsize;
+        PyObject *memory = PyMemoryView_FromMemory((char *)block->start, size_bytes, PyBUF_READ);
+        block->print.checksum =
+            memory ? (uint32_t)take_int(PyObject_CallOneArg(reading->crc32, memory)) : 0;
+        Py_XDECREF(memory);
+    }
+    if (PyErr_Occurred()) return -1;
+    if (!row->key) return 0;
+    PyObject *address = PyLong_FromVoidPtr(row->tensor);
+    int failed = !address || keep_bytes(reading->known, row->tensor, address, row->key, &block->print,
+                                        sizeof block->print) < 0;
     Py_XDECREF(address);
-    Py_XDECREF(key);
     return failed ? -1 : 0;
 }
 
-static int is_right_reading(const struct reading *reading)
+typedef int (*put_fn)(void *state, Py_ssize_t place, const struct msprobe_block *block);
+
+/* Read a list of tensors, and put what was found of each; return the places of those that are left. */
+static PyObject *read_all(PyObject *tensors, Py_ssize_t count, const struct reading *reading,
+                          put_fn put, void *state)
 {
-    if (reading->known == Py_None || PyDict_Check(reading->known)) return 1;
-    PyErr_SetString(PyExc_TypeError, "expected a dictionary or None");
-    return 0;
+    struct msprobe_block *blocks = PyMem_Calloc((size_t)count + 1, sizeof *blocks);
+    struct row *rows = PyMem_Calloc((size_t)count + 1, sizeof *rows);
+    PyObject *left = NULL;
+    if (!blocks || !rows) PyErr_NoMemory();
+    else if (has_places(tensors, count) && is_right_reading(reading)) left = PyList_New(0);
+    size_t taken = 0;
+    for (Py_ssize_t i = 0; left && i < count; i++) {
+        struct row *row = rows + taken;
+        row->tensor = Py_NewRef(PyList_GET_ITEM(tensors, i));
+        row->place = i;
+        int done = unless_failed(prepare_block(reading, row->tensor, blocks + taken, &row->key));
+        if (done > 0) taken++;
+        else Py_DECREF(row->tensor);
+        if (done < 0 || (!done && leave(left, i) < 0)) Py_CLEAR(left);
+    }
+    if (left) native->read_blocks(blocks, taken);
+    for (size_t k = 0; k < taken; k++) {
+        int done = left && finish_block(reading, rows + k, blocks + k) == 0 &&
+                   put(state, rows[k].place, blocks + k);
+        if (left && (done = unless_failed(done)) <= 0)
+            if (done < 0 || leave(left, rows[k].place) < 0) Py_CLEAR(left);
+        Py_XDECREF(rows[k].key);
+        Py_DECREF(rows[k].tensor);
+    }
+    PyMem_Free(rows);
+    PyMem_Free(blocks);
+    return left;
 }
 
 /* As PRINT in dump/signature_file.py: NaN where there is no number. */
@@ -199,37 +267,27 @@ struct print {
     double norm, projections[2];
 };
 
-struct prints {
-    struct print *of;
-    struct reading reading;
-};
-
-static int fill_print(void *state, Py_ssize_t place, PyObject *tensor)
+static int put_print(void *prints, Py_ssize_t place, const struct msprobe_block *block)
 {
-    const struct prints *prints = state;
-    struct print *out = prints->of + place;
-    struct view view;
-    struct msprobe_print content;
-    if (!is_block(tensor, &view) || content_of(&prints->reading, tensor, &view, &content) < 0)
-        return 0;
-    out->checksum = content.checksum ? content.checksum : 1;
-    out->norm = content.has_norm ? content.norm : NAN;
+    struct print *out = (struct print *)prints + place;
+    const struct msprobe_print *found = &block->print;
+    out->checksum = found->checksum ? found->checksum : 1;
+    out->norm = found->has_norm ? found->norm : NAN;
     for (int k = 0; k < 2; k++)
-        out->projections[k] = content.has_projections ? content.projections[k] : NAN;
+        out->projections[k] = found->has_projections ? found->projections[k] : NAN;
     return 1;
 }
 
 static PyObject *fill_prints(PyObject *module, PyObject *args)
 {
-    PyObject *tensors, *left = NULL;
-    struct prints prints;
+    PyObject *tensors;
+    struct reading reading = {0};
     Py_buffer out;
-    if (!PyArg_ParseTuple(args, "O!w*OiO", &PyList_Type, &tensors, &out, &prints.reading.known,
-                          &prints.reading.asks, &prints.reading.crc32))
+    if (!PyArg_ParseTuple(args, "O!w*OiO", &PyList_Type, &tensors, &out, &reading.known,
+                          &reading.asks, &reading.crc32))
         return NULL;
-    prints.of = out.buf;
-    if (is_right_reading(&prints.reading))
-        left = fill_all(tensors, out.len / (Py_ssize_t)sizeof *prints.of, &prints, fill_print);
+    Py_ssize_t count = out.len / (Py_ssize_t)sizeof(struct print);
+    PyObject *left = read_all(tensors, count, &reading, put_print, out.buf);
     PyBuffer_Release(&out);
     return left;
 }
@@ -256,9 +314,8 @@ static int measure_view(const struct measuring *measuring, Py_ssize_t place, PyO
                            measuring->of + place);
 }
 
-static int fill_measure(void *state, Py_ssize_t place, PyObject *tensor)
+static int fill_measure(const struct measuring *measuring, Py_ssize_t place, PyObject *tensor)
 {
-    const struct measuring *measuring = state;
     struct view view;
     if (read_view(tensor, &view) <= 0) return 0;
     int may_be_known = measuring->known != Py_None && !measuring->bins && is_dense(&view, 1);
@@ -279,6 +336,19 @@ static int fill_measure(void *state, Py_ssize_t place, PyObject *tensor)
     return !failed;
 }
 
+/* Measure each of a list of tensors; return the places of those that are left. */
+static PyObject *measure_all(PyObject *tensors, Py_ssize_t count, const struct measuring *measuring)
+{
+    PyObject *left = PyList_New(0);
+    for (Py_ssize_t i = 0; left && i < PyList_GET_SIZE(tensors) && i < count; i++) {
+        PyObject *tensor = Py_NewRef(PyList_GET_ITEM(tensors, i));
+        int done = unless_failed(fill_measure(measuring, i, tensor));
+        Py_DECREF(tensor);
+        if (done < 0 || (!done && leave(left, i) < 0)) Py_CLEAR(left);
+    }
+    return left;
+}
+
 static PyObject *fill_measures(PyObject *module, PyObject *args)
 {
     PyObject *tensors, *bins, *left = NULL;
@@ -295,29 +365,12 @@ static PyObject *fill_measures(PyObject *module, PyObject *args)
         measuring.bins = filled.buf;
         if (filled.obj && filled.len != count * MSPROBE_BINS * (Py_ssize_t)sizeof(double))
             PyErr_SetString(PyExc_ValueError, "expected the bins of each tensor");
-        else
-            left = fill_all(tensors, count, &measuring, fill_measure);
+        else if (has_places(tensors, count))
+            left = measure_all(tensors, count, &measuring);
         if (filled.obj) PyBuffer_Release(&filled);
     }
     PyBuffer_Release(&out);
     return left;
-}
-
-#define SAMPLES 8 /* as in dump/facts.py */
-
-/* How an element of a type is read; 0 of types whose elements are read in Python. */
-static char format_of(int kind)
-{
-    static const struct {
-        const char *name;
-        char format;
-    } FORMATS[] = {{"float32", 'f'}, {"bfloat16", 't'}, {"float16", 'e'}, {"float64", 'd'},
-                   {"int64", 'q'},   {"int32", 'i'},    {"int16", 'h'},   {"int8", 'b'},
-                   {"uint8", 'B'},   {"bool", 'B'}};
-    const char *name = native->kind(kind).name;
-    for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++)
-        if (strcmp(FORMATS[i].name, name) == 0) return FORMATS[i].format;
-    return 0;
 }
 
 #define ELEMENT(TYPE, MAKE)                                                                     \
@@ -348,15 +401,13 @@ static PyObject *element_at(const char *at, char format)
 }
 
 /* The elements at `sample_index` (dump/facts.py). */
-static PyObject *samples_of(const struct view *view, char format)
+static PyObject *samples_of(const struct msprobe_block *block, char format)
 {
-    int64_t step = (view->count - 1) / (SAMPLES - 1);
-    if (step < 1) step = 1;
-    int64_t count = view->count < SAMPLES ? view->count : SAMPLES;
-    PyObject *samples = PyList_New((Py_ssize_t)count);
-    for (int64_t i = 0; samples && i < count; i++) {
-        PyObject *element = element_at(view->data + (size_t)(i * step) * view->itemsize, format);
-        if (element) PyList_SET_ITEM(samples, (Py_ssize_t)i, element);
+    Py_ssize_t count = block->count < MSPROBE_SAMPLES ? block->count : MSPROBE_SAMPLES;
+    PyObject *samples = PyList_New(count);
+    for (Py_ssize_t i = 0; samples && i < count; i++) {
+        PyObject *element = element_at(block->samples[i], format);
+        if (element) PyList_SET_ITEM(samples, i, element);
         else Py_CLEAR(samples);
     }
     return samples;
@@ -365,7 +416,6 @@ static PyObject *samples_of(const struct view *view, char format)
 /* Lists with an item for each tensor. */
 struct columns {
     PyObject *checksum, *norm, *projections, *samples, *elements;
-    struct reading reading;
     int has_samples;
 };
 
@@ -387,35 +437,31 @@ static PyObject *projections_of(const struct msprobe_print *content)
     return Py_BuildValue("(dd)", content->projections[0], content->projections[1]);
 }
 
-static int fill_row(void *state, Py_ssize_t place, PyObject *tensor)
+static int put_row(void *state, Py_ssize_t place, const struct msprobe_block *block)
 {
     const struct columns *columns = state;
-    struct view view;
-    char format;
-    struct msprobe_print content;
-    if (!is_block(tensor, &view) || !(format = format_of(view.kind)) ||
-        content_of(&columns->reading, tensor, &view, &content) < 0)
-        return 0;
     char hex[9];
-    snprintf(hex, sizeof hex, "%08x", (unsigned)content.checksum);
-    PyObject *samples = columns->has_samples ? samples_of(&view, format) : Py_NewRef(Py_None);
+    snprintf(hex, sizeof hex, "%08x", (unsigned)block->print.checksum);
+    PyObject *samples =
+        columns->has_samples ? samples_of(block, format_of(block->kind)) : Py_NewRef(Py_None);
     return !(put_item(columns->checksum, place, PyUnicode_FromString(hex)) ||
-             put_item(columns->norm, place, norm_of(&content)) ||
-             put_item(columns->projections, place, projections_of(&content)) ||
+             put_item(columns->norm, place, norm_of(&block->print)) ||
+             put_item(columns->projections, place, projections_of(&block->print)) ||
              put_item(columns->samples, place, samples) ||
-             put_item(columns->elements, place, PyLong_FromLongLong(view.count)));
+             put_item(columns->elements, place, PyLong_FromSsize_t(block->count)));
 }
 
 static PyObject *fill_columns(PyObject *module, PyObject *args)
 {
     PyObject *tensors;
     struct columns columns;
+    struct reading reading = {.has_rows = 1};
     if (!PyArg_ParseTuple(args, "O!(O!O!O!O!O!)OiOp", &PyList_Type, &tensors, &PyList_Type,
                           &columns.checksum, &PyList_Type, &columns.norm, &PyList_Type,
                           &columns.projections, &PyList_Type, &columns.samples, &PyList_Type,
-                          &columns.elements, &columns.reading.known, &columns.reading.asks,
-                          &columns.reading.crc32, &columns.has_samples))
+                          &columns.elements, &reading.known, &reading.asks, &reading.crc32,
+                          &reading.has_samples))
         return NULL;
-    if (!is_right_reading(&columns.reading)) return NULL;
-    return fill_all(tensors, PyList_GET_SIZE(columns.checksum), &columns, fill_row);
+    columns.has_samples = reading.has_samples;
+    return read_all(tensors, PyList_GET_SIZE(columns.checksum), &reading, put_row, &columns);
 }

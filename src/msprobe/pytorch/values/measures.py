@@ -24,7 +24,7 @@ from msprobe.pytorch.values.device_statistics import DeviceBatch
 from msprobe.pytorch.values.device_streams import current_stream, stream_context
 from msprobe.pytorch.values.memo import TENSORS
 from msprobe.pytorch.values.readable import readable
-from msprobe.pytorch.values.statistics import summarise
+from msprobe.pytorch.values.statistics import summarise, use_threads_of_torch
 
 Array = NDArray[np.float64]
 Known = dict[int, tuple[weakref.ref[Tensor], int, bytes]]
@@ -62,6 +62,7 @@ class Measures:
             threshold: elements with a smaller magnitude are counted; negative to count none.
             with_bins: whether elements are counted by magnitude.
         """
+        use_threads_of_torch()
         self._threshold = threshold
         self._rows = np.empty((_FIRST_ROWS, MEASURES))
         self._bins = np.zeros((_FIRST_ROWS, BINS)) if with_bins else None

@@ -24,7 +24,7 @@ from msprobe.capture.statistics import (
 from msprobe.pytorch.values.device_statistics import NOT_COUNTED, DeviceBatch
 from msprobe.pytorch.values.readable import PLAIN, note_of_stored_values, readable, storage_address
 
-__all__ = ["DeviceBatch", "make_summarise", "summarise"]
+__all__ = ["DeviceBatch", "make_summarise", "summarise", "use_threads_of_torch"]
 
 
 def make_summarise(native: Native | None) -> Callable[[torch.Tensor], Summary]:
@@ -169,3 +169,9 @@ user's is on. float64 accumulation always, whatever the configured precision.
 Cost on the CPU: 1 µs and one reading of the memory. A tensor on an accelerator makes the host wait
 for the device: use `DeviceBatch` for many.
 """
+
+
+def use_threads_of_torch() -> None:
+    """Let large tensors, and many at once, be read by as many threads as torch computes with."""
+    if NATIVE is not None:
+        NATIVE.use_threads(torch.get_num_threads())
