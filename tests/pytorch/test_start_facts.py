@@ -130,7 +130,7 @@ def test_large_parameters_have_the_checksum_of_zlib_however_many_threads_read_th
     model = nn.Module()
     for size, dtype in ((1_100_003, torch.float32), (2_100_001, torch.bfloat16)):
         model.register_buffer(f"large_{size}", torch.randn(size).to(dtype))
-    for place in range(12):
+    for place in range(5):
         model.register_parameter(f"middle_{place}", nn.Parameter(torch.randn(300, 900)))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -145,7 +145,7 @@ def test_large_parameters_have_the_checksum_of_zlib_however_many_threads_read_th
     tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
     for name, checksum, norm in zip(found.name, found.checksum, found.norm, strict=True):
         assert checksum == crc(tensors[name].detach().view(torch.uint8).numpy()), name
-        squares = tensors[name].detach().double().square().tolist()
+        squares = tensors[name].detach().double().square().flatten().tolist()
         assert norm == pytest.approx(math.sqrt(math.fsum(squares)), rel=1e-15)
 
 
