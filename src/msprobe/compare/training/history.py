@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -340,7 +341,7 @@ class TrainingHistory:
         others = [self._with_history(each) for each in self.found]
         found = [_drawn(each, others) for each in found] + others
         found = list(_shown_by_state(found))
-        return sorted(found, key=lambda each: (each.step, each.moment))
+        return sorted(found, key=attrgetter("when"))
 
     def _with_jump(self, fact: FactDifference) -> FactDifference:
         """Return that batches are divided in another way with its effect in later steps."""

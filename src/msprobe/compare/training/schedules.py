@@ -42,6 +42,7 @@ class _Rates:
     names: list[str]
     total: int
     steps: list[int] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
     target: list[float | None] = field(default_factory=list)
     reference: list[float | None] = field(default_factory=list)
     base: tuple[float | None, float | None] = (None, None)
@@ -87,6 +88,7 @@ class ScheduleHistory:
                         is_cycled=is_cycled,
                     )
                 rates.steps.append(pair.step)
+                rates.turns.append(step.turn)
                 rates.target.append(both[0])
                 rates.reference.append(both[1])
 
@@ -138,6 +140,7 @@ class ScheduleHistory:
             verdict=VerdictClass.SCHEDULE if is_schedule else VerdictClass.OPTIMIZER_SETTING,
             moment=Moment.SCHEDULE if is_schedule else Moment.OPTIMIZER_SETTING,
             step=rates.steps[place],
+            turn=rates.turns[place],
             rank=self._rank,
             words=words,
             effect=Effect.POSSIBLE,

@@ -98,7 +98,7 @@ class _Search:
 
     def run(self) -> Verdict:
         facts = [fact for fact in self._findings.facts if self._is_effective(fact)]
-        fact = min(facts, key=_order, default=None)
+        fact = min(facts, key=self._order, default=None)
         if fact is not None and fact.moment is Moment.DATA:
             fact = self._other_start(fact) or fact
         if are_different_programs(self._findings) and not (
@@ -168,7 +168,7 @@ class _Search:
 
     def first_effective_fact(self) -> FactDifference | None:
         """Return the first difference that is a cause; None if one before it is undecided."""
-        for fact in sorted(self._findings.facts, key=lambda each: (each.step, each.moment)):
+        for fact in sorted(self._findings.facts, key=self._when):
             if _needs_values(fact):
                 return None
             if self._is_effective(fact):
@@ -330,7 +330,8 @@ class _Search:
         self, given: StepObservations, fact: FactDifference | None, culprit: Culprit | None
     ) -> bool:
         """Return whether a tensor from outside differs before a fact and a culprit take effect."""
-        if fact is not None and (fact.step, fact.moment) <= (given.step, Moment.FORWARD):
+        when = given.step, given.turns.of_place(given.given_at), Moment.FORWARD
+        if fact is not None and self._when(fact) <= when:
             return False
         if culprit is None or culprit.comparison.step > given.step:
             return True
@@ -362,7 +363,7 @@ class _Search:
         culprit: Culprit | None,
         factor: tuple[StepObservations, GradientFactor] | None,
     ) -> bool:
-        when = fact.step, int(fact.moment)
+        when = self._when(fact)
         if culprit is not None and culprit.comparison.step == fact.step:
             is_shown = culprit.row.cause is Cause.GRADIENT_CALL
             if is_shown and self._is_multiple(fact):
@@ -375,14 +376,34 @@ class _Search:
             is_limit = class_of(culprit) is VerdictClass.CLIPPING
             if is_limit and fact.verdict is VerdictClass.GRADIENT:
                 return False
-        if factor is not None and (factor[0].step, int(factor[1].moment)) < when:
+        if factor is not None and (factor[0].step, 0, factor[1].moment) < when:
             return False
         if culprit is None:
             return True
         if fact.verdict is VerdictClass.INCOMPLETE and fact.step == culprit.comparison.step:
             # A call that ended early has no results.
             return is_lacking(culprit.row)
-        return when <= (culprit.comparison.step, int(moment_of(culprit)))
+        return when <= self._when_seen(culprit)
+
+    def _when(self, fact: FactDifference) -> tuple[int, int, Moment]:
+        """Return when a difference takes effect: step, optimizer step in it, and moment."""
+        observed = self._observed.get((fact.step, fact.rank))
+        if observed is not None and fact.moment is Moment.DATA:
+            return fact.step, observed.turns.of_model(fact.micro), fact.moment
+        if observed is not None and fact.moment is Moment.LOSS:
+            return fact.step, observed.turns.of_pass(fact.micro), fact.moment
+        return fact.when
+
+    def _when_seen(self, culprit: Culprit) -> tuple[int, int, Moment]:
+        """Return when a culprit takes effect, likewise."""
+        comparison = culprit.comparison
+        observed = self._observed.get((comparison.step, comparison.rank))
+        turn = 0 if observed is None else observed.turns.of_place(culprit.row.pair.position)
+        return comparison.step, turn, moment_of(culprit)
+
+    def _order(self, fact: FactDifference) -> tuple[int, int, Moment, bool]:
+        """Return a key for the order in which differences act; at once, the certain one first."""
+        return *self._when(fact), fact.effect is not Effect.CERTAIN
 
     def _of_fact(self, fact: FactDifference) -> Verdict:
         culprit = self._culprit
@@ -680,11 +701,6 @@ def _agrees_until(observed: StepObservations, fact: FactDifference) -> bool:
     return observed.exact_passes > fact.micro or (
         has_factor and observed.agreeing_passes > fact.micro
     )
-
-
-def _order(fact: FactDifference) -> tuple[int, int, bool]:
-    """Return a key for the order in which differences act; of several at once the certain one."""
-    return fact.step, fact.moment, fact.effect is not Effect.CERTAIN
 
 
 def _needs_values(fact: FactDifference) -> bool:

@@ -75,6 +75,9 @@ class GradientFlow:
         if state.has_difference and call.parsed.is_module:
             state.inherit_unrecorded(row)
             return
+        if shares and not self._shares.are_all_of(row, shares):
+            self._judge_unknown(row)
+            return
         mark(row, Origin.INTRODUCED, Cause.CHANGED_GRADIENT if shares else Cause.OTHER_START)
 
     def has_lone_shares(self, call: Call, row: Row) -> bool:

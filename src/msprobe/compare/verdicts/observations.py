@@ -54,6 +54,7 @@ from msprobe.compare.verdicts.moved_updates import moved_update
 from msprobe.compare.verdicts.places import Clue, Place
 from msprobe.compare.verdicts.proof import Proof
 from msprobe.compare.verdicts.shifts import shifted
+from msprobe.compare.verdicts.turns import Turns, turns_of
 from msprobe.compare.verdicts.unnoticed import unnoticed_call
 from msprobe.dump.facts import Ending
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
@@ -150,6 +151,7 @@ class StepObservations:
         has_facts: both sides recorded the training around their calls.
         trains: gradients were taken, as far as records and facts tell.
         reads_gradients: gradients of parameters were recorded on both sides.
+        turns: which optimizer steps come before each call of the step.
         broken_off: how the step ended early on both sides, in words; None if it did not.
     """
 
@@ -196,6 +198,7 @@ class StepObservations:
     has_facts: bool = False
     trains: bool = False
     reads_gradients: bool = False
+    turns: Turns = field(default_factory=Turns)
     broken_off: str | None = None
 
     @property
@@ -288,6 +291,7 @@ def observe(
         unnoticed=unnoticed_call(comparison),
         draws=draws_within(*comparison.facts)
         or all(any(_draws(side, name) for name in side.names) for side in comparison.sides),
+        turns=turns_of(comparison),
         cleared=cleared_gradients(comparison) or left_over(comparison, last_gradients),
         broken_off=_broken_off(comparison),
         **_work(comparison),
