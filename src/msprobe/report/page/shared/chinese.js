@@ -466,6 +466,7 @@ export const sentences = {
       "record both runs without compiling, or at level mix": "不编译地记录两次运行，或使用级别 mix 记录",
   "its relative error is {}": "其相对误差为 {}",
   "the state of the generator that {} draws from differs (step {})": "{} 所用随机数生成器的状态不同（step {}）",
+  "{}; it differs when it comes in (step {})": "{}；输入时已不同（step {}）",
   "{}; it differs when it comes in, though the model is given the same (labels, say) (step {})": "{}；输入时已不同，而模型的输入相同，例如标签（step {}）",
   "a tensor that no recorded call made (step {})": "并非由已记录调用产生的张量（step {}）",
   "{}; a tensor that no recorded call made (step {})": "{}；并非由已记录调用产生的张量（step {}）",
