@@ -195,11 +195,12 @@ def _of_ahead(findings: Findings, first: StepObservations, ahead: OutlineDiffere
 def _of_given(findings: Findings, first: StepObservations, given: Clue) -> Verdict:
     where = Where.at(given.place, first.rank)
     if first.given_samples:
-        alone = ", though the model is given the same (labels, say)"
         return findings.conclude(
             VerdictClass.DATA,
-            f"{given.words}; it differs when it comes in"
-            f"{alone if first.has_same_batches else ''} (step {first.step})",
+            f"{given.words}; it differs when it comes in, though the model is given the same "
+            f"(labels, say) (step {first.step})"
+            if first.has_same_batches
+            else f"{given.words}; it differs when it comes in (step {first.step})",
             Confidence.LIKELY,
             where=where,
             next_steps=[for_inputs([given.place.record], 1)],
