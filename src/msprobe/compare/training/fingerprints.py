@@ -98,6 +98,8 @@ def change_of(target: Fingerprint, reference: Fingerprint) -> Change:
         return Change(not relative, relative, epsilon, False, _not_finite(target, reference))
     if target.checksum == reference.checksum:
         return Change(True, 0.0, epsilon)
+    if not epsilon and not relative:
+        relative = None  # integers are not rounded: the same ones come in another order
     is_bound = target.projections is None or reference.projections is None
     return Change(False, relative, epsilon, is_bound, _not_finite(target, reference))
 

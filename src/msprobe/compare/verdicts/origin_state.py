@@ -99,10 +99,7 @@ class StartState:
     @cached_property
     def _names(self) -> list[dict[Hashable, str]]:
         """Of each side, what tells parameters apart → their names, of those with projections."""
-        return [
-            {key: name for name, key in _named_parameters(facts)}
-            for facts in self._comparison.facts
-        ]
+        return [_names_by_content(facts) for facts in self._comparison.facts]
 
     @cached_property
     def _contents(self) -> list[dict[Hashable, set[str | None]]]:
@@ -239,23 +236,38 @@ def _contents_of(facts: Facts | None) -> dict[Hashable, set[str | None]]:
     return found
 
 
-def _named_parameters(facts: Facts | None) -> Iterator[tuple[str, Hashable]]:
-    """Yield parameters and buffers in words, and by what their elements are recognised."""
+def _names_by_content(facts: Facts | None) -> dict[Hashable, str]:
+    """Return by what their elements are recognised → parameters and buffers, in words."""
+    found: dict[Hashable, str] = {}
     if facts is None:
-        return
+        return found
     for step in facts.optimizer_steps():
         own, after = step.parameters, step.parameters.after
         columns = own.name, own.dtype, own.shape, after.norm, after.projections
         for name, dtype, shape, norm, pair in zip(*columns, strict=False):
             if pair is not None:
-                yield f"the parameter {name} after its update", _key_of(dtype, shape, norm, pair)
+                found[_key_of(dtype, shape, norm, pair)] = f"the parameter {name} after its update"
     start = facts.parameters
-    if start is not None:
-        named = map("the {} {}".format, start.kind, start.name)
-        rest = start.dtype, start.shape, start.norm, start.projections
-        for words, dtype, shape, norm, pair in zip(named, *rest, strict=False):
-            if pair is not None:
-                yield words, _key_of(dtype, shape, norm, pair)
+    if start is None:
+        return found
+    alike: dict[Hashable, list[str]] = {}
+    names = start.kind, start.name, start.same_as
+    rest = start.dtype, start.shape, start.norm, start.projections
+    for kind, name, tied, dtype, shape, norm, pair in zip(*names, *rest, strict=False):
+        if pair is not None and not tied:
+            key = _key_of(dtype, shape, norm, pair)
+            alike.setdefault(key, []).append(f"the {kind} {name}")
+    return found | {key: _any_of(names) for key, names in alike.items()}
+
+
+def _any_of(names: Sequence[str]) -> str:
+    """Return names of which it is not known which one is meant."""
+    more = len(names) - 1
+    if not more:
+        return names[0]
+    if more == 1:
+        return f"{names[0]} (or {names[1]}, which holds the same)"
+    return f"{names[0]} (or one of {more} others that hold the same)"
 
 
 def _key_of(
