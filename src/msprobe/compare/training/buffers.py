@@ -114,7 +114,7 @@ def _of_kind(
         return
     worst = max(far, key=lambda name: changes[name].relative or 0.0)
     relative = changes[worst].relative
-    size = "" if relative is None else f" by up to {relative:.2g} of the norm"
+    size = "" if relative is None else f" by up to about {relative:.2g} of the norm"
     made, is_argument = owner_words((pair.target.settings, pair.reference.settings), worst)
     verdict = VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE
     # Calls compute an average of parameters; buffers are changed in modules, or by other ranks.

@@ -20,6 +20,7 @@ from msprobe.compare.training.differences import (
 )
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change
+from msprobe.compare.training.gradient_factors import common_factor, factor_between
 from msprobe.compare.training.module_settings import owner_words, setting_words
 from msprobe.compare.training.outlines import difference_of_writes
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -305,7 +306,12 @@ def _moved(
         change = changes[worst]
         size = change.ending
         if change.relative is not None and not change.not_finite:
-            size = f" by up to {change.relative:.2g} of the norm"
+            size = f" by up to about {change.relative:.2g} of the norm"
+        factor = common_factor(
+            factor_between(*(each[name] for each in pair.starts)) for name in far
+        )
+        if factor is not None and factor.is_proved:
+            size = f" by the factor {factor.value:.4g}"
         agreed = "it" if len(far) == 1 else "they"
         is_later = is_first and _went_on(pair)
         since = alone if is_first else f", though {agreed} agreed after the step before"
