@@ -753,3 +753,25 @@ def test_samples_that_the_model_is_given_besides_are_not_said_to_be_the_same(
     verdict = verdict_on(tmp_path, run, "flipped")
     assert verdict["class"] == "data", verdict["sentence"]
     assert "input.0 holds the same values in another order" in verdict["sentence"]
+
+
+def test_parameters_that_change_places_are_named_where_modules_have_no_records(
+    tmp_path: Path,
+) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        gate, up = nn.Linear(4, 4), nn.Linear(4, 4)
+        model, x = nn.ModuleDict({"gate": gate, "up": up}), torch.randn(3, 4)
+        first, second = (up, gate) if change else (gate, up)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(_: int) -> None:
+            optimizer.zero_grad()
+            (functional.silu(first(x)) * second(x)).sum().backward()
+            optimizer.step()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, "exchanged", level="L1")
+    words = "called with the parameter up.weight instead of the parameter gate.weight"
+    assert words in verdict["sentence"], verdict["sentence"]
+    assert verdict["class"] == "argument"

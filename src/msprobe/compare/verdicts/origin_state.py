@@ -22,6 +22,7 @@ from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 from msprobe.dump.facts import Facts, Projections
 from msprobe.dump.records import Statistic
+from msprobe.dump.values import Value
 
 # Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.
 _UNRECORDED_GROWTH: Final = 50.0
@@ -56,19 +57,24 @@ class StartState:
     def names_of(self, row: Row) -> tuple[str | None, str | None]:
         """Return which parameter or buffer each value of a row is, in words."""
         target, reference = (
-            None
-            if value is None
-            else names.get(_key_of(value.dtype, value.shape or (), value.norm, value.projections))
+            None if value is None else names.get(_key_of_value(value))
             for value, names in zip((row.target, row.reference), self._names, strict=True)
         )
         return target, reference
+
+    def exchanged_parameters(self, row: Row) -> str | None:
+        """Return which of the parameters of both sides a row's values are, if not the same one."""
+        keys = {_key_of_value(value) for value in row.values}
+        target, reference = self.names_of(row)
+        if target == reference or not all(keys <= names.keys() for names in self._names):
+            return None
+        return f"{target} instead of {reference}"
 
     def shows_equal(self, row: Row) -> bool:
         """Return whether facts have one checksum for both values of a row: of data, a buffer."""
         sums: set[str | None] = set()
         for value, contents in zip(row.values, self._contents, strict=True):
-            key = _key_of(value.dtype, value.shape or (), value.norm, value.projections)
-            sums |= contents.get(key, {None})
+            sums |= contents.get(_key_of_value(value), {None})
         return len(sums) == 1 and None not in sums
 
     @property
@@ -268,6 +274,10 @@ def _any_of(names: Sequence[str]) -> str:
     if more == 1:
         return f"{names[0]} (or {names[1]}, which holds the same)"
     return f"{names[0]} (or one of {more} others that hold the same)"
+
+
+def _key_of_value(value: Value) -> Hashable:
+    return _key_of(value.dtype, value.shape or (), value.norm, value.projections)
 
 
 def _key_of(
