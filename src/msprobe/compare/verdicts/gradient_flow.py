@@ -130,7 +130,8 @@ class GradientFlow:
         before = self._shares.accumulated_before(call, row)
         last = before[-1].pair.position if before else -1
         added = [*before[-1:], *(each for each in shares if each.pair.position > last)]
-        is_told = bool(shares)
+        # Gradients of the module's other parameters may be all that its calls are seen to make.
+        is_told = bool(shares) and any(self._shares.are_all_of(row, s) for s in (shares, added))
         shares += before
         if any(share.status.is_difference for share in shares):
             mark(row, Origin.INHERITED)
