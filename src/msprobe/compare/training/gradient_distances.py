@@ -21,6 +21,8 @@ SAME_GRADIENT: Final = 1e-5
 """Sums in another order are as near as this in float32, and gradients of other calls, too."""
 # Gradients so much smaller than the largest one may be the rounding of larger terms.
 _SMALL: Final = 1e-4
+# That of one number is the sum of all terms, which may cancel.
+_OF_ONE_NUMBER: Final = 0.03
 _ROUNDING: Final = 2.0**-19  # a sum of many roundings of float32
 
 Gradients = Mapping[str, Fingerprint]
@@ -258,7 +260,8 @@ def distance(target: Fingerprint, reference: Fingerprint, largest: float) -> flo
         if norms[0] != norms[1]:
             return math.inf
         norms = 0.0, max((abs(b) for _, b in parts if b is not None), default=0.0)
-    size = max(norms[1], _SMALL * largest)
+    is_number = bool(parts) and all(abs(b or 0.0) == norms[1] for _, b in parts)
+    size = max(norms[1], (_OF_ONE_NUMBER if is_number else _SMALL) * largest)
     if not parts or not size:
         return math.inf
     return max(math.inf if None in (a, b) else abs(a - b) / size for a, b in parts)  # type: ignore[operator]

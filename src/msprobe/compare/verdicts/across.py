@@ -17,6 +17,7 @@ from msprobe.collectives.calls import communication_calls, is_communication
 from msprobe.collectives.matching import connect
 from msprobe.compare.call_differences import value_key
 from msprobe.compare.causes import Cause
+from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, OperationPair, Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.facts_pair import (
@@ -34,6 +35,7 @@ from msprobe.compare.verdicts.retract_harmless import retract_without_effect
 from msprobe.dump.facts import Facts
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role, Value
+from msprobe.operators.operator import RUNNING
 
 # Causes of values that were there before the step, and differ.
 _OUTSIDE: Final = (
@@ -125,12 +127,15 @@ class _Updates:
         self._distances = distances
         self._worst = worst
 
-    def likely_error(self, row: Row) -> float | None:
+    def likely_error(self, comparison: RankComparison, row: Row) -> float | None:
         """Return the relative error that the steps before make likely in a value, at most.
 
         Returns:
             None where it is no parameter and no buffer, or nothing is known of its gradients.
         """
+        argument = signature_of(comparison.parsed(row.pair).base).name_of(row.value.argument)
+        if argument in RUNNING:  # earlier calls of the step have written it, too
+            return UPDATE_GROWTH * self._worst
         for target, reference in self._names:
             name, is_buffer = target.get(_key(row.target), ("", False))
             if name and name == reference.get(_key(row.reference), ("", False))[0]:
@@ -175,7 +180,7 @@ def _revise(comparison: RankComparison, row: Row, history: History, updates: _Up
     elif role is not Role.INPUT or row.cause not in _FROM_OUTSIDE:
         return
     elif not _let_inherit_of_lone_call(comparison, row, history) and history.inexact:
-        likely = updates.likely_error(row)
+        likely = updates.likely_error(comparison, row)
         if history.handed_on(row):
             mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
         elif likely is None or row.error is None:
