@@ -134,7 +134,8 @@ def small_argument(comparison: RankComparison) -> Clue | None:
         if not pair.is_matched and _makes_random(side.operator(pair.name), tensors):
             return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
         is_alone = all(r.status is Status.EQUAL or _is_result(r) for r in tensors)
-        is_small = is_alone and all(r.status is not Status.DIFFERS for r in tensors)
+        # What one side goes on to compute by itself, of a result of another shape, tells no size.
+        is_small = is_alone and not any(r.status.is_difference for r in tensors)
         idle = [
             row
             for row in rows
