@@ -21,8 +21,8 @@ SAME_GRADIENT: Final = 1e-5
 """Sums in another order are as near as this in float32, and gradients of other calls, too."""
 # Gradients so much smaller than the largest one may be the rounding of larger terms.
 _SMALL: Final = 1e-4
-# That of one number is the sum of all terms, which may cancel.
-_OF_ONE_NUMBER: Final = 0.03
+# Terms as large as the largest gradient may cancel in a smaller one, and leave their rounding.
+_OF_TERMS: Final = 2.0**-22
 _ROUNDING: Final = 2.0**-19  # a sum of many roundings of float32
 
 Gradients = Mapping[str, Fingerprint]
@@ -211,7 +211,14 @@ def near_gradients(
     """Return the gradients that are the same sum on both sides, in another order."""
     found = _distances(target, reference)
     zero = _zero_but_for_rounding(target) & _zero_but_for_rounding(reference)
-    return {name for name, distance in found.items() if distance <= tolerance or name in zero}
+    terms = _OF_TERMS * _largest(_norms(reference))
+    return {
+        name
+        for name, distance in found.items()
+        if distance <= tolerance
+        or name in zero
+        or distance * (reference[name].norm or math.inf) <= terms
+    }
 
 
 def _zero_but_for_rounding(gradients: Gradients) -> set[str]:
@@ -260,8 +267,7 @@ def distance(target: Fingerprint, reference: Fingerprint, largest: float) -> flo
         if norms[0] != norms[1]:
             return math.inf
         norms = 0.0, max((abs(b) for _, b in parts if b is not None), default=0.0)
-    is_number = bool(parts) and all(abs(b or 0.0) == norms[1] for _, b in parts)
-    size = max(norms[1], (_OF_ONE_NUMBER if is_number else _SMALL) * largest)
+    size = max(norms[1], _SMALL * largest)
     if not parts or not size:
         return math.inf
     return max(math.inf if None in (a, b) else abs(a - b) / size for a, b in parts)  # type: ignore[operator]

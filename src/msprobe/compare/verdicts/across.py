@@ -47,6 +47,8 @@ _OUTSIDE: Final = (
 )
 # Causes of values that no call of the step made: without modules parameters are among them.
 _FROM_OUTSIDE: Final = (Cause.UNRECORDED_VALUE, Cause.PARAMETER, Cause.CHANGED_STATE)
+# The same, if something differed in the steps before.
+_LEFT: Final = (Cause.LEFT_BEHIND, Cause.STEP_GROWTH)
 
 _Update = tuple[int, Collection[str]]
 
@@ -95,7 +97,7 @@ class Across:
                 if is_updated:
                     _inherit_structure(comparison, history)
             _inherit_updates(comparison, training)
-            _inherit_own_updates(comparison, own)
+            _inherit_own_updates(comparison, own, history)
             history.add(comparison)
             _clear_same_training(comparison, own, training.same_gradient(comparison.rank))
             history.add_harmless(comparison)
@@ -225,7 +227,9 @@ def _name(comparison: RankComparison, row: Row) -> str:
     return f"{path}.{argument}" if path else argument
 
 
-def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair]) -> None:
+def _inherit_own_updates(
+    comparison: RankComparison, facts: Sequence[FactsPair], history: History
+) -> None:
     """Let parameters that are read after an optimizer of the same step inherit from it."""
     for pair in facts:
         updates = list(_own_updates(comparison, pair))
@@ -239,9 +243,11 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
             is_asked_anew |= row.pair.position > asked and (
                 row.status.is_difference and not comparison.is_of_backward(row.pair)
             )
-            if row.origin is not Origin.INTRODUCED:
-                continue
             position, cause = row.pair.position, row.cause
+            # Not of the step before: the optimizer has made it in this one.
+            is_left = cause in _LEFT and history.maker_of(row, comparison.step) is None
+            if row.origin is not Origin.INTRODUCED and not is_left:
+                continue
             if cause is Cause.ACCUMULATED:
                 is_after = position > behind
             else:
@@ -250,7 +256,7 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
                     (asks_again and is_later and not row.pair.is_matched)
                     or (is_asked_anew and comparison.is_of_backward(row.pair))
                     or (
-                        cause in _FROM_OUTSIDE
+                        (is_left or cause in _FROM_OUTSIDE)
                         and comparison.parsed(row.pair).kind is RecordKind.FORWARD
                         and _is_updated(comparison, row, updates, asked)
                     )

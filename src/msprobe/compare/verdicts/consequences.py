@@ -78,6 +78,22 @@ class Consequences:
                     found.update((user.start, user) for user in later)
         return list(found.values()) if are_same(*ends, resolution=0.0) else []
 
+    def end_alike(self, made: Iterable[Call]) -> bool:
+        """Return whether calls come to the same tensors on both sides, however they make them.
+
+        That is what none of a side's later calls takes in: averages of weights, say.
+        """
+        ends: tuple[list[Value], list[Value]] = ([], [])
+        for row in (row for call in made for row in call.outputs if row.value.is_tensor):
+            both = [
+                None if value is None or self._users_on(side, row, value) else value
+                for side, value in enumerate((row.target, row.reference))
+            ]
+            if row.status.is_difference or None in both:
+                for found, value in zip(ends, both, strict=True):
+                    found += [value] if value is not None else []
+        return bool(ends[0]) and are_same(*ends, resolution=0.0)
+
     def effect(self, call: Call, begun: Sequence[Row]) -> Effect:
         """Return what is made of constants that a call takes in or makes.
 
@@ -145,8 +161,7 @@ class Consequences:
         A buffer or a parameter is known by its content alone.
         """
         flow = (self._flow.target, self._flow.reference)[side]
-        is_known = value.value_id is not None or not value.norm
-        return self._calls_of(flow.users_after(row, by_content=not is_known))
+        return self._calls_of(flow.users_after(row, by_content=value.value_id is None))
 
     def _calls_of(self, indices: Iterable[int]) -> list[Call]:
         calls = (self._calls.of(self._calls.rows[index]) for index in indices)
