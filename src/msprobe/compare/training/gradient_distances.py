@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from msprobe.compare.rounding import LARGEST_SHIFT, gradient_shift, is_of_sum
+from msprobe.compare.rounding import LARGEST_SHIFT, LEAST_SHIFT, gradient_shift, is_of_sum
 from msprobe.compare.training.facts_pair import StepPair
 from msprobe.compare.training.fingerprints import Fingerprint
 from msprobe.compare.training.gradient_factors import factor_between
@@ -43,18 +43,23 @@ def has_same_gradients(pair: StepPair, tolerance: float = SAME_GRADIENT) -> bool
     )
 
 
-def are_rounded(pair: StepPair, resolution: float) -> bool:
+def are_rounded(pair: StepPair, resolution: float, least: float = LEAST_SHIFT) -> bool:
     """Return whether all gradients that an optimizer gets differ as sums in a coarse type do.
 
     Those of one side alone do so together, as in `has_same_gradients`.
+
+    Args:
+        pair: an optimizer step.
+        resolution: of the coarse type.
+        least: see `is_of_sum`.
     """
     both = pair.gradients
     shared = both[0].keys() & both[1].keys()
-    if not shared or rounded_gradients(pair, resolution) != shared:
+    if not shared or rounded_gradients(pair, resolution, least) != shared:
         return False
     alone = _alone(pair)
     typical = _typical(list(_moves(pair)))
-    return alone is None or is_of_sum(typical, alone.moved, alone.size, resolution, typical)
+    return alone is None or is_of_sum(typical, alone.moved, alone.size, resolution, typical, least)
 
 
 class _Alone(NamedTuple):
@@ -91,7 +96,7 @@ def _alone(pair: StepPair) -> _Alone | None:
     return _Alone((names or others)[0], moved, size)
 
 
-def rounded_gradients(pair: StepPair, resolution: float) -> set[str]:
+def rounded_gradients(pair: StepPair, resolution: float, least: float = LEAST_SHIFT) -> set[str]:
     """Return the gradients that differ as sums do in a type of some resolution."""
     zero = set.intersection(*map(_zero_but_for_rounding, pair.gradients))
     moves = [each for each in _moves(pair) if each.name not in zero]
@@ -99,7 +104,7 @@ def rounded_gradients(pair: StepPair, resolution: float) -> set[str]:
     return zero | {
         each.name
         for each in moves
-        if is_of_sum(each.distance, each.moved, each.size, resolution, typical)
+        if is_of_sum(each.distance, each.moved, each.size, resolution, typical, least)
     }
 
 

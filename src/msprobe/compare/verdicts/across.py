@@ -20,6 +20,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, OperationPair, Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.rounding import LEAST_SHIFT, OF_ONE_NUMBER, resolution_of
 from msprobe.compare.training.facts_pair import (
     FactsPair,
 )
@@ -30,6 +31,7 @@ from msprobe.compare.verdicts.computed_before import ComputedBefore, is_of_struc
 from msprobe.compare.verdicts.data_flow import DataFlow
 from msprobe.compare.verdicts.history import UPDATE_GROWTH, History, parameter_of
 from msprobe.compare.verdicts.origin_state import mark
+from msprobe.compare.verdicts.precision_policy import is_in_other_precision
 from msprobe.compare.verdicts.proof import prove
 from msprobe.compare.verdicts.retract_harmless import retract_without_effect
 from msprobe.dump.facts import Facts
@@ -321,12 +323,25 @@ def _clear_same_training(
         if all(row.origin is None for row in comparison.rows):
             return
         steps = pair.steps
-        resolutions = comparison.resolution, comparison.resolution_of_losses
-        if has_same_training(pair, steps, tolerance, resolutions):
+        if has_same_training(pair, steps, tolerance, *_resolutions(comparison)):
             updates = (comparison.places.get(step.target.record, -1) for step in steps)
             names = comparison.reference.names
             flow = cache(partial(DataFlow, comparison.rows, names))  # few steps need it
             retract_without_effect(Calls(comparison), flow, max(updates))
+
+
+def _resolutions(comparison: RankComparison) -> tuple[tuple[float, float], float]:
+    """Return to which resolutions gradients and losses may be apart, and the least shift of these.
+
+    The resolutions are 0 without other calls. Where one side computes as a whole in a coarser type,
+    that is the one which counts: it rounds what scales all gradients, such as the mean of a loss.
+    """
+    found = comparison.resolution, comparison.resolution_of_losses
+    if not found[0] or not is_in_other_precision(comparison):
+        return found, LEAST_SHIFT
+    made = (r for r in comparison.rows if r.value.role is Role.OUTPUT and r.holds_tensor)
+    coarsest = resolution_of(value for row in made for value in row.values)
+    return (coarsest, coarsest), OF_ONE_NUMBER
 
 
 def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:
