@@ -90,8 +90,8 @@ class Consequences:
                 for side, value in enumerate((row.target, row.reference))
             ]
             if row.status.is_difference or None in both:
-                for found, value in zip(ends, both, strict=True):
-                    found += [value] if value is not None else []
+                for side, value in enumerate(both):
+                    ends[side].extend([value] if value is not None else [])
         return bool(ends[0]) and are_same(*ends, resolution=0.0)
 
     def effect(self, call: Call, begun: Sequence[Row]) -> Effect:

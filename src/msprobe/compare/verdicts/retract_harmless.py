@@ -171,9 +171,9 @@ def retract_without_effect(calls: Calls, flow: Callable[[], DataFlow], updated: 
         _clear(call, taken_in, Cause.SAME_GRADIENTS, "", is_same=False)
         found = _found(call, has_same_gradients=True)
         is_blamed = any(row.origin is not Origin.INHERITED for row in found)
-        if is_blamed and not ends_alike and _is_late(call, calls, updated):
-            if not Consequences(calls, flow()).unseen(call):
-                continue
+        is_open = is_blamed and not ends_alike and _is_late(call, calls, updated)
+        if is_open and not Consequences(calls, flow()).unseen(call):
+            continue
         if found:
             _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=is_same)
 
