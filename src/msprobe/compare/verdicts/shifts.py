@@ -33,6 +33,7 @@ from msprobe.compare.training.outlines import (
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.training.start import equal_at_start
 from msprobe.compare.verdicts.calls import is_cast
+from msprobe.compare.verdicts.limits import is_limit
 from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
 from msprobe.compare.verdicts.proof import JumpKind
 from msprobe.compare.verdicts.statistics_error import estimated_difference
@@ -242,6 +243,8 @@ def _shift(target: Value, reference: Value) -> float:
     count = math.prod(reference.shape or ())
     if count < _FEWEST or target.shape != reference.shape:
         return 0.0
+    if any(map(is_limit, (*target.finite_ends, *reference.finite_ends))):
+        return 0.0  # those of two types are one mark in masks
     size, moved = abs(float(reference.norm or 0.0)), 0.0
     for one, other, scale in (
         (target.norm, reference.norm, 1.0),
