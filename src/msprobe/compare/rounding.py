@@ -47,7 +47,7 @@ _MANY: Final = 4.5 / 4.0  # of hundreds of gradients none may: once in 150,000
 _FEWER: Final = 3.0 / 4.0  # a measured error has some of a shift in it
 OF_ONE_NUMBER: Final = 0.5
 """A number that is rounded once and scales all: the mean of a loss divides by one."""
-LEAST_SHIFT: Final = 0.25
+_LEAST_SHIFT: Final = 0.25
 """The same of a sum, whose parts are divided by a number that is rounded alike, or nearly so."""
 LARGEST_SHIFT: Final = 8.0
 """What moves by more units is judged by its size."""
@@ -101,7 +101,8 @@ def is_of_sum(
     count: int,
     resolution: float,
     typical: float,
-    least: float = LEAST_SHIFT,
+    *,
+    is_one_sided: bool = False,
 ) -> bool:
     """Return whether two tensors differ as sums do that are rounded to a coarse type.
 
@@ -114,13 +115,15 @@ def is_of_sum(
         resolution: of the coarse type.
         typical: root mean square of the distances of all such tensors; one of them may be twice
             as far apart as sums are.
-        least: units that the norm may move, however many elements there are.
+        is_one_sided: one side alone computes in that type: it rounds what scales all elements.
     """
     if resolution <= FINE or max(typical, distance / 2) > IN_SUM * resolution:
         return False
-    measured = _FEWER * shift_of(count, max(distance, typical) / resolution)
-    most = _MANY * max(shift_of(count), measured)
-    return moved <= max(least, most) * resolution
+    error = max(distance, typical) / resolution
+    if is_one_sided:
+        return moved <= gradient_shift(count, error) * resolution
+    most = _MANY * max(shift_of(count), _FEWER * shift_of(count, error))
+    return moved <= max(_LEAST_SHIFT, most) * resolution
 
 
 def shift_of(count: int, error: float = 0.0, fewest: float = math.inf) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from msprobe.compare.rounding import LEAST_SHIFT, ONCE
+from msprobe.compare.rounding import ONCE
 from msprobe.compare.training.facts_pair import FactsPair, StepPair, clip_coefficient
 from msprobe.compare.training.gradient_distances import (
     SAME_GRADIENT,
@@ -23,7 +23,8 @@ def has_same_training(
     steps: Sequence[StepPair],
     tolerance: float = SAME_GRADIENT,
     resolutions: tuple[float, float] = (0.0, 0.0),
-    least: float = LEAST_SHIFT,
+    *,
+    is_one_sided: bool = False,
 ) -> bool:
     """Return whether optimizers get the same gradients of the same losses.
 
@@ -37,7 +38,7 @@ def has_same_training(
         tolerance: of gradients.
         resolutions: of the coarse types to whose roundings gradients and losses may be apart; 0
             without one.
-        least: units by which these may move each norm; see `is_of_sum`.
+        is_one_sided: one side alone computes in such a type.
     """
     totals = [total_loss(facts) for facts in pair.sides]
     if len(pair.target.loss) != len(pair.reference.loss) and not _are_near(*totals):
@@ -48,7 +49,8 @@ def has_same_training(
     if None in totals or not _limit_alike(*clips, tolerance=rounded):
         return False
     if not steps or not all(
-        has_same_gradients(step, tolerance) or are_rounded(step, resolutions[0], least)
+        has_same_gradients(step, tolerance)
+        or are_rounded(step, resolutions[0], is_one_sided=is_one_sided)
         for step in steps
     ):
         return False

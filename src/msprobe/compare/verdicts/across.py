@@ -20,7 +20,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, OperationPair, Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.rounding import LEAST_SHIFT, OF_ONE_NUMBER, resolution_of
+from msprobe.compare.rounding import resolution_of
 from msprobe.compare.training.facts_pair import (
     FactsPair,
 )
@@ -323,25 +323,26 @@ def _clear_same_training(
         if all(row.origin is None for row in comparison.rows):
             return
         steps = pair.steps
-        if has_same_training(pair, steps, tolerance, *_resolutions(comparison)):
+        is_one_sided = is_in_other_precision(comparison)
+        resolutions = _resolutions(comparison, is_one_sided=is_one_sided)
+        if has_same_training(pair, steps, tolerance, resolutions, is_one_sided=is_one_sided):
             updates = (comparison.places.get(step.target.record, -1) for step in steps)
             names = comparison.reference.names
             flow = cache(partial(DataFlow, comparison.rows, names))  # few steps need it
             retract_without_effect(Calls(comparison), flow, max(updates))
 
 
-def _resolutions(comparison: RankComparison) -> tuple[tuple[float, float], float]:
-    """Return to which resolutions gradients and losses may be apart, and the least shift of these.
+def _resolutions(comparison: RankComparison, *, is_one_sided: bool) -> tuple[float, float]:
+    """Return to which resolutions gradients and losses may be apart; 0 without other calls.
 
-    The resolutions are 0 without other calls. Where one side computes as a whole in a coarser type,
-    that is the one which counts: it rounds what scales all gradients, such as the mean of a loss.
+    Where one side computes as a whole in a coarser type, that is the one which counts.
     """
     found = comparison.resolution, comparison.resolution_of_losses
-    if not found[0] or not is_in_other_precision(comparison):
-        return found, LEAST_SHIFT
+    if not found[0] or not is_one_sided:
+        return found
     made = (r for r in comparison.rows if r.value.role is Role.OUTPUT and r.holds_tensor)
     coarsest = resolution_of(value for row in made for value in row.values)
-    return (coarsest, coarsest), OF_ONE_NUMBER
+    return coarsest, coarsest
 
 
 def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:
