@@ -233,7 +233,7 @@ class TrainingHistory:
                 if read and self.is_split and not self._has_same_gradients:
                     self.is_coarse = all(are_rounded(step, resolution()) for step in steps)
                     self._has_same_gradients = self.is_coarse
-            elif self._jumps(history, steps, _COARSE_JUMP if self.is_coarse else math.inf):
+            elif self._jumps(history, steps, resolution() if self.is_coarse else 0.0):
                 self._jump = min(self._jump, pair.step)
             is_exact = exact.get(pair.rank, True)
             found = [*self._of_step(pair, steps, history, len(pairs), resolution, scale)]
@@ -255,10 +255,17 @@ class TrainingHistory:
         self.found += later
 
     @staticmethod
-    def _jumps(history: _RankHistory, steps: Sequence[StepPair], most: float) -> bool:
-        """Return whether gradients are apart by more than rounding of the steps before makes."""
+    def _jumps(history: _RankHistory, steps: Sequence[StepPair], coarse: float) -> bool:
+        """Return whether gradients are apart by more than rounding of the steps before makes.
+
+        Args:
+            history: of the rank.
+            steps: its optimizer steps.
+            coarse: resolution of the coarse type in which gradients agreed so far; 0 without one.
+        """
+        most = _COARSE_JUMP if coarse else math.inf
         limit = min(max(_LEAST_JUMP, _JUMP * history.farthest), most)
-        return any(limit < farthest_gradient(step) < math.inf for step in steps)
+        return any(limit < farthest_gradient(step, coarse) < math.inf for step in steps)
 
     def same_gradient(self, rank: int | str) -> float:
         """Return how far gradients that are the same may be apart in the next step.

@@ -27,6 +27,8 @@ def has_same_training(
     steps: Sequence[StepPair],
     tolerance: float = SAME_GRADIENT,
     resolutions: tuple[float, float] = (0.0, 0.0),
+    *,
+    is_one_sided: bool = False,
 ) -> bool:
     """Return whether optimizers get the same gradients of the same losses.
 
@@ -40,16 +42,20 @@ def has_same_training(
         tolerance: of gradients.
         resolutions: of the coarse types to whose roundings gradients and losses may be apart; 0
             without one.
+        is_one_sided: one side alone computes in such a type.
     """
     totals = [total_loss(facts) for facts in pair.sides]
     if len(pair.target.loss) != len(pair.reference.loss) and not _are_near(*totals):
         # Losses of inner updates (MAML) come before the one that the optimizer's gradients are of.
         totals = [facts.loss[-1].value if facts.loss else None for facts in pair.sides]
     clips = pair.events(Clip)
-    if None in totals or not _limit_alike(*clips):
+    rounded = max(SAME_GRADIENT, ONCE * resolutions[0])
+    if None in totals or not _limit_alike(*clips, tolerance=rounded):
         return False
     if not steps or not all(
-        has_same_gradients(step, tolerance) or are_rounded(step, resolutions[0]) for step in steps
+        has_same_gradients(step, tolerance)
+        or are_rounded(step, resolutions[0], is_one_sided=is_one_sided)
+        for step in steps
     ):
         return False
     if all(step.is_opposed for step in steps):
@@ -68,7 +74,7 @@ def has_same_training(
     return _is_scale(*totals, is_taken_back=is_taken_back)
 
 
-def _limit_alike(target: Sequence[Clip], reference: Sequence[Clip]) -> bool:
+def _limit_alike(target: Sequence[Clip], reference: Sequence[Clip], *, tolerance: float) -> bool:
     """Return whether clipping does the same to the gradients of both sides.
 
     Gradients that are divided after they were clipped have another norm then, and another limit.
@@ -83,8 +89,9 @@ def _limit_alike(target: Sequence[Clip], reference: Sequence[Clip]) -> bool:
     for both in zip(*(side[len(side) - few :] for side in active), strict=True):
         coefficients = [clip_coefficient(clip) for clip in both]
         norms = [clip.total_norm or 0.0 for clip in both]
-        is_alike = _are_near(*(norms if None in coefficients else coefficients))
-        if not is_alike or (few < many and not _are_near(*norms)):
+        limits = norms if None in coefficients else coefficients
+        is_alike = _are_near(*limits, tolerance=tolerance)
+        if not is_alike or (few < many and not _are_near(*norms, tolerance=tolerance)):
             return False
     return True
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import compress
 from typing import Final
 
 from msprobe.compare.training.differences import (
@@ -181,8 +182,10 @@ def _frozen(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDi
     columns = pair.target.parameters or pair.reference.parameters
     total = sum(kind == "parameter" for kind in columns.kind) if columns else 0
     frozen = set(target.requires_grad_false), set(reference.requires_grad_false)
-    for side, apart, own, other in of_sides(*frozen):
-        known = [name for name in sorted(own - other) if _has_both(pair, name)]
+    idle = _without_gradients(pair.target), _without_gradients(pair.reference)
+    for (side, apart, own, other), unused in zip(of_sides(*frozen), reversed(idle), strict=True):
+        names = sorted(own - other - unused)
+        known = [name for name in names if _has_both(pair, name)]
         if known:
             yield pair.difference(
                 VerdictClass.MODE,
@@ -192,6 +195,18 @@ def _frozen(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDi
                 parameter=known[0],
                 next=("make the same parameters require gradients in both runs",),
             )
+
+
+def _without_gradients(facts: Facts) -> frozenset[str]:
+    """Return the parameters that get no gradient for an optimizer; none if no optimizer steps.
+
+    Nobody trains these, frozen or not: averages of weights, say.
+    """
+    columns = [step.parameters for step in facts.optimizer_steps()]
+    if facts.parameters is None or not columns or not all(each.has_gradient for each in columns):
+        return frozenset()
+    trained = (compress(each.name, each.has_gradient) for each in columns)
+    return frozenset(facts.parameters.name).difference(*trained)
 
 
 def _has_both(pair: FactsPair, name: str) -> bool:

@@ -72,7 +72,8 @@ class GradientFlow:
         if self._shares.is_sum_of(row, shares):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
             return
-        if state.has_difference and call.parsed.is_module:
+        # Shares of a second derivative, of what an earlier backward pass made, have no record.
+        if state.has_difference and (call.parsed.is_module or call.parsed.backward_pass):
             state.inherit_unrecorded(row)
             return
         if shares and not self._shares.are_all_of(row, shares):

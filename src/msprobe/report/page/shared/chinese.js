@@ -215,7 +215,7 @@ export const sentences = {
   "the gradient scaler scales by {} in the target, {} in the reference (step {})": "梯度 scaler 的缩放系数待测侧为 {}，标杆侧为 {}（step {}）",
   "save and load the scaler's state_dict with the checkpoint": "在 checkpoint 中保存并加载 scaler 的 state_dict",
   // communication
-  "as {} more such calls": "另有 {} 次这样的调用", "the group of {}: {} instead of {}": "{} 的通信组：{}，而非 {}",
+  "and {} more such call{}": "另有 {1} 次这样的调用", "the group of {}: {} instead of {}": "{} 的通信组：{}，而非 {}",
   "{} of {} is {} instead of {}": "{2} 的 {1} 为 {3}，而非 {4}", "only the {} calls {}": "仅{}调用 {}", "only the {} calls {}, which makes NaN": "仅{}调用 {}，其结果含 NaN", "{}{}, step {}{}": "{}{}，step {}{}",
   "look at {}": "查看 {}",
   // data
@@ -272,7 +272,7 @@ export const sentences = {
   "2^{}: a scale that is not taken back": "2^{}：缩放未被还原", "2: they are doubled": "2：梯度翻倍", "1/2: they are halved": "1/2：梯度减半",
   "-1: their sign is reversed": "-1：梯度符号相反", "the scale of the gradient scaler, {}: they are not unscaled": "梯度 scaler 的缩放系数 {}：梯度未还原",
   "number of micro batches": "微批次数", "world size": "rank 总数", "number of micro batches or world size": "微批次数或 rank 总数", "the {}, {}: they are summed, not averaged": "{}（{}）：梯度被求和而未取平均",
-  "1 / {}, the inverse of the {}: they are divided once too often": "1 / {}，即{}的倒数：梯度多除了一次",
+  "1 / {}, the inverse of the {}, as by one division too many": "1 / {}，即{}的倒数：像是多除了一次",
   "{}, as the {}": "{}，即{}", "1 / {}, the inverse of the {}": "1 / {}，即{}的倒数",
   "{}, the number of samples, as by a sum in place of a mean": "{}，即样本数，如同以求和代替了平均",
   "1 / {}, the inverse of the number of samples": "1 / {}，即样本数的倒数", "the factor is {}": "系数为 {}", "each rank has its own": "各 rank 各自持有",
