@@ -22,7 +22,7 @@ SAME_GRADIENT: Final = 1e-5
 # Gradients so much smaller than the largest one may be the rounding of larger terms.
 _SMALL: Final = 1e-4
 # Terms as large as the largest gradient may cancel in a smaller one, and leave their rounding.
-_OF_TERMS: Final = 2.0**-22
+_OF_TERMS: Final = 2.0**-21
 # What is left of noise beside the nearest multiple of other noise, relative to its norm.
 _NOISE: Final = 0.05
 _ROUNDING: Final = 2.0**-19  # a sum of many roundings of float32
@@ -253,16 +253,25 @@ def near_gradients(
     target: Gradients, reference: Gradients, tolerance: float = SAME_GRADIENT
 ) -> set[str]:
     """Return the gradients that are the same sum on both sides, in another order."""
-    found = _distances(target, reference)
+    found, rounded = _distances(target, reference), _of_larger_terms(target, reference)
+    return rounded | {name for name, distance in found.items() if distance <= tolerance}
+
+
+def _of_larger_terms(target: Gradients, reference: Gradients) -> set[str]:
+    """Return the gradients that are as far apart as the rounding of terms like the largest one."""
     zero = _zero_but_for_rounding(target) & _zero_but_for_rounding(reference)
     terms = _OF_TERMS * _largest(_norms(reference))
-    return {
+    return zero | {
         name
-        for name, distance in found.items()
-        if distance <= tolerance
-        or name in zero
-        or distance * (reference[name].norm or math.inf) <= terms
+        for name, distance in _distances(target, reference).items()
+        if distance * (reference[name].norm or math.inf) <= terms
     }
+
+
+def farthest_told(pair: StepPair) -> float:
+    """Return how far gradients are apart at most, relative to their norms, but for noise."""
+    found, noise = gradient_distances(pair), _of_larger_terms(*pair.gradients)
+    return max((found[name] for name in found if name not in noise), default=0.0)
 
 
 def _zero_but_for_rounding(gradients: Gradients) -> set[str]:

@@ -27,6 +27,7 @@ from msprobe.compare.training.gradient_distances import (
     SAME_GRADIENT,
     are_rounded,
     farthest_gradient,
+    farthest_told,
     gradient_distances,
     has_same_gradients,
 )
@@ -110,6 +111,7 @@ class _RankHistory:
     settings: frozenset[str] = frozenset()
     has_same_scales: bool = False
     distances: dict[str, float] = field(default_factory=dict)
+    told: float = 0.0  # how far a gradient was apart at most that is no noise
     alike_since: float = math.inf  # the step from which both sides train alike
 
     @property
@@ -272,8 +274,8 @@ class TrainingHistory:
 
         An optimizer's step enlarges the rounding that the steps before left.
         """
-        farthest = self._known(rank).farthest
-        return max(SAME_GRADIENT, _GROWTH * farthest if farthest <= SAME_GRADIENT else 0.0)
+        told = self._known(rank).told
+        return max(SAME_GRADIENT, _GROWTH * told if told <= SAME_GRADIENT else 0.0)
 
     def _known(self, rank: int | str) -> _RankHistory:
         return self._ranks.get(rank) or _RankHistory(DataHistory(rank), ScheduleHistory(rank))
@@ -430,6 +432,7 @@ class TrainingHistory:
         for step in steps:
             for name, distance in gradient_distances(step).items():
                 history.distances[name] = max(history.distances.get(name, 0.0), distance)
+            history.told = max(history.told, farthest_told(step))
         scales = [[each.new_scale for each in side] for side in pair.events(Scaler)]
         history.has_same_scales = bool(scales[0]) and scales[0] == scales[1]
         changes: dict[str, Change] = {}
