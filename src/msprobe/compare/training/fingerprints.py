@@ -77,7 +77,7 @@ class Change(NamedTuple):
         """The size in words."""
         if self.not_finite or self.relative is None:
             return self.not_finite
-        return f"by {self.relative:.2g} of its norm"
+        return f"by about {self.relative:.2g} of its norm"
 
     @property
     def ending(self) -> str:
@@ -117,6 +117,8 @@ def _relative(target: Fingerprint, reference: Fingerprint) -> float | None:
     if _not_finite(target, reference):
         return math.inf
     size = reference.norm or target.norm
+    if target.norm == 0.0 and reference.norm:
+        return 1.0  # a tensor of zeros is as far away as the other one is large
     moved = [
         a - b
         for a, b in zip(target.projections or (), reference.projections or (), strict=False)

@@ -92,7 +92,7 @@ class Apart(NamedTuple):
 
     def words(self, step: int) -> str:
         """Return it in words."""
-        size = f" by {self.relative:.2g} of its norm" if self.relative else ""
+        size = f" by about {self.relative:.2g} of its norm" if self.relative else ""
         return f"{self.name} differs after step {step}{size}"
 
 

@@ -267,7 +267,7 @@ export const sentences = {
   "{} of {} is {} in the {}, {} in the {}": "{2} 的 {1} 在{4}为 {3}，在{6}为 {5}", "{}, a cast to {}": "{}，即转换为 {}",
   "{} of {} is fed with the result of {} instead of the result of {}": "{2} 的 {1} 输入为 {3} 的结果，而非 {4} 的结果",
   "they hold the same samples": "样本相同", "a loss of the {} is NaN or infinite": "{}的一个 loss 为 NaN 或无穷", "the gradients that the optimizer gets differ from step {} on": "优化器得到的梯度从 step {} 起不同",
-  "by {} of its norm": "相对范数 {}", "the batch of step {} differs: {}": "step {} 的批次不同：{}",
+  "by about {} of its norm": "约为范数的 {}", "the batch of step {} differs: {}": "step {} 的批次不同：{}",
   // factors of gradients
   "2^{}: a scale that is not taken back": "2^{}：缩放未被还原", "2: they are doubled": "2：梯度翻倍", "1/2: they are halved": "1/2：梯度减半",
   "-1: their sign is reversed": "-1：梯度符号相反", "the scale of the gradient scaler, {}: they are not unscaled": "梯度 scaler 的缩放系数 {}：梯度未还原",
@@ -456,7 +456,7 @@ export const sentences = {
       "{}{} differs{} though all it is given is equal": "{1}{2} 有差异{3}，但其全部输入相同",
       "the parameters differ after step {}": "参数在步 {} 之后不同",
       "{} differs after step {}{}": "{} 在步 {} 之后不同{}",
-      "{} differs after step {} by {} of its norm": "{} 在步 {} 之后相差其范数的 {}",
+      "{} differs after step {} by about {} of its norm": "{} 在步 {} 之后约相差其范数的 {}",
       "compiled code changes it, and no gradient was recorded": "它由编译代码更改，且没有记录梯度",
       "record both runs at level L0 or mix, which see gradients in compiled code": "以级别 L0 或 mix 记录两次运行，它们能看到编译代码中的梯度",
       "what step {} made of the parameters was not recorded": "未记录步 {} 对参数的更改",
