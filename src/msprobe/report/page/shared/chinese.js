@@ -267,6 +267,7 @@ export const sentences = {
   "{} of {} is {} in the {}, {} in the {}": "{2} 的 {1} 在{4}为 {3}，在{6}为 {5}", "{}, a cast to {}": "{}，即转换为 {}",
   "{} of {} is fed with the result of {} instead of the result of {}": "{2} 的 {1} 输入为 {3} 的结果，而非 {4} 的结果",
   "they hold the same samples": "样本相同", "a loss of the {} is NaN or infinite": "{}的一个 loss 为 NaN 或无穷", "the gradients that the optimizer gets differ from step {} on": "优化器得到的梯度从 step {} 起不同",
+  "rates of {} other group{} differ, too": "另外 {} 组的学习率也不同",
   "by about {} of its norm": "约为范数的 {}", "the batch of step {} differs: {}": "step {} 的批次不同：{}",
   // factors of gradients
   "2^{}: a scale that is not taken back": "2^{}：缩放未被还原", "2: they are doubled": "2：梯度翻倍", "1/2: they are halved": "1/2：梯度减半",
