@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from msprobe.dump.facts import Data, Fingerprints, Parameters
@@ -132,11 +132,26 @@ def _relative(target: Fingerprint, reference: Fingerprint) -> float | None:
     if not moved and not least:
         return None
     estimate = math.sqrt(sum(each * each for each in moved) / len(moved)) if moved else 0.0
+    if target.norm is not None and reference.norm is not None:
+        estimate = min(estimate, target.norm + reference.norm)  # nor are they further apart
     distance = max(least, estimate)
     if not distance:
         return 0.0 if moved else None
     found = distance / size if size else math.inf
     return found if math.isfinite(found) else None
+
+
+def relative_of_all(changes: Iterable[tuple[Change, float | None]]) -> float | None:
+    """Return how far several tensors are apart together, relative to their norm; None if unknown.
+
+    Together they have more projections than one of them, of which the estimate may be off by half.
+
+    Args:
+        changes: of each tensor, with the norm of the reference's.
+    """
+    known = [(each.relative, norm) for each, norm in changes if each.relative is not None and norm]
+    size = math.hypot(*(norm for _, norm in known))
+    return math.hypot(*(relative * norm for relative, norm in known)) / size if size else None
 
 
 def is_part(target: Sequence[int], reference: Sequence[int]) -> bool:
