@@ -64,6 +64,45 @@ def run(debugger: PrecisionDebugger, way: Way) -> None:
     train(debugger, model, step)
 
 
+def run_sums(debugger: PrecisionDebugger, way: Way) -> None:
+    """Train likewise by sums over samples, whose number divides, and limit each element.
+
+    The bias before the norm has no gradient but rounding, which the optimizer makes steps of.
+    """
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 4))
+    optimizer = torch.optim.Adamax(model.parameters(), 1e-3)
+    batches, labels = torch.randn(3, way.parts, 8, 16), torch.randint(0, 4, (3, way.parts, 8))
+    samples = 8 * way.parts
+
+    def step(number: int) -> None:
+        for x, y in zip(batches[number], labels[number], strict=True):
+            loss = F.cross_entropy(model(x), y, reduction="sum")
+            (loss / samples if way.divided == "loss" else loss).backward()
+        for parameter in model.parameters() if way.divided == "before" else ():
+            parameter.grad.div_(samples)
+        nn.utils.clip_grad_value_(model.parameters(), way.limit)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_sums_divided_by_the_number_of_samples(tmp_path: Path, level: str) -> None:
+    ways = Way("loss", 3, 0.02), Way("before", 3, 0.02)
+    verdict = verdict_on(tmp_path, run_sums, *ways, level=level)
+    assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
+    assert verdict["confidence"] == "proved", verdict["sentence"]
+
+
+@pytest.mark.parametrize("limit", [1e-7, 0.02], ids=["all limited", "some limited"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_sums_that_one_side_does_not_divide(tmp_path: Path, level: str, limit: float) -> None:
+    ways = Way("never", 3, limit), Way("loss", 3, limit)
+    verdict = verdict_on(tmp_path, run_sums, *ways, level=level)
+    assert verdict["class"] in ("gradient", "call"), verdict["sentence"]
+
+
 @pytest.mark.parametrize("limit", [0.1, 100.0], ids=["clipped", "below the limit"])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(

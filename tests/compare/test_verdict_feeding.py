@@ -704,3 +704,74 @@ def test_a_further_parameter_that_is_clipped_too_is_no_other_clipping(
 
     verdict = verdict_on(tmp_path, run, "head", level=level)
     assert verdict["class"] != "clipping", verdict["sentence"]
+
+
+class _Codes(nn.Module):
+    """Codes that follow their average, which begins as a copy of them."""
+
+    def __init__(self, *, is_early: bool) -> None:
+        super().__init__()
+        self.is_early = is_early
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("book", torch.randn(5, 3))
+        self.register_buffer("average", self.book.clone())
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        if not self.is_early:
+            found = functional.embedding(index, self.book)
+        self.average.mul_(0.9).add_(0.1)
+        self.book[:] = self.average * 2
+        if self.is_early:
+            found = functional.embedding(index, self.book)
+        return found * self.scale
+
+
+def test_one_of_two_buffers_that_hold_the_same_is_not_named_alone(tmp_path: Path) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        model, index = _Codes(is_early=change is not None), torch.tensor([0, 3, 4])
+        train(debugger, model, lambda _: model(index).sum().backward())
+
+    said = verdict_on(tmp_path, run, "early")["sentence"]
+    words = "instead of the buffer book (or the buffer average, which holds the same)"
+    assert words in said, said
+
+
+def test_samples_that_the_model_is_given_besides_are_not_said_to_be_the_same(
+    tmp_path: Path,
+) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        model = nn.Embedding(4, 30)
+        parts = [torch.tensor([0, 1, 2]), torch.tensor([3, 2, 0, 0, 2, 1])]
+        if change:
+            parts[1] = parts[1].flip(0)
+
+        def step(_: int) -> None:
+            functional.cross_entropy(model(torch.cat(parts)), torch.arange(9) % 3).backward()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, "flipped")
+    assert verdict["class"] == "data", verdict["sentence"]
+    assert "input.0 holds the same values in another order" in verdict["sentence"]
+
+
+def test_parameters_that_change_places_are_named_where_modules_have_no_records(
+    tmp_path: Path,
+) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        gate, up = nn.Linear(4, 4), nn.Linear(4, 4)
+        model, x = nn.ModuleDict({"gate": gate, "up": up}), torch.randn(3, 4)
+        first, second = (up, gate) if change else (gate, up)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(_: int) -> None:
+            optimizer.zero_grad()
+            (functional.silu(first(x)) * second(x)).sum().backward()
+            optimizer.step()
+
+        train(debugger, model, step)
+
+    verdict = verdict_on(tmp_path, run, "exchanged", level="L1")
+    words = "called with the parameter up.weight instead of the parameter gate.weight"
+    assert words in verdict["sentence"], verdict["sentence"]
+    assert verdict["class"] == "argument"

@@ -297,6 +297,22 @@ def test_the_sign_with_which_a_parameter_shows_its_memory(make, tmp_path):
         assert facts(tmp_path, step).parameters.checksum == [crc(shown)]
 
 
+def test_flags_of_models_in_a_list_that_was_made_for_start_alone(make, tmp_path):
+    one, two = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+    one.eval()
+    debugger = make("L0")
+    debugger.start(nn.ModuleList([one, two]))
+    x = two(one(torch.ones(1, 2)))
+    two.eval()
+    two(one(x))
+    debugger.stop()
+    debugger.step()
+    found = facts(tmp_path)
+    assert found.modes.training == {"": True, "0": False}
+    (changed,) = found.flags
+    assert (changed.micro, changed.training) == (2, {"": True, "0": False, "1": False})
+
+
 def test_flags_of_the_model(make, model, tmp_path):
     debugger = make("L1")
     debugger.start(model)

@@ -728,8 +728,8 @@ def test_all_that_is_said_of_comparisons_is_said_in_chinese(show):
     ("text", "expected"),
     [
         (
-            "parameters: a.weight differs when step 0 starts by up to 0.16 of the norm",
-            "模型参数不同：a.weight 在 step 0 开始时有差异，最多为范数的 0.16",
+            "parameters: a.weight differs when step 0 starts by about 0.16 of the norm",
+            "模型参数不同：a.weight 在 step 0 开始时有差异，约为范数的 0.16",
         ),
         (
             "argument: input.1 of Tensor.mul.0 (a.py:59), step 0: 2 instead of 1; "

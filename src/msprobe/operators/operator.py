@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
+RUNNING: Final = frozenset(("running_mean", "running_var"))
+"""Arguments that are buffers of a model, which a call of the training writes."""
 # Arguments that are parameters or buffers of a model.
-_STATE: Final = frozenset(("weight", "bias", "running_mean", "running_var"))
+_STATE: Final = frozenset(("weight", "bias", *RUNNING))
 _KIN_HANDED_ON: Final = frozenset(("reshape", "permute", "expand", "contiguous", "to", "split"))
 _HANDED_ON: Final = frozenset(
     (

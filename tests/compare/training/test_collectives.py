@@ -118,8 +118,8 @@ def call(api: str = "all_reduce", **more: Any) -> dict[str, Any]:
         (
             [call(ranks=[0]), call(ranks=[0])],
             [call(), call()],
-            "the group of all_reduce: rank 0 instead of ranks 0, 1 (train.py:33), step 0, as 1 "
-            "more such calls",
+            "the group of all_reduce: rank 0 instead of ranks 0, 1 (train.py:33), step 0, and 1 "
+            "more such call",
         ),
         (
             [call(op="max")],

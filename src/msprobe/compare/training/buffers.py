@@ -18,6 +18,7 @@ from msprobe.compare.training.fingerprints import (
     change_of,
     in_column,
     of_parameter,
+    relative_of_all,
 )
 from msprobe.compare.training.module_settings import owner_words
 from msprobe.compare.training.outlines import difference_behind
@@ -113,8 +114,9 @@ def _of_kind(
     if not far:
         return
     worst = max(far, key=lambda name: changes[name].relative or 0.0)
-    relative = changes[worst].relative
-    size = "" if relative is None else f" by up to {relative:.2g} of the norm"
+    after = parameters_after(pair.reference)
+    relative = relative_of_all((changes[name], after[name].norm) for name in far)
+    size = "" if relative is None else f" by about {relative:.2g} of the norm"
     made, is_argument = owner_words((pair.target.settings, pair.reference.settings), worst)
     verdict = VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE
     # Calls compute an average of parameters; buffers are changed in modules, or by other ranks.

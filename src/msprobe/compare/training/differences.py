@@ -105,6 +105,7 @@ class FactDifference:
         is_unread: the gradients before it were not read, so that the calls must agree.
         multiple: of the reference's that some gradients are, while the others are none.
         is_scaled: a number whose meaning is known is between all gradients: each side reduced them.
+        turn: how many optimizer steps of its training step come before the one that it is of.
     """
 
     verdict: VerdictClass
@@ -127,6 +128,12 @@ class FactDifference:
     is_unread: bool = False
     multiple: float | None = None
     is_scaled: bool = False
+    turn: int = 0
+
+    @property
+    def when(self) -> tuple[int, int, Moment]:
+        """Step, optimizer step in it, and moment: in this order causes take effect."""
+        return self.step, self.turn, self.moment
 
 
 def of_sides(target: _Known, reference: _Known) -> Iterator[tuple[str, str, _Known, _Known]]:

@@ -392,6 +392,11 @@ class StepPair:
             for step, factors in zip(self.sides, self.pair.clip_factors, strict=True)
         ]
 
+    @cached_property
+    def turn(self) -> int:
+        """How many optimizer steps of the target's training step come before it."""
+        return self.pair.target.optimizer_steps().index(self.target)
+
     @property
     def short_name(self) -> str:
         """Name of the target's class without its module."""
@@ -406,7 +411,7 @@ class StepPair:
         self, verdict: VerdictClass, moment: Moment, words: str, **more: Any
     ) -> FactDifference:
         """Return a difference of this step."""
-        return self.pair.difference(verdict, moment, words, **more)
+        return self.pair.difference(verdict, moment, words, turn=self.turn, **more)
 
 
 def _sparse_gradients(parameters: OptimizedParameters) -> set[str]:

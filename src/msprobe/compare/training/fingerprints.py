@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from msprobe.dump.facts import Data, Fingerprints, Parameters
@@ -77,7 +77,7 @@ class Change(NamedTuple):
         """The size in words."""
         if self.not_finite or self.relative is None:
             return self.not_finite
-        return f"by {self.relative:.2g} of its norm"
+        return f"by about {self.relative:.2g} of its norm"
 
     @property
     def ending(self) -> str:
@@ -98,6 +98,8 @@ def change_of(target: Fingerprint, reference: Fingerprint) -> Change:
         return Change(not relative, relative, epsilon, False, _not_finite(target, reference))
     if target.checksum == reference.checksum:
         return Change(True, 0.0, epsilon)
+    if not epsilon and not relative:
+        relative = None  # integers are not rounded: the same ones come in another order
     is_bound = target.projections is None or reference.projections is None
     return Change(False, relative, epsilon, is_bound, _not_finite(target, reference))
 
@@ -115,6 +117,8 @@ def _relative(target: Fingerprint, reference: Fingerprint) -> float | None:
     if _not_finite(target, reference):
         return math.inf
     size = reference.norm or target.norm
+    if target.norm == 0.0 and reference.norm:
+        return 1.0  # a tensor of zeros is as far away as the other one is large
     moved = [
         a - b
         for a, b in zip(target.projections or (), reference.projections or (), strict=False)
@@ -128,11 +132,26 @@ def _relative(target: Fingerprint, reference: Fingerprint) -> float | None:
     if not moved and not least:
         return None
     estimate = math.sqrt(sum(each * each for each in moved) / len(moved)) if moved else 0.0
+    if target.norm is not None and reference.norm is not None:
+        estimate = min(estimate, target.norm + reference.norm)  # nor are they further apart
     distance = max(least, estimate)
     if not distance:
         return 0.0 if moved else None
     found = distance / size if size else math.inf
     return found if math.isfinite(found) else None
+
+
+def relative_of_all(changes: Iterable[tuple[Change, float | None]]) -> float | None:
+    """Return how far several tensors are apart together, relative to their norm; None if unknown.
+
+    Together they have more projections than one of them, of which the estimate may be off by half.
+
+    Args:
+        changes: of each tensor, with the norm of the reference's.
+    """
+    known = [(each.relative, norm) for each, norm in changes if each.relative is not None and norm]
+    size = math.hypot(*(norm for _, norm in known))
+    return math.hypot(*(relative * norm for relative, norm in known)) / size if size else None
 
 
 def is_part(target: Sequence[int], reference: Sequence[int]) -> bool:

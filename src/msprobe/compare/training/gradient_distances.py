@@ -21,6 +21,10 @@ SAME_GRADIENT: Final = 1e-5
 """Sums in another order are as near as this in float32, and gradients of other calls, too."""
 # Gradients so much smaller than the largest one may be the rounding of larger terms.
 _SMALL: Final = 1e-4
+# Terms as large as the largest gradient may cancel in a smaller one, and leave their rounding.
+_OF_TERMS: Final = 2.0**-21
+# What is left of noise beside the nearest multiple of other noise, relative to its norm.
+_NOISE: Final = 0.05
 _ROUNDING: Final = 2.0**-19  # a sum of many roundings of float32
 
 Gradients = Mapping[str, Fingerprint]
@@ -41,18 +45,26 @@ def has_same_gradients(pair: StepPair, tolerance: float = SAME_GRADIENT) -> bool
     )
 
 
-def are_rounded(pair: StepPair, resolution: float) -> bool:
+def are_rounded(pair: StepPair, resolution: float, *, is_one_sided: bool = False) -> bool:
     """Return whether all gradients that an optimizer gets differ as sums in a coarse type do.
 
     Those of one side alone do so together, as in `has_same_gradients`.
+
+    Args:
+        pair: an optimizer step.
+        resolution: of the coarse type.
+        is_one_sided: see `is_of_sum`.
     """
     both = pair.gradients
     shared = both[0].keys() & both[1].keys()
-    if not shared or rounded_gradients(pair, resolution) != shared:
+    rounded = rounded_gradients(pair, resolution, is_one_sided=is_one_sided)
+    if not shared or rounded != shared:
         return False
     alone = _alone(pair)
     typical = _typical(list(_moves(pair)))
-    return alone is None or is_of_sum(typical, alone.moved, alone.size, resolution, typical)
+    return alone is None or is_of_sum(
+        typical, alone.moved, alone.size, resolution, typical, is_one_sided=is_one_sided
+    )
 
 
 class _Alone(NamedTuple):
@@ -89,15 +101,42 @@ def _alone(pair: StepPair) -> _Alone | None:
     return _Alone((names or others)[0], moved, size)
 
 
-def rounded_gradients(pair: StepPair, resolution: float) -> set[str]:
+def rounded_gradients(pair: StepPair, resolution: float, *, is_one_sided: bool = False) -> set[str]:
     """Return the gradients that differ as sums do in a type of some resolution."""
-    zero = set.intersection(*map(_zero_but_for_rounding, pair.gradients))
-    moves = [each for each in _moves(pair) if each.name not in zero]
+    noise = _noise(pair, resolution)
+    moves = [each for each in _moves(pair) if each.name not in noise]
     typical = _typical(moves)
-    return zero | {
+    return noise | {
         each.name
         for each in moves
-        if is_of_sum(each.distance, each.moved, each.size, resolution, typical)
+        if is_of_sum(
+            each.distance,
+            each.moved,
+            each.size,
+            resolution,
+            typical,
+            is_one_sided=is_one_sided,
+        )
+    }
+
+
+def _noise(pair: StepPair, resolution: float) -> set[str]:
+    """Return the gradients that are the rounding of larger terms, which cancel.
+
+    So do those of a bias before a norm. In a coarse type they are no longer small: what tells them
+    is that they have any direction, where a fault leaves a multiple.
+    """
+    zero = set.intersection(*map(_zero_but_for_rounding, pair.gradients))
+    limits = [resolution * _largest(_norms(side)) for side in pair.gradients]
+    return zero | {
+        each.name
+        for each in _moves(pair)
+        if not each.is_multiple
+        and each.left > _NOISE
+        and all(
+            (side[each.name].norm or 0.0) <= limit
+            for side, limit in zip(pair.gradients, limits, strict=True)
+        )
     }
 
 
@@ -193,9 +232,16 @@ def total_norms(both: tuple[Gradients, Gradients]) -> tuple[float, float]:
     return target, reference
 
 
-def farthest_gradient(pair: StepPair) -> float:
-    """Return how far gradients are apart at most, relative to their norms."""
-    return max(gradient_distances(pair).values(), default=0.0)
+def farthest_gradient(pair: StepPair, resolution: float = 0.0) -> float:
+    """Return how far gradients are apart at most, relative to their norms.
+
+    Args:
+        pair: an optimizer step.
+        resolution: of a coarse type in which both sides compute, which makes noise of some.
+    """
+    noise = _noise(pair, resolution) if resolution else ()
+    found = gradient_distances(pair)
+    return max((found[name] for name in found if name not in noise), default=0.0)
 
 
 def gradient_distances(pair: StepPair) -> dict[str, float]:
@@ -207,9 +253,25 @@ def near_gradients(
     target: Gradients, reference: Gradients, tolerance: float = SAME_GRADIENT
 ) -> set[str]:
     """Return the gradients that are the same sum on both sides, in another order."""
-    found = _distances(target, reference)
+    found, rounded = _distances(target, reference), _of_larger_terms(target, reference)
+    return rounded | {name for name, distance in found.items() if distance <= tolerance}
+
+
+def _of_larger_terms(target: Gradients, reference: Gradients) -> set[str]:
+    """Return the gradients that are as far apart as the rounding of terms like the largest one."""
     zero = _zero_but_for_rounding(target) & _zero_but_for_rounding(reference)
-    return {name for name, distance in found.items() if distance <= tolerance or name in zero}
+    terms = _OF_TERMS * _largest(_norms(reference))
+    return zero | {
+        name
+        for name, distance in _distances(target, reference).items()
+        if distance * (reference[name].norm or math.inf) <= terms
+    }
+
+
+def farthest_told(pair: StepPair) -> float:
+    """Return how far gradients are apart at most, relative to their norms, but for noise."""
+    found, noise = gradient_distances(pair), _of_larger_terms(*pair.gradients)
+    return max((found[name] for name in found if name not in noise), default=0.0)
 
 
 def _zero_but_for_rounding(gradients: Gradients) -> set[str]:

@@ -108,7 +108,7 @@ class Meanings:
                 )
             if count > 1 and is_near(1 / count):
                 return (
-                    f"1 / {count}, the inverse of the {name}: they are divided once too often"
+                    f"1 / {count}, the inverse of the {name}, as by one division too many"
                     if may_lack_division
                     else f"1 / {count}, the inverse of the {name}"
                 )

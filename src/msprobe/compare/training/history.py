@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -26,6 +27,7 @@ from msprobe.compare.training.gradient_distances import (
     SAME_GRADIENT,
     are_rounded,
     farthest_gradient,
+    farthest_told,
     gradient_distances,
     has_same_gradients,
 )
@@ -90,7 +92,7 @@ class Apart(NamedTuple):
 
     def words(self, step: int) -> str:
         """Return it in words."""
-        size = f" by {self.relative:.2g} of its norm" if self.relative else ""
+        size = f" by about {self.relative:.2g} of its norm" if self.relative else ""
         return f"{self.name} differs after step {step}{size}"
 
 
@@ -109,6 +111,7 @@ class _RankHistory:
     settings: frozenset[str] = frozenset()
     has_same_scales: bool = False
     distances: dict[str, float] = field(default_factory=dict)
+    told: float = 0.0  # how far a gradient was apart at most that is no noise
     alike_since: float = math.inf  # the step from which both sides train alike
 
     @property
@@ -232,7 +235,7 @@ class TrainingHistory:
                 if read and self.is_split and not self._has_same_gradients:
                     self.is_coarse = all(are_rounded(step, resolution()) for step in steps)
                     self._has_same_gradients = self.is_coarse
-            elif self._jumps(history, steps, _COARSE_JUMP if self.is_coarse else math.inf):
+            elif self._jumps(history, steps, resolution() if self.is_coarse else 0.0):
                 self._jump = min(self._jump, pair.step)
             is_exact = exact.get(pair.rank, True)
             found = [*self._of_step(pair, steps, history, len(pairs), resolution, scale)]
@@ -254,18 +257,25 @@ class TrainingHistory:
         self.found += later
 
     @staticmethod
-    def _jumps(history: _RankHistory, steps: Sequence[StepPair], most: float) -> bool:
-        """Return whether gradients are apart by more than rounding of the steps before makes."""
+    def _jumps(history: _RankHistory, steps: Sequence[StepPair], coarse: float) -> bool:
+        """Return whether gradients are apart by more than rounding of the steps before makes.
+
+        Args:
+            history: of the rank.
+            steps: its optimizer steps.
+            coarse: resolution of the coarse type in which gradients agreed so far; 0 without one.
+        """
+        most = _COARSE_JUMP if coarse else math.inf
         limit = min(max(_LEAST_JUMP, _JUMP * history.farthest), most)
-        return any(limit < farthest_gradient(step) < math.inf for step in steps)
+        return any(limit < farthest_gradient(step, coarse) < math.inf for step in steps)
 
     def same_gradient(self, rank: int | str) -> float:
         """Return how far gradients that are the same may be apart in the next step.
 
         An optimizer's step enlarges the rounding that the steps before left.
         """
-        farthest = self._known(rank).farthest
-        return max(SAME_GRADIENT, _GROWTH * farthest if farthest <= SAME_GRADIENT else 0.0)
+        told = self._known(rank).told
+        return max(SAME_GRADIENT, _GROWTH * told if told <= SAME_GRADIENT else 0.0)
 
     def _known(self, rank: int | str) -> _RankHistory:
         return self._ranks.get(rank) or _RankHistory(DataHistory(rank), ScheduleHistory(rank))
@@ -340,7 +350,7 @@ class TrainingHistory:
         others = [self._with_history(each) for each in self.found]
         found = [_drawn(each, others) for each in found] + others
         found = list(_shown_by_state(found))
-        return sorted(found, key=lambda each: (each.step, each.moment))
+        return sorted(found, key=attrgetter("when"))
 
     def _with_jump(self, fact: FactDifference) -> FactDifference:
         """Return that batches are divided in another way with its effect in later steps."""
@@ -422,6 +432,7 @@ class TrainingHistory:
         for step in steps:
             for name, distance in gradient_distances(step).items():
                 history.distances[name] = max(history.distances.get(name, 0.0), distance)
+            history.told = max(history.told, farthest_told(step))
         scales = [[each.new_scale for each in side] for side in pair.events(Scaler)]
         history.has_same_scales = bool(scales[0]) and scales[0] == scales[1]
         changes: dict[str, Change] = {}

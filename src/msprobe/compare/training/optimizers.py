@@ -52,6 +52,8 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
                     next=("look at the code that updates the parameters",),
                 )
             continue
+        longer = pair.sides[numbers[0] < numbers[1]].optimizer_steps()
+        lone = [each.number == number and each.call == min(numbers) for each in longer]
         which = "optimizer.step()" if number == 0 else f"step() of {_named(pair, number)}"
         updated = " (parameters are updated twice)" if numbers == (2, 1) else ""
         yield pair.difference(
@@ -60,6 +62,7 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
             f"{which} is called {times_text(numbers[0])} in the target, "
             f"{times_text(numbers[1])} in the reference (step {pair.step}){updated}",
             effect=Effect.NONE if 0 in numbers and _leave_the_same(pair) else Effect.CERTAIN,
+            turn=lone.index(True),
             next=("look at the loop around optimizer.step()",),
         )
 

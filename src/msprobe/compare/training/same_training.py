@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from msprobe.compare.rounding import ONCE
 from msprobe.compare.training.facts_pair import FactsPair, StepPair, clip_coefficient
@@ -17,12 +18,17 @@ from msprobe.compare.training.gradient_distances import (
 from msprobe.compare.training.gradient_factors import LEAST_POWER, limit_of
 from msprobe.dump.facts import Clip, Facts, Scaler
 
+# Of what limited elements make together: nearly all of them.
+_LIMITED: Final = 0.99
+
 
 def has_same_training(
     pair: FactsPair,
     steps: Sequence[StepPair],
     tolerance: float = SAME_GRADIENT,
     resolutions: tuple[float, float] = (0.0, 0.0),
+    *,
+    is_one_sided: bool = False,
 ) -> bool:
     """Return whether optimizers get the same gradients of the same losses.
 
@@ -36,16 +42,20 @@ def has_same_training(
         tolerance: of gradients.
         resolutions: of the coarse types to whose roundings gradients and losses may be apart; 0
             without one.
+        is_one_sided: one side alone computes in such a type.
     """
     totals = [total_loss(facts) for facts in pair.sides]
     if len(pair.target.loss) != len(pair.reference.loss) and not _are_near(*totals):
         # Losses of inner updates (MAML) come before the one that the optimizer's gradients are of.
         totals = [facts.loss[-1].value if facts.loss else None for facts in pair.sides]
     clips = pair.events(Clip)
-    if None in totals or not _limit_alike(*clips):
+    rounded = max(SAME_GRADIENT, ONCE * resolutions[0])
+    if None in totals or not _limit_alike(*clips, tolerance=rounded):
         return False
     if not steps or not all(
-        has_same_gradients(step, tolerance) or are_rounded(step, resolutions[0]) for step in steps
+        has_same_gradients(step, tolerance)
+        or are_rounded(step, resolutions[0], is_one_sided=is_one_sided)
+        for step in steps
     ):
         return False
     if all(step.is_opposed for step in steps):
@@ -53,15 +63,18 @@ def has_same_training(
     if _are_near(*totals, tolerance=max(SAME_GRADIENT, ONCE * resolutions[1])):
         return True
     # A total norm that is a limit itself was left by code of the program, which hides a scale.
-    found = [clip.total_norm for side in clips for clip in side]
-    if not found:
-        found = [total for step in steps for total in total_norms(step.gradients)]
-    is_seen = all(total and not limit_of(total) for total in found)
+    # So does the limit of all elements.
+    found = [clip.total_norm for side in clips for clip in side if clip.norm_type is not None]
+    left = [total for step in steps for total in total_norms(step.gradients)]
+    is_seen = all(total and not limit_of(total) for total in found or left)
+    is_seen = is_seen and not any(
+        _is_all_limited(*clips[0], *clips[1], step=step) for step in steps
+    )
     is_taken_back = any(pair.events(Scaler)) or is_seen
-    return _is_scale(*totals, parts=max(pair.passes), is_taken_back=is_taken_back)
+    return _is_scale(*totals, is_taken_back=is_taken_back)
 
 
-def _limit_alike(target: Sequence[Clip], reference: Sequence[Clip]) -> bool:
+def _limit_alike(target: Sequence[Clip], reference: Sequence[Clip], *, tolerance: float) -> bool:
     """Return whether clipping does the same to the gradients of both sides.
 
     Gradients that are divided after they were clipped have another norm then, and another limit.
@@ -76,10 +89,19 @@ def _limit_alike(target: Sequence[Clip], reference: Sequence[Clip]) -> bool:
     for both in zip(*(side[len(side) - few :] for side in active), strict=True):
         coefficients = [clip_coefficient(clip) for clip in both]
         norms = [clip.total_norm or 0.0 for clip in both]
-        is_alike = _are_near(*(norms if None in coefficients else coefficients))
-        if not is_alike or (few < many and not _are_near(*norms)):
+        limits = norms if None in coefficients else coefficients
+        is_alike = _are_near(*limits, tolerance=tolerance)
+        if not is_alike or (few < many and not _are_near(*norms, tolerance=tolerance)):
             return False
     return True
+
+
+def _is_all_limited(*clips: Clip, step: StepPair) -> bool:
+    """Return whether each element of the gradients of a step is as large as it may be."""
+    limits = [clip.max for clip in clips if clip.norm_type is None and clip.max is not None]
+    elements = sum(map(math.prod, step.columns[0].shape))
+    most = min(limits, default=math.inf) * math.sqrt(elements)
+    return any(total >= _LIMITED * most for total in total_norms(step.gradients))
 
 
 def total_loss(facts: Facts) -> float | None:
@@ -95,16 +117,16 @@ def _are_near(
     return known and math.isclose(target, reference, rel_tol=tolerance)  # type: ignore[arg-type]
 
 
-def _is_scale(
-    target: float | None, reference: float | None, *, parts: int, is_taken_back: bool
-) -> bool:
-    """Return whether one loss is the other one times a scale, or divided by the micro batches.
+def _is_scale(target: float | None, reference: float | None, *, is_taken_back: bool) -> bool:
+    """Return whether one loss is the other one times a scale, or divided by a number of samples.
 
     A half may also be a mistake, which clipping by the program's own code hides from optimizers.
     """
     if not target or not reference or not 0 < target / reference < math.inf:
         return False
-    power = round(math.log2(target / reference))
-    scales = [2.0**power] if is_taken_back or abs(power) >= LEAST_POWER else []
-    scales += [float(parts), 1 / parts] if is_taken_back else []
-    return any(math.isclose(target / reference, s, rel_tol=SAME_GRADIENT) for s in scales)
+    ratio = target / reference
+    power = round(math.log2(ratio))
+    if math.isclose(ratio, 2.0**power, rel_tol=SAME_GRADIENT):
+        return is_taken_back or abs(power) >= LEAST_POWER
+    larger = max(ratio, 1 / ratio)
+    return is_taken_back and math.isclose(larger, round(larger), rel_tol=SAME_GRADIENT)

@@ -42,6 +42,7 @@ class _Rates:
     names: list[str]
     total: int
     steps: list[int] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
     target: list[float | None] = field(default_factory=list)
     reference: list[float | None] = field(default_factory=list)
     base: tuple[float | None, float | None] = (None, None)
@@ -87,6 +88,7 @@ class ScheduleHistory:
                         is_cycled=is_cycled,
                     )
                 rates.steps.append(pair.step)
+                rates.turns.append(step.turn)
                 rates.target.append(both[0])
                 rates.reference.append(both[1])
 
@@ -113,6 +115,7 @@ class ScheduleHistory:
         for (optimizer, _), rates in self._rates.items():
             key = (tuple(rates.steps), tuple(rates.target), tuple(rates.reference))
             alike.setdefault(key, []).append((optimizer, rates))
+        apart: list[tuple[_Rates, int]] = []
         for found in alike.values():
             rates = replace(
                 found[0][1],
@@ -121,9 +124,11 @@ class ScheduleHistory:
             )
             place = _first_difference(rates)
             if place is not None:
-                yield self._difference(rates, place)
+                apart.append((rates, place))
+        for rates, place in apart:
+            yield self._difference(rates, place, len(apart) - 1)
 
-    def _difference(self, rates: _Rates, place: int) -> FactDifference:
+    def _difference(self, rates: _Rates, place: int, others: int) -> FactDifference:
         numbers = rates.target[place], rates.reference[place]
         is_schedule = self._is_schedule(rates)
         name = "learning rate" if is_schedule else f"{rates.optimizer} lr"
@@ -132,12 +137,15 @@ class ScheduleHistory:
             f"{shown(numbers[1])} in the reference (step {rates.steps[place]}, "
             f"{some_of(rates.names, rates.total)})"
         )
+        if others:
+            words += f"; rates of {others} other group{'s' * (others > 1)} differ, too"
         if is_schedule:
             words += self._shift_words(rates)
         return FactDifference(
             verdict=VerdictClass.SCHEDULE if is_schedule else VerdictClass.OPTIMIZER_SETTING,
             moment=Moment.SCHEDULE if is_schedule else Moment.OPTIMIZER_SETTING,
             step=rates.steps[place],
+            turn=rates.turns[place],
             rank=self._rank,
             words=words,
             effect=Effect.POSSIBLE,

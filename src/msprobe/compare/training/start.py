@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import compress
 from typing import Final
 
 from msprobe.compare.training.differences import (
@@ -19,7 +20,8 @@ from msprobe.compare.training.differences import (
     some_of,
 )
 from msprobe.compare.training.facts_pair import FactsPair
-from msprobe.compare.training.fingerprints import Change
+from msprobe.compare.training.fingerprints import Change, relative_of_all
+from msprobe.compare.training.gradient_factors import common_factor, factor_between
 from msprobe.compare.training.module_settings import owner_words, setting_words
 from msprobe.compare.training.outlines import difference_of_writes
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -180,8 +182,10 @@ def _frozen(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDi
     columns = pair.target.parameters or pair.reference.parameters
     total = sum(kind == "parameter" for kind in columns.kind) if columns else 0
     frozen = set(target.requires_grad_false), set(reference.requires_grad_false)
-    for side, apart, own, other in of_sides(*frozen):
-        known = [name for name in sorted(own - other) if _has_both(pair, name)]
+    idle = _without_gradients(pair.target), _without_gradients(pair.reference)
+    for (side, apart, own, other), unused in zip(of_sides(*frozen), reversed(idle), strict=True):
+        names = sorted(own - other - unused)
+        known = [name for name in names if _has_both(pair, name)]
         if known:
             yield pair.difference(
                 VerdictClass.MODE,
@@ -191,6 +195,18 @@ def _frozen(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDi
                 parameter=known[0],
                 next=("make the same parameters require gradients in both runs",),
             )
+
+
+def _without_gradients(facts: Facts) -> frozenset[str]:
+    """Return the parameters that get no gradient for an optimizer; none if no optimizer steps.
+
+    Nobody trains these, frozen or not: averages of weights, say.
+    """
+    columns = [step.parameters for step in facts.optimizer_steps()]
+    if facts.parameters is None or not columns or not all(each.has_gradient for each in columns):
+        return frozenset()
+    trained = (compress(each.name, each.has_gradient) for each in columns)
+    return frozenset(facts.parameters.name).difference(*trained)
 
 
 def _has_both(pair: FactsPair, name: str) -> bool:
@@ -304,8 +320,14 @@ def _moved(
         worst = max(far, key=lambda name: changes[name].relative or 0.0)
         change = changes[worst]
         size = change.ending
-        if change.relative is not None and not change.not_finite:
-            size = f" by up to {change.relative:.2g} of the norm"
+        relative = relative_of_all((changes[name], pair.starts[1][name].norm) for name in far)
+        if relative is not None and not change.not_finite:
+            size = f" by about {relative:.2g} of the norm"
+        factor = common_factor(
+            factor_between(*(each[name] for each in pair.starts)) for name in far
+        )
+        if factor is not None and factor.is_proved:
+            size = f" by the factor {factor.value:.4g}"
         agreed = "it" if len(far) == 1 else "they"
         is_later = is_first and _went_on(pair)
         since = alone if is_first else f", though {agreed} agreed after the step before"

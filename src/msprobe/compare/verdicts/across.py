@@ -17,8 +17,10 @@ from msprobe.collectives.calls import communication_calls, is_communication
 from msprobe.collectives.matching import connect
 from msprobe.compare.call_differences import value_key
 from msprobe.compare.causes import Cause
+from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, OperationPair, Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.rounding import resolution_of
 from msprobe.compare.training.facts_pair import (
     FactsPair,
 )
@@ -29,11 +31,13 @@ from msprobe.compare.verdicts.computed_before import ComputedBefore, is_of_struc
 from msprobe.compare.verdicts.data_flow import DataFlow
 from msprobe.compare.verdicts.history import UPDATE_GROWTH, History, parameter_of
 from msprobe.compare.verdicts.origin_state import mark
+from msprobe.compare.verdicts.precision_policy import is_in_other_precision
 from msprobe.compare.verdicts.proof import prove
 from msprobe.compare.verdicts.retract_harmless import retract_without_effect
 from msprobe.dump.facts import Facts
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role, Value
+from msprobe.operators.operator import RUNNING
 
 # Causes of values that were there before the step, and differ.
 _OUTSIDE: Final = (
@@ -45,6 +49,8 @@ _OUTSIDE: Final = (
 )
 # Causes of values that no call of the step made: without modules parameters are among them.
 _FROM_OUTSIDE: Final = (Cause.UNRECORDED_VALUE, Cause.PARAMETER, Cause.CHANGED_STATE)
+# The same, if something differed in the steps before.
+_LEFT: Final = (Cause.LEFT_BEHIND, Cause.STEP_GROWTH)
 
 _Update = tuple[int, Collection[str]]
 
@@ -93,7 +99,7 @@ class Across:
                 if is_updated:
                     _inherit_structure(comparison, history)
             _inherit_updates(comparison, training)
-            _inherit_own_updates(comparison, own)
+            _inherit_own_updates(comparison, own, history)
             history.add(comparison)
             _clear_same_training(comparison, own, training.same_gradient(comparison.rank))
             history.add_harmless(comparison)
@@ -125,12 +131,15 @@ class _Updates:
         self._distances = distances
         self._worst = worst
 
-    def likely_error(self, row: Row) -> float | None:
+    def likely_error(self, comparison: RankComparison, row: Row) -> float | None:
         """Return the relative error that the steps before make likely in a value, at most.
 
         Returns:
             None where it is no parameter and no buffer, or nothing is known of its gradients.
         """
+        argument = signature_of(comparison.parsed(row.pair).base).name_of(row.value.argument)
+        if argument in RUNNING:  # earlier calls of the step have written it, too
+            return UPDATE_GROWTH * self._worst
         for target, reference in self._names:
             name, is_buffer = target.get(_key(row.target), ("", False))
             if name and name == reference.get(_key(row.reference), ("", False))[0]:
@@ -175,7 +184,7 @@ def _revise(comparison: RankComparison, row: Row, history: History, updates: _Up
     elif role is not Role.INPUT or row.cause not in _FROM_OUTSIDE:
         return
     elif not _let_inherit_of_lone_call(comparison, row, history) and history.inexact:
-        likely = updates.likely_error(row)
+        likely = updates.likely_error(comparison, row)
         if history.handed_on(row):
             mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
         elif likely is None or row.error is None:
@@ -220,7 +229,9 @@ def _name(comparison: RankComparison, row: Row) -> str:
     return f"{path}.{argument}" if path else argument
 
 
-def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair]) -> None:
+def _inherit_own_updates(
+    comparison: RankComparison, facts: Sequence[FactsPair], history: History
+) -> None:
     """Let parameters that are read after an optimizer of the same step inherit from it."""
     for pair in facts:
         updates = list(_own_updates(comparison, pair))
@@ -234,9 +245,11 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
             is_asked_anew |= row.pair.position > asked and (
                 row.status.is_difference and not comparison.is_of_backward(row.pair)
             )
-            if row.origin is not Origin.INTRODUCED:
-                continue
             position, cause = row.pair.position, row.cause
+            # Not of the step before: the optimizer has made it in this one.
+            is_left = cause in _LEFT and history.maker_of(row, comparison.step) is None
+            if row.origin is not Origin.INTRODUCED and not is_left:
+                continue
             if cause is Cause.ACCUMULATED:
                 is_after = position > behind
             else:
@@ -245,7 +258,7 @@ def _inherit_own_updates(comparison: RankComparison, facts: Sequence[FactsPair])
                     (asks_again and is_later and not row.pair.is_matched)
                     or (is_asked_anew and comparison.is_of_backward(row.pair))
                     or (
-                        cause in _FROM_OUTSIDE
+                        (is_left or cause in _FROM_OUTSIDE)
                         and comparison.parsed(row.pair).kind is RecordKind.FORWARD
                         and _is_updated(comparison, row, updates, asked)
                     )
@@ -310,12 +323,26 @@ def _clear_same_training(
         if all(row.origin is None for row in comparison.rows):
             return
         steps = pair.steps
-        resolutions = comparison.resolution, comparison.resolution_of_losses
-        if has_same_training(pair, steps, tolerance, resolutions):
+        is_one_sided = is_in_other_precision(comparison)
+        resolutions = _resolutions(comparison, is_one_sided=is_one_sided)
+        if has_same_training(pair, steps, tolerance, resolutions, is_one_sided=is_one_sided):
             updates = (comparison.places.get(step.target.record, -1) for step in steps)
             names = comparison.reference.names
             flow = cache(partial(DataFlow, comparison.rows, names))  # few steps need it
             retract_without_effect(Calls(comparison), flow, max(updates))
+
+
+def _resolutions(comparison: RankComparison, *, is_one_sided: bool) -> tuple[float, float]:
+    """Return to which resolutions gradients and losses may be apart; 0 without other calls.
+
+    Where one side computes as a whole in a coarser type, that is the one which counts.
+    """
+    found = comparison.resolution, comparison.resolution_of_losses
+    if not found[0] or not is_one_sided:
+        return found
+    made = (r for r in comparison.rows if r.value.role is Role.OUTPUT and r.holds_tensor)
+    coarsest = resolution_of(value for row in made for value in row.values)
+    return coarsest, coarsest
 
 
 def _settle_ranks(comparisons: Sequence[RankComparison]) -> None:

@@ -156,7 +156,7 @@ class _Agreement:
             [row.reference for row in reference.outputs if row.reference is not None],
         ]
         resolution = self._resolution_of_losses
-        return target if all(made) and _are_same(*made, resolution=resolution) else None
+        return target if all(made) and are_same(*made, resolution=resolution) else None
 
     @cached_property
     def _has_other_loss(self) -> bool:
@@ -195,7 +195,7 @@ class _Agreement:
                     for side, value in enumerate((row.target, row.reference)):
                         if value is not None and self._is_of_leaf(call, value, side):
                             left[side].append(value)
-        return _are_same(*left, resolution=self._resolution())
+        return are_same(*left, resolution=self._resolution())
 
     def _is_of_leaf(self, call: Call, gradient: Value, side: int) -> bool:
         """Return whether a gradient is that of a value that no recorded call made."""
@@ -366,13 +366,13 @@ def _have_same_norm(rows: Sequence[Row], resolution: float) -> bool:
     return abs(target - reference) <= in_other_module(epsilon, resolution) * reference
 
 
-def _are_same(target: list[Value], reference: list[Value], *, resolution: float) -> bool:
-    """Return whether two lists of gradients hold the same ones, up to rounding and order."""
+def are_same(target: list[Value], reference: list[Value], *, resolution: float) -> bool:
+    """Return whether two lists hold the same tensors, up to rounding and order."""
     if len(target) != len(reference):
         return False
     left = list(reference)
-    for gradient in target:
-        found = next((other for other in left if _is_same(gradient, other, resolution)), None)
+    for own in target:
+        found = next((other for other in left if _is_same(own, other, resolution)), None)
         if found is None:
             return False
         left.remove(found)

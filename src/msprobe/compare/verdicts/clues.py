@@ -134,7 +134,8 @@ def small_argument(comparison: RankComparison) -> Clue | None:
         if not pair.is_matched and _makes_random(side.operator(pair.name), tensors):
             return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
         is_alone = all(r.status is Status.EQUAL or _is_result(r) for r in tensors)
-        is_small = is_alone and all(r.status is not Status.DIFFERS for r in tensors)
+        # What one side goes on to compute by itself, of a result of another shape, tells no size.
+        is_small = is_alone and not any(r.status.is_difference for r in tensors)
         idle = [
             row
             for row in rows
@@ -150,8 +151,11 @@ def small_argument(comparison: RankComparison) -> Clue | None:
             )
         else:
             is_made = any(_is_result(row) and row.status is not Status.EQUAL for row in tensors)
-        # One that asks for a further result has its effect in that.
-        is_made = is_made and not any(_is_result(row) and is_lacking(row) for row in tensors)
+        # One that asks for a further result has its effect in that. What follows may show that a
+        # call that is given other numbers is part of another way to compute the same.
+        is_made = is_made and not any(
+            (_is_result(row) and is_lacking(row)) or _is_cleared(row) for row in tensors
+        )
         if idle and tensors and is_made and side.operator(pair.name).family is not Family.MOVING:
             place = Place.of(comparison, pair)
             size = Size.SMALL if is_small and idle[0].value.type in _TOLD else Size.WITHIN
@@ -248,6 +252,11 @@ def _is_taken_in(row: Row) -> bool:
 
 def _argument_words(row: Row, place: Place) -> str:
     return f"{row.value.slot} of {place.words} is {row.finding}"
+
+
+def _is_cleared(row: Row) -> bool:
+    """Return whether what is made of a value that differs shows it to be without consequence."""
+    return row.status.is_difference and row.cause in (Cause.HARMLESS, Cause.SAME_GRADIENTS)
 
 
 def _is_result(row: Row) -> bool:

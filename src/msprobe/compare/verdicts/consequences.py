@@ -8,17 +8,18 @@ consequence where everything that is made of them agrees.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from enum import Enum, auto
 from heapq import heappop, heappush
 from typing import Final
 
 from msprobe.compare.model import Matched, Origin, Row, Status
+from msprobe.compare.verdicts.agreement import are_same
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.data_flow import DataFlow
 from msprobe.compare.verdicts.same_inputs import is_opaque, shows_elements
 from msprobe.dump.record_names import RecordKind
-from msprobe.dump.values import Role
+from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
 
 # What is made of masks and positions is near; of a whole model it is not worth following.
@@ -49,10 +50,11 @@ class Consequences:
         What is made inside of a call whose results agree does not leave it.
 
         Returns:
-            none if a result that differs, and that no call takes in, follows from the call, or if
-            too many calls follow.
+            none if results that differ, and that no call takes in, follow from the call, unless
+            both sides end in the same ones, or if too many calls follow.
         """
         found = {call.start: call}
+        ends: tuple[list[Value], list[Value]] = ([], [])
         waiting = [call]
         while waiting:
             if len(found) > _MOST_CALLS:
@@ -65,14 +67,32 @@ class Consequences:
                 return []
             hiding = [row for row in top.outputs if row not in differing and _hides(row)]
             for row in (*differing, *hiding):
-                users = self._users(row, by_content=False)
-                later = [user for user in users if user.start > top.start]
                 is_end = row.status is not Status.EQUAL and not _is_further(top, row)
-                if is_end and not later:
-                    return []
-                waiting += [user for user in later if user.start not in found]
-                found.update((user.start, user) for user in later)
-        return list(found.values())
+                for side, value in enumerate((row.target, row.reference)):
+                    if value is None:
+                        continue
+                    later = self._users_on(side, row, value)
+                    if is_end and not later:
+                        ends[side].append(value)
+                    waiting += [user for user in later if user.start not in found]
+                    found.update((user.start, user) for user in later)
+        return list(found.values()) if are_same(*ends, resolution=0.0) else []
+
+    def end_alike(self, made: Iterable[Call]) -> bool:
+        """Return whether calls come to the same tensors on both sides, however they make them.
+
+        That is what none of a side's later calls takes in: averages of weights, say.
+        """
+        ends: tuple[list[Value], list[Value]] = ([], [])
+        for row in (row for call in made for row in call.outputs if row.value.is_tensor):
+            both = [
+                None if value is None or self._users_on(side, row, value) else value
+                for side, value in enumerate((row.target, row.reference))
+            ]
+            if row.status.is_difference or None in both:
+                for side, value in enumerate(both):
+                    ends[side].extend([value] if value is not None else [])
+        return bool(ends[0]) and are_same(*ends, resolution=0.0)
 
     def effect(self, call: Call, begun: Sequence[Row]) -> Effect:
         """Return what is made of constants that a call takes in or makes.
@@ -130,15 +150,22 @@ class Consequences:
             return Effect.NONE if proved else Effect.SHOWN
         return Effect.HIDDEN
 
-    def _users(self, row: Row, *, by_content: bool = True) -> list[Call]:
+    def _users(self, row: Row) -> list[Call]:
         """Return the calls that take a row's values in, on either side."""
         sides = (self._flow.target, self._flow.reference)
-        found = {
-            self._calls.of(self._calls.rows[index]).start: index
-            for side in sides
-            for index in side.users(row, by_content=by_content)
-        }
-        return [self._calls.of(self._calls.rows[index]) for index in found.values()]
+        return self._calls_of(index for side in sides for index in side.users(row))
+
+    def _users_on(self, side: int, row: Row, value: Value) -> list[Call]:
+        """Return the later calls of one side that take a tensor in: that one, not one like it.
+
+        A buffer or a parameter is known by its content alone.
+        """
+        flow = (self._flow.target, self._flow.reference)[side]
+        return self._calls_of(flow.users_after(row, by_content=value.value_id is None))
+
+    def _calls_of(self, indices: Iterable[int]) -> list[Call]:
+        calls = (self._calls.of(self._calls.rows[index]) for index in indices)
+        return [*{call.start: call for call in calls}.values()]
 
     def _is_end(self, call: Call, row: Row) -> bool:
         """Return whether nothing recorded takes a result in, nor the program, as a number."""

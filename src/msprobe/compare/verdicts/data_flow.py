@@ -180,6 +180,12 @@ class _SideFlow:
         known = self._users_by_id.at(value.value_id)
         return [*known, *(index for index in alike if self._is_unmade(index))]
 
+    def users_after(self, row: Row, *, by_content: bool = False) -> list[int]:
+        """Return those of later calls, in the order in which the side makes them."""
+        place = self._place(row)
+        users = self.users(row, by_content=by_content)
+        return [index for index in users if self._place(self._rows[index]) > place]
+
     def _is_unmade(self, index: int) -> bool:
         value = self._pick(self._rows[index])
         number = None if value is None else value.value_id

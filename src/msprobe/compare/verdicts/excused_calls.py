@@ -51,6 +51,15 @@ class ExcusedCalls:
             for row in uses
         )
 
+    def makes_scale(self, call: Call) -> bool:
+        """Return whether a gradient scaler makes its scale, which it takes back by itself.
+
+        Where it does not, the facts of the optimizer's step tell.
+        """
+        if call.is_backward or any(row.holds_tensor for row in call.inputs):
+            return False
+        return self._state.comparison.side_of(call.pair).scales_loss(call.pair.name)
+
     @cached_property
     def _exchanges(self) -> set[tuple[int, int]]:
         """Pairs of parameters that calls exchange: one call has the first, another the second."""

@@ -72,8 +72,12 @@ class GradientFlow:
         if self._shares.is_sum_of(row, shares):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
             return
-        if state.has_difference and call.parsed.is_module:
+        # Shares of a second derivative, of what an earlier backward pass made, have no record.
+        if state.has_difference and (call.parsed.is_module or call.parsed.backward_pass):
             state.inherit_unrecorded(row)
+            return
+        if shares and not self._shares.are_all_of(row, shares):
+            self._judge_unknown(row)
             return
         mark(row, Origin.INTRODUCED, Cause.CHANGED_GRADIENT if shares else Cause.OTHER_START)
 
@@ -127,7 +131,8 @@ class GradientFlow:
         before = self._shares.accumulated_before(call, row)
         last = before[-1].pair.position if before else -1
         added = [*before[-1:], *(each for each in shares if each.pair.position > last)]
-        is_told = bool(shares)
+        # Gradients of the module's other parameters may be all that its calls are seen to make.
+        is_told = bool(shares) and any(self._shares.are_all_of(row, s) for s in (shares, added))
         shares += before
         if any(share.status.is_difference for share in shares):
             mark(row, Origin.INHERITED)

@@ -161,6 +161,16 @@ class GradientShares:
         sizes = sum(operand.size for operand in operands)
         return result.error <= IN_SUM * (errors + 2 * result.epsilon * sizes)
 
+    @staticmethod
+    def are_all_of(row: Row, shares: Sequence[Row]) -> bool:
+        """Return whether shares may be all that a gradient is the sum of, on one side at least.
+
+        Where gradients are differentiated again, others are made inside of that, unseen.
+        """
+        given = [share for share in shares if share.holds_tensor]
+        sums = _sums_of_sides(row, given) if given else [False]
+        return not sums or any(sums)
+
     def of_parameter(self, call: Call, row: Row) -> list[Row]:
         """Return the gradients that calls inside a module handed back for a parameter.
 
@@ -262,16 +272,25 @@ def _distance(parts: Sequence[Row]) -> float:
 
 def add_up(row: Row, shares: Sequence[Row]) -> bool:
     """Return whether a gradient is the sum of its shares on both sides, as projections tell."""
+    sums = _sums_of_sides(row, shares)
+    return bool(sums) and all(sums)
+
+
+def _sums_of_sides(row: Row, shares: Sequence[Row]) -> list[bool]:
+    """Return for both sides whether a gradient is the sum of its shares; empty if not known."""
     if not isinstance(row, Matched) or not all(isinstance(each, Matched) for each in shares):
-        return False
+        return []
     operands = [each for each in map(operand_of, (row, *shares)) if each is not None]
     if len(operands) < len(shares) + 1:
-        return False
+        return []
     rounding = IN_SUM * operands[0].epsilon * sum(each.size for each in operands)
+    found = []
     for total, parts in zip(
         row.values, zip(*(each.values for each in shares), strict=True), strict=True
     ):
         pairs = [total.pairs_with(part) for part in parts]
-        if None in pairs or abs((total.pair or 0) - sum(p[1] for p in pairs if p)) > rounding:
-            return False
-    return True
+        if None in pairs:
+            return []
+        apart = abs((total.pair or 0) - sum(p[1] for p in pairs if p))
+        found.append(apart <= rounding)
+    return found

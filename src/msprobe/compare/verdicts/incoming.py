@@ -100,6 +100,10 @@ class Incoming:
             known = (each or _NO_CALL for each in self._known_values(row))
             mark(row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, " instead of ".join(known))
             return
+        exchanged = state.start.exchanged_parameters(row)
+        if exchanged is not None:
+            mark(row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, exchanged)
+            return
         mark(row, Origin.INTRODUCED, Cause.PARAMETER)
 
     def _is_of_another_network(self, row: Row) -> bool:

@@ -50,8 +50,13 @@ class MadeInside(Made):
             {**flow.entering(calls)} if calls else {content_of(data): data}
             for flow, calls, data in zip(self._flows, makers, both, strict=True)
         ]
+        in_other_order = {
+            key
+            for key in found[0].keys() & found[1]
+            if _is_other_order(found[0][key], found[1][key])
+        }
         lone = [
-            {key: value for key, value in own.items() if not other.holds(key)}
+            {k: value for k, value in own.items() if k in in_other_order or not other.holds(k)}
             for own, other in zip(found, reversed(self._flows), strict=True)
         ]
         # Beside samples that both sides take, a window or a table is an argument.
@@ -181,6 +186,13 @@ def _receives(operator: Operator) -> bool:
     """Return whether a communication hands out what another rank has."""
     communication = operator.communication
     return communication is not None and communication.flow in (Flow.RECEIVE, Flow.FROM_ROOT)
+
+
+def _is_other_order(target: Value | Data, reference: Value | Data) -> bool:
+    """Return whether two tensors that share their content hold the same integers otherwise."""
+    both = target.projections, reference.projections
+    is_known = None not in both and not epsilon_of(normal_dtype(target.dtype))
+    return is_known and tuple(both[0] or ()) != tuple(both[1] or ())
 
 
 def _micro_batches(facts: Facts) -> int:

@@ -20,6 +20,7 @@ from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
+from msprobe.compare.training.data_pairing import keys_of
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.fingerprints import Fingerprint
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
@@ -54,6 +55,7 @@ from msprobe.compare.verdicts.moved_updates import moved_update
 from msprobe.compare.verdicts.places import Clue, Place
 from msprobe.compare.verdicts.proof import Proof
 from msprobe.compare.verdicts.shifts import shifted
+from msprobe.compare.verdicts.turns import Turns, turns_of
 from msprobe.compare.verdicts.unnoticed import unnoticed_call
 from msprobe.dump.facts import Ending
 from msprobe.dump.record_names import PARAMETER_GRADIENTS, RecordKind
@@ -112,6 +114,7 @@ class StepObservations:
         given: a tensor from outside that is no parameter, if the first difference is in it.
         given_at: position of the call that is given it.
         given_samples: it holds integers, or one row for each sample: labels, masks, rewards.
+        has_same_batches: both sides recorded what models are given, and it is equal.
         proof: whether the differences are rounding; None where every value is equal.
         factor: factor of the gradients, where the forward pass agrees.
         precisions: (target's type, reference's type) → values whose floating types differ.
@@ -150,6 +153,7 @@ class StepObservations:
         has_facts: both sides recorded the training around their calls.
         trains: gradients were taken, as far as records and facts tell.
         reads_gradients: gradients of parameters were recorded on both sides.
+        turns: which optimizer steps come before each call of the step.
         broken_off: how the step ended early on both sides, in words; None if it did not.
     """
 
@@ -167,6 +171,7 @@ class StepObservations:
     given: Clue | None = None
     given_at: int = 0
     given_samples: bool = False
+    has_same_batches: bool = False
     proof: Proof | None = None
     factor: GradientFactor | None = None
     precisions: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -196,6 +201,7 @@ class StepObservations:
     has_facts: bool = False
     trains: bool = False
     reads_gradients: bool = False
+    turns: Turns = field(default_factory=Turns)
     broken_off: str | None = None
 
     @property
@@ -264,6 +270,7 @@ def observe(
         given=_given(comparison, differing[0]) if differing else None,
         given_at=differing[0].pair.position if differing else 0,
         given_samples=bool(differing) and _are_samples(comparison, differing[0]),
+        has_same_batches=_has_same_batches(comparison),
         proof=comparison.proof,
         factor=factor,
         precisions=Counter(types for _, types in of_types),
@@ -288,6 +295,7 @@ def observe(
         unnoticed=unnoticed_call(comparison),
         draws=draws_within(*comparison.facts)
         or all(any(_draws(side, name) for name in side.names) for side in comparison.sides),
+        turns=turns_of(comparison),
         cleared=cleared_gradients(comparison) or left_over(comparison, last_gradients),
         broken_off=_broken_off(comparison),
         **_work(comparison),
@@ -399,6 +407,11 @@ def _are_samples(comparison: RankComparison, row: Row) -> bool:
     facts = comparison.facts[0]
     batch = {each.shape[0] if each.shape else 1 for each in facts.data} if facts else set()
     return len(batch) == 1 and any(v.shape and {v.shape[0]} == batch for v in values)
+
+
+def _has_same_batches(comparison: RankComparison) -> bool:
+    batches = [() if facts is None else keys_of(facts.data) for facts in comparison.facts]
+    return bool(batches[0]) and batches[0] == batches[1]
 
 
 def _given(comparison: RankComparison, row: Row) -> Clue | None:

@@ -255,7 +255,7 @@ class _Search:
             self._judge_matched(call)
 
     def _judge_matched(self, call: Call) -> None:
-        if self._excused.is_exchanged(call):
+        if self._excused.is_exchanged(call) or self._excused.makes_scale(call):
             for row in call.rows:
                 if row.status.is_difference:
                     row.cause, row.subject = Cause.HARMLESS, USERS

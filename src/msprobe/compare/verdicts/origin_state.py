@@ -22,6 +22,7 @@ from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 from msprobe.dump.facts import Facts, Projections
 from msprobe.dump.records import Statistic
+from msprobe.dump.values import Value
 
 # Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.
 _UNRECORDED_GROWTH: Final = 50.0
@@ -56,19 +57,24 @@ class StartState:
     def names_of(self, row: Row) -> tuple[str | None, str | None]:
         """Return which parameter or buffer each value of a row is, in words."""
         target, reference = (
-            None
-            if value is None
-            else names.get(_key_of(value.dtype, value.shape or (), value.norm, value.projections))
+            None if value is None else names.get(_key_of_value(value))
             for value, names in zip((row.target, row.reference), self._names, strict=True)
         )
         return target, reference
+
+    def exchanged_parameters(self, row: Row) -> str | None:
+        """Return which of the parameters of both sides a row's values are, if not the same one."""
+        keys = {_key_of_value(value) for value in row.values}
+        target, reference = self.names_of(row)
+        if target == reference or not all(keys <= names.keys() for names in self._names):
+            return None
+        return f"{target} instead of {reference}"
 
     def shows_equal(self, row: Row) -> bool:
         """Return whether facts have one checksum for both values of a row: of data, a buffer."""
         sums: set[str | None] = set()
         for value, contents in zip(row.values, self._contents, strict=True):
-            key = _key_of(value.dtype, value.shape or (), value.norm, value.projections)
-            sums |= contents.get(key, {None})
+            sums |= contents.get(_key_of_value(value), {None})
         return len(sums) == 1 and None not in sums
 
     @property
@@ -99,10 +105,7 @@ class StartState:
     @cached_property
     def _names(self) -> list[dict[Hashable, str]]:
         """Of each side, what tells parameters apart → their names, of those with projections."""
-        return [
-            {key: name for name, key in _named_parameters(facts)}
-            for facts in self._comparison.facts
-        ]
+        return [_names_by_content(facts) for facts in self._comparison.facts]
 
     @cached_property
     def _contents(self) -> list[dict[Hashable, set[str | None]]]:
@@ -239,23 +242,42 @@ def _contents_of(facts: Facts | None) -> dict[Hashable, set[str | None]]:
     return found
 
 
-def _named_parameters(facts: Facts | None) -> Iterator[tuple[str, Hashable]]:
-    """Yield parameters and buffers in words, and by what their elements are recognised."""
+def _names_by_content(facts: Facts | None) -> dict[Hashable, str]:
+    """Return by what their elements are recognised → parameters and buffers, in words."""
+    found: dict[Hashable, str] = {}
     if facts is None:
-        return
+        return found
     for step in facts.optimizer_steps():
         own, after = step.parameters, step.parameters.after
         columns = own.name, own.dtype, own.shape, after.norm, after.projections
         for name, dtype, shape, norm, pair in zip(*columns, strict=False):
             if pair is not None:
-                yield f"the parameter {name} after its update", _key_of(dtype, shape, norm, pair)
+                found[_key_of(dtype, shape, norm, pair)] = f"the parameter {name} after its update"
     start = facts.parameters
-    if start is not None:
-        named = map("the {} {}".format, start.kind, start.name)
-        rest = start.dtype, start.shape, start.norm, start.projections
-        for words, dtype, shape, norm, pair in zip(named, *rest, strict=False):
-            if pair is not None:
-                yield words, _key_of(dtype, shape, norm, pair)
+    if start is None:
+        return found
+    alike: dict[Hashable, list[str]] = {}
+    names = start.kind, start.name, start.same_as
+    rest = start.dtype, start.shape, start.norm, start.projections
+    for kind, name, tied, dtype, shape, norm, pair in zip(*names, *rest, strict=False):
+        if pair is not None and not tied:
+            key = _key_of(dtype, shape, norm, pair)
+            alike.setdefault(key, []).append(f"the {kind} {name}")
+    return found | {key: _any_of(names) for key, names in alike.items()}
+
+
+def _any_of(names: Sequence[str]) -> str:
+    """Return names of which it is not known which one is meant."""
+    more = len(names) - 1
+    if not more:
+        return names[0]
+    if more == 1:
+        return f"{names[0]} (or {names[1]}, which holds the same)"
+    return f"{names[0]} (or one of {more} others that hold the same)"
+
+
+def _key_of_value(value: Value) -> Hashable:
+    return _key_of(value.dtype, value.shape or (), value.norm, value.projections)
 
 
 def _key_of(

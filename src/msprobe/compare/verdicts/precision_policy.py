@@ -15,7 +15,9 @@ from typing import Final
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.rounding import IN_AUTOCAST
 from msprobe.compare.verdicts.data_flow import DataFlow, fingerprints
+from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import coarser, epsilon_of
@@ -26,10 +28,15 @@ from msprobe.operators.operator import Family
 _EXCEPTION: Final = 0.5
 _MODULE_OF_SUMS: Final = "module of a sum of products"
 _CALL_OF_SUMS: Final = "call of a sum of products"
+_DIRECTIONS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
+# What autocast lowers: sums of products, and functions made of several of these.
+_CAST_INSIDE: Final = (Family.BILINEAR, Family.CONVOLUTION, Family.COMPOSITE)
 
 
 def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> None:
     """Turn the close outputs of calls that alone run in lower precision into differences."""
+    if autocast_alone(comparison):
+        return  # it lowers calls on its own
     matched = [row for row in comparison.rows if isinstance(row, Matched)]
     mixed = [row for row in matched if row.precisions]
     # A call that was given values of two precisions did not choose its own.
@@ -64,11 +71,43 @@ def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> 
                 row.status = Status.DIFFERS
 
 
+def autocast_alone(comparison: RankComparison) -> float:
+    """Return the resolution of autocast if one side alone runs under it, or in another type; or 0.
+
+    That of the coarser type.
+    """
+    types = [{} if facts is None else facts.autocast_types() for facts in comparison.facts]
+    found = (epsilon_of(normal_dtype(each)) for side in types for each in side.values())
+    return max(found, default=0.0) if types[0] != types[1] else 0.0
+
+
+def judge_inside_autocast(comparison: RankComparison) -> None:
+    """Accept the roundings of kernels that compute in autocast's type and return a finer one.
+
+    No type tells so: those of cells of recurrent networks, say.
+    """
+    resolution = autocast_alone(comparison)
+    for row in comparison.rows if resolution else ():
+        if row.status is not Status.DIFFERS or row.value.role is not Role.OUTPUT:
+            continue
+        parsed = comparison.parsed(row.pair)
+        is_of_call = isinstance(row, Matched) and parsed.kind in _DIRECTIONS
+        if not is_of_call or parsed.is_module or row.precisions or row.error is None:
+            continue
+        family = comparison.side_of(row.pair).operator(row.pair.name).family
+        if family in _CAST_INSIDE and row.error <= IN_AUTOCAST * resolution:
+            row.status, row.cause = Status.CLOSE, Cause.ROUNDING
+            row.finding = "computed in the type of autocast on one side"
+
+
 def is_in_other_precision(comparison: RankComparison) -> bool:
     """Return whether the sums of products of a step have another precision on the two sides.
 
-    Most of them, or all of a model among others: those that depend on each other.
+    Most of them, or all of a model among others: those that depend on each other. Autocast of one
+    side alone is one, too.
     """
+    if autocast_alone(comparison):
+        return True
     lowered, others = _sums_by_precision(comparison)
     is_most = len(lowered) > _EXCEPTION * (len(lowered) + len(others))
     return is_most or bool(_lowered_together(comparison))

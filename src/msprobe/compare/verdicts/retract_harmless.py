@@ -157,9 +157,12 @@ def _slot(row: Row) -> tuple[str, str, Sequence[int] | None]:
 def retract_without_effect(calls: Calls, flow: Callable[[], DataFlow], updated: int) -> None:
     """Clear the origins in a step that comes to the same loss and the same gradients.
 
-    A call after the optimizer is cleared if no result that differs is the last of what it leads to.
+    A call after the optimizer is cleared if no result that differs is the last of what it leads to,
+    or if both sides come to the same by all of these calls.
     """
     is_same = not any(map(calls.makes_other_call, calls.pairs))
+    late = [each for each in calls if _is_late(each, calls, updated)]
+    ends_alike = bool(late) and Consequences(calls, flow()).end_alike(late)
     for call in calls:
         if calls.is_kept(call):
             continue
@@ -167,12 +170,17 @@ def retract_without_effect(calls: Calls, flow: Callable[[], DataFlow], updated: 
         taken_in = [row for row in call.inputs if row.origin is Origin.INPUT]
         _clear(call, taken_in, Cause.SAME_GRADIENTS, "", is_same=False)
         found = _found(call, has_same_gradients=True)
-        is_late = call.pair.position > updated and calls.is_after_backward(call)
         is_blamed = any(row.origin is not Origin.INHERITED for row in found)
-        if is_late and is_blamed and not Consequences(calls, flow()).unseen(call):
+        is_open = is_blamed and not ends_alike and _is_late(call, calls, updated)
+        if is_open and not Consequences(calls, flow()).unseen(call):
             continue
         if found:
             _clear(call, found, Cause.SAME_GRADIENTS, "", is_same=is_same)
+
+
+def _is_late(call: Call, calls: Calls, updated: int) -> bool:
+    """Return whether a call comes after the optimizer's, so that its gradients tell nothing."""
+    return call.pair.position > updated and calls.is_after_backward(call)
 
 
 def _is_of_constants(call: Call, calls: Calls, begun: Sequence[Row]) -> bool:

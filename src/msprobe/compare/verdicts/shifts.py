@@ -20,6 +20,7 @@ from msprobe.compare.rounding import (
     IN_OTHER_CALLS,
     IN_SUM,
     LARGEST_SHIFT,
+    OF_ONE_NUMBER,
     resolution_of,
     shift_of,
 )
@@ -33,6 +34,7 @@ from msprobe.compare.training.outlines import (
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.training.start import equal_at_start
 from msprobe.compare.verdicts.calls import is_cast
+from msprobe.compare.verdicts.limits import is_limit
 from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
 from msprobe.compare.verdicts.proof import JumpKind
 from msprobe.compare.verdicts.statistics_error import estimated_difference
@@ -74,7 +76,8 @@ def shifted(comparison: RankComparison) -> Clue | None:
         if coarsest >= HALF:
             is_new = errors.is_new(comparison, row)
             own = errors.add(comparison, row, coarsest)
-            units = errors.allowed(row.value.shape or (), own if is_new else None)
+            shape, new = row.value.shape or (), own if is_new else None
+            units = errors.allowed(shape, new, is_one_sided=row.precisions is not None)
             is_close = row.status is Status.CLOSE and comparison.has_modules_only
             if is_new and far is None and own > IN_SUM and is_close:
                 far = _far_clue(comparison, row, own * coarsest)
@@ -150,19 +153,22 @@ class _Errors:
             is_result and row.pair.position not in self._given and row.pair.name not in self._around
         )
 
-    def allowed(self, shape: Sequence[int], own: float | None) -> float:
+    def allowed(self, shape: Sequence[int], own: float | None, *, is_one_sided: bool) -> float:
         """Return by how many units a value of a shape may move as a whole.
 
         Args:
             shape: its shape.
             own: its own error, where it is new.
+            is_one_sided: one side alone computes it in a coarse type. Then it alone rounds weights:
+                of each of them all rows have the same error, which later calls add up.
         """
         count = math.prod(shape)
         if own is not None:
             return shift_of(count, own, self._fewest)
         rows = math.prod(shape[:-1][:_TOKENS]) if len(shape) > 1 else count
         typical = math.sqrt(self._squares / self._count) if self._count else 0.0
-        return shift_of(max(rows, 1), typical, self._fewest)
+        most = shift_of(max(rows, 1), typical, self._fewest)
+        return most + OF_ONE_NUMBER if is_one_sided else most
 
 
 def _gradient_clue(comparison: RankComparison, resolution: float) -> Clue | None:
@@ -242,6 +248,8 @@ def _shift(target: Value, reference: Value) -> float:
     count = math.prod(reference.shape or ())
     if count < _FEWEST or target.shape != reference.shape:
         return 0.0
+    if any(map(is_limit, (*target.finite_ends, *reference.finite_ends))):
+        return 0.0  # those of two types are one mark in masks
     size, moved = abs(float(reference.norm or 0.0)), 0.0
     for one, other, scale in (
         (target.norm, reference.norm, 1.0),

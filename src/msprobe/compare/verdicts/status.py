@@ -16,7 +16,7 @@ from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Match, Matched, Missing, Mode, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.arguments import judge_arguments
-from msprobe.compare.verdicts.precision_policy import judge_lone_precision
+from msprobe.compare.verdicts.precision_policy import judge_inside_autocast, judge_lone_precision
 from msprobe.compare.verdicts.statistics_error import (
     Nonfinite,
     describe_statistics,
@@ -56,6 +56,7 @@ def judge_rows(comparison: RankComparison, tolerances: Tolerances) -> None:
         judge_row(row, tolerances, is_md5=is_md5)
     _pass_one_sided(comparison.rows)
     judge_lone_precision(comparison, tolerances)
+    judge_inside_autocast(comparison)
 
 
 def _pass_one_sided(rows: Sequence[Row]) -> None:

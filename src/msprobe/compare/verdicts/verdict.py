@@ -206,7 +206,7 @@ class Findings:
 
     def other_facts(self, chosen: FactDifference | None, words: str) -> Iterator[str]:
         """Yield what else differs in the training, the consequences of the cause left out."""
-        when = None if chosen is None else (chosen.step, chosen.moment)
+        when = None if chosen is None else chosen.when
         told = set()  # later steps repeat what the first one tells
         for wanted in (True, False):
             for fact in self.facts:
@@ -218,7 +218,7 @@ class Findings:
                 is_state = when is None and (
                     fact.moment <= Moment.MODES or fact.moment in SET_FOR_LATER
                 )
-                is_before = when is not None and (fact.step, fact.moment) < when
+                is_before = when is not None and fact.when < when
                 what = fact.verdict, fact.moment, fact.parameter, fact.setting, fact.modules
                 if (is_state or is_before or not has_effect) and what not in told:
                     told.add(what)

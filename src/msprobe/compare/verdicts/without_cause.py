@@ -198,7 +198,9 @@ def _of_given(findings: Findings, first: StepObservations, given: Clue) -> Verdi
         return findings.conclude(
             VerdictClass.DATA,
             f"{given.words}; it differs when it comes in, though the model is given the same "
-            f"(labels, say) (step {first.step})",
+            f"(labels, say) (step {first.step})"
+            if first.has_same_batches
+            else f"{given.words}; it differs when it comes in (step {first.step})",
             Confidence.LIKELY,
             where=where,
             next_steps=[for_inputs([given.place.record], 1)],

@@ -36,6 +36,7 @@ class StartState:
     """Puts the state at the start of each recorded step into its facts."""
 
     __slots__ = (
+        "_autocast",
         "_begun",
         "_columns",
         "_fixed",
@@ -45,6 +46,8 @@ class StartState:
         "_models",
         "_modules",
         "_parameters",
+        "_parts",
+        "_roots",
         "_session",
         "_with_grad",
     )
@@ -61,7 +64,10 @@ class StartState:
         self._begun: object = None
         self._models = NamedModels()
         self._modules: list[weakref.ref[nn.Module]] = []
-        self._flags: list[object] = []
+        self._roots: dict[str, bool] = {}  # flags of the models when the step started
+        self._parts: dict[str, NamedModels] = {}  # what each of them holds
+        self._flags: list[bool] = []
+        self._autocast: list[tuple[str, str]] = []
         self._parameters = Parameters()
         self._columns: list[TensorColumns] = []  # of the parameters, by model as found
         self._with_grad = True
@@ -113,8 +119,20 @@ class StartState:
         self._known.names = found.names
         self._session.facts.put("modes", modes_of(found, self._with_grad))
         self._models = NamedModels(models)
+        self._roots = {prefix: model.training for prefix, model in models}
+        self._parts = {
+            prefix: NamedModels(
+                [
+                    (f"{prefix}{name}.", part)
+                    for name, part in model._modules.items()
+                    if part is not None
+                ]
+            )
+            for prefix, model in models
+        }
         self._modules = [weakref.ref(each) for each in found.modules]
-        self._flags = self._flags_now()
+        self._flags = [each.training for each in found.modules]
+        self._autocast = list(autocast_types())
         self._put_parameters(found)
 
     def look_at_flags(self, micro: int) -> None:
@@ -123,16 +141,33 @@ class StartState:
         Args:
             micro: number of the micro batch whose call of the model begins.
         """
-        if (flags := self._flags_now()) == self._flags:
+        is_new, autocast = self._has_new_flags(), list(autocast_types())
+        if not is_new and autocast == self._autocast:
             return
-        self._flags = flags
-        training, autocast = ModelContents.of(self._models).training, dict(autocast_types())
-        changed = ChangedFlags(micro=micro, training=training, autocast=autocast)
+        self._autocast = autocast
+        changed = ChangedFlags(micro=micro, training=self._training(), autocast=dict(autocast))
         self._session.facts.append("flags", changed)
 
-    def _flags_now(self) -> list[object]:
-        flags = [None if (m := known()) is None else m.training for known in self._modules]
-        return [*autocast_types(), *flags]
+    def _has_new_flags(self) -> bool:
+        """Return whether flags have changed since they were asked for; of a lost module, none."""
+        flags = [
+            last if (module := known()) is None else module.training
+            for known, last in zip(self._modules, self._flags, strict=True)
+        ]
+        is_new = flags != self._flags
+        self._flags = flags
+        return is_new
+
+    def _training(self) -> dict[str, bool]:
+        """Return the flags as `ModelContents` does.
+
+        A list of models that was made for `start` alone is gone: its flag is the last one known.
+        """
+        alive = dict(self._models)
+        lost = [prefix for prefix in self._parts if prefix not in alive]
+        parts = [part for prefix in lost for part in self._parts[prefix]]
+        roots = {prefix.removesuffix("."): self._roots[prefix] for prefix in lost}
+        return {**roots, **ModelContents.of([*alive.items(), *parts]).training}
 
     def _put_parameters(self, found: ModelContents) -> None:
         session, earlier = self._session, set(self._parameters.name)

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Conclusions`: the verdict that one of the findings is the cause, with what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from msprobe.collectives.calls import is_communication
+from msprobe.compare.causes import Cause
+from msprobe.compare.model import Status
+from msprobe.compare.training.differences import (
+    Effect,
+    FactDifference,
+    Moment,
+    Phase,
+    are,
+    shown_names,
+)
+from msprobe.compare.training.gradient_factors import Meanings, limited_words
+from msprobe.compare.training.outlines import OutlineDifference, same_draw
+from msprobe.compare.verdicts.communication import collective_of, on_ranks, ranks_words
+from msprobe.compare.verdicts.culprit_classes import (
+    class_and_words,
+    class_of,
+    culprit_call,
+    culprit_place,
+    culprit_words,
+    is_without_reason,
+    moment_of,
+    unrecorded_call,
+)
+from msprobe.compare.verdicts.custom_functions import MAY_BE_INSIDE, culprit_inside
+from msprobe.compare.verdicts.next_steps import CLIP_ALIKE, for_culprit
+from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
+from msprobe.compare.verdicts.own_error import key_of
+from msprobe.compare.verdicts.places import Clue
+from msprobe.compare.verdicts.ranking import Culprit, culprit_groups
+from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
+from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
+from msprobe.dump.record_names import parse_record_name
+
+# Causes that another argument of a call shows.
+_SHOWN_BY_ARGUMENT: Final = (
+    VerdictClass.ARGUMENT,
+    VerdictClass.DATA,
+    VerdictClass.GRADIENT,
+    VerdictClass.PARAMETERS,
+)
+
+
+class Conclusions:
+    """Makes verdicts of the findings of a comparison."""
+
+    def __init__(self, findings: Findings) -> None:
+        """Take in the findings."""
+        self._findings = findings
+        self._culprit = findings.culprits[0] if findings.culprits else None
+        self._observed = {(each.step, each.rank): each for each in findings.steps}
+
+    def of_fact(self, fact: FactDifference) -> Verdict:
+        """Return that a difference of the training is the cause."""
+        culprit = self._culprit
+        shows = culprit if culprit is not None and culprit.comparison.step == fact.step else None
+        record = fact.record
+        evidence = list(self._agreement(fact))
+        first: Culprit | None = None  # shows what a step starts with
+        if shows is not None and fact.moment.phase in (Phase.START, Phase.DATA):
+            evidence.insert(0, f"the first call that differs is {culprit_call(shows)}")
+            if record is None and moment_of(shows) <= Moment.FORWARD:
+                record = shows.row.pair.name
+            first = shows if record else None
+        elif shows is not None and moment_of(shows) >= fact.moment:
+            evidence.append(culprit_words(shows))
+        late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
+        verdict, words = fact.verdict, fact.words
+        lone = self._lone_call(fact)
+        if lone is not None and fact.verdict is VerdictClass.PARAMETERS:
+            words = f"{words}; {lone.words}, step {lone.place.step}"
+            record = lone.place.record
+        elif lone is not None:
+            verdict, words = VerdictClass.CALL, f"{lone.words}, step {lone.place.step}; {words}"
+            record = lone.place.record
+        elif (
+            late is not None
+            and not fact.is_scaled
+            and is_communication(parse_record_name(late.place.record))
+        ):
+            verdict, words = VerdictClass.COMMUNICATION, f"{late.words}; {words}"
+        elif late is not None:
+            evidence.insert(0, late.words)
+        return self._findings.conclude(
+            verdict,
+            words + self._ranks_of(fact),
+            Confidence.PROVED
+            if fact.effect is Effect.CERTAIN or self._is_alone(fact) or self._is_proved(fact)
+            else Confidence.LIKELY,
+            evidence=evidence,
+            chosen=fact,
+            where=Where(
+                step=fact.step,
+                rank=fact.rank,
+                record=record,
+                module=None if first is None else first.module,
+                source=None if first is None else first.source,
+                parameter=fact.parameter,
+                phase=fact.moment.phase,
+            ),
+            next_steps=[
+                *(late.place.next if late is not None else []),
+                *(lone.place.next if lone is not None else []),
+                *fact.next,
+            ],
+        )
+
+    def _lone_call(self, fact: FactDifference) -> Clue | None:
+        """Return the call that changes parameters, or by one side alone gives one a gradient."""
+        if fact.verdict is VerdictClass.PARAMETERS:
+            written_in = fact.step - (fact.moment is Moment.PARAMETERS)
+            before = self._observed.get((written_in, fact.rank))
+            return None if before is None else before.written
+        now = self._observed.get((fact.step, fact.rank))
+        if now is None or fact.moment is not Moment.REDUCE:
+            return None
+        return now.lone_users.get(fact.parameter or "")
+
+    def _late_call(self, step: int, rank: int | str) -> Clue | None:
+        observed = self._observed.get((step, rank))
+        return None if observed is None else observed.late_call
+
+    def _ranks_of(self, fact: FactDifference) -> str:
+        """Return which ranks a difference concerns, in words; empty where it is all of them."""
+        concerned = {
+            each.rank
+            for each in self._findings.facts
+            if (each.verdict, each.moment, each.step) == (fact.verdict, fact.moment, fact.step)
+            and each.effect is not Effect.NONE
+        }
+        # Of the halves of a rank, one has facts.
+        is_all = concerned == {each.rank for each in self._findings.steps if each.has_facts}
+        return "" if is_all else f"{on_ranks(concerned)} alone"
+
+    def _is_alone(self, fact: FactDifference) -> bool:
+        """Return whether all values before a difference of the optimizer are equal."""
+        return fact.moment > Moment.BACKWARD and self._is_exact_before(fact.step + 1)
+
+    def _is_proved(self, fact: FactDifference) -> bool:
+        """Return whether rounding, in types that differ, explains every difference."""
+        return (
+            fact.verdict is VerdictClass.PRECISION
+            and not self._findings.counts[Status.UNREAD]
+            and all(each.proof is None or each.proof.is_rounding for each in self._findings.steps)
+        )
+
+    def _agreement(self, fact: FactDifference) -> Iterator[str]:
+        """Yield the steps and parts of a step that agree before a difference."""
+        is_first = fact.step == min((each.step for each in self._findings.steps), default=fact.step)
+        if not is_first and self._is_exact_before(fact.step):
+            yield f"every value of the steps before step {fact.step} is equal"
+        own = self._observed.get((fact.step, fact.rank))
+        if own is not None and own.is_exact and fact.moment > Moment.BACKWARD:
+            yield f"forward and backward of step {fact.step} are equal to the bit"
+
+    def of_factor(self, observed: StepObservations, found: GradientFactor) -> Verdict:
+        """Return that gradients are multiplied."""
+        value = found.factor.value
+        meanings = self._findings.meanings.get((observed.step, observed.rank), Meanings())
+        # The numbers that it may come from scale the loss, or what is reduced later.
+        is_behind_loss = found.has_same_loss and not found.is_reduced
+        alone = found.parameters
+        meaning = "" if is_behind_loss or alone else meanings.of(value)
+        words = (
+            f"the gradient{'s' * (len(alone) > 1)} of {shown_names(alone)} {are(alone)} "
+            f"{value:.6g} times the reference's ({found.place.record}, step {observed.step})"
+            if alone
+            else f"the gradients are {value:.6g} times the reference's from {found.place.record} "
+            f"on (step {observed.step}, {found.total} gradient{'s' * (found.total > 1)})"
+        )
+        limited = "" if meaning or found.totals is None else limited_words(*found.totals)
+        if meaning:
+            words += f": the factor is {meaning}"
+        elif limited:
+            words = f"{limited} (step {observed.step})"
+        verdict = VerdictClass.CLIPPING if limited else VerdictClass.GRADIENT
+        is_proved = found.factor.is_proved and not limited
+        is_open = is_behind_loss or not (meaning or alone)
+        behind = observed.behind
+        # A call that one side alone scales the loss by is that factor; an argument is told as one.
+        is_scale = not is_behind_loss and not limited
+        if behind and is_scale and behind.is_factor(value):
+            words += f"; {behind.words}"
+        elif behind is not None and is_open and not limited:
+            is_proved = is_proved and is_behind_loss
+            verdict, words = behind.verdict, f"{behind.words}; {words}"
+        return self._findings.conclude(
+            verdict,
+            words,
+            # A total norm may be near a round number by chance.
+            Confidence.PROVED if is_proved else Confidence.LIKELY,
+            evidence=[
+                "the results of the forward pass agree",
+                *(["the loss is the same, and was not scaled"] if is_behind_loss else []),
+            ],
+            where=replace(
+                Where.at(found.place, observed.rank),
+                phase=found.moment.phase,
+                parameter=next(iter(alone), None),
+            ),
+            next_steps=[
+                *found.place.next,
+                CLIP_ALIKE
+                if limited
+                else "look at the scaling of the loss and at hooks on gradients",
+            ],
+        )
+
+    def of_culprit(self, culprit: Culprit) -> Verdict:
+        """Return that a call is the cause."""
+        culprit = collective_of(culprit, self._findings.culprits)
+        if class_of(culprit) in MAY_BE_INSIDE:
+            culprit = culprit_inside(culprit, self._findings.culprits)
+        verdict, words = found = class_and_words(culprit)
+        ranks = {each.rank for each in self._findings.steps}
+        is_group = verdict is VerdictClass.COMMUNICATION
+        words += ranks_words(culprit, self._findings.culprits, ranks, is_group=is_group)
+        confidence = Confidence.LIKELY
+        next_steps = for_culprit(
+            culprit,
+            len(culprit_groups(self._findings.culprits)),
+            same_seeds=self._has_same_seeds(culprit),
+        )
+        settings = self._findings.numeric_settings()
+        if settings is not None and is_without_reason(culprit):
+            verdict, confidence = VerdictClass.SETTINGS, Confidence.POSSIBLE
+            words = f"{settings.words}; the first call that differs is {culprit_call(culprit)}"
+            next_steps = [*settings.next]
+        elif (
+            verdict in _SHOWN_BY_ARGUMENT
+            and class_of(culprit) is VerdictClass.ARGUMENT
+            and self._is_exact_before(culprit.comparison.step)
+        ):
+            confidence = Confidence.PROVED
+        elif verdict in (VerdictClass.KERNEL, VerdictClass.UNEXPLAINED):
+            confidence = Confidence.POSSIBLE
+        moment = moment_of(culprit)
+        own = self._findings.own_errors.get(key_of(culprit))
+        evidence = []
+        inside = unrecorded_call(culprit, found[0]) or self._other_draw(culprit, found[0])
+        if inside is not None:
+            verdict, confidence = inside.verdict, Confidence.LIKELY
+            words = f"{inside.words}; {culprit_words(culprit)}"
+            next_steps = [*inside.next, *next_steps]
+        if own is not None:
+            evidence.append(own.words)
+            if own.is_judged and own.at_fault and verdict is not VerdictClass.SETTINGS:
+                if verdict is VerdictClass.UNEXPLAINED:
+                    verdict = VerdictClass.KERNEL
+                words = own.verdict_words(culprit_place(culprit))
+                confidence = Confidence.PROVED if own.is_certain else Confidence.LIKELY
+        late = None
+        if culprit.row.cause is Cause.ACCUMULATED:
+            observed = self._observed[culprit.comparison.step, culprit.comparison.rank]
+            late = observed.late_call
+            if observed.cleared is not None:
+                words, advice = observed.cleared
+                next_steps = [advice]
+        if late is not None:
+            next_steps[:0] = late.place.next
+            evidence.append(late.words)
+        return self._findings.conclude(
+            verdict,
+            words,
+            confidence,
+            evidence=evidence,
+            where=Where(
+                step=culprit.comparison.step,
+                rank=culprit.comparison.rank,
+                record=culprit.row.pair.name,
+                module=culprit.module,
+                source=culprit.source,
+                parameter=culprit.row.name if culprit.kind == "parameter" else None,
+                phase=moment.phase,
+            ),
+            next_steps=next_steps,
+        )
+
+    def _other_draw(self, culprit: Culprit, found: VerdictClass) -> OutlineDifference | None:
+        """Return which call of a module draws other numbers; None if none is known to.
+
+        Both sides draw alike from the same state, and from another one in the next step: one of
+        them seeds its generator in between.
+        """
+        comparison, pair = culprit.comparison, culprit.row.pair
+        call = same_draw(comparison.sides, (pair.target, pair.reference))
+        later = next(
+            (
+                fact
+                for fact in self._findings.facts
+                if fact.moment is Moment.RANDOM
+                and fact.effect is not Effect.NONE
+                and (fact.step, fact.rank) == (comparison.step + 1, comparison.rank)
+            ),
+            None,
+        )
+        is_open = found is VerdictClass.UNEXPLAINED and self._has_same_seeds(culprit)
+        if call is None or later is None or not is_open:
+            return None
+        words = f"{call.words}: {later.words}, though both sides draw alike in the step before"
+        return replace(call, words=words)
+
+    def _has_same_seeds(self, culprit: Culprit) -> bool:
+        """Return whether generators were recorded at the start of the step and agree."""
+        comparison = culprit.comparison
+        if any(facts is None or not facts.random for facts in comparison.facts):
+            return False
+        return not any(
+            fact.moment is Moment.RANDOM and fact.step == comparison.step
+            for fact in self._findings.facts
+        )
+
+    def _is_exact_before(self, step: int) -> bool:
+        return all(each.is_exact for each in self._findings.steps if each.step < step)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers in verdicts on parameters, against the parameters themselves."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from builders.two_runs import train, verdict_on  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def build(change):
+    """Return a model of which each seed draws another one, or whose weights are scaled."""
+    torch.manual_seed(7 if change == "drawn" else 3)
+    model = nn.Sequential(*(nn.Linear(24, 24) for _ in range(6)))
+    for parameter in model.parameters():
+        if change == "scaled":
+            parameter.data.mul_(0.4)
+        if change == "zero":
+            parameter.data.zero_()
+    return model
+
+
+def run(debugger, change):
+    model, x = build(change), torch.ones(4, 24)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(_):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    train(debugger, model, step)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize("change", ["drawn", "zero"])
+def test_how_far_parameters_are_apart(change, level, tmp_path):
+    sentence = verdict_on(tmp_path, run, change, None, level=level)["sentence"]
+    vectors = [nn.utils.parameters_to_vector(build(each).parameters()) for each in (change, None)]
+    exact = ((vectors[0] - vectors[1]).norm() / vectors[1].norm()).item()
+    told = re.search(r"all 12 parameters .* by about ([0-9.]+) of the norm", sentence)
+    assert told is not None, sentence
+    assert float(told[1]) == pytest.approx(exact, rel=1e-2 if change == "zero" else 0.3)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_factor_of_all_parameters(level, tmp_path):
+    sentence = verdict_on(tmp_path, run, "scaled", None, level=level)["sentence"]
+    assert re.search(r"all 12 parameters .* when step 0 starts by the factor 0\.4$", sentence)
