@@ -77,7 +77,6 @@ _CAUSE_OF_SIGN: Final = {
 _CRITICAL: Final = frozenset({Sign.NOT_FINITE, Sign.RANKS_PART, Sign.SCALE_COLLAPSED})
 _STATES: Final = frozenset({Stream.EXP_AVG, Stream.EXP_AVG_SQ, Stream.STATE})
 _GRADIENTS: Final = frozenset({Stream.ACTV_GRAD, Stream.GRAD_UNREDUCED, Stream.GRAD_REDUCED})
-_PARAMETERS: Final = frozenset({Stream.PARAM_ORIGIN, Stream.PARAM_UPDATED, Stream.UPDATE})
 _GONE: Final = frozenset({Sign.ZERO, Sign.ABSENT})
 
 
