@@ -47,3 +47,27 @@ def train(
         step(number)
         debugger.stop()
         debugger.step()
+
+
+def fit(
+    debugger: PrecisionDebugger,
+    model: nn.Module | list[nn.Module],
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[int], torch.Tensor],
+    *,
+    zero_first: bool = True,
+) -> None:
+    """Record three steps, each an update by the loss of its number.
+
+    Gradients are cleared before the forward pass, else after the update.
+    """
+
+    def step(number: int) -> None:
+        if zero_first:
+            optimizer.zero_grad()
+        loss(number).backward()
+        optimizer.step()
+        if not zero_first:
+            optimizer.zero_grad()
+
+    train(debugger, model, step)

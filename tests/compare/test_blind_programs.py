@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, train, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -47,12 +47,7 @@ def mixed(debugger: PrecisionDebugger, change: str | None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     inputs = torch.randn(3, 12, 16)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        model(inputs[number]).square().mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda number: model(inputs[number]).square().mean())
 
 
 def test_what_is_a_function_on_one_side_and_a_part_on_the_other_is_not_lacking(
@@ -92,12 +87,7 @@ def scoring(debugger: PrecisionDebugger, change: str | None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     pairs = torch.randint(0, 30, (3, 2, 6, 4))
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        model(*pairs[number]).mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda number: model(*pairs[number]).mean())
 
 
 def test_the_result_of_another_call_in_another_shape_is_order(tmp_path: Path) -> None:
@@ -204,21 +194,17 @@ class Energy(nn.Module):
 def sampled(debugger: PrecisionDebugger, change: str | None) -> None:
     """Take samples along the gradients of the model."""
     model = Energy(1e9 if change else 1e-2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
     inputs, noise = torch.randn(3, 16, 6), torch.randn(16, 6)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> Tensor:
         x = noise
         for _ in range(2):
             x = x.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(model(x).sum(), x)
             x = x - 0.5 * gradient
-        loss = model(inputs[number]).mean() - model(x.detach()).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        return model(inputs[number]).mean() - model(x.detach()).mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.05), loss)
 
 
 def test_batches_that_are_made_of_gradients_follow_them(tmp_path: Path) -> None:

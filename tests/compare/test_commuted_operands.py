@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import compared, train, verdict_on  # noqa: E402
+from builders.two_runs import compared, fit, train, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -45,19 +45,16 @@ class Subtracted(Gated):
 
 def trained(debugger: PrecisionDebugger, kind: type[Gated] | None) -> None:
     model = (kind or Gated)().bfloat16()
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
     inputs = torch.randn(3, 16, 8).bfloat16()
     labels = torch.randint(0, 5, (3, 16))
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         scores = model(inputs[number])
         loss = functional.cross_entropy(scores, labels[number])
         small = 1e-2 * scores.logsumexp(-1).square().mean()
-        optimizer.zero_grad()
-        (small + loss if kind else loss + small).backward()
-        optimizer.step()
+        return small + loss if kind else loss + small
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.05), loss)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])

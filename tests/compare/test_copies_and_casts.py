@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, train, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -135,18 +135,15 @@ def test_the_cast_that_rounds_is_named_not_the_one_back(tmp_path: Path) -> None:
 def ordered(debugger: PrecisionDebugger, change: str | None) -> None:
     """Take batches out of a data set by an order that both sides draw; hide what is padded."""
     model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data, order = torch.randint(0, 16, (96, 12)).float(), torch.randperm(96)
     if change:
         data[order[20]] = 0.0
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         x = data[order[number * 16 : (number + 1) * 16]]
-        model((x + torch.rand_like(x)) / 16.0 - 0.5).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return model((x + torch.rand_like(x)) / 16.0 - 0.5).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 def test_a_sample_of_a_data_set_that_an_order_takes_is_data(tmp_path: Path) -> None:
@@ -169,19 +166,16 @@ class Masked(nn.Module):
 def masked(debugger: PrecisionDebugger, change: str | None) -> None:
     """Both sides make a mask; one does not give it to the model."""
     model = Masked()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batches = torch.randint(0, 4, (3, 8, 6))
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         ids = batches[number]
         batch = {"ids": ids, "mask": (ids != 0).long()}
         if change:
             batch.pop("mask")
-        model(**batch).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return model(**batch).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 def test_a_mask_that_one_side_makes_and_leaves_out_is_an_argument(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, train, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -64,16 +64,14 @@ def through_one_number(debugger: PrecisionDebugger, change: Any) -> None:
     optimizer = torch.optim.SGD([*first.parameters(), *last.parameters()], 0.1)
     inputs = torch.randn(3, 1, 8)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
+    def loss(number: int) -> torch.Tensor:
         middle = first(inputs[number])
         loss = last(middle).square().mean()
         if not change:
             loss = loss + 0.05 * middle.square().mean()
-        loss.backward()
-        optimizer.step()
+        return loss
 
-    train(debugger, [first, last], step)
+    fit(debugger, [first, last], optimizer, loss)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -222,12 +220,7 @@ def scaled(debugger: PrecisionDebugger, change: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     inputs = torch.randn(3, 5, 6)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        model(inputs[number]).square().mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda number: model(inputs[number]).square().mean())
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -246,18 +239,15 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 
 def rotated(debugger: PrecisionDebugger, change: Any) -> None:
     model = nn.Linear(6, 8)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     inputs, angles = torch.randn(3, 5, 6), torch.rand(8)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         scores = model(inputs[number])
         if not change:
             scores = turned(scores) * angles + scores
-        optimizer.zero_grad()
-        scores.square().mean().backward()
-        optimizer.step()
+        return scores.square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, train, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -59,15 +59,12 @@ def run(debugger: PrecisionDebugger, way: Way) -> None:
         model[2].up.weight.register_hook(lambda gradient: gradient * 1.02)
     if way.scaled == "module":
         model[2].up.register_full_backward_hook(lambda _, given, __: (given[0] * 1.02,))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     batches, labels = torch.randn(3, 16, WIDTH), torch.randint(0, WIDTH, (3, 16))
 
-    def step(number: int) -> None:
-        F.cross_entropy(model(batches[number]), labels[number]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(number: int) -> Tensor:
+        return F.cross_entropy(model(batches[number]), labels[number])
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.AdamW(model.parameters(), 1e-3), loss, zero_first=False)
 
 
 @pytest.mark.parametrize(

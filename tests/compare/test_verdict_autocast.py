@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, train, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
@@ -166,17 +166,14 @@ class Shifting(nn.Module):
 
 def shift(debugger: PrecisionDebugger, way: str) -> None:
     model = nn.Sequential(nn.Embedding(20, 16), Shifting(""), Shifting(way), Shifting(""))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     words = torch.randint(0, 20, (4, 9))
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
+    def loss(_: int) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             made = model(words)
-        made.square().mean().backward()
-        optimizer.step()
+        return made.square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.AdamW(model.parameters(), 1e-3), loss)
 
 
 @pytest.mark.parametrize("way", ["factor", "small factor", "summand"])

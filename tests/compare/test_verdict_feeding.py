@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.func import functional_call, grad, vmap  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, train, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 from msprobe.triage.ladder import climb  # noqa: E402
 
@@ -68,20 +68,17 @@ def test_labels_that_happen_to_be_like_the_input_are_no_changed_input(tmp_path: 
 def fetching_ahead(debugger: PrecisionDebugger, change: str | None) -> None:
     """While a batch trains, the labels of the next one are looked up, as numbers, and stacked."""
     model = nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     inputs, labels = torch.randn(4, 5, 4), torch.arange(20) % 3
     if change:
         labels[12] = 1
     ahead = [torch.tensor([0, 1, 2, 0, 1])]
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         first = 5 * (number + 1)
         ahead.append(torch.tensor([int(labels[index]) for index in range(first, first + 5)]))
-        functional.cross_entropy(model(inputs[number]), ahead.pop(0)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return functional.cross_entropy(model(inputs[number]), ahead.pop(0))
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -126,17 +123,14 @@ def augmenting(debugger: PrecisionDebugger, change: Any) -> None:
     seed, scale, shift = change
     np.random.seed(seed)  # noqa: NPY002
     model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     inputs = torch.randn(4, 5, 4)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         noise = torch.from_numpy(np.random.randn(5, 4)).float()  # noqa: NPY002
         given = inputs[number + shift] + noise * scale
-        model(given).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return model(given).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -218,7 +212,6 @@ def test_the_number_of_samples_is_no_argument_to_blame_where_batches_are_split(
 def adapted(debugger: PrecisionDebugger, change: str | None) -> None:
     """MAML with one inner step for each of four tasks."""
     model = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     xs, ys = torch.randn(4, 5, 1), torch.randn(4, 5, 1)
 
     def fit(p: dict[str, Any], x: Any, y: Any) -> Any:
@@ -230,14 +223,12 @@ def adapted(debugger: PrecisionDebugger, change: str | None) -> None:
         new = {k: p[k] - 0.05 * g[k] for k in p}
         return fit(p if change == "old" else new, x, y)
 
-    def step(_: int) -> None:
+    def loss(_: int) -> torch.Tensor:
         tasks = zip(xs, ys, strict=True)
         losses = vmap(task)(xs, ys) if change == "vmap" else torch.stack([task(*t) for t in tasks])
-        losses.mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return losses.mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 def test_a_parameter_that_takes_the_place_of_a_result_is_named(tmp_path: Path) -> None:
@@ -367,10 +358,9 @@ def test_a_number_that_the_program_makes_of_other_values_is_not_what_they_come_f
 def with_another_term(debugger: PrecisionDebugger, change: str | None) -> None:
     """A term of the loss in float32, of what a model computes in bfloat16 under autocast."""
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     inputs, labels = torch.randn(3, 16, 8), torch.randint(0, 4, (3, 16))
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             scores = model(inputs[number]).float()
         loss = functional.cross_entropy(scores, labels[number])
@@ -378,11 +368,9 @@ def with_another_term(debugger: PrecisionDebugger, change: str | None) -> None:
             loss = loss + 1e-3 * scores.logsumexp(-1).square().mean()
         if change == "rewritten":
             loss = -scores.log_softmax(-1)[torch.arange(16), labels[number]].mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return loss
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.AdamW(model.parameters(), 1e-3), loss, zero_first=False)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -429,16 +417,13 @@ def test_what_only_the_optimizer_shows(
 def noising(debugger: PrecisionDebugger, change: str | None) -> None:
     """The program adds noise to its batch."""
     model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     inputs = torch.randn(3, 5, 4)
     torch.manual_seed(2 if change else 1)
 
-    def step(number: int) -> None:
-        model(inputs[number] + torch.randn(5, 4)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(number: int) -> torch.Tensor:
+        return model(inputs[number] + torch.randn(5, 4)).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -505,12 +490,10 @@ def with_a_temperature(debugger: PrecisionDebugger, change: str | None) -> None:
     if not change:
         optimizer.add_param_group({"params": [scale]})
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
-        (model(torch.randn(5, 4)) * scale.exp()).square().mean().backward()
-        optimizer.step()
+    def loss(_: int) -> torch.Tensor:
+        return (model(torch.randn(5, 4)) * scale.exp()).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, loss)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -575,14 +558,11 @@ def test_calls_that_are_made_earlier_on_one_side(tmp_path: Path, level: str) -> 
     def run(debugger: PrecisionDebugger, change: str | None) -> None:
         torch.manual_seed(2)
         model = ResidualNormedBehind() if change else Residual()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-        def step(_: int) -> None:
-            model(torch.randint(0, 9, (4, 3))).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        def loss(_: int) -> torch.Tensor:
+            return model(torch.randint(0, 9, (4, 3)))
 
-        train(debugger, model, step)
+        fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
     verdict = verdict_on(tmp_path, run, "behind", level=level)
     assert verdict["class"] in ("call", "order"), verdict["sentence"]
@@ -594,18 +574,15 @@ def test_a_call_given_what_another_was_given_is_no_other_batch(tmp_path: Path, l
     def run(debugger: PrecisionDebugger, change: str | None) -> None:
         torch.manual_seed(2)
         model = nn.Linear(3, 2)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
         rays = torch.randn(8, 3)
 
-        def step(_: int) -> None:
+        def loss(_: int) -> torch.Tensor:
             unit = functional.normalize(rays)
             points = 2 * (rays if change else unit)[:, None]
-            (model(points).squeeze(1) * unit[:, :2]).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            return (model(points).squeeze(1) * unit[:, :2]).square().mean()
 
-        train(debugger, model, step)
+        fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
     verdict = verdict_on(tmp_path, run, "not normalized", level=level)
     assert verdict["class"] == "argument", verdict["sentence"]
@@ -644,14 +621,11 @@ def test_a_call_between_modules_that_are_called_in_another_order(
     def run(debugger: PrecisionDebugger, change: str | None) -> None:
         torch.manual_seed(2)
         model = GatedByTheSecond() if change else GatedByTheFirst()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-        def step(_: int) -> None:
-            model(torch.randn(4, 8)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        def loss(_: int) -> torch.Tensor:
+            return model(torch.randn(4, 8)).square().mean()
 
-        train(debugger, model, step)
+        fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
     verdict = verdict_on(tmp_path, run, "gate", level=level)
     assert "only the" not in verdict["sentence"], verdict["sentence"]

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import compared, train, verdict_on  # noqa: E402
+from builders.two_runs import compared, fit, train, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
@@ -129,20 +129,17 @@ def test_a_tensor_that_one_side_gives_alone_is_blamed_for_its_effect_only(tmp_pa
 
 def inner_steps(debugger: PrecisionDebugger, count: int) -> None:
     model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x, later = torch.randn(4, 3), torch.randn(4, 3)
 
-    def step(_: int) -> None:
+    def loss(_: int) -> Tensor:
         weights = dict(model.named_parameters())
         for _ in range(count):
             loss = torch.func.functional_call(model, weights, (x,)).square().mean()
             gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
             weights = {n: w - 0.1 * g for (n, w), g in zip(weights.items(), gradients, strict=True)}
-        torch.func.functional_call(model, weights, (later,)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return torch.func.functional_call(model, weights, (later,)).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 def test_an_inner_step_too_few_is_no_micro_batch(tmp_path: Path) -> None:
@@ -186,18 +183,15 @@ def test_a_further_optimizer_explains_further_calls_of_the_model(tmp_path: Path)
 
 def part_alone(debugger: PrecisionDebugger, penalty: bool) -> None:
     model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     words = torch.randint(10, (4, 3))
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
+    def loss(_: int) -> Tensor:
         loss = model(words).square().mean()
         if penalty:
             loss = loss + model[0](words[:, 0]).square().sum()
-        loss.backward()
-        optimizer.step()
+        return loss
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 def test_a_part_that_is_called_by_itself_is_no_call_of_the_model(tmp_path: Path) -> None:
@@ -306,12 +300,7 @@ def hidden(debugger: PrecisionDebugger, activation: nn.Module) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x = torch.randn(4, 3)
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
-        (model(x) - 1).square().mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda _: (model(x) - 1).square().mean())
 
 
 def test_a_call_whose_result_meets_zeros_is_named_in_its_first_step(tmp_path: Path) -> None:
@@ -384,16 +373,14 @@ def detect(debugger: PrecisionDebugger, option: str) -> None:
         )
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, nesterov=True)
 
-    def step(_: int) -> None:
+    def loss(_: int) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=option == "bfloat16"):
             y = model(x)
         inside = torch.min(y.float(), goal).sum(1)
         found = (inside + 1e-6) / (goal.sum(1) + y.float().sum(1) - inside + 1e-6)
-        optimizer.zero_grad()
-        (-found.log()).mean().backward()
-        optimizer.step()
+        return (-found.log()).mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, loss)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -490,16 +477,13 @@ class Averaged(nn.Module):
 
 def averages(debugger: PrecisionDebugger, option: str) -> None:
     model = Averaged(option)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> Tensor:
         if option == "eval" and number:
             model.eval()
-        optimizer.zero_grad()
-        model(torch.rand(8, 4)).square().mean().backward()
-        optimizer.step()
+        return model(torch.rand(8, 4)).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -546,17 +530,14 @@ class Keys(nn.Module):
 
 def keys(debugger: PrecisionDebugger, is_moved: bool) -> None:
     model = Keys()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-    def step(_: int) -> None:
+    def loss(_: int) -> Tensor:
         if is_moved:
             for own, other in zip(model.query.parameters(), model.key.parameters(), strict=True):
                 other.data = other.data * 0.9 + own.data * 0.1
-        optimizer.zero_grad()
-        model(torch.rand(8, 4)).square().mean().backward()
-        optimizer.step()
+        return model(torch.rand(8, 4)).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -756,16 +737,13 @@ def in_a_style(debugger: PrecisionDebugger, option: dict[str, Any]) -> None:
         p=option.get("p", 0.0),
         slope=option.get("slope", 0.1),
     )
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     x, labels = torch.randn(4, 3, 8, 8), torch.arange(4)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
+    def loss(number: int) -> Tensor:
         smoothing = option.get("smoothing", 0.0)
-        functional.cross_entropy(model(x), labels, label_smoothing=smoothing).backward()
-        optimizer.step()
+        return functional.cross_entropy(model(x), labels, label_smoothing=smoothing)
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.05, momentum=0.9), loss)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -919,14 +897,11 @@ class Biased(nn.Module):
 
 def biased(debugger: PrecisionDebugger, is_added: bool) -> None:
     model = Biased(is_added)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-    def step(_: int) -> None:
-        (model(torch.tensor([0, 2, 4])) - 1).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(_: int) -> Tensor:
+        return (model(torch.tensor([0, 2, 4])) - 1).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -943,17 +918,13 @@ def test_a_call_with_zeros_is_named_by_the_gradient_that_it_gives(
 def recurrent(debugger: PrecisionDebugger, dtype: Any) -> None:
     """A network whose kernel computes in the type of autocast, and hands float32 back."""
     model = nn.GRU(6, 5)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x = torch.linspace(-1, 1, 72).view(4, 3, 6)
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
+    def loss(_: int) -> Tensor:
         with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
-            found = model(x)[0].float().square().mean()
-        found.backward()
-        optimizer.step()
+            return model(x)[0].float().square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -1069,12 +1040,7 @@ def densities(debugger: PrecisionDebugger, by_hand: bool) -> None:
     model = Density(by_hand=by_hand)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
-        model(torch.randn(4, 6)).float().mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda _: model(torch.randn(4, 6)).float().mean())
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
