@@ -98,7 +98,6 @@ class FlightRecorder:
         self._asked_for: str | None = None
         self._was_bad = False
         self._skipped = 0
-        self._before: Any = None
         self._signal = SignalRequest(partial(self.ask, signals.NAME))
 
     def close(self) -> None:
