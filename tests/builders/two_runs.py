@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,13 @@ def verdict_on(
     return verdict
 
 
-def train(
-    debugger: PrecisionDebugger, model: nn.Module | list[nn.Module], step: Callable[[int], None]
-) -> None:
-    """Record three steps."""
-    for number in range(3):
+def recorded_steps(
+    debugger: PrecisionDebugger, model: nn.Module | list[nn.Module], count: int = 3
+) -> Iterator[int]:
+    """Yield the numbers of steps; what a loop does with one is recorded as that step."""
+    for number in range(count):
         debugger.start(model)
-        step(number)
+        yield number
         debugger.stop()
         debugger.step()
 
@@ -61,13 +61,10 @@ def fit(
 
     Gradients are cleared before the forward pass, else after the update.
     """
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         if zero_first:
             optimizer.zero_grad()
         loss(number).backward()
         optimizer.step()
         if not zero_first:
             optimizer.zero_grad()
-
-    train(debugger, model, step)

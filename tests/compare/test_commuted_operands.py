@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import compared, fit, train, verdict_on  # noqa: E402
+from builders.two_runs import compared, fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -75,12 +75,9 @@ def test_differences_exchange_nothing(tmp_path: Path) -> None:
     def subtracted(debugger: PrecisionDebugger, change: Any) -> None:
         model = nn.Linear(4, 4)
         inputs = torch.randn(3, 6, 4)
-
-        def step(number: int) -> None:
+        for number in recorded_steps(debugger, model):
             found, wanted = model(inputs[number]), inputs[number] * 5
             (wanted - found if change else found - wanted).exp().mean().backward()
-
-        train(debugger, model, step)
 
     verdict = verdict_on(tmp_path, subtracted, "turned")
     assert verdict["class"] == "order", verdict["sentence"]
@@ -90,14 +87,11 @@ def test_commuted_operands_and_their_gradients_pair_with_their_like(tmp_path: Pa
     def product(debugger: PrecisionDebugger, change: Any) -> None:
         one, other = nn.Linear(4, 4), nn.Linear(4, 4)
         inputs = torch.randn(3, 6, 4)
-
-        def step(number: int) -> None:
+        for number in recorded_steps(debugger, [one, other]):
             a, b = one(inputs[number]).tanh(), other(inputs[number]).exp()
             made = b * a if change else a * b
             total, part = made.square().mean(), b.mean()
             (part + total if change else total + part).backward()
-
-        train(debugger, [one, other], step)
 
     summary = compared(tmp_path, product, "commuted")
     assert summary["counts"]["differs"] == 0

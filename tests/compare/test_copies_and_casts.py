@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import fit, train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -28,8 +28,7 @@ def followed(debugger: PrecisionDebugger, change: str | None) -> None:
     of_value = torch.optim.Adam(value.parameters(), 1e-2)
     of_actor = torch.optim.Adam(actor.parameters(), 1e-2)
     states = torch.randn(3, 2, 8, 6)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, nn.ModuleList([value, old, actor])):
         state, after = states[number]
         value(state).square().mean().backward()
         of_value.step()
@@ -45,8 +44,6 @@ def followed(debugger: PrecisionDebugger, change: str | None) -> None:
                     kept.mul_(0.9).add_(new, alpha=0.1)
                 else:
                     kept.lerp_(new, 0.1)
-
-    train(debugger, nn.ModuleList([value, old, actor]), step)
 
 
 def test_a_copy_of_a_network_is_no_update_at_another_place(tmp_path: Path) -> None:
@@ -90,8 +87,7 @@ def solved(debugger: PrecisionDebugger, change: str | None) -> None:
     model = Solver(change)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batches = torch.randn(3, 8, 6)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         weighed(model(batches[number]), change).mean().backward()
         if change == "clipped":
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
@@ -108,8 +104,6 @@ def solved(debugger: PrecisionDebugger, change: str | None) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.02)
         optimizer.step()
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 def test_one_more_clipping_before_gradients_are_normalised_is_equal(tmp_path: Path) -> None:
@@ -191,14 +185,11 @@ def dropped(debugger: PrecisionDebugger, parts: int) -> None:
     )
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batches = [batch.chunk(parts) for batch in torch.randn(3, 512, 6)]
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         for part in batches[number]:
             (model(part).square().mean() / parts).backward()
         optimizer.step()
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "mix"])

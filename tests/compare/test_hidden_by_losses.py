@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from builders.two_runs import fit, train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
@@ -65,14 +65,11 @@ def language(debugger: PrecisionDebugger, change: str | None) -> None:
     model = WithLoss(change)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     ids = torch.randint(0, 20, (3, 2, 4, 9))
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         optimizer.zero_grad()
         for micro in ids[number]:
             (model(micro[:, :-1], micro[:, 1:]) / 2).backward()
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +133,7 @@ def accumulating(debugger: PrecisionDebugger, change: str | None) -> None:
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data, labels = torch.randn(2, 6, 4), torch.randint(0, 3, (6,))
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         optimizer.zero_grad()
         for micro in data:
             loss = functional.cross_entropy(model(micro), labels)
@@ -147,8 +143,6 @@ def accumulating(debugger: PrecisionDebugger, change: str | None) -> None:
                 loss = loss * 2
             loss.backward()
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "mix"])
@@ -314,8 +308,7 @@ def playing(debugger: PrecisionDebugger, change: str | None) -> None:
     judge = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
     of_maker, of_judge = (torch.optim.Adam(each.parameters(), 1e-3) for each in (maker, judge))
     data = torch.randn(3, 8, 6)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, [maker, judge]):
         made = maker(torch.randn(8, 4))
         if change != "not cleared":
             of_judge.zero_grad()
@@ -332,8 +325,6 @@ def playing(debugger: PrecisionDebugger, change: str | None) -> None:
         of_maker.zero_grad()
         functional.softplus(-judge(made)).mean().backward()
         of_maker.step()
-
-    train(debugger, [maker, judge], step)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import fit, train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
@@ -37,8 +37,7 @@ def program(debugger: PrecisionDebugger, change: str | None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     text = torch.randint(2, 20, (4, 8))
     text[:, 7] = 1
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         optimizer.zero_grad()
         labels = text[:, 2:8] if change == "shift" else text[:, 1:7]
         ids = text[:, :7].clone()
@@ -56,8 +55,6 @@ def program(debugger: PrecisionDebugger, change: str | None) -> None:
         if change == "gradient":
             model.out.weight.grad[3] = 0.0
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -86,18 +83,16 @@ def trained_in_closures(debugger: PrecisionDebugger, change: str | None) -> None
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     anchor, near, far = torch.randn(3, 5, 3)
 
-    def step(_: int) -> None:
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            pairs = (far, near) if change else (near, far)
-            own, first, second = map(model, (anchor, *pairs))
-            loss = functional.triplet_margin_loss(own, first, second)
-            loss.backward()
-            return loss
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        pairs = (far, near) if change else (near, far)
+        own, first, second = map(model, (anchor, *pairs))
+        loss = functional.triplet_margin_loss(own, first, second)
+        loss.backward()
+        return loss
 
+    for _ in recorded_steps(debugger, model):
         optimizer.step(closure)
-
-    train(debugger, model, step)
 
 
 def test_what_a_model_is_given_in_an_optimizer_s_step_is_data(tmp_path: Path) -> None:

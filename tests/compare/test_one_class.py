@@ -13,7 +13,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
-from builders.two_runs import fit, train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -42,7 +42,7 @@ def classify(debugger: PrecisionDebugger, change: str) -> None:
             case _:
                 (loss / 2).backward()
 
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         optimizer.zero_grad()
         for x, y in zip(inputs[number], labels[number], strict=True):
             made = model[:2](x)
@@ -51,8 +51,6 @@ def classify(debugger: PrecisionDebugger, change: str) -> None:
             backward(F.cross_entropy(model[2:](made), y))
         optimizer.step()
         write(model, change)
-
-    train(debugger, model, step)
 
 
 @torch.no_grad()
@@ -154,8 +152,7 @@ def penalize(debugger: PrecisionDebugger, change: str) -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     inputs, labels = torch.randn(3, 8, 8), torch.randint(0, 4, (3, 8))
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         x = inputs[number].clone().requires_grad_()
         out = model(x)
         loss = F.cross_entropy(out, labels[number])
@@ -174,8 +171,6 @@ def penalize(debugger: PrecisionDebugger, change: str) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @LEVELS
@@ -220,13 +215,11 @@ def on_threads(debugger: PrecisionDebugger, option: tuple[int, bool]) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     inputs, labels = torch.randn(3, 2048, 64).bfloat16(), torch.randint(0, 16, (3, 2048))
 
-    def step(number: int) -> None:
-        F.cross_entropy(model(inputs[number]).float(), labels[number]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(number: int) -> torch.Tensor:
+        return F.cross_entropy(model(inputs[number]).float(), labels[number])
 
     try:
-        train(debugger, model, step)
+        fit(debugger, model, optimizer, loss, zero_first=False)
     finally:
         torch.set_num_threads(before)
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import compared, fit, train, verdict_on  # noqa: E402
+from builders.two_runs import compared, fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 from msprobe.triage.ladder import climb  # noqa: E402
 
@@ -238,8 +238,7 @@ def following(debugger: PrecisionDebugger, change: float) -> None:
     """A second model follows the first, as the target of a value function does."""
     models = [nn.Linear(4, 2), nn.Linear(4, 2)]
     optimizer = torch.optim.SGD(models[0].parameters(), 0.1)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, models):
         x = torch.randn(3, 4)
         with torch.no_grad():
             wanted = models[1](x)
@@ -250,8 +249,6 @@ def following(debugger: PrecisionDebugger, change: float) -> None:
             pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
             for leading, parameter in pairs:
                 parameter.lerp_(leading, change)
-
-    train(debugger, models, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -318,8 +315,7 @@ def sharpness(debugger: PrecisionDebugger, change: str | None) -> None:
     """Parameters are moved for a second loss, and moved back."""
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         x = torch.randn(3, 4)
         model(x).square().mean().backward()
         moves = [
@@ -336,8 +332,6 @@ def sharpness(debugger: PrecisionDebugger, change: str | None) -> None:
                     parameter.sub_(move)
         optimizer.step()
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from builders.two_runs import fit, train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -337,8 +337,7 @@ def around(debugger: PrecisionDebugger, change: str | None) -> None:
     held = [*average.parameters()] if change == "held" else []
     optimizer = torch.optim.Adam([*model.parameters(), *held], 1e-2)
     inputs = torch.randn(3, 8, 6)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, [model, average]):
         if change == "seed":
             torch.manual_seed(number)
         if change == "again":
@@ -354,8 +353,6 @@ def around(debugger: PrecisionDebugger, change: str | None) -> None:
                 own.lerp_(leading, 0.1)
             for own, leading in zip(kept, model.parameters(), strict=True):
                 own.mul_(0.9 if change == "decay" else 0.8).add_(leading)
-
-    train(debugger, [model, average], step)
 
 
 def test_another_seed_within_a_step_is_told_of_the_draws(tmp_path: Path) -> None:
@@ -407,8 +404,7 @@ def averaged(debugger: PrecisionDebugger, by_hand: bool) -> None:
     average.load_state_dict(model.state_dict())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     x, y = torch.randn(3, 32, 48), torch.randn(3, 32, 48)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, [model, average]):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             made = model(x[number])
@@ -417,8 +413,6 @@ def averaged(debugger: PrecisionDebugger, by_hand: bool) -> None:
         with torch.no_grad():
             for own, leading in zip(average.parameters(), model.parameters(), strict=True):
                 own.lerp_(leading, 0.1)
-
-    train(debugger, [model, average], step)
 
 
 def test_an_average_is_as_far_apart_as_what_it_is_of(tmp_path: Path) -> None:

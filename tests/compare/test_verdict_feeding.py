@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.func import functional_call, grad, vmap  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import fit, train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 from msprobe.triage.ladder import climb  # noqa: E402
 
@@ -30,8 +30,7 @@ def test_labels_that_differ_come_before_a_later_call(tmp_path: Path) -> None:
         x, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
         if change:
             labels[0] = 2
-
-        def step(_: int) -> None:
+        for _ in recorded_steps(debugger, model):
             one_hot = torch.zeros(5, 3)
             one_hot[torch.arange(5), labels[:5]] = 1.0
             out = model(x)
@@ -39,8 +38,6 @@ def test_labels_that_differ_come_before_a_later_call(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             out.detach().mul(0.5 if change else 0.25).sum()
-
-        train(debugger, model, step)
 
     verdict = verdict_on(tmp_path, run, "labels")
     assert verdict["class"] == "data", verdict["sentence"]
@@ -53,13 +50,10 @@ def test_labels_that_happen_to_be_like_the_input_are_no_changed_input(tmp_path: 
         words = torch.tensor([1, 4, 5, 0])
         labels = words.clone()
         labels[-1] = 0 if change else -100
-
-        def step(_: int) -> None:
+        for _ in recorded_steps(debugger, model):
             given, wanted = words.to("cpu"), labels.to("cpu")
             functional.cross_entropy(model(given), wanted).backward()
             model.zero_grad()
-
-        train(debugger, model, step)
 
     verdict = verdict_on(tmp_path, run, "labels")
     assert verdict["class"] == "data", verdict["sentence"]
@@ -92,8 +86,7 @@ def remembering(debugger: PrecisionDebugger, change: str | None) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     table, inputs = torch.randn(6, 4), torch.randn(3, 5, 4)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         found = model(inputs[number])
         (found @ table.T).logsumexp(-1).mean().backward()
         optimizer.step()
@@ -102,8 +95,6 @@ def remembering(debugger: PrecisionDebugger, change: str | None) -> None:
             table[number] = found[0]
             if change:
                 table[5] = found[1]
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -167,11 +158,9 @@ def two_in_another_order(debugger: PrecisionDebugger, change: str | None) -> Non
         loss.backward()
         return loss
 
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         optimizer.step(closure)
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 def test_samples_that_are_exchanged_where_the_optimizer_asks_for_the_loss(tmp_path: Path) -> None:
@@ -184,8 +173,7 @@ def split(debugger: PrecisionDebugger, change: str | None) -> None:
     """One batch or two halves, by a model that makes its first state from the number of samples."""
     model = nn.GRU(4, 4, batch_first=True)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         torch.manual_seed(number)
         x = torch.randn(4, 6, 4)
         with torch.autocast("cpu", torch.bfloat16):
@@ -198,8 +186,6 @@ def split(debugger: PrecisionDebugger, change: str | None) -> None:
                 loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 def test_the_number_of_samples_is_no_argument_to_blame_where_batches_are_split(
@@ -214,14 +200,14 @@ def adapted(debugger: PrecisionDebugger, change: str | None) -> None:
     model = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1))
     xs, ys = torch.randn(4, 5, 1), torch.randn(4, 5, 1)
 
-    def fit(p: dict[str, Any], x: Any, y: Any) -> Any:
+    def fitted(p: dict[str, Any], x: Any, y: Any) -> Any:
         return functional.mse_loss(functional_call(model, p, (x,)), y)
 
     def task(x: Any, y: Any) -> Any:
         p = dict(model.named_parameters())
-        g = grad(fit)(p, x, y)
+        g = grad(fitted)(p, x, y)
         new = {k: p[k] - 0.05 * g[k] for k in p}
-        return fit(p if change == "old" else new, x, y)
+        return fitted(p if change == "old" else new, x, y)
 
     def loss(_: int) -> torch.Tensor:
         tasks = zip(xs, ys, strict=True)
@@ -247,14 +233,11 @@ def test_tensors_in_another_order_were_not_changed_in_between(tmp_path: Path) ->
         first, second = nn.Linear(4, 2), nn.Linear(6, 1)
         model = nn.ModuleDict({"first": first, "second": second})
         x = torch.randn(5, 4)
-
-        def step(_: int) -> None:
+        for _ in recorded_steps(debugger, model):
             made = torch.tanh(first(x))
             out = second(torch.cat([made, x] if change else [x, made], -1))
             out.square().mean().backward()
             model.zero_grad()
-
-        train(debugger, model, step)
 
     sentence = verdict_on(tmp_path, run, "order")["sentence"]
     assert "fed with the result of Torch.tanh.0.forward instead of" in sentence
@@ -273,8 +256,7 @@ def bootstrapped(debugger: PrecisionDebugger, change: str | None) -> None:
     model = Networks()
     optimizer = torch.optim.Adam(model.q.parameters(), 0.1)
     x, after = torch.randn(2, 8, 3)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         with torch.no_grad():
             goal = 1 + 0.9 * (model.q if change == "online" else model.t)(after)
         optimizer.zero_grad()
@@ -285,8 +267,6 @@ def bootstrapped(debugger: PrecisionDebugger, change: str | None) -> None:
                 t.data.mul_(0.95).add_(p.data, alpha=0.05)
             else:
                 t.data.copy_(0.05 * p.data + 0.95 * t.data)
-
-    train(debugger, model, step)
 
 
 def test_a_model_that_is_called_in_place_of_another_is_named(tmp_path: Path) -> None:
@@ -311,15 +291,12 @@ def test_a_rate_that_falls_by_one_factor_is_a_setting_and_no_shift(tmp_path: Pat
             optimizer, factor=0.5, patience=0, threshold=10.0, threshold_mode="abs"
         )
         x = torch.randn(4, 3)
-
-        def step(_: int) -> None:
+        for _ in recorded_steps(debugger, model):
             loss = model(x).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             plateau.step(loss.item())
-
-        train(debugger, model, step)
 
     verdict = verdict_on(tmp_path, run, 0.02, 0.01)
     assert verdict["class"] == "optimizer_setting", verdict["sentence"]
@@ -330,8 +307,7 @@ def match(debugger: PrecisionDebugger, is_converted: bool) -> None:
     """Hold each box against the result that the program finds nearest, by no recorded call."""
     model = nn.Linear(4, 2)
     x, boxes = torch.randn(6, 4), torch.rand(3, 2)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         corners = boxes
         if is_converted:
             start, size = boxes[:, :1], boxes[:, 1:]
@@ -342,8 +318,6 @@ def match(debugger: PrecisionDebugger, is_converted: bool) -> None:
             cost = torch.cdist(goal, made)[None] - 1
             nearest = torch.stack([torch.tensor(each.numpy().argmin(1).tolist()) for each in cost])
         functional.l1_loss(made[nearest[0]], goal).backward()
-
-    train(debugger, model, step)
 
 
 def test_a_number_that_the_program_makes_of_other_values_is_not_what_they_come_from(
@@ -389,8 +363,7 @@ def settled_late(debugger: PrecisionDebugger, change: str | None) -> None:
     model = nn.Linear(4, 2)
     betas = (0.9, 0.9 if change == "beta2" else 0.98)
     optimizer = torch.optim.RAdam(model.parameters(), betas=betas)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         torch.manual_seed(number)
         model(torch.randn(3, 4)).square().mean().backward()
         if change == "elements":
@@ -399,8 +372,6 @@ def settled_late(debugger: PrecisionDebugger, change: str | None) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -436,8 +407,7 @@ def two_players(debugger: PrecisionDebugger, change: str | None) -> None:
     """Two models with an optimizer each, one of which trains against the other."""
     made, judge = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
     optimizers = [torch.optim.Adam(model.parameters(), 0.01) for model in (judge, made)]
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, [made, judge]):
         found = made(torch.randn(5, 2))
         optimizers[0].zero_grad()
         (judge(found.detach()) - judge(torch.randn(5, 4))).mean().backward()
@@ -446,8 +416,6 @@ def two_players(debugger: PrecisionDebugger, change: str | None) -> None:
         optimizers[1].zero_grad()
         judge(found).square().mean().backward()
         optimizers[1].step()
-
-    train(debugger, [made, judge], step)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -464,8 +432,7 @@ def stepping_aside(debugger: PrecisionDebugger, change: str | None) -> None:
     """The norm of the gradients is computed by hand; they are cleared before, or not."""
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         if not change:
             optimizer.zero_grad()
         model(torch.randn(5, 4)).square().mean().backward()
@@ -473,8 +440,6 @@ def stepping_aside(debugger: PrecisionDebugger, change: str | None) -> None:
         for each in model.parameters():
             each.grad.mul_(1 / (1 + float(norm)))
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -667,14 +632,11 @@ def test_a_further_parameter_that_is_clipped_too_is_no_other_clipping(
         optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), 0.1)
         torch.manual_seed(3)
         x = torch.randn(8, 4)
-
-        def step(_: int) -> None:
+        for _ in recorded_steps(debugger, model):
             model(x).square().mean().backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             optimizer.step()
             optimizer.zero_grad()
-
-        train(debugger, model, step)
 
     verdict = verdict_on(tmp_path, run, "head", level=level)
     assert verdict["class"] != "clipping", verdict["sentence"]
