@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from families import FAMILIES, REFERENCES, differences, train
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from builders.csv_files import csv_rows
 from builders.recordings import Setting, observed
 from msprobe.errors import UsageError
 from msprobe.pytorch import PtdbgDispatch, live_compare
@@ -38,13 +38,8 @@ def patched(operator: str, function: Callable[..., Any]) -> Iterator[None]:
         library._destroy()
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def faults(check: Any) -> list[dict[str, str]]:
-    return [row for row in rows_of(check.table_path) if row["faults"] != "0"]
+    return [row for row in csv_rows(check.table_path) if row["faults"] != "0"]
 
 
 def wrong_mm(a: Tensor, b: Tensor) -> Tensor:
@@ -199,7 +194,7 @@ def test_operators_are_left_out_by_their_schema(tmp_path: Path) -> None:
         x = torch.randn(4, 4)
         torch.rand_like(x), torch.empty_like(x), x.t(), x.sum().item()
         F.dropout(x, 0.5)
-    names = {row["operator"] for row in rows_of(check.table_path)}
+    names = {row["operator"] for row in csv_rows(check.table_path)}
     assert names == {"aten.sum.default", "aten.div_.Scalar", "aten.mul.Tensor"}
     assert check.results.left_out["drew random numbers"] >= 1
 
@@ -264,7 +259,7 @@ def test_an_error_in_the_training_passes_and_the_table_is_written(tmp_path: Path
 
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         step()
-    assert [row["operator"] for row in rows_of(check.table_path)] == ["aten.mm.default"]
+    assert [row["operator"] for row in csv_rows(check.table_path)] == ["aten.mm.default"]
 
 
 def half(x: Tensor) -> Tensor:
@@ -277,7 +272,7 @@ def dispatched(folder: Path, **options: Any) -> tuple[PtdbgDispatch, list[dict[s
     found = PtdbgDispatch(dump_path=str(folder), **options)
     with patched("sigmoid", half), found:
         nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())(torch.randn(2, 4)).sum().backward()
-    return found, rows_of(next(found.folder.glob("accuracy_checking_result_*.csv")))
+    return found, csv_rows(next(found.folder.glob("accuracy_checking_result_*.csv")))
 
 
 def test_the_documented_dispatch_writes_its_files(tmp_path: Path) -> None:
@@ -296,7 +291,7 @@ def test_the_documented_dispatch_writes_its_files(tmp_path: Path) -> None:
     assert by_name["sigmoid_backward_0"]["Backward Test Success"] == "TRUE"
     (sigmoid,) = [
         row
-        for row in rows_of(next(found.folder.glob("accuracy_checking_details_*.csv")))
+        for row in csv_rows(next(found.folder.glob("accuracy_checking_details_*.csv")))
         if row["Npu Name"].startswith("sigmoid_0")
     ]
     assert list(sigmoid) == [
@@ -348,7 +343,7 @@ def test_elements_that_are_added_up_may_be_rounded(tmp_path: Path) -> None:
         torch.zeros(4).index_put_((torch.zeros(50, dtype=torch.long),), torch.rand(50), True)
         torch.rand(4).scatter_(0, torch.zeros(50, dtype=torch.long), 0.1, reduce="add")
     assert faults(check) == []
-    exact = {row["operator"]: row["verdict"] for row in rows_of(check.table_path)}
+    exact = {row["operator"]: row["verdict"] for row in csv_rows(check.table_path)}
     assert exact["aten.index_put.default"] in ("exact", "rounding")
 
 
@@ -368,6 +363,6 @@ def test_memory_that_a_kernel_leaves_alone_is_not_judged(tmp_path: Path) -> None
     with live_compare(dump_path=tmp_path) as check:
         lengths = torch.tensor([5, 3, 4])
         nn.functional.ctc_loss(losses, torch.randint(1, 7, (3, 5)), torch.tensor([9] * 3), lengths)
-    found = {row["result"]: row for row in rows_of(check.table_path) if "ctc" in row["operator"]}
+    found = {row["result"]: row for row in csv_rows(check.table_path) if "ctc" in row["operator"]}
     assert found["output.0"]["verdict"] in ("exact", "rounding")
     assert not found["output.1"]["verdict"]
