@@ -263,10 +263,8 @@ class Incidents:
         return changed
 
     def _close(self, step: int) -> list[Incident]:
-        if not self.all or not self.all[-1].is_open or step - self.all[-1].last <= QUIET_STEPS:
-            return []
-        self.all[-1].is_open = False
-        return [self.all[-1]]
+        is_quiet = bool(self.all) and step - self.all[-1].last > QUIET_STEPS
+        return self.close() if is_quiet else []
 
     def close(self) -> list[Incident]:
         """End the run; return the incident that was open."""
