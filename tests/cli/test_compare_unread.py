@@ -12,10 +12,7 @@ from builders.csv_files import csv_rows
 from builders.networks import write_dump
 from msprobe.cli import main
 
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_a_folder_of_its_own")
 
 
 @pytest.fixture
