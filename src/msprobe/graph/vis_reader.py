@@ -19,8 +19,8 @@ from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_index import read_json_object
 from msprobe.dump.values import Role, Value
 from msprobe.errors import DumpFormatError
+from msprobe.files import reading
 from msprobe.graph.model import ROOT_NAME
-from msprobe.plain_text import reason
 
 _SOURCES: Final = ("NPU", "Bench")
 _COLUMNS: Final = (
@@ -120,11 +120,8 @@ def is_database(path: Path) -> bool:
     """
     if not is_graph_file(path):
         return False
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_SQLITE)) == _SQLITE
-    except OSError as exc:
-        raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
+    with reading(path, DumpFormatError), path.open("rb") as file:
+        return file.read(len(_SQLITE)) == _SQLITE
 
 
 def read_vis(path: Path) -> VisFile:
