@@ -59,9 +59,10 @@ def reading(
         kind: the error to raise.
         also: errors that mean this, beside those of the system.
     """
+    causes: tuple[type[Exception], ...] = (OSError, *also)
     try:
         yield
-    except (OSError, *also) as exc:
+    except causes as exc:
         raise kind(path, f"cannot be read: {reason(exc)}") from exc
 
 

@@ -27,10 +27,10 @@ from msprobe.monitor.collecting.control import ControlFile
 from msprobe.monitor.collecting.step_rows import Layouts, Reading, now
 from msprobe.monitor.exports import ExportFormat, live_listener
 from msprobe.monitor.listeners import RowListener
-from msprobe.monitor.ops import Op, Values, columns_of, evaluate
+from msprobe.monitor.ops import Op, columns_of, evaluate
 from msprobe.monitor.reader import START, MonitorRun, open_monitor
 from msprobe.monitor.recorder import Recorder
-from msprobe.monitor.rows import Rows, Stream
+from msprobe.monitor.rows import Rows, Stream, Values
 from msprobe.monitor.run_folder import run_folder
 from msprobe.monitor.settings import Format, MonitorSettings, make_settings
 from msprobe.plain_text import reason

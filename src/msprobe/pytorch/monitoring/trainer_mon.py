@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from msprobe.errors import ConfigError, UsageError
 from msprobe.monitor.collecting.front import MonitorFront, World
-from msprobe.monitor.ops import Op, Values
+from msprobe.monitor.ops import Op
 from msprobe.monitor.recorder import Recorder
+from msprobe.monitor.rows import Values
 from msprobe.monitor.settings import MonitorSettings
 from msprobe.pytorch.interception.guard import guard
 from msprobe.pytorch.monitoring.collector import Collector
