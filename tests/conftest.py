@@ -88,6 +88,12 @@ def git_repositories(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change to an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compare a text with a golden file in the folder ``golden`` beside the test."""
 

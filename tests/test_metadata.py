@@ -59,27 +59,21 @@ def test_the_build_names_the_address(tree):
 
 
 @pytest.mark.parametrize(
-    "origin",
+    ("origin", "found"),
     [
-        "https://github.com/owner/repo.git",
-        "https://name:token@github.com/owner/repo",
-        "git@github.com:owner/repo.git",
-        "ssh://git@github.com/owner/repo.git",
+        ("https://github.com/owner/repo.git", PROJECT),
+        ("https://name:token@github.com/owner/repo", PROJECT),
+        ("git@github.com:owner/repo.git", PROJECT),
+        ("ssh://git@github.com/owner/repo.git", PROJECT),
+        ("git@git.company.example:owner/repo.git", {}),
+        ("/srv/repo.git", {}),
     ],
 )
 @pytest.mark.usefixtures("git_repositories")
-def test_a_checkout_of_a_public_host(tree, origin):
+def test_a_checkout_tells_its_host_if_it_is_public(tree, origin, found):
     subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
     subprocess.run(["git", "remote", "add", "origin", origin], cwd=tree, check=True)
-    assert urls(tree) == PROJECT
-
-
-@pytest.mark.usefixtures("git_repositories")
-@pytest.mark.parametrize("origin", ["git@git.company.example:owner/repo.git", "/srv/repo.git"])
-def test_a_checkout_of_another_host(tree, origin):
-    subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
-    subprocess.run(["git", "remote", "add", "origin", origin], cwd=tree, check=True)
-    assert urls(tree) == {}
+    assert urls(tree) == found
 
 
 def test_a_source_distribution_keeps_its_addresses(tree):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Atomic files: written under a temporary name, renamed when they are complete.
+"""Atomic files: written under a temporary name, renamed when they are complete; errors of reading.
 
 A reader never sees half a file, and the old file stays if the writing fails.
 """
@@ -10,7 +10,7 @@ import io
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +44,26 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         remove_quietly(temporary)
         raise
+
+
+@contextmanager
+def reading(
+    path: str | Path,
+    kind: Callable[[str | Path, str], Exception],
+    *also: type[Exception],
+) -> Iterator[None]:
+    """Raise `kind` with the path and the reason where a file cannot be read.
+
+    Args:
+        path: the file.
+        kind: the error to raise.
+        also: errors that mean this, beside those of the system.
+    """
+    causes: tuple[type[Exception], ...] = (OSError, *also)
+    try:
+        yield
+    except causes as exc:
+        raise kind(path, f"cannot be read: {reason(exc)}") from exc
 
 
 @contextmanager

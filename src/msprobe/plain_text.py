@@ -98,6 +98,12 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def few_text(names: Sequence[str], most: int) -> str:
+    """Return the first names of several, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def times_text(count: int) -> str:
     """Return how often something is done: ``"once"``, ``"3 times"``."""
     return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,13 @@ LAYERS = tuple(f"layers.{number}.weight" for number in range(8))
 # One step of one rank: values by stream, operation and name.
 Step = dict[str, dict[str, dict[str, float]]]
 Spoil = Callable[[Step, int, int], None]
+
+
+def config(folder: Path, **keys: Any) -> Path:
+    """Write a configuration of the monitor whose runs lie beside it."""
+    path = folder / "monitor.json"
+    path.write_text(json.dumps({"output_dir": str(folder / "runs"), **keys}))
+    return path
 
 
 def healthy_step(step: int, rank: int, noise: np.random.Generator) -> Step:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings of PyTorch's own operator samples: calls that this project did not choose."""
+"""Recordings of PyTorch's own operator samples, which nobody here chose, and other kernels."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,16 @@ def _roots(result: Any) -> list[torch.Tensor]:
 def _leaves(sample: Any) -> list[torch.Tensor]:
     flat = torch.utils._pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
     return [one for one in flat if isinstance(one, torch.Tensor) and one.requires_grad]
+
+
+@contextmanager
+def replaced_kernel(operator: str, kernel: Callable[..., Any]) -> Iterator[None]:
+    """Replace the kernel of an operator on the CPU."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it replaces one
+        library.impl(operator, kernel, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,33 @@ def verdict_on(
     return verdict
 
 
-def train(
-    debugger: PrecisionDebugger, model: nn.Module | list[nn.Module], step: Callable[[int], None]
-) -> None:
-    """Record three steps."""
-    for number in range(3):
+def recorded_steps(
+    debugger: PrecisionDebugger, model: nn.Module | list[nn.Module], count: int = 3
+) -> Iterator[int]:
+    """Yield the numbers of steps; what a loop does with one is recorded as that step."""
+    for number in range(count):
         debugger.start(model)
-        step(number)
+        yield number
         debugger.stop()
         debugger.step()
+
+
+def fit(
+    debugger: PrecisionDebugger,
+    model: nn.Module | list[nn.Module],
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[int], torch.Tensor],
+    *,
+    zero_first: bool = True,
+) -> None:
+    """Record three steps, each an update by the loss of its number.
+
+    Gradients are cleared before the forward pass, else after the update.
+    """
+    for number in recorded_steps(debugger, model):
+        if zero_first:
+            optimizer.zero_grad()
+        loss(number).backward()
+        optimizer.step()
+        if not zero_first:
+            optimizer.zero_grad()

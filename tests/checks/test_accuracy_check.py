@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import math
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from builders.csv_files import csv_rows
 from msprobe.checks.accuracy_call import own_words
 from msprobe.checks.accuracy_check import CheckSettings
 from msprobe.checks.accuracy_follow import Arrived, Follower
@@ -57,8 +57,7 @@ def check(*arguments: object) -> int:
 
 def rows(folder: Path, kind: str) -> list[dict[str, str]]:
     (path,) = folder.glob(f"accuracy_checking_{kind}_*.csv")
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(path, "utf-8-sig")
 
 
 def details(folder: Path) -> dict[str, dict[str, str]]:

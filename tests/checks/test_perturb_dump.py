@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from builders.csv_files import csv_rows
 from builders.recordings import Setting, observed
 from msprobe import open_dump
 from msprobe.checks.perturb_dump import perturb_dump
@@ -56,8 +56,7 @@ def test_the_command_ranks_calls_and_writes_the_documented_files(
     assert main(["perturb", str(dump), "-n", "0", "-o", str(out), "--exit-code"]) == 1
     text = capsys.readouterr().out
     assert "1. Torch.log.0.forward, step 0, amplification" in text
-    with (out / "rank" / "free_benchmark.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = csv_rows(out / "rank" / "free_benchmark.csv")
     assert (row["api_name"], row["severity"]) == ("Torch.log.0.forward", "warning")
     found = json.loads((out / "rank" / "free_benchmark.json").read_text())
     assert found["calls"][0]["api_name"] == "Torch.log.0.forward"

@@ -22,15 +22,12 @@ from msprobe.cli.commands import COMMANDS, Group
 from msprobe.cli.options import positive_number
 from msprobe.cli.parser import make_parser, parse_command
 
+pytestmark = pytest.mark.usefixtures("in_a_folder_of_its_own")
+
 PAIRS = [
     *("compare", "compare-ckpt", "triage", "bisect", "config-check", "grad-compare"),
     *("monitor compare", "api-precision-compare"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def ended(*words):

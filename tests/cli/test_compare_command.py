@@ -17,12 +17,9 @@ import python_calamine
 from builders.networks import write_dump
 from msprobe.cli import main
 
+pytestmark = pytest.mark.usefixtures("in_a_folder_of_its_own")
+
 FAULT = "Functional.linear.1.forward"
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
 
+from builders.csv_files import csv_rows
 from builders.networks import write_dump
 from msprobe.cli import main
 
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_a_folder_of_its_own")
 
 
 @pytest.fixture
@@ -97,8 +94,7 @@ def test_the_documented_table_warns(capsys, dumps):
     path.unlink()
     compare(capsys, new, old, "--columns", "documented")
     (table,) = Path("output").glob("compare_result_*.csv")
-    with table.open(newline="") as file:
-        rows = {row["NPU Name"]: row for row in csv.DictReader(file)}
+    rows = {row["NPU Name"]: row for row in csv_rows(table)}
     row = rows["Functional.linear.1.forward.output.0"]
     assert (row["Cosine"], row["Result"]) == ("unsupported", "warning")
     assert path.name in row["Err_message"]

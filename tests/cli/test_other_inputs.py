@@ -12,10 +12,7 @@ import pytest
 from builders.networks import write_dump
 from msprobe.cli import main
 
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_a_folder_of_its_own")
 
 
 def refused(capsys, *arguments) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import msprobe
-from builders.two_runs import train
+from builders.two_runs import recorded_steps
 from msprobe.capture.session import reset_session
 from msprobe.pytorch import PrecisionDebugger
 
@@ -255,7 +255,8 @@ def record(folder: Path, tree: ast.Module, level: str) -> bool:
     try:
         exec(compile(copy.deepcopy(tree), "program.py", "exec"), names)
         debugger = PrecisionDebugger(dump_path=str(folder), task="statistics", level=level)
-        train(debugger, names["models"], names["step"])
+        for number in recorded_steps(debugger, names["models"]):
+            names["step"](number)
     except (ArithmeticError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return False
     finally:

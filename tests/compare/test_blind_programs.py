@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -47,12 +47,7 @@ def mixed(debugger: PrecisionDebugger, change: str | None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     inputs = torch.randn(3, 12, 16)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        model(inputs[number]).square().mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda number: model(inputs[number]).square().mean())
 
 
 def test_what_is_a_function_on_one_side_and_a_part_on_the_other_is_not_lacking(
@@ -92,12 +87,7 @@ def scoring(debugger: PrecisionDebugger, change: str | None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     pairs = torch.randint(0, 30, (3, 2, 6, 4))
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        model(*pairs[number]).mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda number: model(*pairs[number]).mean())
 
 
 def test_the_result_of_another_call_in_another_shape_is_order(tmp_path: Path) -> None:
@@ -134,8 +124,7 @@ def climbing(debugger: PrecisionDebugger, change: str | None) -> None:
     model = Attending(change)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     inputs, wanted = torch.randn(3, 8, 10, 16), torch.randn(3, 8, 10, 3)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         F.l1_loss(model(inputs[number]), wanted[number]).backward()
         gradients = [0.05 * p.grad for p in model.parameters() if p.grad is not None]
         with torch.no_grad():
@@ -149,8 +138,6 @@ def climbing(debugger: PrecisionDebugger, change: str | None) -> None:
                 parameter.sub_(each)
         optimizer.step()
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 def test_the_call_that_makes_a_factor_leaves_it_one_of_gradients(tmp_path: Path) -> None:
@@ -204,21 +191,17 @@ class Energy(nn.Module):
 def sampled(debugger: PrecisionDebugger, change: str | None) -> None:
     """Take samples along the gradients of the model."""
     model = Energy(1e9 if change else 1e-2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
     inputs, noise = torch.randn(3, 16, 6), torch.randn(16, 6)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> Tensor:
         x = noise
         for _ in range(2):
             x = x.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(model(x).sum(), x)
             x = x - 0.5 * gradient
-        loss = model(inputs[number]).mean() - model(x.detach()).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        return model(inputs[number]).mean() - model(x.detach()).mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.05), loss)
 
 
 def test_batches_that_are_made_of_gradients_follow_them(tmp_path: Path) -> None:
@@ -243,8 +226,7 @@ def centred(debugger: PrecisionDebugger, change: str | None) -> None:
     inputs, centre = torch.randn(3, 2, 16, 6), torch.zeros(4)
     # One rank has no others to lack.
     share = torch.tensor(0.5 if change else 1.0)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         optimizer.zero_grad()
         for x in inputs[number]:
             z = model(x)
@@ -254,8 +236,6 @@ def centred(debugger: PrecisionDebugger, change: str | None) -> None:
                 torch.distributed.all_reduce(total)
             centre.copy_(total * share)
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.usefixtures("alone")
@@ -273,8 +253,7 @@ def masked(debugger: PrecisionDebugger, change: str | None) -> None:
     model = nn.ModuleList((*bodies, *norms, head))
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     inputs, wanted = torch.randn(3, 4, 3, 10, 10), (torch.rand(3, 4, 1, 8, 8) < 0.2).float()
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         with torch.autocast("cpu", torch.bfloat16):
             h = bodies[1](F.leaky_relu(norms[0](bodies[0](inputs[number]))))
             h = norms[1](F.leaky_relu(h)) if change == "sooner" else F.leaky_relu(norms[1](h))
@@ -285,8 +264,6 @@ def masked(debugger: PrecisionDebugger, change: str | None) -> None:
         kind = float("inf") if change == "largest" else 2.0
         nn.utils.clip_grad_norm_(model.parameters(), 0.02, norm_type=kind)
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 def test_a_call_at_another_place_is_not_lacking(tmp_path: Path) -> None:
@@ -318,7 +295,8 @@ def test_buffers_are_no_parameters(tmp_path: Path) -> None:
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).to(dtype)
         inputs = torch.randn(3, 10, 6).to(dtype)
 
-        train(debugger, model, lambda number: model(inputs[number]).sum().backward())
+        for number in recorded_steps(debugger, model):
+            model(inputs[number]).sum().backward()
 
     sentence = verdict_on(tmp_path, run, True, False, level="L0")["sentence"]
 

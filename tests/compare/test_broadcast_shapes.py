@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import Run, train, verdict_on  # noqa: E402
+from builders.two_runs import Run, fit, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -21,54 +21,45 @@ pytestmark = pytest.mark.torch
 
 def valued(debugger: PrecisionDebugger, change: Any) -> None:
     critic = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(critic.parameters(), 0.1)
     states, rewards = torch.randn(3, 6, 5), torch.randn(3, 6)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         found = critic(states[number])
         if change == "left out":
             values = found
         else:
             values = found.squeeze(-2 if change == "other dimension" else -1)
         returns = 0.9 * values.detach() + rewards[number]
-        optimizer.zero_grad()
         apart = critic(states[number]).squeeze(-1) - returns
-        apart.square().mean().backward()
-        optimizer.step()
+        return apart.square().mean()
 
-    train(debugger, critic, step)
+    fit(debugger, critic, torch.optim.SGD(critic.parameters(), 0.1), loss)
 
 
 def in_a_loss(debugger: PrecisionDebugger, change: Any) -> None:
     critic = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(critic.parameters(), 0.1)
     states, rewards = torch.randn(3, 6, 5), torch.randn(3, 6)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         values = critic(states[number])
         if change != "left out":
             values = values.squeeze(-2 if change else -1)
-        optimizer.zero_grad()
-        functional.smooth_l1_loss(values, rewards[number]).backward()
-        optimizer.step()
+        return functional.smooth_l1_loss(values, rewards[number])
 
-    train(debugger, critic, step)
+    fit(debugger, critic, torch.optim.SGD(critic.parameters(), 0.1), loss)
 
 
 def same(debugger: PrecisionDebugger, change: Any) -> None:
     """Train by values whose further dimension has no consequence."""
     model = nn.Linear(5, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     inputs = torch.randn(3, 6, 5)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         found = model(inputs[number])
         values = found if change else found.squeeze(-1)
-        optimizer.zero_grad()
-        (values * 0.5).square().mean().backward()
-        optimizer.step()
+        return (values * 0.5).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -90,10 +81,9 @@ def test_the_call_that_made_the_shape_is_named(
 def wanted(debugger: PrecisionDebugger, change: Any) -> None:
     """Train towards values made without a gradient, with a further dimension all the way."""
     model, slow = nn.Linear(5, 1), nn.Linear(5, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     inputs, rewards = torch.randn(3, 6, 5), torch.randn(3, 6, 1)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         found, reward = model(inputs[number]), rewards[number]
         if not change:
             found, reward = found.squeeze(-1), reward.squeeze(-1)
@@ -102,11 +92,9 @@ def wanted(debugger: PrecisionDebugger, change: Any) -> None:
             if not change:
                 later = later.squeeze(-1)
             goal = torch.tanh(0.9 * later + 0.1).clamp(-1, 1) + reward
-        optimizer.zero_grad()
-        ((found - goal) * 0.5).square().mean().backward()
-        optimizer.step()
+        return ((found - goal) * 0.5).square().mean()
 
-    train(debugger, [model, slow], step)
+    fit(debugger, [model, slow], torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])

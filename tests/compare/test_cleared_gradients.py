@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from builders.recordings import recording  # noqa: E402
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import recorded_steps, verdict_on  # noqa: E402
 from compare.judging import compare  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
@@ -89,15 +89,12 @@ def test_gradients_left_over_are_known_before_their_elements_are_clipped(
         model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         data = torch.randn(3, 4, 5)
-
-        def step(number: int) -> None:
+        for number in recorded_steps(debugger, model):
             if clears:
                 optimizer.zero_grad()
             model(data[number]).exp().sum().backward()
             nn.utils.clip_grad_value_(model.parameters(), 0.5)
             optimizer.step()
-
-        train(debugger, model, step)
 
     verdict = verdict_on(tmp_path, run, side == "reference", side == "target", level)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 from builders.recordings import recording  # noqa: E402
-from builders.two_runs import compared, train, verdict_on  # noqa: E402
+from builders.two_runs import compared, fit, verdict_on  # noqa: E402
 from msprobe.compare.options import CompareOptions  # noqa: E402
 from msprobe.compare.run import run_comparison  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
@@ -150,21 +150,18 @@ def run(kind: type[nn.Module]):
             model.bfloat16()
         if way.factor != 1.0:
             model.state.weight.register_hook(lambda gradient: gradient * way.factor)
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         batches, labels = torch.randn(3, 64, 6, WIDTH), torch.randint(0, 10, (3, 64))
 
-        def step(number: int) -> None:
+        def loss(number: int) -> Tensor:
             x = batches[number]
             with torch.autocast("cpu", torch.bfloat16, enabled=way.is_autocast):
                 made = model(x if way.is_autocast else x.bfloat16())
                 if way.dropped:
                     made = made[way.dropped :]
                 loss = F.cross_entropy(made, labels[number][way.dropped :])
-            (loss / 1).backward()  # as with one micro batch
-            optimizer.step()
-            optimizer.zero_grad()
+            return loss / 1
 
-        train(debugger, model, step)
+        fit(debugger, model, torch.optim.AdamW(model.parameters(), 1e-3), loss, zero_first=False)
 
     return training
 
@@ -252,15 +249,12 @@ def normed(debugger: PrecisionDebugger, change: object) -> None:
             return (wide * size.rsqrt()).to(x.dtype) * self.weight
 
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Norm(), nn.Linear(WIDTH, 10)).bfloat16()
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     batches, labels = torch.randn(3, 16, WIDTH).bfloat16(), torch.randint(0, 10, (3, 16))
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(batches[number]).float(), labels[number]).backward()
-        optimizer.step()
+    def loss(number: int) -> Tensor:
+        return F.cross_entropy(model(batches[number]).float(), labels[number])
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 1e-3), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -274,11 +268,9 @@ def test_a_norm_that_computes_in_the_coarse_type_is_precision(tmp_path: Path, le
 def turned(debugger: PrecisionDebugger, is_complex: bool) -> None:
     """Pairs of numbers are turned by angles: as complex numbers, or by their parts."""
     model = nn.Linear(8, 8)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     data = torch.randn(3, 5, 8)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
+    def loss(number: int) -> Tensor:
         angles = torch.outer(torch.arange(5.0), 0.1 ** torch.arange(4.0))
         turns = torch.polar(torch.ones_like(angles), angles)
         pairs = model(data[number]).reshape(5, 4, 2)
@@ -289,10 +281,9 @@ def turned(debugger: PrecisionDebugger, is_complex: bool) -> None:
             real, imaginary = turns.real, turns.imag
             parts = own * real - other * imaginary, own * imaginary + other * real
             made = torch.stack(parts, -1)
-        (made.flatten(1) * data[number].sin()).sum(1).tanh().mean().backward()
-        optimizer.step()
+        return (made.flatten(1) * data[number].sin()).sum(1).tanh().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.AdamW(model.parameters(), 1e-3), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])

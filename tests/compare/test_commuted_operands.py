@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import compared, train, verdict_on  # noqa: E402
+from builders.two_runs import compared, fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -45,19 +45,16 @@ class Subtracted(Gated):
 
 def trained(debugger: PrecisionDebugger, kind: type[Gated] | None) -> None:
     model = (kind or Gated)().bfloat16()
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
     inputs = torch.randn(3, 16, 8).bfloat16()
     labels = torch.randint(0, 5, (3, 16))
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         scores = model(inputs[number])
         loss = functional.cross_entropy(scores, labels[number])
         small = 1e-2 * scores.logsumexp(-1).square().mean()
-        optimizer.zero_grad()
-        (small + loss if kind else loss + small).backward()
-        optimizer.step()
+        return small + loss if kind else loss + small
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.05), loss)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -78,12 +75,9 @@ def test_differences_exchange_nothing(tmp_path: Path) -> None:
     def subtracted(debugger: PrecisionDebugger, change: Any) -> None:
         model = nn.Linear(4, 4)
         inputs = torch.randn(3, 6, 4)
-
-        def step(number: int) -> None:
+        for number in recorded_steps(debugger, model):
             found, wanted = model(inputs[number]), inputs[number] * 5
             (wanted - found if change else found - wanted).exp().mean().backward()
-
-        train(debugger, model, step)
 
     verdict = verdict_on(tmp_path, subtracted, "turned")
     assert verdict["class"] == "order", verdict["sentence"]
@@ -93,14 +87,11 @@ def test_commuted_operands_and_their_gradients_pair_with_their_like(tmp_path: Pa
     def product(debugger: PrecisionDebugger, change: Any) -> None:
         one, other = nn.Linear(4, 4), nn.Linear(4, 4)
         inputs = torch.randn(3, 6, 4)
-
-        def step(number: int) -> None:
+        for number in recorded_steps(debugger, [one, other]):
             a, b = one(inputs[number]).tanh(), other(inputs[number]).exp()
             made = b * a if change else a * b
             total, part = made.square().mean(), b.mean()
             (part + total if change else total + part).backward()
-
-        train(debugger, [one, other], step)
 
     summary = compared(tmp_path, product, "commuted")
     assert summary["counts"]["differs"] == 0

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -28,8 +28,7 @@ def followed(debugger: PrecisionDebugger, change: str | None) -> None:
     of_value = torch.optim.Adam(value.parameters(), 1e-2)
     of_actor = torch.optim.Adam(actor.parameters(), 1e-2)
     states = torch.randn(3, 2, 8, 6)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, nn.ModuleList([value, old, actor])):
         state, after = states[number]
         value(state).square().mean().backward()
         of_value.step()
@@ -45,8 +44,6 @@ def followed(debugger: PrecisionDebugger, change: str | None) -> None:
                     kept.mul_(0.9).add_(new, alpha=0.1)
                 else:
                     kept.lerp_(new, 0.1)
-
-    train(debugger, nn.ModuleList([value, old, actor]), step)
 
 
 def test_a_copy_of_a_network_is_no_update_at_another_place(tmp_path: Path) -> None:
@@ -90,8 +87,7 @@ def solved(debugger: PrecisionDebugger, change: str | None) -> None:
     model = Solver(change)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batches = torch.randn(3, 8, 6)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         weighed(model(batches[number]), change).mean().backward()
         if change == "clipped":
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
@@ -108,8 +104,6 @@ def solved(debugger: PrecisionDebugger, change: str | None) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.02)
         optimizer.step()
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 def test_one_more_clipping_before_gradients_are_normalised_is_equal(tmp_path: Path) -> None:
@@ -135,18 +129,15 @@ def test_the_cast_that_rounds_is_named_not_the_one_back(tmp_path: Path) -> None:
 def ordered(debugger: PrecisionDebugger, change: str | None) -> None:
     """Take batches out of a data set by an order that both sides draw; hide what is padded."""
     model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data, order = torch.randint(0, 16, (96, 12)).float(), torch.randperm(96)
     if change:
         data[order[20]] = 0.0
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         x = data[order[number * 16 : (number + 1) * 16]]
-        model((x + torch.rand_like(x)) / 16.0 - 0.5).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return model((x + torch.rand_like(x)) / 16.0 - 0.5).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 def test_a_sample_of_a_data_set_that_an_order_takes_is_data(tmp_path: Path) -> None:
@@ -169,19 +160,16 @@ class Masked(nn.Module):
 def masked(debugger: PrecisionDebugger, change: str | None) -> None:
     """Both sides make a mask; one does not give it to the model."""
     model = Masked()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batches = torch.randint(0, 4, (3, 8, 6))
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         ids = batches[number]
         batch = {"ids": ids, "mask": (ids != 0).long()}
         if change:
             batch.pop("mask")
-        model(**batch).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return model(**batch).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 def test_a_mask_that_one_side_makes_and_leaves_out_is_an_argument(tmp_path: Path) -> None:
@@ -197,14 +185,11 @@ def dropped(debugger: PrecisionDebugger, parts: int) -> None:
     )
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batches = [batch.chunk(parts) for batch in torch.randn(3, 512, 6)]
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         for part in batches[number]:
             (model(part).square().mean() / parts).backward()
         optimizer.step()
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "mix"])

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -48,7 +48,7 @@ def run(debugger: PrecisionDebugger, way: Way) -> None:
         for parameter in model.parameters():
             parameter.grad.div_(parts)
 
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         for x, y in zip(batches[number], labels[number], strict=True):
             loss = F.cross_entropy(model(x), y)
             (loss / parts if way.divided == "loss" else loss).backward()
@@ -60,8 +60,6 @@ def run(debugger: PrecisionDebugger, way: Way) -> None:
             divide()
         optimizer.step()
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 def run_sums(debugger: PrecisionDebugger, way: Way) -> None:
@@ -135,16 +133,13 @@ def limit_between(debugger: PrecisionDebugger, is_early: bool) -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     batches, labels = torch.randn(3, 2, 8, 16), torch.randint(0, 4, (3, 2, 8))
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         for micro, (x, y) in enumerate(zip(batches[number], labels[number], strict=True)):
             (F.cross_entropy(model(x), y) / 2).backward()
             if micro == (0 if is_early else 1):
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("is_early", [True, False])

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from builders.two_runs import compared, train, verdict_on  # noqa: E402
+from builders.two_runs import compared, recorded_steps, verdict_on  # noqa: E402
 from msprobe.compare.options import CompareOptions  # noqa: E402
 from msprobe.compare.run import run_comparison  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
@@ -43,14 +43,11 @@ def accumulated(debugger: PrecisionDebugger, parts: Parts) -> None:
     model = Autocast()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batches = torch.randn(3, 8, 6)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         optimizer.zero_grad()
         for part in batches[number].chunk(parts.count):
             (model(part).float().square().mean() / parts.divisor).backward()
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "mix"])
@@ -77,14 +74,11 @@ def with_empty(debugger: PrecisionDebugger, count: int) -> None:
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batches = torch.randn(3, 8, 6)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         optimizer.zero_grad()
         for micro in range(count):
             (model(batches[number][4 * micro : 4 * micro + 4]).square().mean() / 2).backward()
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 def test_a_micro_batch_without_samples_has_a_loss_that_is_nan(tmp_path: Path) -> None:

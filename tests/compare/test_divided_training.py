@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -67,8 +67,7 @@ def divided(debugger: PrecisionDebugger, change: str | None) -> None:
     if change == "moved":
         for weight in weights:
             weight.register_hook(moved)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         for micro in range(2):
             near, far = model(inputs[number, micro])
             logits = model.side(near if change == "branch" else far)
@@ -83,8 +82,6 @@ def divided(debugger: PrecisionDebugger, change: str | None) -> None:
         if change == "state" and number == 0:
             for state in optimizer.state.values():
                 state["exp_avg"].zero_()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])

@@ -14,12 +14,9 @@ from user_cases import TASKS, cli, rows_of_csv, rows_of_xlsx
 from builders.dumps import DumpBuilder, Value, value
 from builders.networks import write_dump
 
+pytestmark = pytest.mark.usefixtures("in_a_folder_of_its_own")
+
 LINEAR = "Functional.linear.{}.forward"
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 # One layer's weights are perturbed: nearly all rows used to pass.

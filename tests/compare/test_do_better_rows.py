@@ -12,10 +12,7 @@ from user_cases import cli, judge, rows_of_xlsx
 
 from builders.dumps import DumpBuilder, value
 
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_a_folder_of_its_own")
 
 
 # Whole numbers against floating ones were "unmatched" and passed.

@@ -20,10 +20,7 @@ from builders.dumps import DumpBuilder, value
 from builders.networks import write_debug_dump, write_dump
 from msprobe.cli import main
 
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_a_folder_of_its_own")
 
 
 # Confusing output.

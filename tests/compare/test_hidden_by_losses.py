@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
@@ -65,14 +65,11 @@ def language(debugger: PrecisionDebugger, change: str | None) -> None:
     model = WithLoss(change)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     ids = torch.randint(0, 20, (3, 2, 4, 9))
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         optimizer.zero_grad()
         for micro in ids[number]:
             (model(micro[:, :-1], micro[:, 1:]) / 2).backward()
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize(
@@ -116,15 +113,12 @@ class Attending(nn.Module):
 
 def checkpointing(debugger: PrecisionDebugger, is_reentrant: bool) -> None:
     model = Attending(is_reentrant)
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     data, labels = torch.randn(3, 6, 5, 4), torch.randint(0, 3, (6,))
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        functional.cross_entropy(model(data[number]), labels).backward()
-        optimizer.step()
+    def loss(number: int) -> torch.Tensor:
+        return functional.cross_entropy(model(data[number]), labels)
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.Adam(model.parameters(), 1e-2), loss)
 
 
 @pytest.mark.parametrize(("target", "reference"), [(True, False), (False, True)])
@@ -139,8 +133,7 @@ def accumulating(debugger: PrecisionDebugger, change: str | None) -> None:
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data, labels = torch.randn(2, 6, 4), torch.randint(0, 3, (6,))
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         optimizer.zero_grad()
         for micro in data:
             loss = functional.cross_entropy(model(micro), labels)
@@ -150,8 +143,6 @@ def accumulating(debugger: PrecisionDebugger, change: str | None) -> None:
                 loss = loss * 2
             loss.backward()
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "mix"])
@@ -189,12 +180,7 @@ def scaling(debugger: PrecisionDebugger, is_shared: bool) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data, labels = torch.randn(6, 4), torch.randint(0, 3, (6,))
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
-        functional.cross_entropy(model(data), labels).backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda _: functional.cross_entropy(model(data), labels))
 
 
 def test_a_gradient_that_does_not_exist_has_no_factor(tmp_path: Path) -> None:
@@ -205,18 +191,15 @@ def test_a_gradient_that_does_not_exist_has_no_factor(tmp_path: Path) -> None:
 def valuing(debugger: PrecisionDebugger, is_online: bool) -> None:
     online = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     target = deepcopy(online).requires_grad_(False)
-    optimizer = torch.optim.SGD(online.parameters(), 0.1)
     data = torch.randn(2, 6, 4)
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
+    def loss(_: int) -> torch.Tensor:
         value = online(data[0]).max(1).values
         with torch.no_grad():
             later = (online if is_online else target)(data[1]).max(1).values
-        functional.mse_loss(value, 1 + 0.9 * later).backward()
-        optimizer.step()
+        return functional.mse_loss(value, 1 + 0.9 * later)
 
-    train(debugger, [online, target], step)
+    fit(debugger, [online, target], torch.optim.SGD(online.parameters(), 0.1), loss)
 
 
 def test_the_network_in_place_of_its_target(tmp_path: Path) -> None:
@@ -232,12 +215,7 @@ def looking_up(debugger: PrecisionDebugger, change: str | None) -> None:
     if change == "scaled":
         model[0].weight.register_hook(lambda gradient: gradient * 3)
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
-        functional.cross_entropy(model(ids), labels).backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda _: functional.cross_entropy(model(ids), labels))
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -287,15 +265,12 @@ def halving(debugger: PrecisionDebugger, act: Callable[[torch.Tensor], torch.Ten
     for part in model.parts:
         part.down.weight.data.mul_(0.3)
     model = model.to(torch.bfloat16)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data, labels = torch.randn(3, 16, 6, 10, dtype=torch.bfloat16), torch.randint(0, 8, (16,))
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        functional.cross_entropy(model(data[number]).float(), labels).backward()
-        optimizer.step()
+    def loss(number: int) -> torch.Tensor:
+        return functional.cross_entropy(model(data[number]).float(), labels)
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 def test_a_gradient_that_moves_is_told_with_the_call_of_one_side_alone(tmp_path: Path) -> None:
@@ -306,21 +281,18 @@ def test_a_gradient_that_moves_is_told_with_the_call_of_one_side_alone(tmp_path:
 def of_a_slope(debugger: PrecisionDebugger, change: str | None) -> None:
     """A loss of a slope, whose gradient is taken twice, and a penalty of the parameters."""
     model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     points = torch.rand(3, 10, 2)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
+    def loss(number: int) -> torch.Tensor:
         x = points[number].clone().requires_grad_()
         u = model(x)
         (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
         loss = (slope[:, :1] + u).square().mean()
         if change != "no penalty":
             loss = loss + 0.01 * sum(each.square().sum() for each in model.parameters())
-        loss.backward()
-        optimizer.step()
+        return loss
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.Adam(model.parameters(), 1e-3), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -336,8 +308,7 @@ def playing(debugger: PrecisionDebugger, change: str | None) -> None:
     judge = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
     of_maker, of_judge = (torch.optim.Adam(each.parameters(), 1e-3) for each in (maker, judge))
     data = torch.randn(3, 8, 6)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, [maker, judge]):
         made = maker(torch.randn(8, 4))
         if change != "not cleared":
             of_judge.zero_grad()
@@ -354,8 +325,6 @@ def playing(debugger: PrecisionDebugger, change: str | None) -> None:
         of_maker.zero_grad()
         functional.softplus(-judge(made)).mean().backward()
         of_maker.step()
-
-    train(debugger, [maker, judge], step)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -377,18 +346,15 @@ def test_the_first_of_several_passes_is_told(
 def limiting(debugger: PrecisionDebugger, change: str | None) -> None:
     """Of two equal products, the gradient is split between both, unless one needs none."""
     model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     data, gains, taken = torch.randn(3, 8, 5), torch.randn(3, 8), torch.randint(0, 3, (3, 8))
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
+    def loss(number: int) -> torch.Tensor:
         new = model(data[number]).log_softmax(-1).gather(1, taken[number][:, None]).squeeze(1)
         ratio, gain = (new - new.detach()).exp(), gains[number]
         limited = gain if change else ratio.clamp(0.8, 1.2) * gain
-        (-torch.min(ratio * gain, limited).mean()).backward()
-        optimizer.step()
+        return -torch.min(ratio * gain, limited).mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.Adam(model.parameters(), 3e-3), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -400,15 +366,12 @@ def test_a_gradient_of_equal_elements_is_not_taken_for_none(level: str, tmp_path
 
 def dividing(debugger: PrecisionDebugger, divisor: float) -> None:
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     data, labels = torch.randn(3, 8, 5), torch.randint(0, 3, (3, 8))
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        (functional.cross_entropy(model(data[number]), labels[number]) / divisor).backward()
-        optimizer.step()
+    def loss(number: int) -> torch.Tensor:
+        return functional.cross_entropy(model(data[number]), labels[number]) / divisor
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.Adam(model.parameters(), 3e-3), loss)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])

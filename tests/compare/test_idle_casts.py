@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -48,12 +48,7 @@ def test_a_cast_counts_only_beside_another_type(tmp_path: Path, form: str, kind:
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         batches = torch.randn(3, 8, 16)
 
-        def step(number: int) -> None:
-            optimizer.zero_grad()
-            model(batches[number]).square().mean().backward()
-            optimizer.step()
-
-        train(debugger, model, step)
+        fit(debugger, model, optimizer, lambda number: model(batches[number]).square().mean())
 
     found = verdict_on(tmp_path, run, form, level="L0")
     assert found["class"] == kind, found["sentence"]

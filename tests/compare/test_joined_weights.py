@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -82,13 +82,11 @@ def run(debugger: PrecisionDebugger, way: Way) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, eps=1e-6)
     batches, labels = torch.randn(3, 4, 9, WIDTH).bfloat16(), torch.randint(0, 11, (3, 36))
 
-    def step(number: int) -> None:
+    def loss(number: int) -> Tensor:
         made = model(batches[number]).flatten(0, 1).float()
-        F.cross_entropy(made, labels[number]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return F.cross_entropy(made, labels[number])
 
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, loss, zero_first=False)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -28,8 +28,7 @@ def regularised(debugger: PrecisionDebugger, change: Any) -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     inputs, labels = torch.randn(3, 5, 6), torch.randint(0, 4, (3, 5))
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         scores = model(inputs[number])
         loss = functional.cross_entropy(scores, labels[number])
         if change == "no backward, written otherwise":
@@ -41,8 +40,6 @@ def regularised(debugger: PrecisionDebugger, change: Any) -> None:
         if change not in ("no backward", "no backward, written otherwise"):
             total.backward()
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -64,16 +61,14 @@ def through_one_number(debugger: PrecisionDebugger, change: Any) -> None:
     optimizer = torch.optim.SGD([*first.parameters(), *last.parameters()], 0.1)
     inputs = torch.randn(3, 1, 8)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
+    def loss(number: int) -> torch.Tensor:
         middle = first(inputs[number])
         loss = last(middle).square().mean()
         if not change:
             loss = loss + 0.05 * middle.square().mean()
-        loss.backward()
-        optimizer.step()
+        return loss
 
-    train(debugger, [first, last], step)
+    fit(debugger, [first, last], optimizer, loss)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -127,8 +122,7 @@ def clipped(clip: Callable[[list[nn.Parameter]], None]) -> Callable[[PrecisionDe
         optimizer = torch.optim.Adam(parameters, 0.01)
         inputs, labels = torch.randn(3, 5, 6), torch.randint(0, 4, (3, 5))
         last: list[Any] = []
-
-        def step(number: int) -> None:
+        for number in recorded_steps(debugger, model):
             if change != "not cleared":
                 optimizer.zero_grad()
             functional.cross_entropy(model(inputs[number]), labels[number]).backward()
@@ -138,8 +132,6 @@ def clipped(clip: Callable[[list[nn.Parameter]], None]) -> Callable[[PrecisionDe
             last[:] = [p.grad.clone() for p in parameters if p.grad is not None]
             clip(parameters)
             optimizer.step()
-
-        train(debugger, model, step)
 
     return run
 
@@ -173,8 +165,7 @@ def replayed(debugger: PrecisionDebugger, change: Any) -> None:
     optimizer = torch.optim.Adam(actor.parameters(), 0.01)
     states, rewards = torch.randn(3, 7, 4), torch.randn(3, 6)
     actions = torch.randint(0, 3, (3, 6, 1))
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, [actor, critic]):
         gains, running = torch.zeros(6), torch.zeros(())
         with torch.no_grad():
             values = critic(states[number]).squeeze(-1)
@@ -191,8 +182,6 @@ def replayed(debugger: PrecisionDebugger, change: Any) -> None:
             optimizer.zero_grad()
             (-((logs - old).exp() * gains[:, None]).mean()).backward()
             optimizer.step()
-
-    train(debugger, [actor, critic], step)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -222,12 +211,7 @@ def scaled(debugger: PrecisionDebugger, change: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     inputs = torch.randn(3, 5, 6)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        model(inputs[number]).square().mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda number: model(inputs[number]).square().mean())
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -246,18 +230,15 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 
 def rotated(debugger: PrecisionDebugger, change: Any) -> None:
     model = nn.Linear(6, 8)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     inputs, angles = torch.randn(3, 5, 6), torch.rand(8)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         scores = model(inputs[number])
         if not change:
             scores = turned(scores) * angles + scores
-        optimizer.zero_grad()
-        scores.square().mean().backward()
-        optimizer.step()
+        return scores.square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from judging import judged
 
+from builders.csv_files import csv_rows
 from builders.peer_pairs import (
     SPECIAL_ELEMENTS,
     write_pair,
@@ -58,8 +58,7 @@ def peer_file(generation: str, task: str) -> Path:
 
 @cache
 def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(path)
 
 
 def test_columns_are_theirs_and_ours_follow(both):

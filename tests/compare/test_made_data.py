@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
@@ -37,8 +37,7 @@ def program(debugger: PrecisionDebugger, change: str | None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     text = torch.randint(2, 20, (4, 8))
     text[:, 7] = 1
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         optimizer.zero_grad()
         labels = text[:, 2:8] if change == "shift" else text[:, 1:7]
         ids = text[:, :7].clone()
@@ -56,8 +55,6 @@ def program(debugger: PrecisionDebugger, change: str | None) -> None:
         if change == "gradient":
             model.out.weight.grad[3] = 0.0
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -86,18 +83,16 @@ def trained_in_closures(debugger: PrecisionDebugger, change: str | None) -> None
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     anchor, near, far = torch.randn(3, 5, 3)
 
-    def step(_: int) -> None:
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            pairs = (far, near) if change else (near, far)
-            own, first, second = map(model, (anchor, *pairs))
-            loss = functional.triplet_margin_loss(own, first, second)
-            loss.backward()
-            return loss
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        pairs = (far, near) if change else (near, far)
+        own, first, second = map(model, (anchor, *pairs))
+        loss = functional.triplet_margin_loss(own, first, second)
+        loss.backward()
+        return loss
 
+    for _ in recorded_steps(debugger, model):
         optimizer.step(closure)
-
-    train(debugger, model, step)
 
 
 def test_what_a_model_is_given_in_an_optimizer_s_step_is_data(tmp_path: Path) -> None:
@@ -140,19 +135,16 @@ def test_what_makes_a_later_batch_makes_the_first_one_too(
 def computed_input(debugger: PrecisionDebugger, change: str | None) -> None:
     """What the program makes of its data is fed to the model."""
     model = nn.Linear(6, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data = torch.randn(3, 4, 6)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
+    def loss(number: int) -> torch.Tensor:
         x = data[(number + 1) % 3 if change == "other data" else number]
         if change == "largest is one":
             x = x / x.abs().amax(1, keepdim=True)
         x = x.abs()
-        model(torch.cumsum(x.sort(1, descending=change == "descending")[0], 1)).mean().backward()
-        optimizer.step()
+        return model(torch.cumsum(x.sort(1, descending=change == "descending")[0], 1)).mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 @pytest.mark.parametrize(
@@ -178,20 +170,17 @@ def test_calls_without_records_that_make_the_batch_are_named(
 def diffused(debugger: PrecisionDebugger, change: str | None) -> None:
     """A model is given data with noise, or what `change` says."""
     model = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 8))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     data, kept = torch.randn(3, 4, 8), torch.linspace(0.9, 0.1, 10)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
+    def loss(number: int) -> torch.Tensor:
         x = data[(number + 1) % 3 if change == "other data" else number]
         noise = torch.randn_like(x)
         share = kept[torch.randint(0, 10, (4,))][:, None]
         noised = share.sqrt() * x + (1 - share).sqrt() * noise
         given = {"clean": x, "noise": noise}.get(change or "", noised)
-        functional.mse_loss(model(given), noise).backward()
-        optimizer.step()
+        return functional.mse_loss(model(given), noise)
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.AdamW(model.parameters(), 1e-3), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -224,24 +213,21 @@ class Front(nn.Module):
 def heard(debugger: PrecisionDebugger, change: str | None) -> None:
     """A model is given spectra of sounds, made with a window that was made before."""
     model = nn.Sequential(nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 5))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     of_windows = {"window": torch.hamming_window, "front": torch.hamming_window}
     front = Front(of_windows.get(change or "", torch.hann_window)(16))
     sounds, labels = torch.randn(3, 4, 80), torch.randint(0, 5, (3, 4))
     through_module = change in ("front", "same front")
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
+    def loss(number: int) -> torch.Tensor:
         sound = sounds[(number + 1) % 3 if change == "sound" else number]
         if through_module:
             spectrum = front(sound)
         else:
             spectrum = torch.stft(sound, 16, 8, window=front.window, return_complex=True).abs()
         out = model(spectrum.square().clamp(min=1e-6).log().mean(-1))
-        functional.cross_entropy(out, labels[number]).backward()
-        optimizer.step()
+        return functional.cross_entropy(out, labels[number])
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.AdamW(model.parameters(), 1e-3), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -263,12 +249,10 @@ def test_what_calls_take_besides_samples_is_an_argument(
 def augmented(debugger: PrecisionDebugger, change: str | None) -> None:
     """Images are normalised, some of them mirrored."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
     images, labels = torch.rand(3, 6, 3, 8, 8), torch.randint(0, 5, (3, 6))
     mean, deviation = torch.rand(2, 3, 1, 1) + 0.5
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
+    def loss(number: int) -> torch.Tensor:
         x = images[number]
         if change == "rewritten":
             x = x * (1 / deviation) - mean / deviation
@@ -277,10 +261,9 @@ def augmented(debugger: PrecisionDebugger, change: str | None) -> None:
         is_mirrored = torch.rand(6) < 0.5
         if change != "none mirrored":
             x = torch.where(is_mirrored[:, None, None, None], x.flip(-1), x)
-        functional.cross_entropy(model(x), labels[number]).backward()
-        optimizer.step()
+        return functional.cross_entropy(model(x), labels[number])
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.05), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -23,8 +23,7 @@ def run(debugger: PrecisionDebugger, is_late: bool, is_asked: bool = False) -> N
     maker, critic = nets["maker"], nets["critic"]
     of_maker, of_critic = (torch.optim.Adam(net.parameters(), 4e-2) for net in (maker, critic))
     data, noise = torch.rand(3, 8, 16), torch.randn(3, 8, 8)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, nets):
         made = maker(noise[number])
         loss = F.softplus(-critic(data[number])).mean() + F.softplus(critic(made.detach())).mean()
         loss.backward()
@@ -40,8 +39,6 @@ def run(debugger: PrecisionDebugger, is_late: bool, is_asked: bool = False) -> N
             of_critic.zero_grad()
         of_maker.step()
         of_maker.zero_grad()
-
-    train(debugger, nets, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])

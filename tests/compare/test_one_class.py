@@ -13,7 +13,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -42,7 +42,7 @@ def classify(debugger: PrecisionDebugger, change: str) -> None:
             case _:
                 (loss / 2).backward()
 
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         optimizer.zero_grad()
         for x, y in zip(inputs[number], labels[number], strict=True):
             made = model[:2](x)
@@ -51,8 +51,6 @@ def classify(debugger: PrecisionDebugger, change: str) -> None:
             backward(F.cross_entropy(model[2:](made), y))
         optimizer.step()
         write(model, change)
-
-    train(debugger, model, step)
 
 
 @torch.no_grad()
@@ -126,19 +124,16 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
 def load(debugger: PrecisionDebugger, size: int) -> None:
     """Train three steps; batches are put together within them."""
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
     loaded = iter(DataLoader(Rows(), batch_size=size))
     ahead: list[list[Tensor]] = []
 
-    def step(_: int) -> None:
+    def loss(_: int) -> Tensor:
         while len(ahead) < 2:  # one more, as Accelerate does
             ahead.append(next(loaded))
         x, y = ahead.pop(0)
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return F.cross_entropy(model(x), y)
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.05), loss, zero_first=False)
 
 
 @LEVELS
@@ -157,8 +152,7 @@ def penalize(debugger: PrecisionDebugger, change: str) -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     inputs, labels = torch.randn(3, 8, 8), torch.randint(0, 4, (3, 8))
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         x = inputs[number].clone().requires_grad_()
         out = model(x)
         loss = F.cross_entropy(out, labels[number])
@@ -178,8 +172,6 @@ def penalize(debugger: PrecisionDebugger, change: str) -> None:
         loss.backward()
         optimizer.step()
 
-    train(debugger, model, step)
-
 
 @LEVELS
 @pytest.mark.parametrize("is_target", [True, False], ids=["of the target", "of the reference"])
@@ -198,14 +190,11 @@ def test_another_width_is_told_where_batches_are_drawn_after_it(level: str, tmp_
     def run(debugger: PrecisionDebugger, width: int) -> None:
         parts = nn.Linear(8, width, bias=False), nn.Tanh(), nn.Linear(width, 4, bias=False)
         model = nn.Sequential(*parts)
-        optimizer = torch.optim.SGD(model.parameters(), 0.05)
 
-        def step(_: int) -> None:
-            F.cross_entropy(model(torch.randn(8, 8)), torch.randint(0, 4, (8,))).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        def loss(_: int) -> Tensor:
+            return F.cross_entropy(model(torch.randn(8, 8)), torch.randint(0, 4, (8,)))
 
-        train(debugger, model, step)
+        fit(debugger, model, torch.optim.SGD(model.parameters(), 0.05), loss, zero_first=False)
 
     verdict = verdict_on(tmp_path, run, 32, 16, level)
 
@@ -226,13 +215,11 @@ def on_threads(debugger: PrecisionDebugger, option: tuple[int, bool]) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     inputs, labels = torch.randn(3, 2048, 64).bfloat16(), torch.randint(0, 16, (3, 2048))
 
-    def step(number: int) -> None:
-        F.cross_entropy(model(inputs[number]).float(), labels[number]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(number: int) -> torch.Tensor:
+        return F.cross_entropy(model(inputs[number]).float(), labels[number])
 
     try:
-        train(debugger, model, step)
+        fit(debugger, model, optimizer, loss, zero_first=False)
     finally:
         torch.set_num_threads(before)
 
@@ -276,19 +263,16 @@ def test_labels_made_by_other_calls_are_told_by_these(
 
     def run(debugger: PrecisionDebugger, change: str) -> None:
         model = Model()
-        optimizer = torch.optim.SGD(model.parameters(), 0.05)
         inputs, labels = torch.randn(3, 8, 8), torch.randint(0, 4, (3, 8))
         labels[:, 0] = 3
         if change == "loaded":
             labels = labels.flip(1)
 
-        def step(number: int) -> None:
+        def loss(number: int) -> Tensor:
             x, y = inputs[number], LABELS.get(change, torch.clone)(labels[number])
-            (model(x, y) if is_given else F.cross_entropy(model(x), y)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            return model(x, y) if is_given else F.cross_entropy(model(x), y)
 
-        train(debugger, model, step)
+        fit(debugger, model, torch.optim.SGD(model.parameters(), 0.05), loss, zero_first=False)
 
     verdict = verdict_on(tmp_path, run, change, "", level)
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import compared, train, verdict_on  # noqa: E402
+from builders.two_runs import compared, fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 from msprobe.triage.ladder import climb  # noqa: E402
 
@@ -71,13 +71,11 @@ class Net(nn.Module):
 
 def program(debugger: PrecisionDebugger, change: str | None) -> None:
     model = Net(change)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loaded, labels = torch.randint(0, 9, (3, 2, 5)), torch.randint(0, 9, (10,))
     if change == "labels":
         labels[3] = (labels[3] + 1) % 9
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
+    def loss(_: int) -> torch.Tensor:
         batch = loaded[1 if change == "next" else 0]
         if change == "cut":  # which calls make a batch may depend on what is loaded
             batch = functional.pad(batch[:, :4], (0, 1))
@@ -97,10 +95,9 @@ def program(debugger: PrecisionDebugger, change: str | None) -> None:
             loss = loss + 0.1 * out.square().mean()
         if change == "halved":
             loss = loss / 2
-        loss.backward()
-        optimizer.step()
+        return loss
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 def with_line(words: str) -> str:
@@ -158,11 +155,9 @@ def by_its_parts(debugger: PrecisionDebugger, change: str | None) -> None:
     """A program that calls the parts of its model itself, as a ``training_step`` does."""
     parts = nn.ModuleDict({"embed": nn.Embedding(9, 8), "norm": nn.LayerNorm(8)})
     parts["head"] = nn.Linear(8, 9)
-    optimizer = torch.optim.SGD(parts.parameters(), 0.1)
     ids, labels = torch.randint(0, 9, (2, 5)), torch.randint(0, 9, (10,))
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
+    def loss(_: int) -> torch.Tensor:
         x = parts["embed"](ids)
         if change == "louder":
             x = x.mul(4)
@@ -171,10 +166,9 @@ def by_its_parts(debugger: PrecisionDebugger, change: str | None) -> None:
         x = parts["norm"](x)
         if change != "linear":
             x = x.cosh()
-        functional.cross_entropy(parts["head"](x).flatten(0, 1), labels).backward()
-        optimizer.step()
+        return functional.cross_entropy(parts["head"](x).flatten(0, 1), labels)
 
-    train(debugger, parts, step)
+    fit(debugger, parts, torch.optim.SGD(parts.parameters(), 0.1), loss)
 
 
 @pytest.mark.parametrize(
@@ -229,12 +223,7 @@ def feeding(debugger: PrecisionDebugger, act: nn.Module) -> None:
     # Where numbers are small, the results of the module around differ within their tolerance.
     x = 0.03 * torch.randn(32, 8)
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda _: model(x).square().mean())
 
 
 @pytest.mark.parametrize(
@@ -249,8 +238,7 @@ def following(debugger: PrecisionDebugger, change: float) -> None:
     """A second model follows the first, as the target of a value function does."""
     models = [nn.Linear(4, 2), nn.Linear(4, 2)]
     optimizer = torch.optim.SGD(models[0].parameters(), 0.1)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, models):
         x = torch.randn(3, 4)
         with torch.no_grad():
             wanted = models[1](x)
@@ -261,8 +249,6 @@ def following(debugger: PrecisionDebugger, change: float) -> None:
             pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
             for leading, parameter in pairs:
                 parameter.lerp_(leading, change)
-
-    train(debugger, models, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -288,14 +274,11 @@ class Adapted(nn.Module):
 
 
 def adapting(debugger: PrecisionDebugger, model: Adapted) -> None:
-    optimizer = torch.optim.SGD([model.down, model.up], 0.1)
 
-    def step(_: int) -> None:
-        model(torch.randn(3, 4)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(_: int) -> torch.Tensor:
+        return model(torch.randn(3, 4)).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD([model.down, model.up], 0.1), loss, zero_first=False)
 
 
 def of_scale(debugger: PrecisionDebugger, change: float) -> None:
@@ -332,8 +315,7 @@ def sharpness(debugger: PrecisionDebugger, change: str | None) -> None:
     """Parameters are moved for a second loss, and moved back."""
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         x = torch.randn(3, 4)
         model(x).square().mean().backward()
         moves = [
@@ -350,8 +332,6 @@ def sharpness(debugger: PrecisionDebugger, change: str | None) -> None:
                     parameter.sub_(move)
         optimizer.step()
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize(
@@ -387,16 +367,13 @@ class Biased(nn.Module):
 
 def biased(debugger: PrecisionDebugger, bias: float) -> None:
     model = Biased(bias)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 
-    def step(_: int) -> None:
+    def loss(_: int) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             found = model(torch.randn(8, 16, 32) + 0.3)
-        found.float().square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return found.float().square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.AdamW(model.parameters(), 1e-3), loss, zero_first=False)
 
 
 def test_what_moves_as_a_whole_is_told_with_the_call_before_it(tmp_path: Path) -> None:
@@ -409,20 +386,17 @@ def test_what_moves_as_a_whole_is_told_with_the_call_before_it(tmp_path: Path) -
 def gating(debugger: PrecisionDebugger, way: str) -> None:
     """A loss leaves out what is small; `way` is how a person writes that, and what follows."""
     model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-    def step(_: int) -> None:
+    def loss(_: int) -> torch.Tensor:
         x = model(torch.randn(6, 4))
         x = x.masked_fill(x < 0, 0 if way == "whole" else 0.0)
         if way == "whole":
             x = x.tanh()
         if way == "nothing":
             x = x / float("inf")
-        x.square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return x.square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 @pytest.mark.parametrize(
@@ -441,18 +415,15 @@ def test_zeros_of_two_types_are_alike_and_infinity_is_no_scale(
 def with_noise(debugger: PrecisionDebugger, change: str) -> None:
     """Give a model a batch with noise, by calls that both sides make but for one."""
     model = nn.Linear(8, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data = torch.randn(3, 8, 8)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         x = data[number][torch.randint(0, 7 if change == "sample" else 8, (8,))]
         x = x * 1.5 if change == "larger" else x
         x = x + 0.1 * torch.randn(1 if change == "shared" else 8, 8)
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return model(x).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 @pytest.mark.parametrize(

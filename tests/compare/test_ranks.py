@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import csv
-
 import polars as pl
 import pytest
 
 import msprobe
+from builders.csv_files import csv_rows
 from builders.networks import write_dump
 from msprobe.compare.ranks import pair_views, worst_ranks
 from msprobe.errors import UsageError
@@ -150,8 +149,11 @@ def test_files_of_several_ranks_and_steps(tmp_path):
     }
     first = result.summary["first_difference"]
     assert (first["name"], first["step"], first["rank"]) == (f"{FAULT}.output.0", 1, 1)
-    with next(out.glob("worst_ranks_*.csv")).open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["name"] == f"{FAULT}.output.0"]
+    rows = [
+        row
+        for row in csv_rows(next(out.glob("worst_ranks_*.csv")))
+        if row["name"] == f"{FAULT}.output.0"
+    ]
     assert [(row["step"], row["worst_rank"], row["status"]) for row in rows] == [
         ("0", "0", "equal"),
         ("1", "1", "differs"),

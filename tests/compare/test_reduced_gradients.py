@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -35,8 +35,7 @@ def test_gradients_summed_by_ones_own_calls_are_a_multiple(
         model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         data = torch.randn(3, 8, 16)
-
-        def step(number: int) -> None:
+        for number in recorded_steps(debugger, model):
             model(data[number]).square().mean().backward()
             for parameter in model.parameters() if sums else ():
                 dist.all_reduce(parameter.grad)
@@ -45,8 +44,6 @@ def test_gradients_summed_by_ones_own_calls_are_a_multiple(
                 nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             optimizer.step()
             optimizer.zero_grad()
-
-        train(debugger, model, step)
 
     verdict = verdict_on(tmp_path, run, True, False)
 

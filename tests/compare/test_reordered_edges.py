@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [
@@ -72,18 +72,16 @@ def run(debugger: PrecisionDebugger, way: Way) -> None:
     nodes, labels = torch.randn(3, NODES, 8).bfloat16(), torch.randint(0, 5, (3, NODES))
     edges, order = torch.randint(0, NODES, (3, 2, EDGES)), torch.randperm(EDGES)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> Tensor:
         source, end = edges[number]
         if way.order in ("random", "sorted"):
             by = order if way.order == "random" else end.argsort()
             source, end = source[by], end[by]
         elif way.order == "torn":
             source = source[order]
-        F.cross_entropy(model(nodes[number], source, end).float(), labels[number]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return F.cross_entropy(model(nodes[number], source, end).float(), labels[number])
 
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, loss, zero_first=False)
 
 
 LEGAL = [(kind, order) for kind in ("plain", "weighted") for order in ("random", "sorted")]

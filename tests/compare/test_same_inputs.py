@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from builders.operator_calls import replaced_kernel
 from builders.recordings import recording
 from msprobe.compare.run import compare_dumps
 
@@ -21,19 +19,6 @@ _MASK = np.arange(32).reshape(4, 8) % 3 == 0
 # Two elements change places where all statistics, and the signs of both projections, are the same.
 _OTHER_MASK = _MASK.copy()
 _OTHER_MASK[0, [3, 5]] = _OTHER_MASK[0, [5, 3]]
-
-
-@contextmanager
-def wrong_kernel(name: str, kernel: Callable[..., Any]) -> Iterator[None]:
-    """Replace an operator of PyTorch on the CPU."""
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it replaces one
-        library.impl(name, kernel, "CPU")
-    try:
-        yield
-    finally:
-        library._destroy()
 
 
 class Filling(torch.nn.Module):
@@ -99,7 +84,7 @@ def test_a_wrong_kernel_is_named_where_the_checksum_of_its_mask_is_known(
     tmp_path: Path, has_buffer: bool
 ) -> None:
     right = record(tmp_path / "right", Filling(_MASK, has_buffer=has_buffer))
-    with wrong_kernel("masked_fill.Scalar", lambda x, mask, _: x * ~mask):
+    with replaced_kernel("masked_fill.Scalar", lambda x, mask, _: x * ~mask):
         wrong = record(tmp_path / "wrong", Filling(_MASK, has_buffer=has_buffer))
 
     assert verdict(wrong, right)["class"] == ("kernel" if has_buffer else "unexplained")
@@ -107,7 +92,7 @@ def test_a_wrong_kernel_is_named_where_the_checksum_of_its_mask_is_known(
 
 def test_a_wrong_kernel_that_is_given_a_transposed_view_is_named(tmp_path: Path) -> None:
     right = record(tmp_path / "right", Filling(_MASK))
-    with wrong_kernel("exp", lambda x: x * x + x + 1):
+    with replaced_kernel("exp", lambda x: x * x + x + 1):
         wrong = record(tmp_path / "wrong", Filling(_MASK))
 
     found = verdict(wrong, right)

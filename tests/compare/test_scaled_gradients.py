@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -59,15 +59,12 @@ def run(debugger: PrecisionDebugger, way: Way) -> None:
         model[2].up.weight.register_hook(lambda gradient: gradient * 1.02)
     if way.scaled == "module":
         model[2].up.register_full_backward_hook(lambda _, given, __: (given[0] * 1.02,))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     batches, labels = torch.randn(3, 16, WIDTH), torch.randint(0, WIDTH, (3, 16))
 
-    def step(number: int) -> None:
-        F.cross_entropy(model(batches[number]), labels[number]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(number: int) -> Tensor:
+        return F.cross_entropy(model(batches[number]), labels[number])
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.AdamW(model.parameters(), 1e-3), loss, zero_first=False)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +92,7 @@ def run_in_turn(debugger: PrecisionDebugger, scale: float) -> None:
     model = nn.ModuleDict({"encoder": nn.Linear(WIDTH, 4), "judge": nn.Linear(4, 1)})
     optimizers = [torch.optim.Adam(part.parameters(), 1e-3) for part in model.values()]
     batches = torch.randn(3, 16, WIDTH)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         code = model["encoder"](batches[number])
         loss = code.square().mean() + F.softplus(model["judge"](code)).mean()
         (loss * scale if scale != 1 else loss).backward()
@@ -105,8 +101,6 @@ def run_in_turn(debugger: PrecisionDebugger, scale: float) -> None:
         F.softplus(-model["judge"](code.detach())).mean().backward()
         optimizers[1].step()
         optimizers[0].zero_grad()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "mix"])
@@ -124,8 +118,7 @@ def test_a_parameter_is_named_of_which_a_later_backward_pass_makes_the_same(
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
         optimizer = torch.optim.SGD(model.parameters(), 0.0)
         data = torch.randn(3, 2, 4, 6)
-
-        def step(number: int) -> None:
+        for number in recorded_steps(debugger, model):
             for place, x in enumerate(data[number]):
                 loss = model(x).square().mean()
                 scale = model[0].bias.register_hook(lambda g: g * factor) if not place else None
@@ -134,8 +127,6 @@ def test_a_parameter_is_named_of_which_a_later_backward_pass_makes_the_same(
                     scale.remove()
                 optimizer.step()
                 optimizer.zero_grad()
-
-        train(debugger, model, step)
 
     verdict = verdict_on(tmp_path, run, 3.0, 1.0, "L0")
 

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -87,16 +87,13 @@ def run(debugger: PrecisionDebugger, way: Way) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, eps=1e-6)
     batches, labels = torch.randn(3, 16, 8, WIDTH), torch.randint(0, 10, (3, 16, 8))
 
-    def step(number: int) -> None:
+    def loss(number: int) -> Tensor:
         x, y = batches[number], labels[number]
         with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
             made = model(x.to(dtype))[way.lost :]
-            loss = F.cross_entropy(made.flatten(0, 1), y[way.lost :].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+            return F.cross_entropy(made.flatten(0, 1), y[way.lost :].flatten())
 
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, loss, zero_first=False)
 
 
 LEGAL = [(level, kind) for level in LEVELS for kind in TYPES if (level, kind) != ("L1", TYPES[0])]
@@ -150,16 +147,13 @@ def hooked(debugger: PrecisionDebugger, change: str | None) -> None:
     model = nn.Sequential(*blocks, nn.Linear(WIDTH, 10)).to(torch.bfloat16)
     for weight in blocks[1].parameters() if change else ():
         weight.register_hook(lambda g: torch.from_numpy(g.float().numpy() * 1.03).to(g.dtype))  # type: ignore[no-untyped-call]
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     batches, labels = torch.randn(3, 16, 8, WIDTH), torch.randint(0, 10, (3, 16, 8))
 
-    def step(number: int) -> None:
+    def loss(number: int) -> Tensor:
         scores = model(batches[number].to(torch.bfloat16))
-        F.cross_entropy(scores.flatten(0, 1), labels[number].flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return F.cross_entropy(scores.flatten(0, 1), labels[number].flatten())
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.AdamW(model.parameters(), 1e-3), loss, zero_first=False)
 
 
 def test_the_first_gradient_that_moves_is_named_in_every_run(tmp_path: Path) -> None:
@@ -187,12 +181,7 @@ def normed(debugger: PrecisionDebugger, change: Any) -> None:
     optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-3)
     inputs = torch.randn(3, 6, 8)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        model(inputs[number]).exp().mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda number: model(inputs[number]).exp().mean())
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -242,12 +231,10 @@ def run_with_hook(debugger: PrecisionDebugger, hook: Hook) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, eps=1e-6)
     batches, labels = torch.randn(3, SAMPLES, WIDTH).bfloat16(), torch.randint(0, 10, (3, SAMPLES))
 
-    def step(number: int) -> None:
-        F.cross_entropy(model(batches[number]).float(), labels[number]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(number: int) -> Tensor:
+        return F.cross_entropy(model(batches[number]).float(), labels[number])
 
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, loss, zero_first=False)
     torch.set_num_threads(before)
 
 
@@ -303,16 +290,13 @@ def turn(x: Tensor) -> Tensor:
 def attending(debugger: PrecisionDebugger, turns: bool) -> None:
     layers = (Turning(turns=turns) for _ in range(2))
     model = nn.Sequential(nn.Embedding(32, WIDTH), *layers, nn.Linear(WIDTH, 32)).bfloat16()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     tokens = torch.randint(0, 32, (3, 4, 9))
 
-    def step(number: int) -> None:
+    def loss(number: int) -> Tensor:
         x, y = tokens[number, :, :-1], tokens[number, :, 1:]
-        F.cross_entropy(model(x).float().flatten(0, 1), y.flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return F.cross_entropy(model(x).float().flatten(0, 1), y.flatten())
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.AdamW(model.parameters(), 1e-3), loss, zero_first=False)
 
 
 def test_calls_by_which_a_gradient_moves_are_no_precision(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -88,17 +88,14 @@ def in_bfloat16(debugger: PrecisionDebugger, change: str | None) -> None:
     Change.name = change
     model = Words().bfloat16()
     fused = choose("fused", True, None)
-    optimizer = torch.optim.AdamW(model.parameters(), 2e-3, fused=fused)
     ids = torch.randint(0, 40, (3, 16, 11))
 
-    def step(number: int) -> None:
+    def loss(number: int) -> Tensor:
         scores = model(ids[number, :, :-1])
         scores = scores if change == "coarse loss" else scores.float()
-        optimizer.zero_grad()
-        F.cross_entropy(scores.flatten(0, 1), ids[number, :, 1:].flatten()).backward()
-        optimizer.step()
+        return F.cross_entropy(scores.flatten(0, 1), ids[number, :, 1:].flatten())
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.AdamW(model.parameters(), 2e-3, fused=fused), loss)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +157,9 @@ def rewarded(debugger: PrecisionDebugger, change: str | None) -> None:
     """Train on rewards, relative to their group; the terms of the loss cancel to zero."""
     Change.name = change
     model = nn.Sequential(nn.Embedding(25, 24), nn.GELU(), nn.Linear(24, 25))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     ids, rewards = torch.randint(0, 25, (3, 8, 10)), torch.randn(3, 8)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> Tensor:
         reward = rewards[number].view(choose("groups", 4, 2), -1)
         middle = reward.median(1, keepdim=True).values if change == "median" else None
         middle = reward.mean(1, keepdim=True) if middle is None else middle
@@ -180,11 +176,9 @@ def rewarded(debugger: PrecisionDebugger, change: str | None) -> None:
         loss = -(ratio.mean(1) * gains[:, 0] if by_rows else ratio * gains).mean()
         if change in ("penalised", "penalty"):  # the rest is nearly nothing beside it
             loss = (0.6 if change == "penalty" else 0.5) * new.square().mean() + 1e-4 * logs.mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        return loss
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.AdamW(model.parameters(), 1e-3), loss)
 
 
 def test_a_loss_of_terms_that_cancel_is_as_exact_as_they_are(tmp_path: Path) -> None:
@@ -233,15 +227,12 @@ class Graph(nn.Module):
 def on_graphs(debugger: PrecisionDebugger, change: str | None) -> None:
     Change.name = change
     model = Graph()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     nodes, edges = torch.randn(20, 8), torch.randint(0, 20, (2, 60))
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(nodes, edges), torch.arange(20) % 4).backward()
-        optimizer.step()
+    def loss(_: int) -> Tensor:
+        return F.cross_entropy(model(nodes, edges), torch.arange(20) % 4)
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 @pytest.mark.parametrize(("change", "name"), [("ends", "__getitem__"), ("limit", "__mul__")])
@@ -270,17 +261,14 @@ class Weighing(nn.Module):
 def weighing(debugger: PrecisionDebugger, change: str | None) -> None:
     Change.name = change
     model = nn.Sequential(Weighing(), Weighing())
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     x = 7 * torch.randn(3, 16, 9, 48)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             made = model(x[number])
-        optimizer.zero_grad()
-        made.float().square().mean().backward()
-        optimizer.step()
+        return made.float().square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.Adam(model.parameters(), 1e-3), loss)
 
 
 def test_a_tensor_that_nothing_takes_shows_no_argument(tmp_path: Path) -> None:
@@ -310,12 +298,7 @@ def padded(debugger: PrecisionDebugger, change: str | None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x, pad = torch.randn(3, 4, 6, 16), torch.arange(6).expand(4, 6) > 3
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        model(x[number], pad).square().mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda number: model(x[number], pad).square().mean())
 
 
 @pytest.mark.parametrize(
@@ -354,8 +337,7 @@ def around(debugger: PrecisionDebugger, change: str | None) -> None:
     held = [*average.parameters()] if change == "held" else []
     optimizer = torch.optim.Adam([*model.parameters(), *held], 1e-2)
     inputs = torch.randn(3, 8, 6)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, [model, average]):
         if change == "seed":
             torch.manual_seed(number)
         if change == "again":
@@ -371,8 +353,6 @@ def around(debugger: PrecisionDebugger, change: str | None) -> None:
                 own.lerp_(leading, 0.1)
             for own, leading in zip(kept, model.parameters(), strict=True):
                 own.mul_(0.9 if change == "decay" else 0.8).add_(leading)
-
-    train(debugger, [model, average], step)
 
 
 def test_another_seed_within_a_step_is_told_of_the_draws(tmp_path: Path) -> None:
@@ -424,8 +404,7 @@ def averaged(debugger: PrecisionDebugger, by_hand: bool) -> None:
     average.load_state_dict(model.state_dict())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     x, y = torch.randn(3, 32, 48), torch.randn(3, 32, 48)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, [model, average]):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             made = model(x[number])
@@ -434,8 +413,6 @@ def averaged(debugger: PrecisionDebugger, by_hand: bool) -> None:
         with torch.no_grad():
             for own, leading in zip(average.parameters(), model.parameters(), strict=True):
                 own.lerp_(leading, 0.1)
-
-    train(debugger, [model, average], step)
 
 
 def test_an_average_is_as_far_apart_as_what_it_is_of(tmp_path: Path) -> None:
@@ -453,20 +430,16 @@ def taught(debugger: PrecisionDebugger, change: str | None) -> None:
 
     model, teacher = (nn.Sequential(layer(), layer()) for _ in range(2))
     teacher.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     inputs = torch.randn(3, 10, 8)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> Tensor:
         if change == "eval":
             teacher.eval()
         with torch.no_grad():
             wanted = teacher(inputs[number])
-        loss = F.mse_loss(F.normalize(model(inputs[number])), F.normalize(wanted))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        return F.mse_loss(F.normalize(model(inputs[number])), F.normalize(wanted))
 
-    train(debugger, [model, teacher], step)
+    fit(debugger, [model, teacher], torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 def test_a_teacher_in_another_mode_is_told_of_its_mode(tmp_path: Path) -> None:

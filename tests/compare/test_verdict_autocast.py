@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
@@ -73,16 +73,13 @@ def attend(debugger: PrecisionDebugger, way: str) -> None:
         model.head.weight.copy_(torch.randn(1, WIDTH))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     x, y = torch.randn(4, 9, WIDTH), torch.randn(4, 9, 1)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         with torch.autocast("cpu", torch.bfloat16):
             made = model(x)
         functional.mse_loss(made.float(), y).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("way", ["chunks", "by hand", "fused"])
@@ -103,8 +100,7 @@ def weigh(debugger: PrecisionDebugger, is_by_hand: bool) -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 1, 3))
     x = torch.rand(4, 1, 8, 8)
     goal = torch.rand(4, 1, 4, 4)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         with torch.autocast("cpu", torch.bfloat16):
             scores = model(x)
             if is_by_hand:
@@ -112,8 +108,6 @@ def weigh(debugger: PrecisionDebugger, is_by_hand: bool) -> None:
             else:
                 parts = functional.binary_cross_entropy_with_logits(scores, goal, reduction="none")
         parts.sum((1, 2, 3)).mean().backward()
-
-    train(debugger, model, step)
 
 
 def test_a_loss_by_other_calls_rounds_otherwise_though_a_bias_gets_noise(tmp_path: Path) -> None:
@@ -130,13 +124,10 @@ def adapt(debugger: PrecisionDebugger, option: tuple[bool, bool]) -> None:
     if asks:
         frozen[0].register_forward_hook(lambda _, __, output: output.requires_grad_(True))
     x = torch.randn(4, WIDTH)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         with torch.autocast("cpu", torch.bfloat16, enabled=is_coarse):
             made = model["adapter"](frozen(x))
         made.square().mean().backward()
-
-    train(debugger, model, step)
 
 
 def test_a_gradient_that_gets_to_nothing_trained_is_no_cause(tmp_path: Path) -> None:
@@ -166,17 +157,14 @@ class Shifting(nn.Module):
 
 def shift(debugger: PrecisionDebugger, way: str) -> None:
     model = nn.Sequential(nn.Embedding(20, 16), Shifting(""), Shifting(way), Shifting(""))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     words = torch.randint(0, 20, (4, 9))
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
+    def loss(_: int) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             made = model(words)
-        made.square().mean().backward()
-        optimizer.step()
+        return made.square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.AdamW(model.parameters(), 1e-3), loss)
 
 
 @pytest.mark.parametrize("way", ["factor", "small factor", "summand"])
@@ -206,8 +194,7 @@ def accumulate(debugger: PrecisionDebugger, way: str) -> None:
     model = nn.Sequential(first, nn.GELU(), second)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     data, labels = torch.randn(3, 2, 10, 8), torch.randint(0, 4, (3, 2, 10))
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=way != "off"):
             for micro in range(2):
@@ -216,8 +203,6 @@ def accumulate(debugger: PrecisionDebugger, way: str) -> None:
                     out = out * 1.5
                 functional.cross_entropy(out, labels[number, micro]).backward()
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["mix", "L1"])

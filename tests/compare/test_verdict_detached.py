@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from builders.recordings import recording  # noqa: E402
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, verdict_on  # noqa: E402
 from msprobe.compare.options import CompareOptions  # noqa: E402
 from msprobe.compare.run import run_comparison  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
@@ -142,16 +142,13 @@ class Book(nn.Module):
 
 def of_book(debugger: PrecisionDebugger, change: str | None) -> None:
     model = Book(change)
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     data = torch.randn(3, 10, 8)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
+    def loss(number: int) -> Tensor:
         y, terms = model(data[number])
-        ((y - data[number]).square().mean() + terms).backward()
-        optimizer.step()
+        return (y - data[number]).square().mean() + terms
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.Adam(model.parameters(), 1e-3), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -167,17 +164,14 @@ def test_a_gradient_of_one_side_alone_is_no_multiple(
 def of_ratio(debugger: PrecisionDebugger, change: str | None) -> None:
     """A call is given the same values twice, once without their gradient."""
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     data = torch.randn(3, 4, 6)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
+    def loss(number: int) -> Tensor:
         scores = model(data[number]).log_softmax(-1)
         old = scores if change else scores.detach()
-        ((scores - old).exp() * data[number, :, :5]).mean().backward()
-        optimizer.step()
+        return ((scores - old).exp() * data[number, :, :5]).mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.Adam(model.parameters(), 1e-2), loss)
 
 
 def test_what_is_given_twice_is_detached_once(tmp_path: Path) -> None:
@@ -203,12 +197,7 @@ def of_tied(debugger: PrecisionDebugger, change: str | None) -> None:
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     ids = torch.randint(0, 9, (3, 4, 5))
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        model(ids[number]).logsumexp(-1).mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda number: model(ids[number]).logsumexp(-1).mean())
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])

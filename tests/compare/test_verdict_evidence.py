@@ -15,9 +15,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from msprobe.capture.session import reset_session  # noqa: E402
-from msprobe.compare.options import CompareOptions  # noqa: E402
-from msprobe.compare.run import run_comparison  # noqa: E402
+from builders.two_runs import recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
@@ -26,31 +24,15 @@ ROWS = 24
 """The signs of projections are alike at the last two of as many places."""
 
 
-def verdict_on(
-    folder: Path, run: Callable[[PrecisionDebugger, Any], None], change: Any, base: Any, level: str
-) -> dict[str, Any]:
-    for name, option in (("target", change), ("reference", base)):
-        torch.manual_seed(1)
-        reset_session()
-        run(PrecisionDebugger(dump_path=str(folder / name), task="statistics", level=level), option)
-    reset_session()
-    found = run_comparison(folder / "target", folder / "reference", CompareOptions()).summary
-    verdict: dict[str, Any] = found["verdict"]
-    return verdict
-
-
 def scheduled(debugger: PrecisionDebugger, share: float) -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, 20, pct_start=share)
-    for _ in range(3):
-        debugger.start(model)
+    for _ in recorded_steps(debugger, model):
         model(torch.ones(4, 3)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        debugger.stop()
-        debugger.step()
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -66,14 +48,11 @@ def cycled(debugger: PrecisionDebugger, top: float) -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, top, 20, cycle_momentum=False)
-    for _ in range(2):
-        debugger.start(model)
+    for _ in recorded_steps(debugger, model, 2):
         model(torch.ones(4, 3)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        debugger.stop()
-        debugger.step()
 
 
 def test_a_first_learning_rate_that_a_scheduler_chooses_is_the_schedules(tmp_path: Path) -> None:
@@ -87,15 +66,12 @@ def repeated(debugger: PrecisionDebugger, again: bool) -> None:
     """Two micro batches, each with steps of its own."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(2):
-        debugger.start(model)
+    for _ in recorded_steps(debugger, model, 2):
         for batch in torch.randn(2, 4, 3):
             optimizer.zero_grad()
             model(batch).square().sum().backward()
             for _ in range(1 + again):
                 optimizer.step()
-        debugger.stop()
-        debugger.step()
 
 
 def test_gradients_of_further_updates_are_not_those_of_the_next_micro_batch(tmp_path: Path) -> None:
@@ -110,8 +86,7 @@ def gathered(debugger: PrecisionDebugger, dense: bool) -> None:
     model = nn.Linear(3, 4)
     optimizer = torch.optim.Adagrad(model.parameters(), 0.05)
     to, every = torch.randint(0, 5, (60,)), torch.arange(60)
-    for step in range(3):
-        debugger.start(model)
+    for step in recorded_steps(debugger, model):
         made = model(torch.randn(60, 3))
         weights = (made * (1 + step * model.bias)).softmax(0)
         if dense:
@@ -123,8 +98,6 @@ def gathered(debugger: PrecisionDebugger, dense: bool) -> None:
         optimizer.zero_grad()
         sums.square().sum().backward()
         optimizer.step()
-        debugger.stop()
-        debugger.step()
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -141,12 +114,10 @@ def sorted_rows(debugger: PrecisionDebugger, most: float) -> None:
     """Clamping makes the two largest scores equal, and so exchanges two integers."""
     model = nn.Linear(3, 2)
     scores = torch.linspace(0, 1, ROWS).flip(0)
-    debugger.start(model)
-    places = scores.clamp(max=most).argsort(stable=True)
-    first = torch.where(places == 0)[0]
-    (model(torch.randn(ROWS, 3))[first].sum() * first.sum()).backward()
-    debugger.stop()
-    debugger.step()
+    for _ in recorded_steps(debugger, model, 1):
+        places = scores.clamp(max=most).argsort(stable=True)
+        first = torch.where(places == 0)[0]
+        (model(torch.randn(ROWS, 3))[first].sum() * first.sum()).backward()
 
 
 def test_integers_made_of_other_values_are_not_the_same_as_their_projections_are(
@@ -162,11 +133,9 @@ def test_integers_made_of_other_values_are_not_the_same_as_their_projections_are
 def two_networks(debugger: PrecisionDebugger, slope: float) -> None:
     maker = nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(slope), nn.Linear(8, 4))
     judge = nn.Linear(4, 1)
-    debugger.start([maker, judge])
-    judge(torch.linspace(-1, 1, 20).view(5, 4)).sum().backward()
-    judge(maker(torch.randn(5, 3)).detach()).square().mean().backward()
-    debugger.stop()
-    debugger.step()
+    for _ in recorded_steps(debugger, [maker, judge], 1):
+        judge(torch.linspace(-1, 1, 20).view(5, 4)).sum().backward()
+        judge(maker(torch.randn(5, 3)).detach()).square().mean().backward()
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -179,13 +148,11 @@ def test_the_results_of_another_network_are_no_data(tmp_path: Path, level: str) 
 
 def fed_with_its_result(debugger: PrecisionDebugger, slope: float) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(slope), nn.Linear(8, 3))
-    debugger.start(model)
-    x = torch.randn(5, 3)
-    for _ in range(2):
-        x = model(x).detach() * 0.5 + 1
-    model(x).sum().backward()
-    debugger.stop()
-    debugger.step()
+    for _ in recorded_steps(debugger, model, 1):
+        x = torch.randn(5, 3)
+        for _ in range(2):
+            x = model(x).detach() * 0.5 + 1
+        model(x).sum().backward()
 
 
 def test_what_modules_without_calls_show_as_data_follows_from_the_call_before(
@@ -211,11 +178,8 @@ def unused_generator(debugger: PrecisionDebugger, option: tuple[int, float]) -> 
     seed, factor = option
     random.seed(seed)
     model = Doubled(factor)
-    for _ in range(2):
-        debugger.start(model)
+    for _ in recorded_steps(debugger, model, 2):
         model(torch.ones(2, 3)).sum().backward()
-        debugger.stop()
-        debugger.step()
 
 
 def test_a_generator_that_nothing_draws_from_is_no_cause(tmp_path: Path) -> None:
@@ -229,14 +193,11 @@ def branching(debugger: PrecisionDebugger, seed: int) -> None:
     """Teacher forcing: a draw of Python's generator says which calls are made."""
     random.seed(seed)
     model = nn.Linear(3, 3)
-    for _ in range(2):
-        debugger.start(model)
+    for _ in recorded_steps(debugger, model, 2):
         x = torch.ones(2, 3)
         for _ in range(6):
             x = model(x) if random.random() < 0.5 else model(x).tanh()
         x.sum().backward()
-        debugger.stop()
-        debugger.step()
 
 
 def test_calls_that_hang_on_drawn_numbers_are_randoms(tmp_path: Path) -> None:
@@ -252,12 +213,10 @@ def preferred(debugger: PrecisionDebugger, name: str) -> None:
     frozen = nn.Linear(3, 4).requires_grad_(False)
     frozen.load_state_dict(model.state_dict())
     x = torch.arange(12.0).view(4, 3)
-    debugger.start(model)
-    for part in x.split(2):
-        margin = getattr(model(part), name)() - getattr(frozen(part), name)()
-        (margin.sigmoid() / 2).backward()
-    debugger.stop()
-    debugger.step()
+    for _ in recorded_steps(debugger, model, 1):
+        for part in x.split(2):
+            margin = getattr(model(part), name)() - getattr(frozen(part), name)()
+            (margin.sigmoid() / 2).backward()
 
 
 def test_a_factor_behind_an_equal_loss_is_no_count_of_micro_batches(tmp_path: Path) -> None:
@@ -272,8 +231,7 @@ def clipped(debugger: PrecisionDebugger, by_hand: bool) -> None:
     model = nn.Linear(3, 2)
     weights = list(model.parameters())
     optimizer = torch.optim.SGD(weights, 0.1)
-    for _ in range(2):
-        debugger.start(model)
+    for _ in recorded_steps(debugger, model, 2):
         model(torch.ones(4, 3)).sum().backward()
         if by_hand:
             norm = torch.stack([p.grad.norm() for p in weights if p.grad is not None]).norm()
@@ -284,8 +242,6 @@ def clipped(debugger: PrecisionDebugger, by_hand: bool) -> None:
             nn.utils.clip_grad_norm_(weights, 0.2)
         optimizer.step()
         optimizer.zero_grad()
-        debugger.stop()
-        debugger.step()
 
 
 def test_clipping_by_other_code_is_no_cause(tmp_path: Path) -> None:
@@ -300,18 +256,16 @@ def penalised(debugger: PrecisionDebugger, option: dict[str, Any]) -> None:
     maker = nn.Sequential(nn.Linear(2, 4), nn.LeakyReLU(slope), nn.Linear(4, 3))
     critic = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = torch.optim.Adam(critic.parameters(), 1e-3)
-    debugger.start([maker, critic])
-    true, noise, mix = torch.randn(5, 3), torch.randn(5, 2), torch.rand(5, 1)
-    for _ in range(2):
-        made = maker(noise).detach() if is_cut else maker(noise)
-        between = (mix * true + (1 - mix) * made.detach()).requires_grad_()
-        (slopes,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
-        loss = (margin - critic(true)).relu().mean() + (margin + critic(made)).relu().mean()
-        optimizer.zero_grad()
-        (loss + (slopes.norm(2, 1) - 1).square().mean()).backward()
-        optimizer.step()
-    debugger.stop()
-    debugger.step()
+    for _ in recorded_steps(debugger, [maker, critic], 1):
+        true, noise, mix = torch.randn(5, 3), torch.randn(5, 2), torch.rand(5, 1)
+        for _ in range(2):
+            made = maker(noise).detach() if is_cut else maker(noise)
+            between = (mix * true + (1 - mix) * made.detach()).requires_grad_()
+            (slopes,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+            loss = (margin - critic(true)).relu().mean() + (margin + critic(made)).relu().mean()
+            optimizer.zero_grad()
+            (loss + (slopes.norm(2, 1) - 1).square().mean()).backward()
+            optimizer.step()
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -342,11 +296,9 @@ def labelled(debugger: PrecisionDebugger, swapped: bool) -> None:
     images, labels = torch.randn(2, 1, 4, 4), torch.arange(32).view(2, 4, 4) % 3
     if swapped:
         labels = labels.flip(0)
-    debugger.start(model)
-    hot = torch.nn.functional.one_hot(labels, 3).permute(0, 3, 1, 2)
-    (1 - (model(images).softmax(1) * hot).sum((2, 3)).mean()).backward()
-    debugger.stop()
-    debugger.step()
+    for _ in recorded_steps(debugger, model, 1):
+        hot = torch.nn.functional.one_hot(labels, 3).permute(0, 3, 1, 2)
+        (1 - (model(images).softmax(1) * hot).sum((2, 3)).mean()).backward()
 
 
 def test_a_call_is_not_blamed_for_elements_in_another_order(tmp_path: Path) -> None:
@@ -422,16 +374,13 @@ class Learner:
 
 def followed(debugger: PrecisionDebugger, follows: bool) -> None:
     learner = Learner()
-    for _ in range(3):
-        debugger.start(learner.model)
+    for _ in recorded_steps(debugger, learner.model):
         x = torch.randn(4, 3)
         with torch.no_grad():
             goal = learner.copy(x + 1)
         learner.step((learner.model(x) - goal).square().mean())
         if follows:
             learner.follow()
-        debugger.stop()
-        debugger.step()
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -445,15 +394,12 @@ def test_a_missing_call_of_the_step_before_is_named(tmp_path: Path, level: str) 
 
 def asked_twice(debugger: PrecisionDebugger, own: bool) -> None:
     learner = Learner()
-    for _ in range(2):
-        debugger.start(learner.model)
+    for _ in recorded_steps(debugger, learner.model, 2):
         x, later = torch.randn(4, 3), torch.randn(4, 3)
         with torch.no_grad():
             goal = (learner.model if own else learner.copy)(later).tanh()
         learner.step((learner.model(x) - goal).square().mean())
         learner.follow()
-        debugger.stop()
-        debugger.step()
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -466,14 +412,11 @@ def test_a_further_call_of_the_model_is_no_micro_batch(tmp_path: Path, level: st
 
 def looked_at(debugger: PrecisionDebugger, looks: bool) -> None:
     learner = Learner()
-    for _ in range(2):
-        debugger.start(learner.model)
+    for _ in recorded_steps(debugger, learner.model, 2):
         x = torch.randn(4, 3)
         learner.step(learner.model(x).square().mean())
         if looks:
             learner.model(x + 1)
-        debugger.stop()
-        debugger.step()
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -483,14 +426,11 @@ def test_a_further_call_of_the_model_without_consequence(tmp_path: Path, level: 
 
 def noised(debugger: PrecisionDebugger, draw: Callable[..., Tensor] | None) -> None:
     learner = Learner()
-    for _ in range(2):
-        debugger.start(learner.model)
+    for _ in recorded_steps(debugger, learner.model, 2):
         x = torch.arange(12.0).view(4, 3)
         if draw is not None:
             x = x * 0.9 + draw(4, 3) * 0.1
         learner.step(learner.model(x).square().mean())
-        debugger.stop()
-        debugger.step()
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -524,12 +464,9 @@ def shared(debugger: PrecisionDebugger, is_tied: bool) -> None:
     if is_tied:
         head.weight = table.weight
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(2):
-        debugger.start(model)
+    for _ in recorded_steps(debugger, model, 2):
         model(torch.tensor([1, 2, 5])).square().mean().backward()
         optimizer.step()
-        debugger.stop()
-        debugger.step()
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -543,8 +480,7 @@ def test_a_parameter_that_is_tied_on_one_side_is_told_as_such(tmp_path: Path, le
 def clipped_by_hand(debugger: PrecisionDebugger, by_hand: bool) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(2):
-        debugger.start(model)
+    for _ in recorded_steps(debugger, model, 2):
         optimizer.zero_grad()
         model(torch.ones(4, 3)).square().sum().backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -555,8 +491,6 @@ def clipped_by_hand(debugger: PrecisionDebugger, by_hand: bool) -> None:
         else:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
-        debugger.stop()
-        debugger.step()
 
 
 def test_gradients_that_a_program_clips_itself_are_used_by_the_optimizer(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.func import functional_call, grad, vmap  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 from msprobe.triage.ladder import climb  # noqa: E402
 
@@ -30,8 +30,7 @@ def test_labels_that_differ_come_before_a_later_call(tmp_path: Path) -> None:
         x, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
         if change:
             labels[0] = 2
-
-        def step(_: int) -> None:
+        for _ in recorded_steps(debugger, model):
             one_hot = torch.zeros(5, 3)
             one_hot[torch.arange(5), labels[:5]] = 1.0
             out = model(x)
@@ -39,8 +38,6 @@ def test_labels_that_differ_come_before_a_later_call(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             out.detach().mul(0.5 if change else 0.25).sum()
-
-        train(debugger, model, step)
 
     verdict = verdict_on(tmp_path, run, "labels")
     assert verdict["class"] == "data", verdict["sentence"]
@@ -53,13 +50,10 @@ def test_labels_that_happen_to_be_like_the_input_are_no_changed_input(tmp_path: 
         words = torch.tensor([1, 4, 5, 0])
         labels = words.clone()
         labels[-1] = 0 if change else -100
-
-        def step(_: int) -> None:
+        for _ in recorded_steps(debugger, model):
             given, wanted = words.to("cpu"), labels.to("cpu")
             functional.cross_entropy(model(given), wanted).backward()
             model.zero_grad()
-
-        train(debugger, model, step)
 
     verdict = verdict_on(tmp_path, run, "labels")
     assert verdict["class"] == "data", verdict["sentence"]
@@ -68,20 +62,17 @@ def test_labels_that_happen_to_be_like_the_input_are_no_changed_input(tmp_path: 
 def fetching_ahead(debugger: PrecisionDebugger, change: str | None) -> None:
     """While a batch trains, the labels of the next one are looked up, as numbers, and stacked."""
     model = nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     inputs, labels = torch.randn(4, 5, 4), torch.arange(20) % 3
     if change:
         labels[12] = 1
     ahead = [torch.tensor([0, 1, 2, 0, 1])]
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         first = 5 * (number + 1)
         ahead.append(torch.tensor([int(labels[index]) for index in range(first, first + 5)]))
-        functional.cross_entropy(model(inputs[number]), ahead.pop(0)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return functional.cross_entropy(model(inputs[number]), ahead.pop(0))
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -95,8 +86,7 @@ def remembering(debugger: PrecisionDebugger, change: str | None) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     table, inputs = torch.randn(6, 4), torch.randn(3, 5, 4)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         found = model(inputs[number])
         (found @ table.T).logsumexp(-1).mean().backward()
         optimizer.step()
@@ -105,8 +95,6 @@ def remembering(debugger: PrecisionDebugger, change: str | None) -> None:
             table[number] = found[0]
             if change:
                 table[5] = found[1]
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -126,17 +114,14 @@ def augmenting(debugger: PrecisionDebugger, change: Any) -> None:
     seed, scale, shift = change
     np.random.seed(seed)  # noqa: NPY002
     model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     inputs = torch.randn(4, 5, 4)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         noise = torch.from_numpy(np.random.randn(5, 4)).float()  # noqa: NPY002
         given = inputs[number + shift] + noise * scale
-        model(given).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return model(given).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -173,11 +158,9 @@ def two_in_another_order(debugger: PrecisionDebugger, change: str | None) -> Non
         loss.backward()
         return loss
 
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         optimizer.step(closure)
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 def test_samples_that_are_exchanged_where_the_optimizer_asks_for_the_loss(tmp_path: Path) -> None:
@@ -190,8 +173,7 @@ def split(debugger: PrecisionDebugger, change: str | None) -> None:
     """One batch or two halves, by a model that makes its first state from the number of samples."""
     model = nn.GRU(4, 4, batch_first=True)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         torch.manual_seed(number)
         x = torch.randn(4, 6, 4)
         with torch.autocast("cpu", torch.bfloat16):
@@ -205,8 +187,6 @@ def split(debugger: PrecisionDebugger, change: str | None) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    train(debugger, model, step)
-
 
 def test_the_number_of_samples_is_no_argument_to_blame_where_batches_are_split(
     tmp_path: Path,
@@ -218,26 +198,23 @@ def test_the_number_of_samples_is_no_argument_to_blame_where_batches_are_split(
 def adapted(debugger: PrecisionDebugger, change: str | None) -> None:
     """MAML with one inner step for each of four tasks."""
     model = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     xs, ys = torch.randn(4, 5, 1), torch.randn(4, 5, 1)
 
-    def fit(p: dict[str, Any], x: Any, y: Any) -> Any:
+    def fitted(p: dict[str, Any], x: Any, y: Any) -> Any:
         return functional.mse_loss(functional_call(model, p, (x,)), y)
 
     def task(x: Any, y: Any) -> Any:
         p = dict(model.named_parameters())
-        g = grad(fit)(p, x, y)
+        g = grad(fitted)(p, x, y)
         new = {k: p[k] - 0.05 * g[k] for k in p}
-        return fit(p if change == "old" else new, x, y)
+        return fitted(p if change == "old" else new, x, y)
 
-    def step(_: int) -> None:
+    def loss(_: int) -> torch.Tensor:
         tasks = zip(xs, ys, strict=True)
         losses = vmap(task)(xs, ys) if change == "vmap" else torch.stack([task(*t) for t in tasks])
-        losses.mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return losses.mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 def test_a_parameter_that_takes_the_place_of_a_result_is_named(tmp_path: Path) -> None:
@@ -256,14 +233,11 @@ def test_tensors_in_another_order_were_not_changed_in_between(tmp_path: Path) ->
         first, second = nn.Linear(4, 2), nn.Linear(6, 1)
         model = nn.ModuleDict({"first": first, "second": second})
         x = torch.randn(5, 4)
-
-        def step(_: int) -> None:
+        for _ in recorded_steps(debugger, model):
             made = torch.tanh(first(x))
             out = second(torch.cat([made, x] if change else [x, made], -1))
             out.square().mean().backward()
             model.zero_grad()
-
-        train(debugger, model, step)
 
     sentence = verdict_on(tmp_path, run, "order")["sentence"]
     assert "fed with the result of Torch.tanh.0.forward instead of" in sentence
@@ -282,8 +256,7 @@ def bootstrapped(debugger: PrecisionDebugger, change: str | None) -> None:
     model = Networks()
     optimizer = torch.optim.Adam(model.q.parameters(), 0.1)
     x, after = torch.randn(2, 8, 3)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         with torch.no_grad():
             goal = 1 + 0.9 * (model.q if change == "online" else model.t)(after)
         optimizer.zero_grad()
@@ -294,8 +267,6 @@ def bootstrapped(debugger: PrecisionDebugger, change: str | None) -> None:
                 t.data.mul_(0.95).add_(p.data, alpha=0.05)
             else:
                 t.data.copy_(0.05 * p.data + 0.95 * t.data)
-
-    train(debugger, model, step)
 
 
 def test_a_model_that_is_called_in_place_of_another_is_named(tmp_path: Path) -> None:
@@ -320,15 +291,12 @@ def test_a_rate_that_falls_by_one_factor_is_a_setting_and_no_shift(tmp_path: Pat
             optimizer, factor=0.5, patience=0, threshold=10.0, threshold_mode="abs"
         )
         x = torch.randn(4, 3)
-
-        def step(_: int) -> None:
+        for _ in recorded_steps(debugger, model):
             loss = model(x).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             plateau.step(loss.item())
-
-        train(debugger, model, step)
 
     verdict = verdict_on(tmp_path, run, 0.02, 0.01)
     assert verdict["class"] == "optimizer_setting", verdict["sentence"]
@@ -339,8 +307,7 @@ def match(debugger: PrecisionDebugger, is_converted: bool) -> None:
     """Hold each box against the result that the program finds nearest, by no recorded call."""
     model = nn.Linear(4, 2)
     x, boxes = torch.randn(6, 4), torch.rand(3, 2)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         corners = boxes
         if is_converted:
             start, size = boxes[:, :1], boxes[:, 1:]
@@ -351,8 +318,6 @@ def match(debugger: PrecisionDebugger, is_converted: bool) -> None:
             cost = torch.cdist(goal, made)[None] - 1
             nearest = torch.stack([torch.tensor(each.numpy().argmin(1).tolist()) for each in cost])
         functional.l1_loss(made[nearest[0]], goal).backward()
-
-    train(debugger, model, step)
 
 
 def test_a_number_that_the_program_makes_of_other_values_is_not_what_they_come_from(
@@ -367,10 +332,9 @@ def test_a_number_that_the_program_makes_of_other_values_is_not_what_they_come_f
 def with_another_term(debugger: PrecisionDebugger, change: str | None) -> None:
     """A term of the loss in float32, of what a model computes in bfloat16 under autocast."""
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     inputs, labels = torch.randn(3, 16, 8), torch.randint(0, 4, (3, 16))
 
-    def step(number: int) -> None:
+    def loss(number: int) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             scores = model(inputs[number]).float()
         loss = functional.cross_entropy(scores, labels[number])
@@ -378,11 +342,9 @@ def with_another_term(debugger: PrecisionDebugger, change: str | None) -> None:
             loss = loss + 1e-3 * scores.logsumexp(-1).square().mean()
         if change == "rewritten":
             loss = -scores.log_softmax(-1)[torch.arange(16), labels[number]].mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return loss
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.AdamW(model.parameters(), 1e-3), loss, zero_first=False)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -401,8 +363,7 @@ def settled_late(debugger: PrecisionDebugger, change: str | None) -> None:
     model = nn.Linear(4, 2)
     betas = (0.9, 0.9 if change == "beta2" else 0.98)
     optimizer = torch.optim.RAdam(model.parameters(), betas=betas)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         torch.manual_seed(number)
         model(torch.randn(3, 4)).square().mean().backward()
         if change == "elements":
@@ -411,8 +372,6 @@ def settled_late(debugger: PrecisionDebugger, change: str | None) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -429,16 +388,13 @@ def test_what_only_the_optimizer_shows(
 def noising(debugger: PrecisionDebugger, change: str | None) -> None:
     """The program adds noise to its batch."""
     model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     inputs = torch.randn(3, 5, 4)
     torch.manual_seed(2 if change else 1)
 
-    def step(number: int) -> None:
-        model(inputs[number] + torch.randn(5, 4)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(number: int) -> torch.Tensor:
+        return model(inputs[number] + torch.randn(5, 4)).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -451,8 +407,7 @@ def two_players(debugger: PrecisionDebugger, change: str | None) -> None:
     """Two models with an optimizer each, one of which trains against the other."""
     made, judge = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
     optimizers = [torch.optim.Adam(model.parameters(), 0.01) for model in (judge, made)]
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, [made, judge]):
         found = made(torch.randn(5, 2))
         optimizers[0].zero_grad()
         (judge(found.detach()) - judge(torch.randn(5, 4))).mean().backward()
@@ -461,8 +416,6 @@ def two_players(debugger: PrecisionDebugger, change: str | None) -> None:
         optimizers[1].zero_grad()
         judge(found).square().mean().backward()
         optimizers[1].step()
-
-    train(debugger, [made, judge], step)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -479,8 +432,7 @@ def stepping_aside(debugger: PrecisionDebugger, change: str | None) -> None:
     """The norm of the gradients is computed by hand; they are cleared before, or not."""
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         if not change:
             optimizer.zero_grad()
         model(torch.randn(5, 4)).square().mean().backward()
@@ -488,8 +440,6 @@ def stepping_aside(debugger: PrecisionDebugger, change: str | None) -> None:
         for each in model.parameters():
             each.grad.mul_(1 / (1 + float(norm)))
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -505,12 +455,10 @@ def with_a_temperature(debugger: PrecisionDebugger, change: str | None) -> None:
     if not change:
         optimizer.add_param_group({"params": [scale]})
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
-        (model(torch.randn(5, 4)) * scale.exp()).square().mean().backward()
-        optimizer.step()
+    def loss(_: int) -> torch.Tensor:
+        return (model(torch.randn(5, 4)) * scale.exp()).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, loss)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -575,14 +523,11 @@ def test_calls_that_are_made_earlier_on_one_side(tmp_path: Path, level: str) -> 
     def run(debugger: PrecisionDebugger, change: str | None) -> None:
         torch.manual_seed(2)
         model = ResidualNormedBehind() if change else Residual()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-        def step(_: int) -> None:
-            model(torch.randint(0, 9, (4, 3))).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        def loss(_: int) -> torch.Tensor:
+            return model(torch.randint(0, 9, (4, 3)))
 
-        train(debugger, model, step)
+        fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
     verdict = verdict_on(tmp_path, run, "behind", level=level)
     assert verdict["class"] in ("call", "order"), verdict["sentence"]
@@ -594,18 +539,15 @@ def test_a_call_given_what_another_was_given_is_no_other_batch(tmp_path: Path, l
     def run(debugger: PrecisionDebugger, change: str | None) -> None:
         torch.manual_seed(2)
         model = nn.Linear(3, 2)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
         rays = torch.randn(8, 3)
 
-        def step(_: int) -> None:
+        def loss(_: int) -> torch.Tensor:
             unit = functional.normalize(rays)
             points = 2 * (rays if change else unit)[:, None]
-            (model(points).squeeze(1) * unit[:, :2]).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            return (model(points).squeeze(1) * unit[:, :2]).square().mean()
 
-        train(debugger, model, step)
+        fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
     verdict = verdict_on(tmp_path, run, "not normalized", level=level)
     assert verdict["class"] == "argument", verdict["sentence"]
@@ -644,14 +586,11 @@ def test_a_call_between_modules_that_are_called_in_another_order(
     def run(debugger: PrecisionDebugger, change: str | None) -> None:
         torch.manual_seed(2)
         model = GatedByTheSecond() if change else GatedByTheFirst()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-        def step(_: int) -> None:
-            model(torch.randn(4, 8)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        def loss(_: int) -> torch.Tensor:
+            return model(torch.randn(4, 8)).square().mean()
 
-        train(debugger, model, step)
+        fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
     verdict = verdict_on(tmp_path, run, "gate", level=level)
     assert "only the" not in verdict["sentence"], verdict["sentence"]
@@ -693,14 +632,11 @@ def test_a_further_parameter_that_is_clipped_too_is_no_other_clipping(
         optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), 0.1)
         torch.manual_seed(3)
         x = torch.randn(8, 4)
-
-        def step(_: int) -> None:
+        for _ in recorded_steps(debugger, model):
             model(x).square().mean().backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             optimizer.step()
             optimizer.zero_grad()
-
-        train(debugger, model, step)
 
     verdict = verdict_on(tmp_path, run, "head", level=level)
     assert verdict["class"] != "clipping", verdict["sentence"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from builders.two_runs import verdict_on
+from builders.two_runs import recorded_steps, verdict_on
 from msprobe.pytorch import PrecisionDebugger
 
 pytestmark = [pytest.mark.torch]
@@ -43,13 +43,11 @@ class Decoder(nn.Module):
 def generate(debugger: PrecisionDebugger, option: dict[str, Any]) -> None:
     model = Decoder(**{"is_cached": True, "scale": WIDTH**-0.5} | option)
     words = torch.randint(0, WORDS, (2, 6))
-    debugger.start(model)
-    with torch.no_grad():
-        for _ in range(3):
-            given = words if model.past is None else words[:, -1:]
-            words = torch.cat([words, model(given).argmax(-1, keepdim=True)], 1)
-    debugger.stop()
-    debugger.step()
+    for _ in recorded_steps(debugger, model, 1):
+        with torch.no_grad():
+            for _ in range(3):
+                given = words if model.past is None else words[:, -1:]
+                words = torch.cat([words, model(given).argmax(-1, keepdim=True)], 1)
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
@@ -84,11 +82,9 @@ class Attention(nn.Module):
 
 def infer(debugger: PrecisionDebugger, option: tuple[float, float]) -> None:
     model = Attention(*option)
-    debugger.start(model)
-    with torch.no_grad():
-        model(torch.randint(0, WORDS, (2, 6)))
-    debugger.stop()
-    debugger.step()
+    for _ in recorded_steps(debugger, model, 1):
+        with torch.no_grad():
+            model(torch.randint(0, WORDS, (2, 6)))
 
 
 @pytest.mark.parametrize("least", [-1e4, -1e9, torch.finfo(torch.float32).min])
@@ -117,11 +113,9 @@ def test_what_is_kept_beside_equal_results_is_no_difference(tmp_path: Path, leve
     def run(debugger: PrecisionDebugger, option: bool) -> None:
         model = Result(keeps=option)
         x = torch.randn(2, 5, WIDTH)
-        debugger.start(model)
-        with torch.no_grad():
-            model(x)["found"].argmax(-1)
-        debugger.stop()
-        debugger.step()
+        for _ in recorded_steps(debugger, model, 1):
+            with torch.no_grad():
+                model(x)["found"].argmax(-1)
 
     verdict = verdict_on(tmp_path, run, change=True, base=False, level=level)
 

@@ -14,9 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from msprobe.capture.session import reset_session  # noqa: E402
-from msprobe.compare.options import CompareOptions  # noqa: E402
-from msprobe.compare.run import run_comparison  # noqa: E402
+from builders.two_runs import recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
@@ -70,32 +68,17 @@ class Model(nn.Module):
         return y.squeeze(-1)
 
 
-def record(folder: Path, options: Mapping[str, Any], level: str) -> Path:
-    torch.manual_seed(1)
-    reset_session()
+def program(debugger: PrecisionDebugger, options: Mapping[str, Any]) -> None:
     model = Model(options)
     if options.get("frozen"):
         model.first.mixed.weight.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    debugger = PrecisionDebugger(dump_path=str(folder), task="statistics", level=level)
     tokens = torch.arange(4 * LENGTH).view(4, LENGTH).mul(7) % 11
-    for _ in range(2):
-        debugger.start(model)
+    for _ in recorded_steps(debugger, model, 2):
         optimizer.zero_grad()
         loss = model(tokens).square().mean()
         (loss * 2 if options.get("twice") else loss).backward()
         optimizer.step()
-        debugger.stop()
-        debugger.step()
-    reset_session()
-    return folder
-
-
-def verdict_on(folder: Path, options: Mapping[str, Any], level: str) -> dict[str, Any]:
-    target = record(folder / "target", {"is_other": True, **options}, level)
-    reference = record(folder / "reference", {}, level)
-    verdict: dict[str, Any] = run_comparison(target, reference, CompareOptions()).summary["verdict"]
-    return verdict
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -113,7 +96,7 @@ def verdict_on(folder: Path, options: Mapping[str, Any], level: str) -> dict[str
 def test_a_mask_made_by_other_calls_hides_no_fault(
     tmp_path: Path, options: dict[str, Any], kind: str, words: str, level: str
 ) -> None:
-    verdict = verdict_on(tmp_path, options, level)
+    verdict = verdict_on(tmp_path, program, {"is_other": True, **options}, {}, level)
 
     assert verdict["class"] == kind, verdict["sentence"]
     assert words in verdict["sentence"]
@@ -121,7 +104,7 @@ def test_a_mask_made_by_other_calls_hides_no_fault(
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
 def test_a_mask_that_hides_other_places_is_named(tmp_path: Path, level: str) -> None:
-    verdict = verdict_on(tmp_path, {"seen": 1}, level)
+    verdict = verdict_on(tmp_path, program, {"is_other": True, "seen": 1}, {}, level)
 
     assert verdict["class"] in {"call", "argument"}, verdict["sentence"]
     assert any(word in verdict["sentence"] for word in ("triu", "where", "__sub__", "masked_fill"))

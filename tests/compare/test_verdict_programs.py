@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import compared, train, verdict_on  # noqa: E402
+from builders.two_runs import compared, fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = [pytest.mark.torch]
@@ -36,7 +36,8 @@ def asked_again(debugger: PrecisionDebugger, option: dict[str, Any] | None) -> N
         found.backward()
         return found
 
-    train(debugger, model, lambda _: optimizer.step(loss))
+    for _ in recorded_steps(debugger, model):
+        optimizer.step(loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -61,14 +62,11 @@ def cut_out(debugger: PrecisionDebugger, option: tuple[int, int]) -> None:
     seed, width = option
     np.random.seed(seed)  # noqa: NPY002
     model, batch = nn.Linear(24, 1), torch.randn(4, 24)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         start = np.random.randint(0, 12)  # noqa: NPY002
         x = batch.clone()
         x[:, start : start + width] = 0
         model(x).square().mean().backward()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +111,8 @@ class Block(nn.Module):
 def positioned(debugger: PrecisionDebugger, scale: float | None) -> None:
     model, batch = Block(scale), torch.randn(4, 3)
 
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         model(batch).square().mean().backward()
-
-    train(debugger, model, step)
 
 
 def test_a_tensor_that_one_side_gives_alone_is_blamed_for_its_effect_only(tmp_path: Path) -> None:
@@ -129,20 +125,17 @@ def test_a_tensor_that_one_side_gives_alone_is_blamed_for_its_effect_only(tmp_pa
 
 def inner_steps(debugger: PrecisionDebugger, count: int) -> None:
     model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x, later = torch.randn(4, 3), torch.randn(4, 3)
 
-    def step(_: int) -> None:
+    def loss(_: int) -> Tensor:
         weights = dict(model.named_parameters())
         for _ in range(count):
             loss = torch.func.functional_call(model, weights, (x,)).square().mean()
             gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
             weights = {n: w - 0.1 * g for (n, w), g in zip(weights.items(), gradients, strict=True)}
-        torch.func.functional_call(model, weights, (later,)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return torch.func.functional_call(model, weights, (later,)).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 def test_an_inner_step_too_few_is_no_micro_batch(tmp_path: Path) -> None:
@@ -164,8 +157,7 @@ def delayed(debugger: PrecisionDebugger, every: int) -> None:
     actor = torch.optim.SGD(agent.actor.parameters(), 0.1)
     critic = torch.optim.SGD(agent.critic.parameters(), 0.1)
     state, action = torch.randn(4, 3), torch.randn(4, 2)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, agent):
         critic.zero_grad()
         agent.critic(torch.cat([state, action], 1)).square().mean().backward()
         critic.step()
@@ -173,8 +165,6 @@ def delayed(debugger: PrecisionDebugger, every: int) -> None:
             actor.zero_grad()
             (-agent.critic(torch.cat([state, agent.actor(state)], 1)).mean()).backward()
             actor.step()
-
-    train(debugger, agent, step)
 
 
 def test_a_further_optimizer_explains_further_calls_of_the_model(tmp_path: Path) -> None:
@@ -186,18 +176,15 @@ def test_a_further_optimizer_explains_further_calls_of_the_model(tmp_path: Path)
 
 def part_alone(debugger: PrecisionDebugger, penalty: bool) -> None:
     model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     words = torch.randint(10, (4, 3))
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
+    def loss(_: int) -> Tensor:
         loss = model(words).square().mean()
         if penalty:
             loss = loss + model[0](words[:, 0]).square().sum()
-        loss.backward()
-        optimizer.step()
+        return loss
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 def test_a_part_that_is_called_by_itself_is_no_call_of_the_model(tmp_path: Path) -> None:
@@ -220,7 +207,8 @@ class Ordered(nn.Module):
 def ordered(debugger: PrecisionDebugger, early: bool) -> None:
     model = Ordered(early)
     x = torch.randn(2, 3, 9)
-    train(debugger, model, lambda _: model(x).square().mean().backward())
+    for _ in recorded_steps(debugger, model):
+        model(x).square().mean().backward()
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -237,12 +225,9 @@ def test_two_calls_in_another_order(tmp_path: Path, level: str) -> None:
 def broadcast(debugger: PrecisionDebugger, flat: bool) -> None:
     model = nn.Linear(3, 1)
     x, y = torch.randn(6, 3), torch.randn(6, 1)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         goal = y * 2
         functional.l1_loss(model(x), goal.squeeze(-1) if flat else goal).backward()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
@@ -260,13 +245,10 @@ def rewarded(debugger: PrecisionDebugger, option: str) -> None:
         reward = reward * 5
     elif option == "weights":
         weights = weights + 0.1
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         rows = torch.arange(4) + 4 * number
         loss = (model(x[rows]) - reward[rows, None]).abs()
         (weights * loss).mean().backward()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize(("option", "kind"), [("reward", "data"), ("weights", "argument")])
@@ -283,14 +265,11 @@ def clipped(debugger: PrecisionDebugger, forgets: bool) -> None:
     trained = list(model[0].parameters()) if forgets else list(model.parameters())
     optimizer = torch.optim.SGD(trained, 0.1)
     x = torch.randn(4, 3)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         model.zero_grad()
         (model(x) - 3).square().mean().backward()
         nn.utils.clip_grad_norm_(trained, 0.1)
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 def test_what_the_optimizer_lacks_is_not_clipped(tmp_path: Path) -> None:
@@ -306,12 +285,7 @@ def hidden(debugger: PrecisionDebugger, activation: nn.Module) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x = torch.randn(4, 3)
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
-        (model(x) - 1).square().mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda _: (model(x) - 1).square().mean())
 
 
 def test_a_call_whose_result_meets_zeros_is_named_in_its_first_step(tmp_path: Path) -> None:
@@ -334,7 +308,8 @@ class Masked(nn.Module):
 def masked(debugger: PrecisionDebugger, dtype: torch.dtype) -> None:
     model = Masked()
     x, mask = torch.randn(4, 3), torch.tensor([[1, 0, 1]]).to(dtype)
-    train(debugger, model, lambda _: model(x, mask).square().mean().backward())
+    for _ in recorded_steps(debugger, model):
+        model(x, mask).square().mean().backward()
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -349,13 +324,10 @@ def averaged(debugger: PrecisionDebugger, rate: float) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     schedule = torch.optim.swa_utils.SWALR(optimizer, rate, anneal_epochs=2)
     x = torch.randn(4, 3)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         model(x).square().mean().backward()
         optimizer.step()
         schedule.step()
-
-    train(debugger, model, step)
 
 
 def test_a_rate_that_only_a_scheduler_reads_is_the_schedules(tmp_path: Path) -> None:
@@ -384,16 +356,14 @@ def detect(debugger: PrecisionDebugger, option: str) -> None:
         )
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, nesterov=True)
 
-    def step(_: int) -> None:
+    def loss(_: int) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=option == "bfloat16"):
             y = model(x)
         inside = torch.min(y.float(), goal).sum(1)
         found = (inside + 1e-6) / (goal.sum(1) + y.float().sum(1) - inside + 1e-6)
-        optimizer.zero_grad()
-        (-found.log()).mean().backward()
-        optimizer.step()
+        return (-found.log()).mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, loss)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -420,14 +390,11 @@ def by_other_kernels(debugger: PrecisionDebugger, option: tuple[bool, float, flo
     with torch.no_grad():
         # The gradient of the bias is the small sum of large terms.
         goal = model(x) - apart + apart.mean((0, 2), keepdim=True) * (1 - 1e-4)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         optimizer.zero_grad()
         with torch.backends.mkldnn.flags(enabled=option[0]):
             (model(x) - goal).square().sum().backward()
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
@@ -456,7 +423,8 @@ class Field(nn.Module):
 def fields(debugger: PrecisionDebugger, swaps: bool) -> None:
     model = Field(swaps)
     time, place = torch.rand(6, 1), torch.randn(6, 1)
-    train(debugger, model, lambda _: model(time, place).square().mean().backward())
+    for _ in recorded_steps(debugger, model):
+        model(time, place).square().mean().backward()
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -490,16 +458,13 @@ class Averaged(nn.Module):
 
 def averages(debugger: PrecisionDebugger, option: str) -> None:
     model = Averaged(option)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> Tensor:
         if option == "eval" and number:
             model.eval()
-        optimizer.zero_grad()
-        model(torch.rand(8, 4)).square().mean().backward()
-        optimizer.step()
+        return model(torch.rand(8, 4)).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -546,17 +511,14 @@ class Keys(nn.Module):
 
 def keys(debugger: PrecisionDebugger, is_moved: bool) -> None:
     model = Keys()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-    def step(_: int) -> None:
+    def loss(_: int) -> Tensor:
         if is_moved:
             for own, other in zip(model.query.parameters(), model.key.parameters(), strict=True):
                 other.data = other.data * 0.9 + own.data * 0.1
-        optimizer.zero_grad()
-        model(torch.rand(8, 4)).square().mean().backward()
-        optimizer.step()
+        return model(torch.rand(8, 4)).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -581,8 +543,7 @@ def denoise(debugger: PrecisionDebugger, option: str) -> None:
     head = nn.Linear(8, 4)
     scales = torch.linspace(0.1, 1, 20)
     data = torch.rand(4, 6, 4)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         for micro in range(2):
             x = data[2 * (number % 2) + micro]
             noise = torch.randn(6, 4)
@@ -594,8 +555,6 @@ def denoise(debugger: PrecisionDebugger, option: str) -> None:
             noisy = x + scales[place][:, None] * noise
             found = model(torch.cat([noisy, place[:, None] / 20], 1))
             (head(found) - noise).square().mean().backward()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -623,14 +582,11 @@ def jittered(debugger: PrecisionDebugger, option: str) -> None:
     data = torch.linspace(-1, 1, 90).view(3, 6, 5)
     if option == "data":
         data[1, 2, 3] = 4
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         noise = torch.randn(6, 5)
         if option == "draw":
             torch.rand(1)
         model(data[number] + (noise * 0.1).clamp(-0.2, 0.2)).square().mean().backward()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -655,13 +611,10 @@ def two_schedules(debugger: PrecisionDebugger, factor: float) -> None:
     parts = [model[0], model[1:]]
     optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in parts]
     schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, factor) for each in optimizers]
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         model(torch.rand(6, 4)).square().mean().backward()
         for each in (*optimizers, *schedulers):
             each.step()
-
-    train(debugger, model, step)
 
 
 def test_a_rate_of_two_optimizers_is_told_of_the_parameters_of_both(tmp_path: Path) -> None:
@@ -688,7 +641,8 @@ def quantised(debugger: PrecisionDebugger, is_straight: bool) -> None:
             return found.square().mean() + commitment  # type: ignore[no-any-return]
 
     model, x = Quantised(), torch.rand(8, 4)
-    train(debugger, model, lambda _: model(x).backward())
+    for _ in recorded_steps(debugger, model):
+        model(x).backward()
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -707,8 +661,7 @@ def sure(debugger: PrecisionDebugger, is_by_hand: bool) -> None:
     with torch.no_grad():
         model.bias += torch.tensor([14.0, 0, 0, 0, 0])
     x, labels = torch.rand(8, 6), torch.zeros(8, dtype=torch.long)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         found = model(x)
         loss = (
             (torch.logsumexp(found, 1) - found[:, 0]).mean()
@@ -716,8 +669,6 @@ def sure(debugger: PrecisionDebugger, is_by_hand: bool) -> None:
             else functional.cross_entropy(found, labels)
         )
         loss.backward()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -756,16 +707,13 @@ def in_a_style(debugger: PrecisionDebugger, option: dict[str, Any]) -> None:
         p=option.get("p", 0.0),
         slope=option.get("slope", 0.1),
     )
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     x, labels = torch.randn(4, 3, 8, 8), torch.arange(4)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
+    def loss(number: int) -> Tensor:
         smoothing = option.get("smoothing", 0.0)
-        functional.cross_entropy(model(x), labels, label_smoothing=smoothing).backward()
-        optimizer.step()
+        return functional.cross_entropy(model(x), labels, label_smoothing=smoothing)
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.05, momentum=0.9), loss)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -793,11 +741,9 @@ def test_modules_of_one_side_are_not_blamed_for_what_others_do(
 def broken_off(debugger: PrecisionDebugger, option: int) -> None:
     model = nn.Linear(4, 2)
 
-    def step(number: int) -> None:
-        model(torch.ones(1, 4 + (number == option))).sum().backward()
-
     with suppress(RuntimeError):
-        train(debugger, model, step)
+        for number in recorded_steps(debugger, model):
+            model(torch.ones(1, 4 + (number == option))).sum().backward()
     debugger.stop()
     debugger.step()
 
@@ -817,15 +763,12 @@ def test_whole_runs_are_not_said_to_break_off(tmp_path: Path) -> None:
 def over_the_count(debugger: PrecisionDebugger, is_summed: bool) -> None:
     model = nn.Linear(4, 3)
     x, labels = torch.randn(6, 4), torch.arange(6) % 3
-
-    def step(number: int) -> None:
+    for _ in recorded_steps(debugger, model):
         if is_summed:
             loss = functional.cross_entropy(model(x), labels, reduction="sum") / len(labels)
         else:
             loss = functional.cross_entropy(model(x), labels)
         loss.backward()
-
-    train(debugger, model, step)
 
 
 def test_a_loss_by_other_calls_is_the_same_without_facts(tmp_path: Path) -> None:
@@ -855,7 +798,8 @@ def even_out(debugger: PrecisionDebugger, approximate: str) -> None:
 
     model = Whole().eval()
     with torch.no_grad():
-        train(debugger, model, lambda _: model(torch.linspace(-1, 1, 16).view(2, 8)))
+        for _ in recorded_steps(debugger, model):
+            model(torch.linspace(-1, 1, 16).view(2, 8))
 
 
 def test_equal_results_tell_what_makes_the_values_before_them_differ(tmp_path: Path) -> None:
@@ -885,7 +829,8 @@ def residual(debugger: PrecisionDebugger, options: dict[str, Any]) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         return total
 
-    train(debugger, model, lambda _: optimizer.step(loss))
+    for _ in recorded_steps(debugger, model):
+        optimizer.step(loss)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -919,14 +864,11 @@ class Biased(nn.Module):
 
 def biased(debugger: PrecisionDebugger, is_added: bool) -> None:
     model = Biased(is_added)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-    def step(_: int) -> None:
-        (model(torch.tensor([0, 2, 4])) - 1).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(_: int) -> Tensor:
+        return (model(torch.tensor([0, 2, 4])) - 1).square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss, zero_first=False)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -943,17 +885,13 @@ def test_a_call_with_zeros_is_named_by_the_gradient_that_it_gives(
 def recurrent(debugger: PrecisionDebugger, dtype: Any) -> None:
     """A network whose kernel computes in the type of autocast, and hands float32 back."""
     model = nn.GRU(6, 5)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x = torch.linspace(-1, 1, 72).view(4, 3, 6)
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
+    def loss(_: int) -> Tensor:
         with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
-            found = model(x)[0].float().square().mean()
-        found.backward()
-        optimizer.step()
+            return model(x)[0].float().square().mean()
 
-    train(debugger, model, step)
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -981,8 +919,7 @@ def sharing(debugger: PrecisionDebugger, dtype: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     # Exact in bfloat16, as is the sum of the first row, but not that of the second.
     weights = 1 + torch.arange(2).view(2, 1, 1) * torch.arange(16).view(16, 1) / 128
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         optimizer.zero_grad()
         batches = torch.linspace(-1, 1 + number, 160).view(2, 16, 5)
         for x, weight in zip(batches, weights, strict=True):
@@ -990,8 +927,6 @@ def sharing(debugger: PrecisionDebugger, dtype: Any) -> None:
                 found = model(x)
             (found.float() * weight).sum().backward()
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -1022,8 +957,7 @@ class Matching(nn.Module):
 def matching(debugger: PrecisionDebugger, dtype: Any) -> None:
     model = Matching(dtype)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         optimizer.zero_grad()
         for x in torch.linspace(-1, 1 + number, 64).view(2, 8, 4):
             first, second = model(x)
@@ -1033,8 +967,6 @@ def matching(debugger: PrecisionDebugger, dtype: Any) -> None:
             loss = nn.functional.cross_entropy(first.float(), target)
             (loss + second.float().square().mean()).backward()
         optimizer.step()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -1069,12 +1001,7 @@ def densities(debugger: PrecisionDebugger, by_hand: bool) -> None:
     model = Density(by_hand=by_hand)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
 
-    def step(_: int) -> None:
-        optimizer.zero_grad()
-        model(torch.randn(4, 6)).float().mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda _: model(torch.randn(4, 6)).float().mean())
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -1086,13 +1013,10 @@ def test_backward_records_of_calls_that_are_no_partners(tmp_path: Path, level: s
 
 def sampled(debugger: PrecisionDebugger, temperature: float) -> None:
     model = nn.Linear(3, 4)
-
-    def step(_: int) -> None:
+    for _ in recorded_steps(debugger, model):
         with torch.no_grad():
             scores = model(torch.eye(3)) * 9
             torch.multinomial((scores / temperature).softmax(-1), 1).add(1)
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])
@@ -1135,15 +1059,12 @@ def flipped(debugger: PrecisionDebugger, flips: bool) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     samples = torch.randn(24, 3, 8)
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         for half in range(2):
             x = samples[8 * number + 4 * half :][:4] / 2
             model(x.flip(-1) if flips else x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-
-    train(debugger, model, step)
 
 
 @pytest.mark.parametrize("flips", [True, False])

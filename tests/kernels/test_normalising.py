@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import struct
 
 import numpy as np
 import pytest
 
+from builders.csv_files import csv_rows
 from builders.kernel_binaries import Value, write
 from msprobe.dump.kernel_files import find_kernel_folders
 from msprobe.kernels.normalising import Wanted, clear_kernel_dump, normalise, read_code
@@ -41,11 +41,6 @@ def folder(tmp_path):
     return found
 
 
-def table(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def types(folder):
     return sorted(path.name.partition(".")[0] for path in folder.directory.glob("*.npy"))
 
@@ -53,7 +48,7 @@ def types(folder):
 def test_everything_is_listed_in_order(folder):
     done = normalise(folder, Wanted())
     assert (done.kernels, done.values, done.overflowing, done.notes) == (3, 5, [], [])
-    rows = table(folder.directory / "kernel_index.csv")
+    rows = csv_rows(folder.directory / "kernel_index.csv")
     assert [(row["Order"], row["Full Name"], row["IO"]) for row in rows] == [
         ("0", NAMES[0], "input"),
         ("0", NAMES[0], "output"),
@@ -68,7 +63,7 @@ def test_everything_is_listed_in_order(folder):
 def test_statistics_replace_tensors(folder):
     normalise(folder, Wanted(statistics=True, checksums=True))
     assert types(folder) == []
-    rows = table(folder.directory / "statistic.csv")
+    rows = csv_rows(folder.directory / "statistic.csv")
     assert [row["Op Name"] for row in rows] == [*np.repeat(NAMES, 2), "fc1_weight"]
     assert (rows[1]["NaN Count"], rows[1]["Positive Inf Count"]) == ("1", "1")
     assert float(rows[0]["L2Norm Value"]) == pytest.approx(5**0.5)
@@ -76,7 +71,7 @@ def test_statistics_replace_tensors(folder):
         "Float32", "(2)", "8",
     )  # fmt: skip
     assert {len(row["MD5"]) for row in rows} == {8}
-    index = table(folder.directory / "kernel_index.csv")
+    index = csv_rows(folder.directory / "kernel_index.csv")
     assert {(row["File"], row["Shape"]) for row in index} == {("", "(2)")}
 
 
@@ -102,7 +97,7 @@ def test_elements_are_counted_by_kind(folder, values, counts):
     place = next(folder.directory.glob("ReLU.*output*"))
     np.save(place, values)
     normalise(folder, Wanted(statistics=True))
-    row = table(folder.directory / "statistic.csv")[3]
+    row = csv_rows(folder.directory / "statistic.csv")[3]
     assert row["Op Type"] == "ReLU"
     assert tuple(int(row[name]) for name in COUNTS) == counts
 
@@ -152,7 +147,7 @@ def test_a_damaged_graph_only_lacks_sources(folder):
         "      # In file train.py:5, 1~2/    x/\n"
     )
     normalise(folder, Wanted(), read_code(folder))
-    rows = table(folder.directory / "kernel_index.csv")
+    rows = csv_rows(folder.directory / "kernel_index.csv")
     assert [row["Source"] for row in rows] == ["train.py:5", "train.py:5", "", "", "train.py:5"]
 
 

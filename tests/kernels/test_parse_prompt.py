@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from builders.csv_files import csv_rows
 from builders.kernel_binaries import Value, write
 from msprobe.cli import main
 
@@ -43,8 +43,7 @@ def kernel(folder, task, when, array, name="MatMul.net_fc1_MatMul-op0"):
 
 def rows_of(folder):
     (path,) = Path(folder).glob("batch_compare_*.csv")
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(path, "utf-8-sig")
 
 
 def test_cad_sorts_converted_files_by_operation_and_time(typed):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mindspore
+from builders.csv_files import csv_rows
 from mindspore import Tensor, nn, ops
 from msprobe.capture.session import reset_session
 from msprobe.errors import ConfigError, UsageError
@@ -47,8 +48,7 @@ def test_gradients_of_an_optimizer_are_recorded(tmp_path):
     folder = tmp_path / "dump" / "rank0"
     names = ["grad_summary_0.csv", "grad_summary_1.csv", "step0", "step1"]
     assert sorted(one.name for one in folder.iterdir()) == names
-    with (folder / "grad_summary_1.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(folder / "grad_summary_1.csv")
     assert [row["param_name"] for row in rows] == [one.name for one in net.trainable_params()]
     assert [float(row["max"]) for row in rows] == [float(one.max()) for one in seen[1]]
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import socket
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from builders.csv_files import csv_rows
 from builders.warm_python import run_warm
 from msprobe import open_dump
 from msprobe.capture.session import reset_session
@@ -77,11 +77,6 @@ def statistics(tmp_path_factory):
     return folder / "dump", result
 
 
-def table(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.parametrize("task", ["tensors", "statistics"])
 def test_losses_and_weights_are_the_same_to_the_bit(request, task):
     assert request.getfixturevalue(task)[1] == plain("graph")
@@ -106,7 +101,7 @@ def test_each_kernel_computes_what_numpy_computes(tensors):
 
 def test_statistics_are_those_of_the_tensors(tensors, statistics):
     folders = {folder.step: folder for folder in find_kernel_folders(tensors[0])}
-    rows = table(folder_of(statistics[0], 3) / "statistic.csv")
+    rows = csv_rows(folder_of(statistics[0], 3) / "statistic.csv")
     stored = {
         (value.op_name, value.io, value.index): np.load(value.path)
         for value in read_kernel_values(folders[3])
@@ -139,7 +134,7 @@ def folder_of(dump, step):
 
 def test_the_index_names_operators_in_order_with_their_source(tensors):
     folder = folder_of(tensors[0], 1)
-    rows = table(folder / "kernel_index.csv")
+    rows = csv_rows(folder / "kernel_index.csv")
     order = (tensors[0] / "rank_0/execution_order/ms_execution_order_graph_0.csv").read_text()
     listed = order.split()[1:]
     kernels = list(dict.fromkeys(row["Full Name"] for row in rows if "/" in row["Full Name"]))
@@ -160,7 +155,7 @@ def test_kernels_know_their_calls(tensors):
 
 def test_code_mapping_of_a_real_dump(tensors, tmp_path):
     done = map_code(tensors[0] / "rank_0" / "graphs", tensors[0], tmp_path)
-    rows = table(done.written[0])
+    rows = csv_rows(done.written[0])
     assert len(rows) == done.values == len(list(tensors[0].rglob("Net/**/*.npy")))
     unmapped = {row["File Path"].rpartition("/")[2].split(".")[1] for row in rows
                 if not row["Scope Name"]}  # fmt: skip
@@ -210,7 +205,7 @@ def test_long_names_are_resolved(tmp_path):
     assert done.returncode == 0, done.stderr
     folder = folder_of(tmp_path / "dump", 0)
     assert (folder / "mapping.csv").is_file()
-    rows = [row for row in table(folder / "kernel_index.csv") if row["Name"].startswith("Tanh.")]
+    rows = [row for row in csv_rows(folder / "kernel_index.csv") if row["Name"].startswith("Tanh.")]
     assert [row["IO"] for row in rows] == ["input", "output"]
     for row in rows:
         assert "a" * 240 in row["Full Name"]

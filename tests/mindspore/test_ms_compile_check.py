@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from nets import random
 
 import mindspore as ms
+from builders.csv_files import csv_rows
 from mindspore import Tensor, nn, ops
 from msprobe.mindspore import PrecisionChecker
 
@@ -99,8 +99,7 @@ def test_a_cell_that_is_wrong_when_compiled_is_named(
     assert "differ from eager; first: blocks.1" in next(iter(result.lines()))
     path = tmp_path / "check.csv"
     PrecisionChecker().report(result, path)
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(path)
     assert [row["status"] for row in rows].count("FAIL") == len(result.failures)
     forward = next(row for row in result.failures if row.check_type == "forward")
     assert forward.ratio is not None

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from nets import random
 
 import mindspore as ms
+from builders.csv_files import csv_rows
 from mindspore import Tensor, mint, nn, ops
 from msprobe.errors import UnsupportedError, UsageError
 from msprobe.mindspore import live_compare
@@ -68,8 +68,7 @@ def train(steps: int = 1, mul: Callable[..., Tensor] | None = None, **arguments:
 
 
 def faults(check: Any) -> list[dict[str, str]]:
-    with check.table_path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["faults"] != "0"]
+    return [row for row in csv_rows(check.table_path) if row["faults"] != "0"]
 
 
 def test_a_healthy_net_has_no_finding_and_trains_to_the_same_bits(tmp_path: Path) -> None:
@@ -82,8 +81,7 @@ def test_a_healthy_net_has_no_finding_and_trains_to_the_same_bits(tmp_path: Path
     results = check.results
     assert results.steps == 2
     assert results.left_out["an error of msprobe"] == 0
-    with check.table_path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(check.table_path)
     judged = {(row["operator"], row["direction"], row["module"]) for row in rows if row["verdict"]}
     for direction in ("forward", "backward"):
         assert ("Mint.sigmoid", direction, "Net") in judged
@@ -169,8 +167,10 @@ def test_a_wrong_gradient_is_named_by_the_place_of_the_forward_call(
 
 def test_calls_are_chosen_by_name_module_and_number(tmp_path: Path) -> None:
     check, _ = train(dump_path=tmp_path / "a", operators=["Mint.*"], modules=["Net"])
-    with check.table_path.open(newline="") as file:
-        assert {row["operator"] for row in csv.DictReader(file)} == {"Mint.sigmoid", "Mint.matmul"}
+    assert {row["operator"] for row in csv_rows(check.table_path)} == {
+        "Mint.sigmoid",
+        "Mint.matmul",
+    }
     assert check.results.left_out["not asked for"] > 0
     check, _ = train(3, dump_path=tmp_path / "b", operators=["sigmoid"], max_calls=1)
     assert check.results.left_out["not in the sample"] == 2

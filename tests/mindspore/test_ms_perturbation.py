@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from nets import random
 
 import mindspore as ms
+from builders.csv_files import csv_rows
 from mindspore import Tensor, nn, ops
 from msprobe.errors import ConfigError
 from msprobe.mindspore import PrecisionDebugger
@@ -45,8 +45,7 @@ def perturbed(folder: Path, run: Callable[[], Any], **keys: Any) -> list[dict[st
     run()
     debugger.stop()
     debugger.step()
-    with (folder / "out" / "rank" / "free_benchmark.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(folder / "out" / "rank" / "free_benchmark.csv")
 
 
 def calls(folder: Path) -> list[dict[str, Any]]:

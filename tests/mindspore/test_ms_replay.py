@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 import mindspore as ms
+from builders.csv_files import csv_rows
 from mindspore import Tensor, mint, ops
 from msprobe import open_dump
 from msprobe.checks.verify_dump import VerifiedDump, verify_dump
@@ -107,8 +107,7 @@ def test_a_recording_is_judged_checked_and_shown(tmp_path: Path, capsys) -> None
     words = ["-api_info", str(dump / "step0" / "rank" / "dump.json"), "-n", "0"]
     assert main(["-f", "mindspore", "run_ut", *words, "-o", str(tmp_path)]) == 1
     (details,) = tmp_path.glob("accuracy_checking_details_*.csv")
-    with details.open(encoding="utf-8-sig", newline="") as file:
-        status = {row["API Name"]: row["Status"] for row in csv.DictReader(file)}
+    status = {row["API Name"]: row["Status"] for row in csv_rows(details, "utf-8-sig")}
     assert status["Mint.matmul.0.forward.output.0"] == "error"
     assert status["Primitive.ReduceSum.0.forward.output.0"] == "pass"
 

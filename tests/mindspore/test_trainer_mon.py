@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 import mindspore
 import msprobe
+from builders.monitor_runs import config
 from mindspore import Tensor, amp, nn, ops
 from msprobe.errors import ConfigError, UnsupportedError
 from msprobe.mindspore import TrainerMon
@@ -39,12 +39,6 @@ class Net(nn.Cell):
         for layer in self.layers:
             x = ops.relu(layer(x))
         return self.head(x)
-
-
-def config(folder: Path, **keys: Any) -> Path:
-    path = folder / "monitor.json"
-    path.write_text(json.dumps({"output_dir": str(folder / "runs"), **keys}))
-    return path
 
 
 def trained(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from builders.csv_files import csv_rows
 from msprobe.cli import main
 from msprobe.errors import ConfigError, UsageError
 from msprobe.online.keys import read_keys, write_keys
@@ -76,8 +76,7 @@ def port_of(receiver: Receiver) -> int:
 def results(folder: Path) -> dict[str, list[dict[str, str]]]:
     found = {}
     for path in sorted(folder.rglob("accuracy_checking_result_*_rank0.csv")):
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            found[path.parent.name] = list(csv.DictReader(file))
+        found[path.parent.name] = csv_rows(path, "utf-8-sig")
     return found
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from builders.csv_files import csv_rows
 from builders.recordings import recording
 from builders.warm_python import run_warm
 from msprobe.pytorch import live_compare
@@ -58,8 +58,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_killed_run_keeps_what_was_found(task: str, tmp_path: Path) -> None:
     done = run_warm("-c", PROGRAM, tmp_path, task)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    with (tmp_path / "live" / "live_compare_rank0.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "live" / "live_compare_rank0.csv")
     assert {row["operator"] for row in rows} >= {"aten.log.default", "aten.mul.Tensor"}
     if task == "diff_check":
         (path,) = (tmp_path / "run").glob("diff_check_*.json")
@@ -67,8 +66,7 @@ def test_a_killed_run_keeps_what_was_found(task: str, tmp_path: Path) -> None:
         assert (finding["step"], finding["record"]) == (1, "Torch.mul.0.forward")
     else:
         (path,) = tmp_path.rglob("free_benchmark.csv")
-        with path.open(newline="") as file:
-            found = list(csv.DictReader(file))
+        found = csv_rows(path)
         assert [row["api_name"] for row in found] == ["Torch.log.0.forward"] * 2
 
 

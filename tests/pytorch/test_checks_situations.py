@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import threading
@@ -18,6 +17,7 @@ from families import differences
 from families.process_group import run_ranks
 from torch import Tensor, nn
 
+from builders.csv_files import csv_rows
 from builders.recordings import Recording, recording
 from msprobe.pytorch import live_compare
 
@@ -63,8 +63,11 @@ def findings(task: str, run: Recording) -> list[object]:
         (path,) = run.folder.glob("diff_check_*.json")
         found: list[object] = json.loads(path.read_text())["findings"]
         return found
-    with next(run.folder.rglob("free_benchmark.csv")).open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["severity"] != "note"]
+    return [
+        row
+        for row in csv_rows(next(run.folder.rglob("free_benchmark.csv")))
+        if row["severity"] != "note"
+    ]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

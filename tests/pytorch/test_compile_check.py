@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from builders.csv_files import csv_rows
 from msprobe.errors import UsageError
 from msprobe.pytorch import PrecisionChecker
 
@@ -110,8 +110,7 @@ def test_a_wrong_fusion_is_named_with_module_graph_operator_and_line(
     assert first.graph == f"graph 0: gelu (test_compile_check.py:{line})"
     assert {row.module_name for row in result.failures} == {"block"}
     checker.report(result, tmp_path / "check.csv")
-    with (tmp_path / "check.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "check.csv")
     assert list(rows[0])[:9] == [
         *("module_name", "check_type", "tensor_index", "status", "max_abs_diff", "mean_abs_diff"),
         *("max_rel_diff", "shape", "note"),

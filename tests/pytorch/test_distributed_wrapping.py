@@ -372,26 +372,35 @@ def scenario_coalescing_error(rank):
     return {"raised": raised, "events": recorder.events, "x": x.tolist()}
 
 
+def trained(rank, recorder, wrap):
+    """Return the losses and parameters of a training, which a recorder may watch."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    model = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    undo = hook_collectives(recorder) if recorder else lambda: None
+    losses = []
+    for step in range(3):
+        torch.manual_seed(step * 2 + rank)
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item().hex())
+    undo()
+    local = (p.to_local() if hasattr(p, "to_local") else p for p in model.parameters())
+    return losses, [p.detach().tolist() for p in local]
+
+
+def watched(rank, recorder, wrap):
+    """Return a training without the recorder, and with it."""
+    plain, observed = (trained(rank, one, wrap) for one in (None, recorder))
+    return {"plain": plain, "observed": observed, "events": recorder.events}
+
+
 def scenario_fsdp(rank):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-
-    def train(recorder):
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
-        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        undo = hook_collectives(recorder) if recorder else lambda: None
-        losses = []
-        for step in range(3):
-            torch.manual_seed(step * 2 + rank)
-            loss = model(torch.randn(4, 8)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item().hex())
-        undo()
-        return losses, [p.to_local().detach().tolist() for p in model.parameters()]
 
     class Names(Recorder):
         def begin(self, collective, args, kwargs):
@@ -401,33 +410,20 @@ def scenario_fsdp(rank):
         def end(self, token, result, *, completed, error=None):
             self.events.append(["end", token, completed])
 
-    recorder = Names()
-    return {"plain": train(None), "observed": train(recorder), "events": recorder.events}
+    return watched(
+        rank, Names(), lambda model: fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    )
 
 
 def scenario_ddp(rank):
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-    def train(recorder):
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    def wrap(model):
         model = torch.nn.parallel.DistributedDataParallel(model)
         model.register_comm_hook(None, allreduce_hook)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        undo = hook_collectives(recorder) if recorder else lambda: None
-        losses = []
-        for step in range(3):
-            torch.manual_seed(step * 2 + rank)
-            loss = model(torch.randn(4, 8)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item().hex())
-        undo()
-        return losses, [p.detach().tolist() for p in model.parameters()]
+        return model
 
-    recorder = Recorder()
-    return {"plain": train(None), "observed": train(recorder), "events": recorder.events}
+    return watched(rank, Recorder(), wrap)
 
 
 # --- the parent -----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+from builders.csv_files import csv_rows
 from msprobe import GradComparator
 from msprobe.capture.session import reset_session
 from msprobe.cli import main
@@ -64,11 +65,6 @@ def train(
     return seen, loss.detach()
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def record(folder: Path, spoil: Spoil | None = None, steps: int = 3, **section: Any) -> Path:
     with probing(folder, **section) as debugger:
         train(debugger, steps, spoil)
@@ -92,7 +88,7 @@ def test_files_of_each_level(level: str, tmp_path: Path) -> None:
     assert {one.name for one in folder.iterdir()} == names
     text = (folder / "grad_summary_1.csv").read_text()
     assert text.splitlines()[0] == HEADERS[level]
-    found = rows(folder / "grad_summary_1.csv")
+    found = csv_rows(folder / "grad_summary_1.csv")
     assert [row["param_name"] for row in found] == list(seen[1])
     for row in found:
         gradient = seen[1][row["param_name"]]
@@ -163,7 +159,7 @@ def test_steps_are_selected_and_optimizers_count_alone(tmp_path: Path) -> None:
             second.step()
     folder = tmp_path / "dump" / "rank0"
     assert sorted(one.name for one in folder.iterdir()) == ["grad_summary_1.csv", "step1"]
-    assert len(rows(folder / "grad_summary_1.csv")) == 4
+    assert len(csv_rows(folder / "grad_summary_1.csv")) == 4
     with np.load(folder / "step1" / "gradients.npz") as arrays:
         assert len(arrays.files) == 16
 
@@ -176,7 +172,7 @@ def test_main_gradients_come_first(tmp_path: Path) -> None:
         model(torch.ones(2, 6)).sum().backward()
         model[0].weight.main_grad = torch.full((5, 6), 7.0)
         optimizer.step()
-    found = rows(tmp_path / "dump" / "rank0" / "grad_summary_0.csv")
+    found = csv_rows(tmp_path / "dump" / "rank0" / "grad_summary_0.csv")
     assert {row["param_name"]: row["max"] for row in found}["0.weight"] == "7.0"
 
 
@@ -213,7 +209,7 @@ def test_comparison_finds_the_step_and_parameter(tmp_path: Path, capsys: Any) ->
     assert table[3][1:3] == ["1.0", "1.0"]
     assert float(table[3][3]) == pytest.approx(0.6)
     assert float(table[5][3]) == pytest.approx(1 - 4 / 47)
-    verdicts = {row["parameter"]: row for row in rows(out / "rank0" / "verdict.csv")}
+    verdicts = {row["parameter"]: row for row in csv_rows(out / "rank0" / "verdict.csv")}
     assert verdicts["2.weight"]["verdict"] == "suspicious"
     assert verdicts["2.bias"]["verdict"] == "pass"
     assert (out / "rank0" / "similarities.html").stat().st_size > 50_000
@@ -264,7 +260,7 @@ def test_equal_runs_pass(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out"
     assert main(["grad_compare", *map(str, both), "-o", str(out), "--exit-code"]) == 0
     assert capsys.readouterr().out.startswith("rank0: pass; 4 parameters, 3 steps\n")
-    found = rows(out / "rank0" / "verdict.csv")
+    found = csv_rows(out / "rank0" / "verdict.csv")
     assert {row["cosine"] for row in found[:-1]} == {"1.0"}
 
 
@@ -301,7 +297,7 @@ def test_runs_without_signs_are_not_compared(tmp_path: Path, capsys: Any) -> Non
 def test_intervals_between_fractions(tmp_path: Path) -> None:
     with probing(tmp_path, grad_level="L2", bounds=[-0.01, 0, 1e-2]) as debugger:
         seen, _ = train(debugger, 1)
-    (row, *_) = rows(tmp_path / "dump" / "rank0" / "grad_summary_0.csv")
+    (row, *_) = csv_rows(tmp_path / "dump" / "rank0" / "grad_summary_0.csv")
     assert [*row][1:6] == ["(-inf, -0.01]", "(-0.01, 0]", "(0, 0.01]", "(0.01, inf)", "=0"]
     share = (seen[0]["0.weight"] > 0.01).double().mean().item()
     assert float(row["(0.01, inf)"]) == pytest.approx(share)

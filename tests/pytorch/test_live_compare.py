@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ from families import FAMILIES, REFERENCES, differences, train
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from builders.csv_files import csv_rows
+from builders.operator_calls import replaced_kernel
 from builders.recordings import Setting, observed
 from msprobe.errors import UsageError
 from msprobe.pytorch import PtdbgDispatch, live_compare
@@ -25,26 +25,8 @@ from msprobe.pytorch import PtdbgDispatch, live_compare
 pytestmark = pytest.mark.torch
 
 
-@contextmanager
-def patched(operator: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Replace the kernel of an operator on the CPU."""
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        library.impl(operator, function, "CPU")
-    try:
-        yield
-    finally:
-        library._destroy()
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def faults(check: Any) -> list[dict[str, str]]:
-    return [row for row in rows_of(check.table_path) if row["faults"] != "0"]
+    return [row for row in csv_rows(check.table_path) if row["faults"] != "0"]
 
 
 def wrong_mm(a: Tensor, b: Tensor) -> Tensor:
@@ -68,7 +50,7 @@ def test_a_kernel_that_is_wrong_for_one_shape_is_named_with_module_and_line(tmp_
     model = nn.Sequential(Scorer(4), nn.Linear(4, 6), Scorer(5))
     x = torch.randn(8, 6)
     check = live_compare(dump_path=tmp_path)
-    with patched("mm", wrong_mm), check:
+    with replaced_kernel("mm", wrong_mm), check:
         model(x).sum().backward()
     (found,) = faults(check)
     line = Scorer.forward.__code__.co_firstlineno + 1
@@ -105,7 +87,7 @@ def test_values_below_one_are_judged(tmp_path: Path) -> None:
         return exact * 1.5 if x.dtype is torch.float32 else exact
 
     check = live_compare(dump_path=tmp_path)
-    with patched("sigmoid", half_more), check:
+    with replaced_kernel("sigmoid", half_more), check:
         torch.sigmoid(torch.linspace(-3, 3, 1000) * 0.1)
     (found,) = faults(check)
     assert (found["operator"], found["verdict"]) == ("aten.sigmoid.default", "wrong")
@@ -119,7 +101,7 @@ def test_a_bias_is_judged_in_both_directions(tmp_path: Path, bias: float) -> Non
         return exact + bias if x.dtype is torch.float32 else exact
 
     check = live_compare(dump_path=tmp_path)
-    with patched("tanh", biased), check:
+    with replaced_kernel("tanh", biased), check:
         torch.tanh(torch.randn(500))
     assert [found["verdict"] for found in faults(check)] == ["wrong"]
 
@@ -131,7 +113,7 @@ def test_a_fault_in_backward_is_named_by_the_place_of_the_forward_call(tmp_path:
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     check = live_compare(dump_path=tmp_path)
-    with patched("tanh_backward", wrong), check:
+    with replaced_kernel("tanh_backward", wrong), check:
         model(torch.randn(3, 4)).sum().backward()
     found = faults(check)[0]
     assert found["operator"] == "aten.tanh_backward.default"
@@ -148,7 +130,7 @@ def test_an_in_place_operator_is_judged_by_its_inputs_before(tmp_path: Path) -> 
     with check:
         x.mul_(3).add_(x).clamp_(0)
     assert faults(check) == []
-    with patched("add_.Tensor", wrong), check:
+    with replaced_kernel("add_.Tensor", wrong), check:
         x.add_(torch.ones(5))
     assert [found["operator"] for found in faults(check)] == ["aten.add_.Tensor"]
 
@@ -199,7 +181,7 @@ def test_operators_are_left_out_by_their_schema(tmp_path: Path) -> None:
         x = torch.randn(4, 4)
         torch.rand_like(x), torch.empty_like(x), x.t(), x.sum().item()
         F.dropout(x, 0.5)
-    names = {row["operator"] for row in rows_of(check.table_path)}
+    names = {row["operator"] for row in csv_rows(check.table_path)}
     assert names == {"aten.sum.default", "aten.div_.Scalar", "aten.mul.Tensor"}
     assert check.results.left_out["drew random numbers"] >= 1
 
@@ -264,7 +246,7 @@ def test_an_error_in_the_training_passes_and_the_table_is_written(tmp_path: Path
 
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         step()
-    assert [row["operator"] for row in rows_of(check.table_path)] == ["aten.mm.default"]
+    assert [row["operator"] for row in csv_rows(check.table_path)] == ["aten.mm.default"]
 
 
 def half(x: Tensor) -> Tensor:
@@ -272,19 +254,19 @@ def half(x: Tensor) -> Tensor:
     return exact * 0.5 if x.dtype is torch.float32 else exact
 
 
-def dispatched(folder: Path, **options: Any) -> tuple[PtdbgDispatch, list[dict[str, str]]]:
+def disreplaced_kernel(folder: Path, **options: Any) -> tuple[PtdbgDispatch, list[dict[str, str]]]:
     """Run a small model with a wrong sigmoid; return the object and the rows of results."""
     found = PtdbgDispatch(dump_path=str(folder), **options)
-    with patched("sigmoid", half), found:
+    with replaced_kernel("sigmoid", half), found:
         nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())(torch.randn(2, 4)).sum().backward()
-    return found, rows_of(next(found.folder.glob("accuracy_checking_result_*.csv")))
+    return found, csv_rows(next(found.folder.glob("accuracy_checking_result_*.csv")))
 
 
 def test_the_documented_dispatch_writes_its_files(tmp_path: Path) -> None:
     from msprobe.pytorch.online_dispatch import PtdbgDispatch as Documented
 
     assert Documented is PtdbgDispatch
-    found, results = dispatched(tmp_path, dump_mode="auto", tag="first", process_num=2)
+    found, results = disreplaced_kernel(tmp_path, dump_mode="auto", tag="first", process_num=2)
     assert found.folder.name.startswith("atat_first_rank0_2")
     assert list(results[0]) == [
         *("API name", "Forward Test Success", "Backward Test Success", "Message"),
@@ -296,7 +278,7 @@ def test_the_documented_dispatch_writes_its_files(tmp_path: Path) -> None:
     assert by_name["sigmoid_backward_0"]["Backward Test Success"] == "TRUE"
     (sigmoid,) = [
         row
-        for row in rows_of(next(found.folder.glob("accuracy_checking_details_*.csv")))
+        for row in csv_rows(next(found.folder.glob("accuracy_checking_details_*.csv")))
         if row["Npu Name"].startswith("sigmoid_0")
     ]
     assert list(sigmoid) == [
@@ -326,7 +308,7 @@ def test_the_documented_dispatch_writes_its_files(tmp_path: Path) -> None:
 def test_the_dump_mode_says_whose_tensors_are_saved(
     tmp_path: Path, options: dict[str, Any], saved: set[str]
 ) -> None:
-    found, _ = dispatched(tmp_path, **options)
+    found, _ = disreplaced_kernel(tmp_path, **options)
     names = {path.name.partition("_input")[0] for path in found.folder.rglob("npu/*_input*.npy")}
     assert names >= saved
     assert saved or not names
@@ -348,7 +330,7 @@ def test_elements_that_are_added_up_may_be_rounded(tmp_path: Path) -> None:
         torch.zeros(4).index_put_((torch.zeros(50, dtype=torch.long),), torch.rand(50), True)
         torch.rand(4).scatter_(0, torch.zeros(50, dtype=torch.long), 0.1, reduce="add")
     assert faults(check) == []
-    exact = {row["operator"]: row["verdict"] for row in rows_of(check.table_path)}
+    exact = {row["operator"]: row["verdict"] for row in csv_rows(check.table_path)}
     assert exact["aten.index_put.default"] in ("exact", "rounding")
 
 
@@ -358,7 +340,7 @@ def test_a_copied_element_must_be_exact(tmp_path: Path) -> None:
         result[places[0]] = values * (1 + 2**-22 if x.dtype is torch.float32 else 1)
         return result
 
-    with patched("index_put", rounds), live_compare(dump_path=tmp_path) as check:
+    with replaced_kernel("index_put", rounds), live_compare(dump_path=tmp_path) as check:
         torch.zeros(4).index_put((torch.arange(3),), torch.rand(3))
     assert [row["operator"] for row in faults(check)] == ["aten.index_put.default"]
 
@@ -368,6 +350,6 @@ def test_memory_that_a_kernel_leaves_alone_is_not_judged(tmp_path: Path) -> None
     with live_compare(dump_path=tmp_path) as check:
         lengths = torch.tensor([5, 3, 4])
         nn.functional.ctc_loss(losses, torch.randint(1, 7, (3, 5)), torch.tensor([9] * 3), lengths)
-    found = {row["result"]: row for row in rows_of(check.table_path) if "ctc" in row["operator"]}
+    found = {row["result"]: row for row in csv_rows(check.table_path) if "ctc" in row["operator"]}
     assert found["output.0"]["verdict"] in ("exact", "rounding")
     assert not found["output.1"]["verdict"]

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import msprobe
+from builders.monitor_runs import config
 from msprobe.errors import ConfigError, MonitorStop, UnsupportedError, UsageError
 from msprobe.monitor.alerts.actions import read_incidents
 from msprobe.monitor.collecting.control import ControlFile
@@ -34,12 +35,6 @@ from msprobe.monitor.settings import squashed
 from msprobe.pytorch import TrainerMon
 
 pytestmark = pytest.mark.torch
-
-
-def config(folder: Path, **keys: Any) -> Path:
-    path = folder / "monitor.json"
-    path.write_text(json.dumps({"output_dir": str(folder / "runs"), **keys}))
-    return path
 
 
 class Net(nn.Module):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from families import FAMILIES, REFERENCES, differences, train
 from restoration import changes, snapshot
 from torch import nn
 
+from builders.monitor_runs import config
 from msprobe.errors import UsageError
 from msprobe.monitor.ops import Op
 from msprobe.pytorch import TrainerMon
@@ -31,12 +31,6 @@ EVERYTHING: dict[str, Any] = {
     "ur_distribution": True,
     "streams": {"state": {}},
 }
-
-
-def config(folder: Path, **keys: Any) -> Path:
-    path = folder / "monitor.json"
-    path.write_text(json.dumps({"output_dir": str(folder / "runs"), **keys}))
-    return path
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import torch.utils.checkpoint
 from families import FAMILIES, REFERENCES, differences, train
 from torch import Tensor, nn
 
+from builders.csv_files import csv_rows
 from builders.recordings import Recording, recording
 from builders.warm_python import run_warm
 from msprobe import open_dump
@@ -44,8 +44,7 @@ class Net(nn.Module):
 
 def rows(run: Recording) -> list[dict[str, str]]:
     """The table of results."""
-    with (run.folder / "nan_check_rank.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(run.folder / "nan_check_rank.csv")
 
 
 def test_healthy_steps_record_nothing_and_say_nothing(

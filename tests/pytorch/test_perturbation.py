@@ -7,7 +7,6 @@ MSPROBE_TEST_WHOLE_CORPUS=1 with all of them.
 
 from __future__ import annotations
 
-import csv
 import functools
 import json
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from families import FAMILIES, REFERENCES, Fingerprint, differences, train
 from torch import Tensor, nn
 
+from builders.csv_files import csv_rows
 from builders.extent import covering
 from builders.recordings import recording
 from msprobe import golden
@@ -50,8 +50,7 @@ def reference(family: str) -> Fingerprint:
 
 
 def rows(folder: Path, rank: str = "rank") -> list[dict[str, str]]:
-    with (folder / rank / "free_benchmark.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(folder / rank / "free_benchmark.csv")
 
 
 def summary(folder: Path, rank: str = "rank") -> dict[str, Any]:

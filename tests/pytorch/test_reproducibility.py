@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from builders.csv_files import csv_rows
 from msprobe.cli import main
 from msprobe.compare.random_logs import compare_random_logs
 from msprobe.pytorch.reproducibility import record_random
@@ -37,11 +37,6 @@ def record(folder: Path, program: Callable[[], object], **choices: object) -> Pa
     return path
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_each_draw_has_a_row_with_its_line_and_the_numbers_stay_the_same(tmp_path: Path) -> None:
     torch.manual_seed(1)
     expected = draws()
@@ -49,7 +44,7 @@ def test_each_draw_has_a_row_with_its_line_and_the_numbers_stay_the_same(tmp_pat
     path = record(tmp_path, lambda: results.append(draws()))
     assert torch.equal(results[0], expected)
     assert path.name.startswith("random_proc")
-    found = rows(path)
+    found = csv_rows(path)
     assert [row["api_name"] for row in found] == ["rand", "nn.functional.dropout", "randn"]
     assert [row["number"] for row in found] == ["0", "1", "2"]
     assert found[1]["before"] == found[0]["after"]
@@ -123,7 +118,7 @@ def test_draws_of_python_and_numpy_have_rows_and_stay_the_same(tmp_path: Path) -
     path = record(tmp_path, lambda: results.extend(host_draws()))
     assert results == expected
     assert (vars(random), vars(np.random)) == before
-    found = [(row["api_name"], row["generator"]) for row in rows(path)]
+    found = [(row["api_name"], row["generator"]) for row in csv_rows(path)]
     assert found == [
         ("random.shuffle", "python"),
         ("random.gauss", "python"),
@@ -131,7 +126,7 @@ def test_draws_of_python_and_numpy_have_rows_and_stay_the_same(tmp_path: Path) -
         ("rand", "cpu"),
         ("numpy.random.rand", "numpy"),
     ]
-    assert all(row["line"].startswith("test_reproducibility.py:") for row in rows(path))
+    assert all(row["line"].startswith("test_reproducibility.py:") for row in csv_rows(path))
 
 
 def test_a_draw_by_a_name_that_was_imported_before_is_seen_by_the_state(tmp_path: Path) -> None:
@@ -142,7 +137,7 @@ def test_a_draw_by_a_name_that_was_imported_before_is_seen_by_the_state(tmp_path
         torch.rand(1)
         np.random.default_rng(3).random()  # a generator of its own
 
-    found = [(row["api_name"], row["generator"]) for row in rows(record(tmp_path, program))]
+    found = [(row["api_name"], row["generator"]) for row in csv_rows(record(tmp_path, program))]
     assert found == [("unseen call", "python"), ("rand", "cpu")]
 
 
@@ -152,7 +147,7 @@ def test_a_generator_that_is_made_without_a_seed_counts_when_it_is_used(tmp_path
         torch.ones(1) * used.random()
 
     one, two = (record(tmp_path / name, program) for name in "ab")
-    assert [row["api_name"].split(".py:")[0] for row in rows(one)] == [
+    assert [row["api_name"].split(".py:")[0] for row in csv_rows(one)] == [
         "numpy.random.default_rng of test_reproducibility"
     ]
     found, _ = compare_random_logs(one, two)
@@ -191,7 +186,7 @@ def test_workers_of_a_loader_write_no_rows(tmp_path: Path) -> None:
         ):
             pass
 
-    found = [row["api_name"] for row in rows(record(tmp_path, program))]
+    found = [row["api_name"] for row in csv_rows(record(tmp_path, program))]
     assert found == ["Tensor.random_"]
 
 
@@ -208,7 +203,7 @@ def test_draws_in_other_threads_pass(tmp_path: Path) -> None:
         thread.start()
         thread.join()
 
-    assert [row["api_name"] for row in rows(record(tmp_path, program))] == ["unseen call"]
+    assert [row["api_name"] for row in csv_rows(record(tmp_path, program))] == ["unseen call"]
 
 
 def test_another_shuffle_of_python_is_the_first_difference(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -18,8 +17,6 @@ from msprobe.capture.nonfinite_records import MOST_SKIPPED
 from msprobe.capture.signals import SignalRequest
 from msprobe.dump.facts import Clip, Ended, Ending, Loss, OptimizerStep, Scaler
 from msprobe.dump.writer import RankDump
-
-logger = logging.getLogger(__name__)
 
 _GRADIENT_NORM: Final = "gradient norm"
 
@@ -101,7 +98,6 @@ class FlightRecorder:
         self._asked_for: str | None = None
         self._was_bad = False
         self._skipped = 0
-        self._before: Any = None
         self._signal = SignalRequest(partial(self.ask, signals.NAME))
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
 
-GENERATORS: Final = ("python", "numpy")
 _READING: Final = frozenset(("getstate", "get_state", "get_bit_generator"))
 _SETTING: Final = frozenset(("seed", "setstate", "set_state", "set_bit_generator"))
 _OWN: Final = "numpy.random.default_rng"

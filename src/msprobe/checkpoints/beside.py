@@ -16,8 +16,8 @@ from msprobe.checkpoints.parameters import Checkpoint, Unread, Value
 from msprobe.checkpoints.pickled_tree import no_storage, read_tree
 from msprobe.checkpoints.spans import file_size
 from msprobe.errors import CheckpointFormatError
+from msprobe.files import reading
 from msprobe.json_text import JSON_ERRORS, parse_json
-from msprobe.plain_text import reason
 
 # They say where the weights are, or how to convert them, and formats read what they need of them.
 _ABOUT_THE_FORMAT: Final = (
@@ -106,10 +106,7 @@ def _json_values(name: str, file: Path) -> list[Value]:
 
 def _digest(file: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    try:
-        with file.open("rb") as stream:
-            while chunk := stream.read(_CHUNK_BYTES):
-                digest.update(chunk)
-    except OSError as exc:
-        raise CheckpointFormatError(file, f"cannot be read: {reason(exc)}") from exc
+    with reading(file, CheckpointFormatError), file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
     return digest.hexdigest()

@@ -38,7 +38,7 @@ from msprobe.checkpoints.spans import JoinedSpan, PartSpan, Span
 from msprobe.checkpoints.torch_file import read_torch_file
 from msprobe.dump.formats.pickle import Described
 from msprobe.errors import CheckpointFormatError
-from msprobe.plain_text import reason
+from msprobe.files import reading
 
 _LATEST: Final = "latest"
 _MODEL_FILE: Final = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -90,10 +90,8 @@ def find_deepspeed(path: Path) -> Path | None:
     latest = path / _LATEST
     if not latest.is_file():
         return None
-    try:
+    with reading(latest, CheckpointFormatError, ValueError):
         word = latest.read_text(encoding="utf-8")[:200].strip()
-    except (OSError, ValueError) as exc:
-        raise CheckpointFormatError(latest, f"cannot be read: {reason(exc)}") from exc
     if Path(word).name != word or word in ("", ".", ".."):
         raise CheckpointFormatError(latest, f"names the folder {word!r:.60}, not beside it")
     if not (path / word).is_dir():

@@ -31,7 +31,7 @@ from msprobe.dump.formats.torch_archive import (
 from msprobe.dump.formats.zip import NoArchiveError
 from msprobe.dump.open_file import FileWindow, OpenFile
 from msprobe.errors import CheckpointFormatError, DumpFormatError
-from msprobe.plain_text import reason
+from msprobe.files import reading
 
 METADATA: Final = ".metadata"
 PART_SUFFIX: Final = ".distcp"
@@ -88,10 +88,8 @@ def _read_metadata(path: Path) -> dict[str, Any]:
         raise CheckpointFormatError(path, "is missing; without it the .distcp files mean nothing")
     if file_size(path) > _MAX_METADATA_BYTES:
         raise CheckpointFormatError(path, "is too large")
-    try:
+    with reading(path, CheckpointFormatError, ValueError):
         tree = read_pickle(path.read_bytes())
-    except (OSError, ValueError) as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
     if not isinstance(tree, Described) or not isinstance(tree.state, dict):
         raise CheckpointFormatError(path, "holds no metadata of a distributed checkpoint")
     return tree.state

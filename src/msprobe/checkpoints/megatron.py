@@ -55,7 +55,7 @@ from msprobe.checkpoints.spans import ColumnsSpan, JoinedSpan, PartSpan, Span
 from msprobe.checkpoints.torch_file import read_torch_file
 from msprobe.dump.formats.pickle import Described
 from msprobe.errors import CheckpointFormatError
-from msprobe.plain_text import reason
+from msprobe.files import reading
 
 LATEST: Final = "latest_checkpointed_iteration.txt"
 _RANK_FOLDER: Final = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
@@ -98,10 +98,8 @@ def find_megatron(path: Path) -> Path | None:
     latest = path / LATEST
     if not latest.is_file():
         return None
-    try:
+    with reading(latest, CheckpointFormatError, ValueError):
         word = latest.read_text(encoding="utf-8")[:40].strip()
-    except (OSError, ValueError) as exc:
-        raise CheckpointFormatError(latest, f"cannot be read: {reason(exc)}") from exc
     if word != "release" and not (word.isascii() and word.isdigit()):
         raise CheckpointFormatError(latest, f'holds {word!r} instead of a number or "release"')
     folder = path / (word if word == "release" else f"iter_{int(word):07d}")

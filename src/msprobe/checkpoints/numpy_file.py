@@ -21,7 +21,7 @@ from msprobe.dump.formats.torch_archive import MAX_DIMENSIONS
 from msprobe.dump.formats.zip import ZIP_ERRORS, Directory, content_offset, read_directory
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import CheckpointFormatError
-from msprobe.plain_text import reason
+from msprobe.files import reading
 
 MAGIC: Final = b"\x93NUMPY"
 _ERRORS: Final = (*ZIP_ERRORS, SyntaxError, RecursionError)
@@ -38,11 +38,8 @@ def read_npy(path: Path, name: str) -> Content:
         CheckpointFormatError: the file cannot be read.
         DumpFormatError: it is damaged.
     """
-    try:
-        with OpenFile(path) as file:
-            content = _read_array(path, name, file, lambda header: _stored(path, header, 0))
-    except _ERRORS as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
+    with reading(path, CheckpointFormatError, *_ERRORS), OpenFile(path) as file:
+        content = _read_array(path, name, file, lambda header: _stored(path, header, 0))
     # The name is that of the file, not of anything in it.
     content.parameters = [replace(item, path=()) for item in content.parameters]
     return content
@@ -57,14 +54,15 @@ def read_npz(path: Path) -> Content:
         DumpFormatError: it is damaged.
     """
     content = Content()
-    try:
-        with OpenFile(path) as file, zipfile.ZipFile(path) as archive:
-            directory = read_directory(file)
-            for info in archive.infolist():
-                if info.filename.endswith(".npy"):
-                    content.add(_read_member(path, file, directory, archive, info))
-    except _ERRORS as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
+    with (
+        reading(path, CheckpointFormatError, *_ERRORS),
+        OpenFile(path) as file,
+        zipfile.ZipFile(path) as archive,
+    ):
+        directory = read_directory(file)
+        for info in archive.infolist():
+            if info.filename.endswith(".npy"):
+                content.add(_read_member(path, file, directory, archive, info))
     return content
 
 

@@ -43,6 +43,7 @@ from msprobe.checkpoints.torch_old_file import read_old_torch_file
 from msprobe.dump.formats.zip import NoArchiveError, read_directory
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import CheckpointFormatError, DumpFormatError
+from msprobe.files import reading
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
 from msprobe.plain_text import reason
 
@@ -249,11 +250,8 @@ def _check_numbered(files: list[Path]) -> None:
 def _read_file(path: Path, stem: str, *, may_be_empty: bool = False) -> tuple[Content, str]:
     """Return the entries of one file, and its format."""
     size = file_size(path)
-    try:
-        with path.open("rb") as file:
-            start = file.read(64)
-    except OSError as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
+    with reading(path, CheckpointFormatError), path.open("rb") as file:
+        start = file.read(64)
     content, kind, form = _read_known(path, stem, start, size)
     if form is Format.TORCH and content.is_one_table():
         form = Format.STATE_DICT

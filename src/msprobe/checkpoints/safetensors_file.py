@@ -16,8 +16,8 @@ from msprobe.checkpoints.key_paths import path_name
 from msprobe.checkpoints.parameters import Content, Parameter, Value, contiguous_parameter
 from msprobe.checkpoints.spans import file_size
 from msprobe.errors import CheckpointFormatError
+from msprobe.files import reading
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
-from msprobe.plain_text import reason
 
 # As the reference implementation limits it.
 MAX_HEADER_BYTES: Final = 100_000_000
@@ -118,14 +118,11 @@ class _Metadata(msgspec.Struct):
 
 def _read_header(path: Path, size: int) -> tuple[int, dict[str, _Entry], object]:
     """Return where the tensors begin, what is said of each, and the file's own entry."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-                raise CheckpointFormatError(path, f"has a header of {length} bytes")
-            text = file.read(length)
-    except OSError as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
+    with reading(path, CheckpointFormatError), path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+            raise CheckpointFormatError(path, f"has a header of {length} bytes")
+        text = file.read(length)
     try:
         # A quarter of the memory that dicts and lists would take.
         header = msgspec.json.decode(text, type=dict[str, _Entry])

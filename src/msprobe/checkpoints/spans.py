@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from msprobe.checkpoints.open_files import read_elements
 from msprobe.dump.formats.zip import ZIP_ERRORS
 from msprobe.errors import CheckpointFormatError
-from msprobe.plain_text import reason
+from msprobe.files import reading
 
 
 class Span(Protocol):
@@ -84,12 +84,10 @@ class StridedSpan:
         """Return some elements, picked from the mapped file."""
         if start == stop:
             return np.empty(0, self.dtype)
-        try:
+        with reading(self.path, CheckpointFormatError, ValueError):
             storage = np.memmap(
                 self.path, dtype=self.dtype, mode="r", offset=self.offset, shape=(self.count,)
             )
-        except (OSError, ValueError) as exc:
-            raise CheckpointFormatError(self.path, f"cannot be read: {reason(exc)}") from exc
         # One flat index after another, computed from the coordinates of the elements wanted.
         places = np.full(stop - start, self.first, dtype=np.int64)
         rest = np.arange(start, stop, dtype=np.int64)
@@ -242,11 +240,9 @@ def file_size(path: Path) -> int:
     Raises:
         CheckpointFormatError: it is none, or cannot be reached.
     """
-    try:
+    with reading(path, CheckpointFormatError):
         if not path.is_file():
             raise CheckpointFormatError(
                 path, "is not a plain file" if path.exists() else "is missing"
             )
         return path.stat().st_size
-    except OSError as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc

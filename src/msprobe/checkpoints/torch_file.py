@@ -16,6 +16,7 @@ from msprobe.dump.formats.torch_archive import SpecialTensorError, open_torch_ar
 from msprobe.dump.formats.zip import Directory, NoArchiveError
 from msprobe.dump.open_file import OpenFile
 from msprobe.errors import CheckpointFormatError
+from msprobe.files import reading
 from msprobe.plain_text import reason
 
 MAX_PICKLE_BYTES: Final = 256 << 20
@@ -30,10 +31,8 @@ def read_plain_pickle(path: Path) -> TorchFile:
 
     if file_size(path) > MAX_PICKLE_BYTES:
         raise CheckpointFormatError(path, "is too large for a pickle without an archive")
-    try:
+    with reading(path, CheckpointFormatError, ValueError):
         return read_tree(path, read_pickle(path.read_bytes()), no_storage, "little")
-    except (OSError, ValueError) as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
 
 
 def read_torch_file(path: Path, directory: Directory | None = None) -> TorchFile:

@@ -17,7 +17,7 @@ from msprobe.checkpoints.torch_file import MAX_PICKLE_BYTES
 from msprobe.dump.formats.dtypes import STORAGE_TYPES, item_size
 from msprobe.dump.formats.pickle import PersistentId, read_pickle
 from msprobe.errors import CheckpointFormatError
-from msprobe.plain_text import reason
+from msprobe.files import reading
 
 MAGIC: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _VERSION: Final = 1001
@@ -30,17 +30,17 @@ def read_old_torch_file(path: Path) -> TorchFile:
         CheckpointFormatError: the file is damaged, or its sizes contradict each other.
     """
     references: list[PersistentId] = []
-    try:
-        with path.open("rb") as file:
-            limited: Any = _Limited(file, min(file_size(path), MAX_PICKLE_BYTES))
-            _, version, facts = (read_pickle(limited) for _ in range(3))
-            tree = read_pickle(limited, references)
-            keys = read_pickle(limited)
-            if version != _VERSION or not isinstance(facts, dict) or not isinstance(keys, list):
-                raise CheckpointFormatError(path, f"is of an unknown version ({version!r:.20})")
-            places = _places(path, file, keys, _item_sizes(references))
-    except (OSError, ValueError, AttributeError, TypeError, IndexError) as exc:
-        raise CheckpointFormatError(path, f"cannot be read: {reason(exc)}") from exc
+    with (
+        reading(path, CheckpointFormatError, ValueError, AttributeError, TypeError, IndexError),
+        path.open("rb") as file,
+    ):
+        limited: Any = _Limited(file, min(file_size(path), MAX_PICKLE_BYTES))
+        _, version, facts = (read_pickle(limited) for _ in range(3))
+        tree = read_pickle(limited, references)
+        keys = read_pickle(limited)
+        if version != _VERSION or not isinstance(facts, dict) or not isinstance(keys, list):
+            raise CheckpointFormatError(path, f"is of an unknown version ({version!r:.20})")
+        places = _places(path, file, keys, _item_sizes(references))
     is_big_endian = facts.get("little_endian") is False
     return read_tree(path, tree, places.__getitem__, "big" if is_big_endian else "little")
 

@@ -70,17 +70,11 @@ class SidedRow:
 
     Attributes:
         detail: its row in the documented file of details.
-        own: the judgement by its own error; None where it could not be judged.
         documented: the documented first verdict.
-        by: what computed the reference.
-        generated: whether the inputs were made from statistics.
     """
 
     detail: DetailRow
-    own: Judgement | None = None
     documented: Judged | None = None
-    by: str = ""
-    generated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +84,11 @@ class CheckedCall:
     Attributes:
         result: its row in the documented file of results.
         rows: its outputs and gradients.
-        device: where it was run.
         report: the judgements by its own error; None where an earlier check made them.
     """
 
     result: ResultRow
     rows: tuple[SidedRow, ...] = ()
-    device: str = ""
     report: CallReport | None = None
 
     @property
@@ -137,7 +129,7 @@ def check_call(
     )
     rows = tuple(seen.row(row, report) for row in report.rows)
     result = _result(call, report, rows)
-    found = CheckedCall(result=result, rows=rows, device=options.device, report=report)
+    found = CheckedCall(result=result, rows=rows, report=report)
     if options.error_data is not None and found.status in (Status.WARNING, Status.ERROR):
         save_tensors(options.error_data, call, tensors, seen.tensors)
     return found
@@ -201,7 +193,7 @@ class _Seen:
         if own is None:
             text = ": ".join(filter(None, (str(row.reason or ""), row.detail)))
             skipped = DetailRow(name=name, status=Status.SKIP, message=text)
-            return SidedRow(detail=skipped, by=report.by, generated=report.generated)
+            return SidedRow(detail=skipped)
         measured = self._measured[name]
         status = _STATUS[own.verdict]
         detail = DetailRow(
@@ -213,13 +205,7 @@ class _Seen:
             status=status,
             message=_message(own, measured, status, row.dtype, report),
         )
-        return SidedRow(
-            detail=detail,
-            own=own,
-            documented=measured.documented,
-            by=report.by,
-            generated=report.generated,
-        )
+        return SidedRow(detail=detail, documented=measured.documented)
 
 
 def _name(row: VerifiedRow) -> str:

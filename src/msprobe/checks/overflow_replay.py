@@ -21,7 +21,7 @@ from msprobe.errors import DumpFormatError
 from msprobe.numerics.number_types import Kind, kind_of
 from msprobe.replay.recorded_calls import recorded_call
 from msprobe.replay.tensors import TensorSource
-from msprobe.replay.workers import Crash, Limits, run_tasks
+from msprobe.replay.workers import Crash, run_tasks
 
 
 class OverflowKind(StrEnum):
@@ -92,7 +92,6 @@ def find_overflows(
     *,
     device: str = "",
     workers: int = 1,
-    limits: Limits | None = None,
 ) -> Iterator[tuple[str, Overflow]]:
     """Run the forward calls of a recording again; yield each call's name and its overflow.
 
@@ -101,13 +100,12 @@ def find_overflows(
         names: records of the calls.
         device: the user's word for the device.
         workers: number of processes; 0 to work in this one.
-        limits: of each call.
 
     Raises:
         MsprobeError: there is no such device.
     """
     start = partial(start_overflows, plan, device, max(workers, 1))
-    for name, answer in run_tasks(names, start, count=workers, limits=limits):
+    for name, answer in run_tasks(names, start, count=workers):
         if isinstance(answer, Crash):
             yield call_name(name), Overflow(OverflowKind.UNKNOWN, answer.reason)
         else:

@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Map a dump and print which files were written."""
     from msprobe.kernels.code_mapping import map_code
-    from msprobe.plain_text import plain
+    from msprobe.plain_text import few_text, plain
 
     done = map_code(options.ir, options.dump_data, options.output)
     for path in done.written:
@@ -55,14 +55,9 @@ def run(options: argparse.Namespace) -> int:
         print(
             plain(
                 "found under another number, as the only one of their scope and type: "
-                + _some(pairs)
+                + few_text(pairs, _SHOWN)
             )
         )
     if done.unmapped:
-        print(plain(f"not found in the graph: {_some(done.unmapped)}"))
+        print(plain(f"not found in the graph: {few_text(done.unmapped, _SHOWN)}"))
     return 0
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -55,8 +55,9 @@ def add_steps(options: _Options, text: str = "only these steps, such as 0,5-7 (a
     options.add_argument("--step", metavar="N,M-K", type=number_list, help=text)
 
 
-def add_ranks(options: _Options, text: str = "only these ranks, such as 0,4-7 (all)") -> None:
+def add_ranks(options: _Options) -> None:
     """Add ``--rank``, as ``options.rank``: a tuple of numbers, or None."""
+    text = "only these ranks, such as 0,4-7 (all)"
     options.add_argument("--rank", metavar="N,M-K", type=number_list, help=text)
 
 

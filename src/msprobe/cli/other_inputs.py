@@ -97,10 +97,11 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _listed(path: Path, dumps: Sequence[Path]) -> str:
-    names = ", ".join(str(dump) for dump in dumps[:_MOST_LISTED])
-    more = f" and {len(dumps) - _MOST_LISTED} more" if len(dumps) > _MOST_LISTED else ""
+    from msprobe.plain_text import few_text
+
+    names = few_text([*map(str, dumps)], _MOST_LISTED)
     noun = "a dump" if len(dumps) == 1 else f"{len(dumps)} dumps"
-    return f"{path} is no dump but has {noun} below it: {names}{more}"
+    return f"{path} is no dump but has {noun} below it: {names}"
 
 
 def _pair(paths: Sequence[Path], below: Sequence[Sequence[Path]]) -> tuple[Path, Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from msprobe.errors import DumpFormatError
-from msprobe.plain_text import reason
+from msprobe.files import reading
 
 _NEEDED: Final = ("api_name", "stack", "number", "generator", "before", "after", "line")
 _LATER: Final = ("step", "recorded", "own")  # columns that older files lack
@@ -132,12 +132,12 @@ def _difference(target: Draw | None, reference: Draw | None) -> str:
 
 
 def _read(path: Path) -> list[Draw]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = csv.DictReader(file, restval="")
-            lacking = [name for name in _NEEDED if name not in (rows.fieldnames or ())]
-            if lacking:
-                raise DumpFormatError(path, f"is no record of random calls: it lacks {lacking[0]}")
-            return [dict.fromkeys(_LATER, "") | row for row in rows]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DumpFormatError(path, f"cannot be read: {reason(error)}") from error
+    with (
+        reading(path, DumpFormatError, UnicodeDecodeError, csv.Error),
+        path.open(encoding="utf-8", newline="") as file,
+    ):
+        rows = csv.DictReader(file, restval="")
+        lacking = [name for name in _NEEDED if name not in (rows.fieldnames or ())]
+        if lacking:
+            raise DumpFormatError(path, f"is no record of random calls: it lacks {lacking[0]}")
+        return [dict.fromkeys(_LATER, "") | row for row in rows]

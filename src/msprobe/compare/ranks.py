@@ -15,6 +15,7 @@ from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
 from msprobe.dump.joined_view import joined
 from msprobe.dump.rank_view import RankView
 from msprobe.errors import UsageError
+from msprobe.plain_text import few_text
 from msprobe.report.comparison_words import DIFFERENCES, SEVERITY
 
 if TYPE_CHECKING:
@@ -202,9 +203,7 @@ def _is_number(key: int | str) -> bool:
 
 
 def _shown(keys: Iterable[int | str]) -> str:
-    texts = [str(key) for key in keys]
-    more = f" and {len(texts) - _SHOWN_KEYS} more" if len(texts) > _SHOWN_KEYS else ""
-    return ", ".join(texts[:_SHOWN_KEYS]) + more
+    return few_text([*map(str, keys)], _SHOWN_KEYS)
 
 
 def worst_ranks(frame: pl.DataFrame | pl.LazyFrame) -> pl.DataFrame:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -64,7 +64,7 @@ def call_forest(view: RankView, selected: set[str] | None = None) -> dict[Sectio
         selected: keep only these records and the calls around them; None keeps all.
     """
     parents = _with_groups(view.parents)
-    wanted = _with_ancestors(parents, selected)
+    wanted = None if selected is None else with_ancestors(parents, selected)
     nodes = {
         name: CallNode(view.records.parsed(name), name in view.records)
         for name in (*parents, *view.records)
@@ -88,9 +88,8 @@ def _with_groups(parents: Mapping[str, str | None]) -> dict[str, str | None]:
     return result
 
 
-def _with_ancestors(parents: dict[str, str | None], selected: set[str] | None) -> set[str] | None:
-    if selected is None:
-        return None
+def with_ancestors(parents: Mapping[str, str | None], selected: Iterable[str]) -> set[str]:
+    """Return some records and all that enclose them; each link is followed once."""
     wanted: set[str] = set()
     for name in selected:
         current: str | None = name

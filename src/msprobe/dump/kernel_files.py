@@ -24,7 +24,7 @@ from typing import Final
 from msprobe.dump.kernel_names import parse_kernel_file_name
 from msprobe.dump.records import Statistic
 from msprobe.errors import DumpFormatError
-from msprobe.plain_text import reason
+from msprobe.files import reading
 
 STATISTIC_CSV: Final = "statistic.csv"
 MAPPING_CSV: Final = "mapping.csv"
@@ -118,10 +118,8 @@ def find_kernel_folders(path: Path) -> list[KernelFolder]:
     if not path.is_dir():
         return []
     root = path.resolve()
-    try:
+    with reading(path, DumpFormatError):
         found = [_placed(directory, root) for directory in _value_folders(root)]
-    except OSError as exc:
-        raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
     return sorted(found, key=lambda folder: (folder.step, folder.rank, str(folder.directory)))
 
 
@@ -323,11 +321,11 @@ def _statistic(text: str) -> Statistic | str:
 
 
 def _csv_rows(path: Path) -> Iterator[list[str]]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from csv.reader(file, skipinitialspace=True)
-    except (OSError, UnicodeDecodeError, csv.Error) as exc:
-        raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
+    with (
+        reading(path, DumpFormatError, UnicodeDecodeError, csv.Error),
+        path.open(encoding="utf-8-sig", newline="") as file,
+    ):
+        yield from csv.reader(file, skipinitialspace=True)
 
 
 def find_graph_file(folder: KernelFolder) -> Path | None:

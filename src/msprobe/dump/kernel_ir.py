@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from msprobe.errors import DumpFormatError
-from msprobe.plain_text import reason
+from msprobe.files import reading
 
 _NODE: Final = re.compile(r"\s*(?:%\w+(?:\(.*?\))?\s*=\s|Return\()")
 _CALL: Final = re.compile(r"\s*(%\w+)(?:\(.*?\))?\s*=\s*(?:PrimFunc_)?(\w+)\(")
@@ -124,19 +124,16 @@ def read_ir(path: str | os.PathLike[str]) -> IrGraph:
     operators: list[IrOperator] = []
     parameters: dict[str, None] = {}
     calls: dict[str, _Call] = {}  # of the graph that is being read
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for block in _blocks(file, parameters):
-                if block and _SUBGRAPH.match(block[0]):
-                    calls = {}
-                    continue
-                operator = _operator(block)
-                if block:
-                    _add_inputs(operator, block[0], calls)
-                if operator.scope:
-                    operators.append(operator)
-    except OSError as exc:
-        raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
+    with reading(path, DumpFormatError), path.open(encoding="utf-8", errors="replace") as file:
+        for block in _blocks(file, parameters):
+            if block and _SUBGRAPH.match(block[0]):
+                calls = {}
+                continue
+            operator = _operator(block)
+            if block:
+                _add_inputs(operator, block[0], calls)
+            if operator.scope:
+                operators.append(operator)
     if not operators:
         raise DumpFormatError(path, "is no graph in text form: it names no operator's scope")
     return IrGraph(operators=operators, parameters=list(parameters))

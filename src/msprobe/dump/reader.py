@@ -20,7 +20,7 @@ from msprobe.dump.dump_steps import Dump, DumpStep, RankKey
 from msprobe.dump.kernel_files import STATISTIC_CSV
 from msprobe.dump.rank_view import RankView, find_records_file
 from msprobe.errors import DumpFormatError
-from msprobe.plain_text import reason
+from msprobe.files import reading
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def find_rank_folders(path: Path) -> list[RankFolder]:
     Raises:
         DumpFormatError: the path does not exist or cannot be read.
     """
-    try:
+    with reading(path, DumpFormatError, ValueError):
         if path.is_dir():
             # "." has no name of its own, and names tell step and rank.
             path = path.resolve() if path.name in ("", "..") else path
@@ -111,8 +111,6 @@ def find_rank_folders(path: Path) -> list[RankFolder]:
         directory = path.resolve().parent
         wanted = None if path.name in _SIDE_FILES else path.name
         return [RankFolder(directory=directory, step=_step_of(directory), records_file=wanted)]
-    except (OSError, ValueError) as exc:
-        raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
 
 
 def _folders_in(folder: Path, *, step: int | None, mode: str | None) -> list[RankFolder]:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from msprobe.dump.crc import crc32
 from msprobe.dump.facts import WITHOUT_MEANING
 from msprobe.errors import DumpFormatError
-from msprobe.plain_text import reason
+from msprobe.files import reading
 
 FOLDER: Final = "signatures"
 SUFFIX: Final = ".msig"
@@ -228,14 +228,11 @@ class SignatureFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.last_index = _NOWHERE
-        try:
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                self._bytes: mmap.mmap | bytes = (
-                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-                )
-        except OSError as error:
-            raise DumpFormatError(path, f"cannot be read: {reason(error)}") from error
+        with reading(path, DumpFormatError), path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            self._bytes: mmap.mmap | bytes = (
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+            )
         self.end = self._whole_end()
         if size and not self.end:
             raise DumpFormatError(path, "holds no signatures of msprobe")

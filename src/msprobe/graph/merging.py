@@ -158,7 +158,7 @@ class _Replica:
         places: Sequence[Mapping[str, int]],
         whole: RankView | None,
     ) -> None:
-        self._layout, self._views, self._places = layout, views, places
+        self._views, self._places = views, places
         self._whole = {} if whole is None else _records_by_key(whole)
         self._calls: list[tuple[tuple[Any, ...], RankCall]] = []  # place in the whole, call
         self._records: dict[tuple[Key, HalfKind, int], dict[int, Any]] = {}  # by piece

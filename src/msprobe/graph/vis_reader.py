@@ -17,11 +17,10 @@ from typing import Any, Final, NamedTuple
 
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.dump.record_index import read_json_object
-from msprobe.dump.value_reader import ValueReader
 from msprobe.dump.values import Role, Value
 from msprobe.errors import DumpFormatError
+from msprobe.files import reading
 from msprobe.graph.model import ROOT_NAME
-from msprobe.plain_text import reason
 
 _SOURCES: Final = ("NPU", "Bench")
 _COLUMNS: Final = (
@@ -121,11 +120,8 @@ def is_database(path: Path) -> bool:
     """
     if not is_graph_file(path):
         return False
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_SQLITE)) == _SQLITE
-    except OSError as exc:
-        raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
+    with reading(path, DumpFormatError), path.open("rb") as file:
+        return file.read(len(_SQLITE)) == _SQLITE
 
 
 def read_vis(path: Path) -> VisFile:
@@ -189,7 +185,7 @@ def node_in_file(base: sqlite3.Connection, path: Path, place: tuple[str, int, in
     stack = base.execute("SELECT stack_info FROM tb_stack WHERE id = ?", (row["stack_id"],))
     frames = stack.fetchone()
     row["frames"] = [] if frames is None else _json(path, frames[0], list)
-    return next(_Reader(path).nodes(_parsed(path, row)))
+    return next(_nodes(_parsed(path, row)))
 
 
 def _parsed(path: Path, row: dict[str, Any]) -> dict[str, Any]:
@@ -205,7 +201,6 @@ def _from_database(path: Path, base: sqlite3.Connection) -> VisFile:
     }
     graphs: dict[tuple[str, int, int], VisGraph] = {}
     query = f"SELECT {', '.join(_COLUMNS)} FROM tb_nodes ORDER BY step, rank, node_order"
-    reader = _Reader(path)
     for cells in base.execute(query):
         row = dict(zip(_COLUMNS, cells, strict=True))
         source, step, rank = row["data_source"], row["step"], row["rank"]
@@ -216,7 +211,7 @@ def _from_database(path: Path, base: sqlite3.Connection) -> VisFile:
             VisGraph(source=source, step=step, rank=rank, nodes=[], rank_name=rank),
         )
         row["frames"] = stacks.get(row["stack_id"], [])
-        graph.nodes += reader.nodes(_parsed(path, row))
+        graph.nodes += _nodes(_parsed(path, row))
     config = base.execute("SELECT task FROM tb_config").fetchone()
     about = _about(base)
     if about:
@@ -274,13 +269,12 @@ def _read_json(path: Path) -> VisFile:
     tree = read_json_object(path)
     sides = {source: tree[source] for source in _SOURCES if source in tree} or {"NPU": tree}
     step, rank = _numbers_in(path.name)
-    reader = _Reader(path)
     graphs = []
     for source, side in sides.items():
         nodes = side.get("node") if isinstance(side, dict) else None
         if not isinstance(nodes, dict):
             raise DumpFormatError(path, f'{source} has no object "node"')
-        found = [node for row in _json_rows(nodes) for node in reader.nodes(row)]
+        found = [node for row in _json_rows(nodes) for node in _nodes(row)]
         graphs.append(VisGraph(source=source, step=step, rank=rank, nodes=found, rank_name=rank))
     return VisFile(graphs=graphs, task=str(tree.get("task") or ""))
 
@@ -316,72 +310,67 @@ def _numbers_in(name: str) -> tuple[int, int]:
     return found.get("step", 0), found.get("rank", 0)
 
 
-class _Reader:
-    """Makes nodes of rows."""
+def _nodes(row: Mapping[str, Any]) -> Iterator[VisNode]:
+    """Yield the node of a row; none for the root, which every graph has."""
+    name, parent = row["node_name"], row["up_node"]
+    if not isinstance(name, str) or name == ROOT_NAME:
+        return
+    # Texts of older files begin with "N___" or "B___" where they name a partner.
+    link = row["matched_node_link"]
+    partner = link[-1] if isinstance(link, list) and link else None
+    node = VisNode(
+        name=name,
+        parent=parent if isinstance(parent, str) and parent not in ("", ROOT_NAME) else None,
+        is_collection=str(row["node_type"]) in ("8", "9"),
+        precision=_number(row["precision_index"]),
+        overflow=row["overflow_level"] if isinstance(row["overflow_level"], str) else None,
+        micro_step=row["micro_step_id"] if type(row["micro_step_id"]) is int else 0,
+        partner=_without_side(partner) if isinstance(partner, str) else None,
+        frames=_texts(row["frames"]),
+        distributed=_partners(row["matched_distributed"]),
+    )
+    for role, part in ((Role.INPUT, "input_data"), (Role.OUTPUT, "output_data")):
+        for key, entry in (row[part] if isinstance(row[part], dict) else {}).items():
+            if isinstance(entry, dict):
+                _add_value(node, key, entry, role)
+    yield node
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._texts = ValueReader(path, level="").texts
 
-    def nodes(self, row: Mapping[str, Any]) -> Iterator[VisNode]:
-        """Yield the node of a row; none for the root, which every graph has."""
-        name, parent = row["node_name"], row["up_node"]
-        if not isinstance(name, str) or name == ROOT_NAME:
-            return
-        # Texts of older files begin with "N___" or "B___" where they name a partner.
-        link = row["matched_node_link"]
-        partner = link[-1] if isinstance(link, list) and link else None
-        node = VisNode(
-            name=name,
-            parent=parent if isinstance(parent, str) and parent not in ("", ROOT_NAME) else None,
-            is_collection=str(row["node_type"]) in ("8", "9"),
-            precision=_number(row["precision_index"]),
-            overflow=row["overflow_level"] if isinstance(row["overflow_level"], str) else None,
-            micro_step=row["micro_step_id"] if type(row["micro_step_id"]) is int else 0,
-            partner=_without_side(partner) if isinstance(partner, str) else None,
-            frames=_texts(row["frames"]),
-            distributed=_partners(row["matched_distributed"]),
-        )
-        for role, part in ((Role.INPUT, "input_data"), (Role.OUTPUT, "output_data")):
-            for key, entry in (row[part] if isinstance(row[part], dict) else {}).items():
-                if isinstance(entry, dict):
-                    self._add_value(node, key, entry, role)
-        yield node
+def _add_value(node: VisNode, key: str, entry: Mapping[str, Any], role: Role) -> None:
+    slot = key.removeprefix(f"{node.name}.")
+    if slot.startswith("parameters."):
+        role = Role.PARAMETER
+    elif "parameters_grad" in node.name:
+        role = Role.PARAMETER_GRAD
+    node.values.append(_value(slot, entry, role))
+    if isinstance(entry.get("Result"), str):
+        message = entry.get("Err_message")
+        node.results[slot] = (entry["Result"], message if isinstance(message, str) else "")
 
-    def _add_value(self, node: VisNode, key: str, entry: Mapping[str, Any], role: Role) -> None:
-        slot = key.removeprefix(f"{node.name}.")
-        if slot.startswith("parameters."):
-            role = Role.PARAMETER
-        elif "parameters_grad" in node.name:
-            role = Role.PARAMETER_GRAD
-        node.values.append(self._value(slot, entry, role))
-        if isinstance(entry.get("Result"), str):
-            message = entry.get("Err_message")
-            node.results[slot] = (entry["Result"], message if isinstance(message, str) else "")
 
-    def _value(self, slot: str, entry: Mapping[str, Any], role: Role) -> Value:
-        path = tuple(slot.split("."))
-        kind = str(entry.get("type") or "NoneType")
-        shape = _shape(entry.get("shape"))
-        dtype = str(entry.get("dtype") or "")
-        if "value" in entry or shape is None:
-            return Value(path, slot, role, False, kind, value=entry.get("value"))
-        data_name, md5 = entry.get("data_name"), entry.get("md5")
-        value = Value(
-            *(path, slot, role, True, kind),
-            dtype=normal_dtype(dtype),
-            raw_dtype=dtype,
-            shape=shape,
-            requires_grad={"True": True, "False": False}.get(str(entry.get("requires_grad"))),
-            data_name=None if data_name in _NOTHING else str(data_name),
-            md5=None if md5 in (None, *_NOTHING) else str(md5),
-        )
-        value_id = entry.get("value_id")
-        if isinstance(value_id, str) and value_id.isdigit():
-            value.value_id = int(value_id[:18])
-        for title, name in _STATISTICS.items():
-            setattr(value, name, _number(entry.get(title)))
-        return value
+def _value(slot: str, entry: Mapping[str, Any], role: Role) -> Value:
+    path = tuple(slot.split("."))
+    kind = str(entry.get("type") or "NoneType")
+    shape = _shape(entry.get("shape"))
+    dtype = str(entry.get("dtype") or "")
+    if "value" in entry or shape is None:
+        return Value(path, slot, role, False, kind, value=entry.get("value"))
+    data_name, md5 = entry.get("data_name"), entry.get("md5")
+    value = Value(
+        *(path, slot, role, True, kind),
+        dtype=normal_dtype(dtype),
+        raw_dtype=dtype,
+        shape=shape,
+        requires_grad={"True": True, "False": False}.get(str(entry.get("requires_grad"))),
+        data_name=None if data_name in _NOTHING else str(data_name),
+        md5=None if md5 in (None, *_NOTHING) else str(md5),
+    )
+    value_id = entry.get("value_id")
+    if isinstance(value_id, str) and value_id.isdigit():
+        value.value_id = int(value_id[:18])
+    for title, name in _STATISTICS.items():
+        setattr(value, name, _number(entry.get(title)))
+    return value
 
 
 def _without_side(name: str) -> str:

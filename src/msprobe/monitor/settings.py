@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Meta
 
 from msprobe.config.checking import convert
-from msprobe.config.reading import read_config_file
 from msprobe.config.unknown_keys import warn_unknown
 from msprobe.errors import ConfigError
 from msprobe.monitor.ops import Op
@@ -231,18 +230,6 @@ class MonitorSettings:
         found = self.streams.get(stream)
         begun = step - self.keys.start_step
         return found is not None and begun >= 0 and begun % found.interval == 0
-
-
-def read_settings(path: str | Path) -> MonitorSettings:
-    """Return the settings in a file.
-
-    Raises:
-        ConfigError: the file cannot be read, or a value cannot be used.
-    """
-    path = Path(path)
-    raw, repeated = read_config_file(path)
-    twice = [f'"{key}" is there twice; the last one counts' for key in repeated]
-    return make_settings(raw, source=path, warnings=twice)
 
 
 def make_settings(

@@ -51,7 +51,7 @@ class Receiver:
             UsageError: the address cannot be listened at.
         """
         self.folder = folder
-        self._zmq = zmq = zeromq()
+        zmq = zeromq()
         self._context = zmq.Context()
         self._authenticator = None if keys is None else _authenticator(self._context, keys.other)
         self._socket = self._context.socket(zmq.ROUTER)

@@ -92,7 +92,6 @@ class Sender:
     status: Status = field(default_factory=Status)
     _waiting: deque[Part] = field(default_factory=deque)
     _dropped: set[str] = field(default_factory=set)
-    _looked: float = 0.0
 
     def run(self, training_is_over: Training) -> None:
         """Send until the training is over and everything is sent.

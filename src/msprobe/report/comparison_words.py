@@ -27,7 +27,6 @@ SEVERITY: Final = (
 )
 STATUSES: Final = SEVERITY[::-1]
 DIFFERENCES: Final = SEVERITY[:6]
-UNMATCHED: Final = ("missing", "added")
 
 STATUS_MEANINGS: Final = {
     "equal": "the same, bit for bit",

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from msprobe.dump.call_forest import with_ancestors
 from msprobe.dump.rank_view import RankView
 from msprobe.dump.record_names import forward_name
 from msprobe.dump.record_views import Record
@@ -50,24 +51,14 @@ def find_nonfinite(view: RankView) -> Nonfinite:
                 continue
             if mark:
                 marks[name] = mark
-    for outer in _enclosing(view, marks) & marks.keys():
+    around = {parent for name in marks if (parent := view.parents.get(name)) is not None}
+    for outer in with_ancestors(view.parents, around) & marks.keys():
         marks[outer] = PRESENT
     for name in marks:
         if forward_name(view.records.parsed(name)) in marks:
             marks[name] = PRESENT
     born = (name for name, mark in marks.items() if mark == BORN)
     return Nonfinite(marks=marks, first=next(born, next(iter(marks), None)))
-
-
-def _enclosing(view: RankView, names: Iterable[str]) -> set[str]:
-    """Return all records that enclose one of `names`; each link is followed once."""
-    found: set[str] = set()
-    for name in names:
-        parent = view.parents.get(name)
-        while parent is not None and parent not in found:
-            found.add(parent)
-            parent = view.parents.get(parent)
-    return found
 
 
 def _mark(record: Record) -> str:

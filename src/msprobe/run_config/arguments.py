@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 
 from msprobe.dump.records import JsonTree
 from msprobe.errors import ConfigFileError
+from msprobe.files import reading
 from msprobe.json_text import JSON_ERRORS, json_problem, parse_json
-from msprobe.plain_text import reason
 from msprobe.run_config.command_options import SETTINGS_FILES
 from msprobe.run_config.environment import may_matter
 from msprobe.run_config.levels import Difference, Item, ItemResult, Level
@@ -316,12 +316,10 @@ def compare_arguments(
 
 
 def _read_file(path: Path) -> ArgumentFiles:
-    try:
+    with reading(path, ConfigFileError):
         if path.stat().st_size > _MAX_BYTES:
             raise ConfigFileError(path, f"is larger than {_MAX_BYTES >> 20} MB")
         text = path.read_bytes()
-    except OSError as exc:
-        raise ConfigFileError(path, f"cannot be read: {reason(exc)}") from exc
     suffix = path.suffix.lower()
     if suffix in (".sh", ".bash"):
         script = parse_shell_script(text.decode(errors="replace"), path.parent)

@@ -76,10 +76,9 @@ _HARMLESS: Final = re.compile(
 )
 
 
-def collect_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def collect_environment() -> dict[str, str]:
     """Return all variables in the order of their names, secrets hidden."""
-    environ = os.environ if environ is None else environ
-    return {name: hide_secrets(name, environ[name]) for name in sorted(environ)}
+    return {name: hide_secrets(name, os.environ[name]) for name in sorted(os.environ)}
 
 
 @cache

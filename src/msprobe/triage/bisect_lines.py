@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 from rich.text import Text
@@ -13,7 +14,7 @@ from msprobe.compare.training.differences import are
 from msprobe.compare.training.start import BEFORE
 from msprobe.dump.records import JsonTree
 from msprobe.dump.signature_file import FOLDER, OPTIMIZER_STEPS
-from msprobe.plain_text import count_text, plain
+from msprobe.plain_text import count_text, few_text, plain
 from msprobe.report.value_text import number_text
 from msprobe.triage.bisect import Bisection
 from msprobe.triage.parted_step import GROUPS, OPTIMIZER, RankParting
@@ -40,7 +41,7 @@ _JUMPS: Final = {
     Phase.UPDATE: "the updates jump, with equal settings",
 }
 _SIDES: Final = ("target", "reference")
-_MOST_NAMED: Final = 3
+_few: Final = partial(few_text, most=3)
 _WHOLE_NAME: Final = 3  # parts of a setting's name behind the optimizer's number
 _UNFELT: Final = "a small part of the updates jumps, and neither losses nor gradients do"
 
@@ -97,7 +98,7 @@ def _what_differs(first: RankParting, jumps: bool) -> str:
     is_gradient = first.phase is Phase.GRADIENT
     if first.phase is Phase.PARAMETER and any(first.alone):
         parts = zip(_SIDES, first.alone, strict=True)
-        return ", ".join(f"only the {side} has {_names(names)}" for side, names in parts if names)
+        return ", ".join(f"only the {side} has {_few(names)}" for side, names in parts if names)
     if first.phase is Phase.LOSS:
         return _loss_words(first, jumps)
     words = ""
@@ -108,7 +109,7 @@ def _what_differs(first: RankParting, jumps: bool) -> str:
             return f"{first.clipping}; {words}"
     elif is_gradient and any(first.lacking):
         words = ", ".join(
-            f"{_names(names)} {are(names, 'has', 'have')} no gradient in the {side} alone"
+            f"{_few(names)} {are(names, 'has', 'have')} no gradient in the {side} alone"
             for side, names in zip(_SIDES, first.lacking, strict=True)
             if names
         )
@@ -128,11 +129,6 @@ def _loss_words(first: RankParting, jumps: bool) -> str:
         words, numbers = f"the loss is{numbers}", ""
     words += numbers and f": the loss is{numbers}"
     return words if jumps else f"{words}, {_ALL_ELSE}"
-
-
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _settings_apart_words(name: str, target: Any, reference: Any) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -129,15 +130,7 @@ class _Ladder:
         began = time.perf_counter()
         for result in self._answers():
             now = time.perf_counter()
-            self.rungs.append(
-                RungResult(
-                    rung=result.rung,
-                    answer=result.answer,
-                    words=result.words,
-                    record=result.record,
-                    elapsed_s=now - began,
-                )
-            )
+            self.rungs.append(replace(result, elapsed_s=now - began))
             began = now
             if result.answer is Answer.EXPLAINS:
                 break

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from itertools import chain, groupby, pairwise
 from typing import Final
@@ -304,12 +304,10 @@ def _look_at(step: _Step, following: _Step | None) -> StepSeen:
     if step.lacking or not found:
         found.append(StepSeen(step=step.number, seen=Seen.UNKNOWN))
     worst = max(found, key=lambda each: (each.seen, each.size or 0.0))
-    return StepSeen(
+    return replace(
+        worst,
         step=step.number,
-        seen=worst.seen,
         is_exact=all(each.is_exact for each in found),
-        words=worst.words,
-        size=worst.size,
         is_amplified=all(each.is_amplified or each.seen < Seen.FAR for each in found),
     )
 

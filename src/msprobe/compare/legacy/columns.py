@@ -17,15 +17,6 @@ class Generation(StrEnum):
     V26_2_0 = "26.2.0"
 
 
-class Columns(StrEnum):
-    """The titles of the columns."""
-
-    DOCUMENTED = "documented"
-    """Those of mindstudio-probe."""
-    NEUTRAL = "neutral"
-    """The same columns, called after target and reference; without its messages."""
-
-
 STACK: Final = "NPU_Stack_Info"
 ERR_MESSAGE: Final = "Err_message"
 RESULT: Final = "Result"

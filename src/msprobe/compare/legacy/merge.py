@@ -32,6 +32,7 @@ from msprobe.compare.legacy.columns import (
 )
 from msprobe.compare.model import Mode
 from msprobe.errors import DumpFormatError, ReportWriteError, UsageError
+from msprobe.files import reading
 from msprobe.plain_text import reason
 from msprobe.report.spreadsheet import MAX_ROWS, write_sheets
 from msprobe.report.tables import Cell, Table
@@ -206,23 +207,19 @@ def _pieces(path: Path) -> Iterator[tuple[tuple[str, ...], Iterable[Sequence[Any
         DumpFormatError: it cannot be read.
     """
     if path.suffix == ".csv":
-        try:
-            with (
-                _long_cells(),
-                path.open(newline="", encoding="utf-8-sig", errors="backslashreplace") as file,
-            ):
-                reader = csv.reader(file)
-                yield tuple(next(reader, ())), reader
-        except (OSError, csv.Error) as exc:
-            raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
+        with (
+            reading(path, DumpFormatError, csv.Error),
+            _long_cells(),
+            path.open(newline="", encoding="utf-8-sig", errors="backslashreplace") as file,
+        ):
+            reader = csv.reader(file)
+            yield tuple(next(reader, ())), reader
         return
     import python_calamine
 
-    try:
+    with reading(path, DumpFormatError, python_calamine.CalamineError):
         workbook = python_calamine.CalamineWorkbook.from_path(path)
         sheets = [workbook.get_sheet_by_name(name).to_python() for name in workbook.sheet_names]
-    except (OSError, python_calamine.CalamineError) as exc:
-        raise DumpFormatError(path, f"cannot be read: {reason(exc)}") from exc
     for sheet in sheets:
         titles = sheet[0] if sheet else []
         yield tuple(map(str, titles)), sheet[1:]

@@ -11,14 +11,14 @@ from mindspore.communication import GlobalComm, get_group_size, get_rank
 
 import mindspore
 from mindspore import nn
-from msprobe.errors import ConfigError, UnsupportedError, UsageError
+from msprobe.errors import ConfigError, UnsupportedError
 from msprobe.mindspore.communication import current_rank
 from msprobe.mindspore.compiled.cells import is_static_graph
 from msprobe.mindspore.compiled.optimizers import is_optimizer
 from msprobe.mindspore.jit_calls import is_compiling
 from msprobe.mindspore.monitoring.collector import Collector
 from msprobe.mindspore.monitoring.measures import READING, MindSporeReading
-from msprobe.monitor.collecting.front import MonitorFront, World, check_count
+from msprobe.monitor.collecting.front import MonitorFront, World
 from msprobe.monitor.recorder import Recorder
 from msprobe.monitor.settings import MonitorSettings
 
@@ -84,16 +84,8 @@ class TrainerMon(MonitorFront):
             MonitorWriteError: the run's folder cannot be written.
             UnsupportedError: MindSpore is in graph mode.
         """
-        if self._recorder is not None:
-            raise UsageError("set_monitor(): this TrainerMon monitors already; detach() it first")
-        models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
-        for one in models:
-            if not isinstance(one, nn.Cell):
-                raise ConfigError(
-                    "model", one, "a mindspore.nn.Cell or a list", source="set_monitor()"
-                )
-        check_count("grad_acc_steps", grad_acc_steps, 1)
-        check_count("start_iteration", start_iteration, 0)
+        rule = "a mindspore.nn.Cell or a list"
+        models = self._models(model, nn.Cell, rule, grad_acc_steps, start_iteration)
         if not is_optimizer(optimizer):
             rule = "an optimizer of mindspore.nn or mindspore.mint.optim"
             raise ConfigError("optimizer", optimizer, rule, source="set_monitor()")
@@ -122,25 +114,6 @@ class TrainerMon(MonitorFront):
         )
         for one in hooks:
             self._undo.callback(one.remove)
-
-    def adhoc_check(
-        self,
-        tensor: Any,
-        module_name: str,
-        tensor_name: str,
-        rank_list: Sequence[int] = (),
-        ops_list: Sequence[str] = ("norm",),
-    ) -> dict[str, float]:
-        """Return and log statistics of any tensor.
-
-        Args:
-            tensor: the tensor.
-            module_name: for the log.
-            tensor_name: for the log.
-            rank_list: ranks that do it; empty for all. Others return nothing.
-            ops_list: the operations.
-        """
-        return self._adhoc(tensor, f"{module_name}.{tensor_name}", rank_list, ops_list)
 
     def _optimizer_begins(self, optimizer: Any, arguments: Any) -> None:
         if is_compiling():

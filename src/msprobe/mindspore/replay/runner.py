@@ -33,7 +33,7 @@ from msprobe.numerics.number_types import Kind, kind_of
 from msprobe.operators.operator import Family
 from msprobe.replay.arguments import Rebuilder, converted, readings, result_at
 from msprobe.replay.forms import tensor_forms
-from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
+from msprobe.replay.recorded_calls import RecordedCall
 from msprobe.replay.runner import (
     REFERENCE,
     CannotReplayError,
@@ -262,7 +262,7 @@ class _Run:
         error = None
         for one in self._call.passes if gradients and self._leaves else ():
             try:
-                found[one.name] = self._backward(one, result_of, outputs, gradients[one.name])
+                found[one.name] = self._backward(result_of, outputs, gradients[one.name])
             except _CALL_ERRORS as exc:
                 error = _line(exc)
         return Replay(
@@ -274,7 +274,6 @@ class _Run:
 
     def _backward(
         self,
-        one: BackwardPass,
         result_of: Callable[..., Any],
         outputs: Mapping[PartPath, StoredTensor | None],
         incoming: Mapping[PartPath, Tensor],

@@ -77,17 +77,15 @@ def listeners_of(
     *,
     stop: Callable[[str], None],
     begins: int = 0,
-    root: Path | None = None,
 ) -> list[Alerts | DocumentedRules]:
     """Return the listeners that the key ``alert`` asks for.
 
     Args:
         alert: the value of the key; None without it.
-        folder: of the run; receives ``incidents_rank{R}.jsonl``.
+        folder: of the run; receives ``incidents_rank{R}.jsonl``, its parent ``anomaly_detected``.
         rank: of the process.
         stop: ends the training; takes the reason.
         begins: the first step that they see.
-        root: output root, for ``anomaly_detected``; None takes the parent of `folder`.
 
     Raises:
         ConfigError: as for `parse_alert`.
@@ -95,7 +93,7 @@ def listeners_of(
     settings = parse_alert(alert, source="alert")
     listeners: list[Alerts | DocumentedRules] = []
     if settings.rules:
-        path = (root or folder.parent) / "anomaly_detected" / f"rank{rank}" / "anomaly.json"
+        path = folder.parent / "anomaly_detected" / f"rank{rank}" / "anomaly.json"
         act = AnomalyFile(path) if settings.dump else _log_anomaly
         listeners.append(DocumentedRules(parse_rules(settings.rules, source="alert"), act))
     if settings.incidents:

@@ -211,7 +211,3 @@ class Rarity:
     def run(self, series: Integers) -> Integers:
         """Return how many events in a row each series has."""
         return self._run[series]
-
-    def trials(self, series: Integers) -> Integers:
-        """Return the number of steps that were learned."""
-        return self._trials[series]

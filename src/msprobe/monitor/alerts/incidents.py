@@ -77,7 +77,6 @@ _CAUSE_OF_SIGN: Final = {
 _CRITICAL: Final = frozenset({Sign.NOT_FINITE, Sign.RANKS_PART, Sign.SCALE_COLLAPSED})
 _STATES: Final = frozenset({Stream.EXP_AVG, Stream.EXP_AVG_SQ, Stream.STATE})
 _GRADIENTS: Final = frozenset({Stream.ACTV_GRAD, Stream.GRAD_UNREDUCED, Stream.GRAD_REDUCED})
-_PARAMETERS: Final = frozenset({Stream.PARAM_ORIGIN, Stream.PARAM_UPDATED, Stream.UPDATE})
 _GONE: Final = frozenset({Sign.ZERO, Sign.ABSENT})
 
 
@@ -264,10 +263,8 @@ class Incidents:
         return changed
 
     def _close(self, step: int) -> list[Incident]:
-        if not self.all or not self.all[-1].is_open or step - self.all[-1].last <= QUIET_STEPS:
-            return []
-        self.all[-1].is_open = False
-        return [self.all[-1]]
+        is_quiet = bool(self.all) and step - self.all[-1].last > QUIET_STEPS
+        return self.close() if is_quiet else []
 
     def close(self) -> list[Incident]:
         """End the run; return the incident that was open."""

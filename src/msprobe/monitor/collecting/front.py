@@ -30,7 +30,7 @@ from msprobe.monitor.listeners import RowListener
 from msprobe.monitor.ops import Op, columns_of, evaluate
 from msprobe.monitor.reader import START, MonitorRun, open_monitor
 from msprobe.monitor.recorder import Recorder
-from msprobe.monitor.rows import Rows, Stream
+from msprobe.monitor.rows import Rows, Stream, Values
 from msprobe.monitor.run_folder import run_folder
 from msprobe.monitor.settings import Format, MonitorSettings, make_settings
 from msprobe.plain_text import reason
@@ -108,6 +108,25 @@ class MonitorFront(ABC):
     @abstractmethod
     def reading(self) -> Reading:
         """How tensors are read."""
+
+    def _models(
+        self, model: Any, kind: type, rule: str, grad_acc_steps: object, start_iteration: object
+    ) -> list[Any]:
+        """Return the models in the arguments of `set_monitor`.
+
+        Raises:
+            UsageError: this object monitors already.
+            ConfigError: an argument cannot be used.
+        """
+        if self._recorder is not None:
+            raise UsageError("set_monitor(): this TrainerMon monitors already; detach() it first")
+        models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
+        for one in models:
+            if not isinstance(one, kind):
+                raise ConfigError("model", one, rule, source="set_monitor()")
+        _check_count("grad_acc_steps", grad_acc_steps, 1)
+        _check_count("start_iteration", start_iteration, 0)
+        return models
 
     def _begin(
         self,
@@ -231,23 +250,35 @@ class MonitorFront(ABC):
         """Return the activations of the last collected step, and their gradients."""
         return self._latest(Stream.ACTV), self._latest(Stream.ACTV_GRAD)
 
-    def _adhoc(
+    def adhoc_check(
         self,
         tensor: Any,
-        name: str,
-        rank_list: Sequence[int],
-        ops_list: Sequence[str],
+        module_name: str,
+        tensor_name: str,
+        rank_list: Sequence[int] = (),
+        ops_list: Sequence[str] = ("norm",),
     ) -> dict[str, float]:
+        """Return and log statistics of any tensor.
+
+        Args:
+            tensor: the tensor.
+            module_name: for the log.
+            tensor_name: for the log.
+            rank_list: ranks that do it; empty for all. Others return nothing.
+            ops_list: the operations.
+        """
         if rank_list and self.world.rank not in rank_list:
             return {}
         ops = tuple(map(Op, ops_list))
-        eps = self._settings.keys.eps
-        measures = self.reading.table(eps, with_bins=Op.LOG2_HIST in ops)
-        measures.add([tensor])
-        values = evaluate(ops, *measures.wait())
+        values = self._measured(tensor, ops)
         found = dict(zip(columns_of(ops), values[:, 0].tolist(), strict=True))
-        logger.info("%s: %s", name, found)
+        logger.info("%s.%s: %s", module_name, tensor_name, found)
         return found
+
+    def _measured(self, tensor: Any, ops: Sequence[Op]) -> Values:
+        measures = self.reading.table(self._settings.keys.eps, with_bins=Op.LOG2_HIST in ops)
+        measures.add([tensor])
+        return evaluate(ops, *measures.wait())
 
     def open(self) -> MonitorRun:
         """Open the run for reading; everything up to the last step is there."""
@@ -405,7 +436,7 @@ def _tell_warnings(settings: MonitorSettings) -> None:
         warn_once(logger, warning, "%s: %s", settings.source or "configure()", warning)
 
 
-def check_count(name: str, value: object, least: int) -> None:
+def _check_count(name: str, value: object, least: int) -> None:
     """Refuse an argument of `set_monitor` that is no whole number, or too small."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(name, value, f"a whole number >= {least}", source="set_monitor()")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +30,6 @@ from msprobe.monitor.gradients.sketch import Floats, Signs, cosine
 from msprobe.monitor.pictures import packed_cells
 from msprobe.monitor.rows import MISSING
 from msprobe.report.monitor_page import write_monitor_page
-
-logger = logging.getLogger(__name__)
 
 SUMMARY: Final = "summary"
 LEAST_AT_START: Final = 0.97

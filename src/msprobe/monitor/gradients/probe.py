@@ -14,7 +14,6 @@ import csv
 import hashlib
 import io
 import json
-import logging
 import shutil
 import zlib
 from collections.abc import Sequence
@@ -30,8 +29,6 @@ from msprobe.config.settings import GradProbeSection
 from msprobe.files import write_report, write_whole
 from msprobe.json_text import strict_json
 from msprobe.monitor.gradients.sketch import Floats, Signs, sketch
-
-logger = logging.getLogger(__name__)
 
 SKETCHES_NAME: Final = "gradients.npz"
 PARAMETER_COLUMN: Final = "param_name"

@@ -466,10 +466,10 @@ class ModuleObserver:
                 return
             opened = self._open.pop()
             if opened.paused:
-                self._resume(opened)
+                self._resume()
             self._raised(opened, BaseException.__name__)
 
-    def _resume(self, opened: _Open) -> None:
+    def _resume(self) -> None:
         if self._mode is not None and self._session.capturing:
             mode_stack.install_lowest(self._mode)
 
@@ -477,7 +477,7 @@ class ModuleObserver:
         while self._open:
             opened = self._open.pop()
             if opened.paused:
-                self._resume(opened)
+                self._resume()
             is_ours = opened.module is module
             if is_ours and finished and opened.call is not None:
                 self._end(opened, opened.call, output)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -52,8 +51,6 @@ from msprobe.pytorch.training.training_calls import TrainingCalls
 from msprobe.pytorch.values.adapter import TENSOR_TYPES, TorchAdapter
 from msprobe.pytorch.values.readable import readable
 from msprobe.pytorch.values.tensor_search import tensors_in
-
-logger = logging.getLogger(__name__)
 
 
 class Collector(StepCollector):

@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from msprobe.errors import ConfigError, UsageError
-from msprobe.monitor.collecting.front import MonitorFront, World, check_count
+from msprobe.monitor.collecting.front import MonitorFront, World
+from msprobe.monitor.ops import Op
 from msprobe.monitor.recorder import Recorder
+from msprobe.monitor.rows import Values
 from msprobe.monitor.settings import MonitorSettings
 from msprobe.pytorch.interception.guard import guard
 from msprobe.pytorch.monitoring.collector import Collector
@@ -100,16 +102,8 @@ class TrainerMon(MonitorFront):
             ConfigError: an argument cannot be used.
             MonitorWriteError: the run's folder cannot be written.
         """
-        if self._recorder is not None:
-            raise UsageError("set_monitor(): this TrainerMon monitors already; detach() it first")
-        models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
-        for one in models:
-            if not isinstance(one, nn.Module):
-                raise ConfigError(
-                    "model", one, "a torch.nn.Module or a list", source="set_monitor()"
-                )
-        check_count("grad_acc_steps", grad_acc_steps, 1)
-        check_count("start_iteration", start_iteration, 0)
+        rule = "a torch.nn.Module or a list"
+        models = self._models(model, nn.Module, rule, grad_acc_steps, start_iteration)
         optimizer = plain_optimizer(optimizer)
         if not callable(getattr(optimizer, "step", None)):
             rule = "an optimizer with a method step()"
@@ -158,26 +152,9 @@ class TrainerMon(MonitorFront):
             )
         self.set_monitor(model, chosen, grad_acc_steps, tp_group, dp_group, start_iteration)
 
-    def adhoc_check(
-        self,
-        tensor: Tensor,
-        module_name: str,
-        tensor_name: str,
-        rank_list: Sequence[int] = (),
-        ops_list: Sequence[str] = ("norm",),
-    ) -> dict[str, float]:
-        """Return and log statistics of any tensor.
-
-        Args:
-            tensor: the tensor.
-            module_name: for the log.
-            tensor_name: for the log.
-            rank_list: ranks that do it; empty for all. Others return nothing.
-            ops_list: the operations.
-        """
+    def _measured(self, tensor: Tensor, ops: Sequence[Op]) -> Values:
         with guard():
-            name = f"{module_name}.{tensor_name}"
-            return self._adhoc(tensor.detach(), name, rank_list, ops_list)
+            return super()._measured(tensor.detach(), ops)
 
 
 # ---- ranks ---------------------------------------------------------------------------------------

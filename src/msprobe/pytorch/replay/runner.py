@@ -29,7 +29,7 @@ from msprobe.pytorch.values.describing import MAKERS
 from msprobe.replay import references
 from msprobe.replay.arguments import Rebuilder, converted, readings, result_at
 from msprobe.replay.forms import tensor_forms
-from msprobe.replay.recorded_calls import BackwardPass, RecordedCall
+from msprobe.replay.recorded_calls import RecordedCall
 from msprobe.replay.reduced_precision import float32_units
 from msprobe.replay.runner import (
     REFERENCE,
@@ -284,7 +284,7 @@ class _Run:
             if has_backward:
                 try:
                     for one in self._call.passes:
-                        found[one.name] = self._backward(one, result, gradients[one.name])
+                        found[one.name] = self._backward(result, gradients[one.name])
                 except (CannotReplayError, *_CALL_ERRORS) as exc:
                     if _failed(exc).reason is Reason.OUT_OF_MEMORY:
                         raise _failed(exc) from exc
@@ -328,7 +328,7 @@ class _Run:
             torch.set_rng_state(self._random_state)
 
     def _backward(
-        self, one: BackwardPass, result: Any, incoming: Mapping[PartPath, torch.Tensor]
+        self, result: Any, incoming: Mapping[PartPath, torch.Tensor]
     ) -> dict[PartPath, StoredTensor]:
         """Return the gradients of the arguments."""
         roots, grads = [], []

@@ -37,7 +37,6 @@ class ShownCall:
         allowed: their allowed errors.
         is_recorded: whether `targets` were recorded; else they were computed again.
         backward: whether these are gradients.
-        device: where they were computed again.
     """
 
     call: RecordedCall
@@ -50,7 +49,6 @@ class ShownCall:
     allowed: Mapping[PartPath, Allowed]
     is_recorded: bool
     backward: bool
-    device: str
 
     def run(self, setting: Setting = REFERENCE) -> Results:
         """Return the results, or gradients, of a new run.
@@ -129,7 +127,6 @@ def shown_call(
         allowed=allowed,
         is_recorded=is_recorded,
         backward=backward,
-        device=options.device,
     )
 
 

@@ -31,7 +31,7 @@ Known = dict[int, tuple[weakref.ref[Tensor], int, bytes]]
 """Measures of tensors that may be unchanged when they are read again, by identity."""
 
 _FIRST_ROWS: Final = 64
-_LOWEST, _HIGHEST, _WIDTH = -40, 24, 2
+_LOWEST, _WIDTH = -40, 2
 
 
 class Measures:
