@@ -71,8 +71,7 @@ def run_sums(debugger: PrecisionDebugger, way: Way) -> None:
     optimizer = torch.optim.Adamax(model.parameters(), 1e-3)
     batches, labels = torch.randn(3, way.parts, 8, 16), torch.randint(0, 4, (3, way.parts, 8))
     samples = 8 * way.parts
-
-    def step(number: int) -> None:
+    for number in recorded_steps(debugger, model):
         for x, y in zip(batches[number], labels[number], strict=True):
             loss = F.cross_entropy(model(x), y, reduction="sum")
             (loss / samples if way.divided == "loss" else loss).backward()
@@ -82,15 +81,14 @@ def run_sums(debugger: PrecisionDebugger, way: Way) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    train(debugger, model, step)
-
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_sums_divided_by_the_number_of_samples(tmp_path: Path, level: str) -> None:
     ways = Way("loss", 3, 0.02), Way("before", 3, 0.02)
     verdict = verdict_on(tmp_path, run_sums, *ways, level=level)
     assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
-    assert verdict["confidence"] == "proved", verdict["sentence"]
+    # Without modules no record tells that what the program divides are gradients.
+    assert verdict["confidence"] == ("possible" if level == "L1" else "proved")
 
 
 @pytest.mark.parametrize("limit", [1e-7, 0.02], ids=["all limited", "some limited"])

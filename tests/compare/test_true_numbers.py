@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import fit, verdict_on  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -30,13 +30,7 @@ def build(change):
 def run(debugger, change):
     model, x = build(change), torch.ones(4, 24)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(_):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-    train(debugger, model, step)
+    fit(debugger, model, optimizer, lambda _: model(x).square().mean())
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])

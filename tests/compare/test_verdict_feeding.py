@@ -665,7 +665,8 @@ class _Codes(nn.Module):
 def test_one_of_two_buffers_that_hold_the_same_is_not_named_alone(tmp_path: Path) -> None:
     def run(debugger: PrecisionDebugger, change: str | None) -> None:
         model, index = _Codes(is_early=change is not None), torch.tensor([0, 3, 4])
-        train(debugger, model, lambda _: model(index).sum().backward())
+        for _ in recorded_steps(debugger, model):
+            model(index).sum().backward()
 
     said = verdict_on(tmp_path, run, "early")["sentence"]
     words = "instead of the buffer book (or the buffer average, which holds the same)"
@@ -681,10 +682,8 @@ def test_samples_that_the_model_is_given_besides_are_not_said_to_be_the_same(
         if change:
             parts[1] = parts[1].flip(0)
 
-        def step(_: int) -> None:
+        for _ in recorded_steps(debugger, model):
             functional.cross_entropy(model(torch.cat(parts)), torch.arange(9) % 3).backward()
-
-        train(debugger, model, step)
 
     verdict = verdict_on(tmp_path, run, "flipped")
     assert verdict["class"] == "data", verdict["sentence"]
@@ -700,12 +699,7 @@ def test_parameters_that_change_places_are_named_where_modules_have_no_records(
         first, second = (up, gate) if change else (gate, up)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-        def step(_: int) -> None:
-            optimizer.zero_grad()
-            (functional.silu(first(x)) * second(x)).sum().backward()
-            optimizer.step()
-
-        train(debugger, model, step)
+        fit(debugger, model, optimizer, lambda _: (functional.silu(first(x)) * second(x)).sum())
 
     verdict = verdict_on(tmp_path, run, "exchanged", level="L1")
     words = "called with the parameter up.weight instead of the parameter gate.weight"

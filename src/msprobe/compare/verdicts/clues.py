@@ -276,6 +276,20 @@ def unused_change(comparison: RankComparison) -> Clue | None:
     shapes = {tuple(shape) for shape in columns.shape if math.prod(shape) > 1}
     held = Counter(key for row in comparison.rows for key in {*map(fingerprint, row.values)})
     given = [each for side in comparison.facts for each in _given_to(side)]
+    # What is made of a gradient reaches its optimizer, perhaps with a limit of its elements.
+    gradients = {
+        key
+        for row in comparison.rows
+        if row.value.role is Role.PARAMETER_GRAD
+        for key in map(fingerprint, row.values)
+    } - {None}
+    changed = {
+        row.pair.position
+        for row in comparison.rows
+        if row.pair.name in lone
+        and row.value.role is Role.INPUT
+        and not gradients.isdisjoint(map(fingerprint, row.values))
+    }
     # Another call of the other side may make the same: `lerp_` what `mul_` and `add_` do.
     made: tuple[list[_Extent], list[_Extent]] = ([], [])
     for row in comparison.rows:
@@ -286,7 +300,8 @@ def unused_change(comparison: RankComparison) -> Clue | None:
         parsed = comparison.parsed(row.pair)
         is_change = parsed.kind is RecordKind.FORWARD and _IN_PLACE.search(parsed.path) is not None
         is_lone = row.pair.name in lone and not row.pair.is_matched and row.value.shape in shapes
-        if not (is_change and is_lone and _is_result(row)) or held[fingerprint(row.value)] > 1:
+        is_told = row.pair.position in changed or held[fingerprint(row.value)] > 1
+        if is_told or not (is_change and is_lone and _is_result(row)):
             continue
         norm = row.value.norm
         if norm is None or not any(
