@@ -20,6 +20,7 @@ from torch.nn import functional
 from builders.csv_files import csv_rows
 from msprobe.cli import main
 from msprobe.compare.random_logs import compare_random_logs
+from msprobe.config_check import ConfigChecker
 from msprobe.pytorch.reproducibility import record_random
 
 pytestmark = pytest.mark.torch
@@ -223,3 +224,13 @@ def test_the_short_name_is_the_same_and_imports_no_framework() -> None:
     from msprobe.reproducibility import record_random as short
 
     assert short is record_random
+
+
+def test_draws_are_recorded_beside_a_configuration_check(tmp_path: Path) -> None:
+    """Both replace the functions of `random`."""
+    ConfigChecker.apply_patches("pytorch")
+    try:
+        path = record(tmp_path, lambda: (random.random(), np.random.rand(2)))  # noqa: NPY002
+    finally:
+        ConfigChecker.remove_patches("pytorch")
+    assert [row["api_name"] for row in csv_rows(path)] == ["random.random", "numpy.random.rand"]

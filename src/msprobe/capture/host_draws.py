@@ -8,6 +8,7 @@ that was imported before (``from random import shuffle``) are seen by the genera
 from __future__ import annotations
 
 import functools
+import inspect
 import random
 import sys
 import threading
@@ -51,7 +52,7 @@ class HostDraws:
         for generator, module, owner in _owners():
             self._states[generator] = state_of(generator)
             for name, function in list(vars(module).items()):
-                is_own = getattr(function, "__self__", None) is owner
+                is_own = callable(function) and _owner_of(function) is owner
                 is_plain = generator == "numpy" and name in _PLAIN_FUNCTIONS
                 if name in _READING or not (is_own or is_plain):
                     continue
@@ -131,10 +132,15 @@ class HostDraws:
 
 def _owners() -> Iterator[tuple[str, ModuleType, Any]]:
     """Yield each generator's name, its module, and the object whose methods the module shares."""
-    yield "python", random, random.random.__self__  # type: ignore[attr-defined]  # a bound method
+    yield "python", random, _owner_of(random.random)
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        yield "numpy", numpy_random, numpy_random.rand.__self__
+        yield "numpy", numpy_random, _owner_of(numpy_random.rand)
+
+
+def _owner_of(function: Callable[..., Any]) -> Any:
+    """Return the object whose method a function is, also where somebody wrapped it."""
+    return getattr(inspect.unwrap(function), "__self__", None)
 
 
 def state_of(generator: str) -> str:
