@@ -32,8 +32,11 @@ from msprobe.pytorch.values.random_state import generators_of
 
 __all__ = ["record_random"]
 
-_OWN_FILES: Final = (__file__, torch.overrides.__file__, host_draws.__file__)
-_TORCH: Final = str(Path(torch.__file__).parent)
+# Frames of torch, and of this package's own wrappers, are none of the program's.
+_LIBRARIES: Final = (
+    f"{Path(torch.__file__).parent}{os.sep}",
+    f"{Path(__file__).parents[1]}{os.sep}",
+)
 _COLUMNS: Final = (
     *("api_name", "stack", "number", "call", "generator", "before", "after", "line"),
     *("step", "recorded", "own"),
@@ -209,7 +212,7 @@ def _stack() -> tuple[str, str]:
     frames = [
         frame
         for frame in reversed(traceback.extract_stack())
-        if frame.filename not in _OWN_FILES and not frame.filename.startswith(_TORCH)
+        if not frame.filename.startswith(_LIBRARIES)
     ]
     texts = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
     line = f"{Path(frames[0].filename).name}:{frames[0].lineno}" if frames else ""
