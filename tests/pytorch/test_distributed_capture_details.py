@@ -91,6 +91,7 @@ with captured("modules", nn.Identity(), level="L0"):
     own(2).requires_grad_().sum().backward()
     dist.broadcast(own(3), 1)
     funcol.all_reduce(own(4), "sum", dist.group.WORLD) + 0
+    dist.all_to_all_single(torch.empty(6), own(6))
 after = (dist.all_reduce.__code__, funcol.all_reduce.__code__, funcol.wait_tensor.__code__)
 found["restored"] = all(map(lambda a, b: a is b, before, after))
 report(found)
@@ -260,6 +261,8 @@ def test_without_records_of_calls_the_facts_tell_collectives(
             shared
             | {"api": "functional_all_reduce", "op": "sum", "peer": None, "elements": 4}
             | {"passes": 1},
+            shared
+            | {"api": "all_to_all_single", "op": None, "peer": None, "elements": 6, "passes": 1},
         ]
         assert len(set(sources)) == 1
     assert not records(ran[0], "modules", "rank0").keys() & {"Distributed.all_reduce.0.forward"}

@@ -186,7 +186,7 @@ class Communication(msgspec.Struct, frozen=True, kw_only=True):
         ranks: global ranks of its group; empty where this rank is no member.
         op: how values are combined, as ``sum``; None where they are not.
         peer: the rank that sends, receives or collects; None where all do.
-        elements: of all tensors that it was given.
+        elements: of all tensors that it was given, but for what it fills.
         dtype: type of the first one; None where there is none.
         passes: backward passes of the step that had begun.
         source: the line that called it.

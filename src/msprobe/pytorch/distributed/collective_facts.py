@@ -20,7 +20,7 @@ from msprobe.capture.stacks import OWN_FOLDER, calling_frame
 from msprobe.capture.values import Found
 from msprobe.dump.facts import Communication
 from msprobe.operators.lookup import FUNCTIONAL
-from msprobe.pytorch.distributed.collectives import opened
+from msprobe.pytorch.distributed.collectives import opened, without
 from msprobe.pytorch.distributed.process_groups import Collective, describe_group
 from msprobe.pytorch.interception.guard import quietly
 from msprobe.pytorch.interception.tracing import is_tracing
@@ -67,7 +67,9 @@ class CollectiveFacts:
         if self._entries > _MOST_ENTRIES:
             return
         tensors: Found = []
-        tensors_in(*opened(args, kwargs), tensors)
+        tensors_in(*opened(*without(collective.communication.fills, args, kwargs)), tensors)
+        if not tensors:  # it receives only
+            tensors_in(*opened(args, kwargs), tensors)
         bound = _signature(collective.api).bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
