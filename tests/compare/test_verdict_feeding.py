@@ -705,3 +705,22 @@ def test_parameters_that_change_places_are_named_where_modules_have_no_records(
     words = "called with the parameter up.weight instead of the parameter gate.weight"
     assert words in verdict["sentence"], verdict["sentence"]
     assert verdict["class"] == "argument"
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_states_that_change_places_between_steps_are_no_data(tmp_path: Path, level: str) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        model, x = nn.LSTM(4, 3), torch.randn(3, 5, 2, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        state = (torch.zeros(1, 2, 3), torch.zeros(1, 2, 3))
+        for number in recorded_steps(debugger, model):
+            state = tuple(each.detach() * 0.9 for each in (state[::-1] if change else state))
+            found, state = model(x[number], state)
+            optimizer.zero_grad()
+            found.square().mean().backward()
+            optimizer.step()
+
+    verdict = verdict_on(tmp_path, run, "exchanged", level=level)
+    assert verdict["class"] == "order", verdict["sentence"]
+    words = "forward.output.2 of step 0 instead of VF.lstm.0.forward.output.1"
+    assert words in verdict["sentence"], verdict["sentence"]

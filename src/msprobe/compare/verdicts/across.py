@@ -92,10 +92,8 @@ class Across:
                     elif row.cause is Cause.OTHER_USERS and row.name in history.summed_alike:
                         step = history.summed_alike[row.name]
                         row.cause, row.subject = Cause.HARMLESS_BEFORE, str(step)
-                    elif row.cause is Cause.OUTSIDE and history.handed_on(row):
-                        mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
                     elif row.cause is Cause.OUTSIDE:
-                        _let_inherit_of_lone_call(comparison, row, history)
+                        _revise_outside(comparison, row, history)
                 if is_updated:
                     _inherit_structure(comparison, history)
             _inherit_updates(comparison, training)
@@ -192,6 +190,18 @@ def _revise(comparison: RankComparison, row: Row, history: History, updates: _Up
         else:
             is_likely = row.error <= likely
             mark(row, Origin.INHERITED, Cause.EARLIER_STEP if is_likely else Cause.STEP_GROWTH)
+
+
+def _revise_outside(comparison: RankComparison, row: Row, history: History) -> None:
+    """Let a value from outside inherit from the step before, or be another result of that."""
+    if history.handed_on(row):
+        mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
+        return
+    exchanged = history.exchanged(row)
+    if exchanged is not None:
+        mark(row, Origin.INTRODUCED, Cause.OTHER_VALUE, exchanged)
+        return
+    _let_inherit_of_lone_call(comparison, row, history)
 
 
 def _let_inherit_of_lone_call(comparison: RankComparison, row: Row, history: History) -> bool:

@@ -53,6 +53,8 @@ class History:
             compute the same by other calls in it.
         alone: (whether the target has it, a value) → the call without a partner that made it, or
             that changes it in place on the other side.
+        last: step, and for the target and the reference value → the first result of that step that
+            holds it, of those that agree.
     """
 
     inexact: bool = False
@@ -67,9 +69,11 @@ class History:
     summed_alike: dict[str, int] = field(default_factory=dict)
     same_inside: tuple[int, set[str]] | None = None
     alone: dict[tuple[bool, Hashable], Clue] = field(default_factory=dict)
+    last: tuple[int, dict[Hashable, str], dict[Hashable, str]] = (0, {}, {})
 
     def add(self, comparison: RankComparison) -> None:
         """Take in a step that was judged."""
+        made: tuple[dict[Hashable, str], dict[Hashable, str]] = ({}, {})
         for row in comparison.rows:
             is_equal = row.status is Status.EQUAL
             if not is_equal and row.cause is not Cause.HARMLESS:
@@ -90,10 +94,16 @@ class History:
                     self.results.add(fingerprints(row))
                 if not row.pair.is_matched:
                     self._add_alone(comparison, row)
+                elif role is Role.OUTPUT and not row.status.is_difference:
+                    made[0].setdefault(fingerprint(row.target), row.name)
+                    made[1].setdefault(fingerprint(row.reference), row.name)
                 continue
             if row.error:
                 self.errors[key] = max(self.errors.get(key, 0.0), row.error)
                 self.worst_error = max(self.worst_error, row.error)
+        for results in made:
+            results.pop(None, None)
+        self.last = (comparison.step, *made)
 
     def _add_alone(self, comparison: RankComparison, row: Row) -> None:
         """Take in the result of a call, or what the side without the call is left with."""
@@ -165,6 +175,15 @@ class History:
         """
         both = fingerprints(row)
         return both != (None, None) and both in self.results
+
+    def exchanged(self, row: Row) -> str | None:
+        """Return which results of the step before a row's two values are, if not the same one."""
+        step, targets, references = self.last
+        target = targets.get(fingerprint(row.target))
+        reference = references.get(fingerprint(row.reference))
+        if target is None or reference is None or target == reference:
+            return None
+        return f"{target} of step {step} instead of {reference}"
 
     def likely_error(self, key: Parameter, *, is_frozen: bool) -> float:
         """Return the relative error of a parameter that earlier steps make likely, at most.
