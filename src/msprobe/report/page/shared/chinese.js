@@ -394,6 +394,7 @@ export const sentences = {
   "look at the scaling of the loss and at hooks on gradients": "检查 loss 的缩放与梯度上的 hook",
   "clear gradients where the reference does: before each backward pass": "与 reference 一样清零梯度：在每次反向之前",
   "clear gradients once a step: after the optimizer, before backward": "每个 step 清零一次梯度：在优化器之后、反向之前",
+  "{} of step {} instead of {}": "step {2} 的 {1}，而非 {3}",
   "{} (or {}, which holds the same)": "{}（或内容相同的{}）",
   "{} (or one of {} others that hold the same)": "{}（或另外 {} 个内容相同者之一）",
   "the parameter {} after its update": "更新后的参数 {}", "the parameter {}": "参数 {}", "the buffer {}": "缓冲区 {}",
