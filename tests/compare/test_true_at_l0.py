@@ -446,3 +446,28 @@ def test_a_teacher_in_another_mode_is_told_of_its_mode(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, taught, "eval", level="L0")
 
     assert verdict["class"] == "mode", verdict["sentence"]
+
+
+class _Jitter(nn.Module):
+    """Its own code draws what its part is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x * (1 + 0.1 * torch.rand(x.shape)))
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_what_a_module_draws_for_its_part_by_another_seed_is_random(
+    tmp_path: Path, level: str
+) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        model, x = nn.Sequential(nn.Linear(6, 6), _Jitter(), nn.Linear(6, 1)), torch.randn(4, 6)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        torch.manual_seed(9 if change else 8)
+        fit(debugger, model, optimizer, lambda _: model(x).square().mean())
+
+    verdict = verdict_on(tmp_path, run, "seed", level=level)
+    assert verdict["class"] == "random", verdict["sentence"]

@@ -111,7 +111,9 @@ class EffectiveFacts:
                 return False
             case VerdictClass.RANDOM:
                 is_drawn = culprit is not None and (
-                    may_be_random(culprit) or (fact.is_drawn_by_host and may_follow_host(culprit))
+                    may_be_random(culprit)
+                    or (fact.is_drawn_by_host and may_follow_host(culprit))
+                    or self._may_be_drawn_inside(culprit, fact, observed)
                 )
                 return is_drawn or any(each.random_input for each in self._findings.steps)
             case VerdictClass.MODE:
@@ -131,6 +133,21 @@ class EffectiveFacts:
                 _agrees_until(observed, fact) or self._tells_gradients(fact, observed)
             )
         return self._differs_after(fact)
+
+    @staticmethod
+    def _may_be_drawn_inside(
+        culprit: Culprit, fact: FactDifference, observed: StepObservations | None
+    ) -> bool:
+        """Return whether a module's code without records may draw what a culprit is given.
+
+        What another rank draws may come by its communication.
+        """
+        comparison = culprit.comparison
+        if culprit.row.cause is not Cause.SURROUNDING_CODE or comparison.step != fact.step:
+            return False
+        is_own = comparison.rank == fact.rank
+        communicates = any(facts is not None and facts.communication for facts in comparison.facts)
+        return observed is not None and observed.draws and (is_own or communicates)
 
     def _is_of_mode(self, fact: FactDifference, observed: StepObservations | None) -> bool:
         """Return whether another training flag explains the first difference."""
