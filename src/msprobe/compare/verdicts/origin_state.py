@@ -25,6 +25,7 @@ from msprobe.dump.records import Statistic
 
 # Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.
 _UNRECORDED_GROWTH: Final = 50.0
+_UPDATED: Final = " after its update"
 
 
 class StartState:
@@ -62,6 +63,18 @@ class StartState:
             for value, names in zip((row.target, row.reference), self._names, strict=True)
         )
         return target, reference
+
+    def exchanged_parameters(self, row: Row) -> str | None:
+        """Return which parameters a row's two values are, if they are not the same one."""
+        target, reference = (
+            None
+            if value is None
+            else names.get(_key_of(value.dtype, value.shape or (), value.norm, value.projections))
+            for value, names in zip((row.target, row.reference), self._shared_names, strict=True)
+        )
+        if target is None or reference is None or target == reference:
+            return None
+        return f"{target} instead of {reference}"
 
     def shows_equal(self, row: Row) -> bool:
         """Return whether facts have one checksum for both values of a row: of data, a buffer."""
@@ -102,6 +115,14 @@ class StartState:
         return [
             {key: name for name, key in _named_parameters(facts)}
             for facts in self._comparison.facts
+        ]
+
+    @cached_property
+    def _shared_names(self) -> list[dict[Hashable, str]]:
+        """Of each side, the same when the step starts, by the names that both sides know."""
+        return [
+            {key: words for words, key in _named_parameters(facts) if not words.endswith(_UPDATED)}
+            for facts in ((None, None) if self._facts is None else self._facts.sides)
         ]
 
     @cached_property
@@ -248,7 +269,7 @@ def _named_parameters(facts: Facts | None) -> Iterator[tuple[str, Hashable]]:
         columns = own.name, own.dtype, own.shape, after.norm, after.projections
         for name, dtype, shape, norm, pair in zip(*columns, strict=False):
             if pair is not None:
-                yield f"the parameter {name} after its update", _key_of(dtype, shape, norm, pair)
+                yield f"the parameter {name}{_UPDATED}", _key_of(dtype, shape, norm, pair)
     start = facts.parameters
     if start is not None:
         named = map("the {} {}".format, start.kind, start.name)
