@@ -21,9 +21,7 @@ from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, OperationPair, Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.rounding import resolution_of
-from msprobe.compare.training.facts_pair import (
-    FactsPair,
-)
+from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.same_training import has_same_training
 from msprobe.compare.verdicts.calls import Calls
@@ -329,7 +327,19 @@ def _clear_same_training(
             updates = (comparison.places.get(step.target.record, -1) for step in steps)
             names = comparison.reference.names
             flow = cache(partial(DataFlow, comparison.rows, names))  # few steps need it
-            retract_without_effect(Calls(comparison), flow, max(updates))
+            retract_without_effect(Calls(comparison), flow, max(updates), _apart(steps))
+
+
+def _apart(steps: Sequence[StepPair]) -> dict[tuple[int, ...], float]:
+    """Return shape → how far optimizers leave a parameter of it apart, relative to its norm."""
+    found: dict[tuple[int, ...], float] = defaultdict(float)
+    for step in steps:
+        columns, changes = step.columns[0], step.changes("after")
+        for name, shape in zip(columns.name, columns.shape, strict=False):
+            change = changes.get(name)
+            error = 0.0 if change is None else change.relative or 0.0
+            found[tuple(shape)] = max(found[tuple(shape)], error)
+    return found
 
 
 def _resolutions(comparison: RankComparison, *, is_one_sided: bool) -> tuple[float, float]:

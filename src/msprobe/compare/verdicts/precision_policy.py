@@ -91,8 +91,9 @@ def judge_inside_autocast(comparison: RankComparison) -> None:
         if row.status is not Status.DIFFERS or row.value.role is not Role.OUTPUT:
             continue
         parsed = comparison.parsed(row.pair)
-        is_of_call = isinstance(row, Matched) and parsed.kind in _DIRECTIONS
-        if not is_of_call or parsed.is_module or row.precisions or row.error is None:
+        if parsed.is_module or parsed.kind not in _DIRECTIONS:
+            continue
+        if not isinstance(row, Matched) or row.precisions or row.error is None:
             continue
         family = comparison.side_of(row.pair).operator(row.pair.name).family
         if family in _CAST_INSIDE and row.error <= IN_AUTOCAST * resolution:
