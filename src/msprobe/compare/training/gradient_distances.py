@@ -240,13 +240,13 @@ def near_gradients(
     """Return the gradients that are the same sum on both sides, in another order."""
     found = _distances(target, reference)
     zero = _zero_but_for_rounding(target) & _zero_but_for_rounding(reference)
-    terms = _OF_TERMS * _largest(_norms(reference))
+    largest = _largest(_norms(reference))
     return {
         name
         for name, distance in found.items()
         if distance <= tolerance
         or name in zero
-        or distance * (reference[name].norm or math.inf) <= terms
+        or distance * max(reference[name].norm or 0.0, _SMALL * largest) <= _OF_TERMS * largest
     }
 
 
