@@ -93,9 +93,7 @@ def without_cause(findings: Findings) -> Verdict:
     clue = small_cause(findings)
     if clue is not None and clue.size is not Size.WITHIN:
         return of_clue(findings, clue)
-    if first is None:
-        return _equal(findings, unmatched, inside)
-    return _rounding(findings, clue or _other_operand(findings))
+    return _equal(findings, unmatched, inside) if first is None else _rounding(findings, clue)
 
 
 def _beyond_rounding(findings: Findings, first: StepObservations) -> Verdict | None:
@@ -219,12 +217,6 @@ def small_cause(findings: Findings) -> Clue | None:
     """Return what may be a cause though its effect is as small as rounding."""
     small = next((each.small for each in findings.steps if each.small is not None), None)
     return small or _shifted(findings)
-
-
-def _other_operand(findings: Findings) -> Clue | None:
-    """Return the first call that is given another call's result, though their values agree."""
-    found = (each.unnoticed for each in findings.steps if each.unnoticed is not None)
-    return next((clue for clue in found if clue.verdict is VerdictClass.ORDER), None)
 
 
 def of_clue(findings: Findings, clue: Clue, more: Sequence[str] = ()) -> Verdict:
@@ -406,7 +398,7 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
         words = f"{words}; {data.words}"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY, chosen=data)
     # What changes no bit of any value has no effect, however small.
-    clue = small_cause(findings) or _other_operand(findings) if close or inside else None
+    clue = small_cause(findings) if close or inside else None
     if clue is not None:
         words = f"{words}; {clue.words}, step {clue.place.step}, with as small an effect"
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.LIKELY)
