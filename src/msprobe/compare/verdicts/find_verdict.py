@@ -470,11 +470,19 @@ class _Search:
         return fact.moment > Moment.BACKWARD and self._is_exact_before(fact.step + 1)
 
     def _is_proved(self, fact: FactDifference) -> bool:
-        """Return whether rounding, in types that differ, explains every difference."""
+        """Return whether rounding, in types that differ, explains every difference.
+
+        Not beside an argument that differs, or another fact that is a cause by itself.
+        """
         return (
             fact.verdict is VerdictClass.PRECISION
             and not self._findings.counts[Status.UNREAD]
             and all(each.proof is None or each.proof.is_rounding for each in self._findings.steps)
+            and all(each.small is None for each in self._findings.steps)
+            and not any(
+                each.verdict is not fact.verdict and self._is_effective(each)
+                for each in self._findings.facts
+            )
         )
 
     def _agreement(self, fact: FactDifference) -> Iterator[str]:

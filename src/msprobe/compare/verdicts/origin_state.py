@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -119,11 +119,13 @@ class StartState:
 
     @cached_property
     def _shared_names(self) -> list[dict[Hashable, str]]:
-        """Of each side, the same when the step starts, by the names that both sides know."""
-        return [
-            {key: words for words, key in _named_parameters(facts) if not words.endswith(_UPDATED)}
-            for facts in ((None, None) if self._facts is None else self._facts.sides)
-        ]
+        """Of each side, those with numbers of their own, by the names that both sides know."""
+        found = []
+        for facts in () if self._facts is None else self._facts.sides:
+            known = [*_named_parameters(facts)]
+            counts = Counter(key for words, key in known if not words.endswith(_UPDATED))
+            found.append({key: words for words, key in known if counts[key] == 1})
+        return found or [{}, {}]
 
     @cached_property
     def _contents(self) -> list[dict[Hashable, set[str | None]]]:

@@ -29,8 +29,6 @@ _EXCEPTION: Final = 0.5
 _MODULE_OF_SUMS: Final = "module of a sum of products"
 _CALL_OF_SUMS: Final = "call of a sum of products"
 _DIRECTIONS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
-# What autocast lowers: sums of products, and functions made of several of these.
-_CAST_INSIDE: Final = (Family.BILINEAR, Family.CONVOLUTION, Family.COMPOSITE)
 
 
 def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> None:
@@ -96,7 +94,7 @@ def judge_inside_autocast(comparison: RankComparison) -> None:
         if not isinstance(row, Matched) or row.precisions or row.error is None:
             continue
         family = comparison.side_of(row.pair).operator(row.pair.name).family
-        if family in _CAST_INSIDE and row.error <= IN_AUTOCAST * resolution:
+        if family is Family.COMPOSITE and row.error <= IN_AUTOCAST * resolution:
             row.status, row.cause = Status.CLOSE, Cause.ROUNDING
             row.finding = "computed in the type of autocast on one side"
 
