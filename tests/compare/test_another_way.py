@@ -94,15 +94,16 @@ def test_another_average_is_told(tmp_path: Path, level: str) -> None:
 def queue(debugger: PrecisionDebugger, change: Change) -> None:
     """Train beside a queue of earlier results."""
     model = nn.Linear(6, 4)
-    model.register_buffer("queue", torch.randn(4, 4))
+    kept = torch.randn(4, 4)
+    model.register_buffer("queue", kept)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data = torch.randn(3, 5, 6)
 
     def step(number: int) -> None:
         made = model(data[number])
-        update(model, (made @ model.queue.t()).logsumexp(1).mean(), optimizer)
+        update(model, (made @ kept.t()).logsumexp(1).mean(), optimizer)
         with torch.no_grad():
-            change(model.queue, made.detach())
+            change(kept, made.detach())
 
     train(debugger, model, step)
 

@@ -25,7 +25,6 @@ from msprobe.dump.records import Statistic
 
 # Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.
 _UNRECORDED_GROWTH: Final = 50.0
-_UPDATED: Final = " after its update"
 
 
 class StartState:
@@ -122,8 +121,8 @@ class StartState:
         """Of each side, those with numbers of their own, by the names that both sides know."""
         found = []
         for facts in () if self._facts is None else self._facts.sides:
-            known = [*_named_parameters(facts)]
-            counts = Counter(key for words, key in known if not words.endswith(_UPDATED))
+            known = [*_parameters_at_start(facts)]
+            counts = Counter(key for _, key in known)
             found.append({key: words for words, key in known if counts[key] == 1})
         return found or [{}, {}]
 
@@ -271,7 +270,12 @@ def _named_parameters(facts: Facts | None) -> Iterator[tuple[str, Hashable]]:
         columns = own.name, own.dtype, own.shape, after.norm, after.projections
         for name, dtype, shape, norm, pair in zip(*columns, strict=False):
             if pair is not None:
-                yield f"the parameter {name}{_UPDATED}", _key_of(dtype, shape, norm, pair)
+                yield f"the parameter {name} after its update", _key_of(dtype, shape, norm, pair)
+    yield from _parameters_at_start(facts)
+
+
+def _parameters_at_start(facts: Facts) -> Iterator[tuple[str, Hashable]]:
+    """Yield the same of those with which the step starts."""
     start = facts.parameters
     if start is not None:
         named = map("the {} {}".format, start.kind, start.name)
