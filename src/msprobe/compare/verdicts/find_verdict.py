@@ -472,13 +472,12 @@ class _Search:
     def _is_proved(self, fact: FactDifference) -> bool:
         """Return whether rounding, in types that differ, explains every difference.
 
-        Not beside an argument that differs, or another fact that is a cause by itself.
+        Not beside another fact that is a cause by itself.
         """
         return (
             fact.verdict is VerdictClass.PRECISION
             and not self._findings.counts[Status.UNREAD]
             and all(each.proof is None or each.proof.is_rounding for each in self._findings.steps)
-            and all(each.small is None for each in self._findings.steps)
             and not any(
                 each.verdict is not fact.verdict and self._is_effective(each)
                 for each in self._findings.facts
