@@ -66,8 +66,8 @@ def other_collective(pair: FactsPair) -> OtherCollective | None:
     if not found:
         return None
     call, words = found[0]
-    others = len(found) - 1
-    more = f", and {others} more such call{'s' * (others > 1)}" if others else ""
+    rest = len(found) - 1
+    more = f", and {rest} more such call{'s' * (rest > 1)}" if rest else ""
     source = (call.source or "").replace("\\", "/").rpartition("/")[2]
     line = f" ({source})" if source else ""
     return OtherCollective(words + line, more, source, call.passes)

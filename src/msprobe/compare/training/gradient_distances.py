@@ -45,26 +45,18 @@ def has_same_gradients(pair: StepPair, tolerance: float = SAME_GRADIENT) -> bool
     )
 
 
-def are_rounded(pair: StepPair, resolution: float, *, is_one_sided: bool = False) -> bool:
+def are_rounded(pair: StepPair, resolution: float) -> bool:
     """Return whether all gradients that an optimizer gets differ as sums in a coarse type do.
 
     Those of one side alone do so together, as in `has_same_gradients`.
-
-    Args:
-        pair: an optimizer step.
-        resolution: of the coarse type.
-        is_one_sided: see `is_of_sum`.
     """
     both = pair.gradients
     shared = both[0].keys() & both[1].keys()
-    rounded = rounded_gradients(pair, resolution, is_one_sided=is_one_sided)
-    if not shared or rounded != shared:
+    if not shared or rounded_gradients(pair, resolution) != shared:
         return False
     alone = _alone(pair)
     typical = _typical(list(_moves(pair)))
-    return alone is None or is_of_sum(
-        typical, alone.moved, alone.size, resolution, typical, is_one_sided=is_one_sided
-    )
+    return alone is None or is_of_sum(typical, alone.moved, alone.size, resolution, typical)
 
 
 class _Alone(NamedTuple):
@@ -101,7 +93,7 @@ def _alone(pair: StepPair) -> _Alone | None:
     return _Alone((names or others)[0], moved, size)
 
 
-def rounded_gradients(pair: StepPair, resolution: float, *, is_one_sided: bool = False) -> set[str]:
+def rounded_gradients(pair: StepPair, resolution: float) -> set[str]:
     """Return the gradients that differ as sums do in a type of some resolution."""
     noise = _noise(pair, resolution)
     moves = [each for each in _moves(pair) if each.name not in noise]
@@ -109,14 +101,7 @@ def rounded_gradients(pair: StepPair, resolution: float, *, is_one_sided: bool =
     return noise | {
         each.name
         for each in moves
-        if is_of_sum(
-            each.distance,
-            each.moved,
-            each.size,
-            resolution,
-            typical,
-            is_one_sided=is_one_sided,
-        )
+        if is_of_sum(each.distance, each.moved, each.size, resolution, typical)
     }
 
 
@@ -260,11 +245,11 @@ def near_gradients(
 def _of_larger_terms(target: Gradients, reference: Gradients) -> set[str]:
     """Return the gradients that are as far apart as the rounding of terms like the largest one."""
     zero = _zero_but_for_rounding(target) & _zero_but_for_rounding(reference)
-    terms = _OF_TERMS * _largest(_norms(reference))
+    largest = _largest(_norms(reference))
     return zero | {
         name
         for name, distance in _distances(target, reference).items()
-        if distance * (reference[name].norm or math.inf) <= terms
+        if distance * max(reference[name].norm or 0.0, _SMALL * largest) <= _OF_TERMS * largest
     }
 
 

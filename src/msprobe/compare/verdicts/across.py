@@ -21,9 +21,7 @@ from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, OperationPair, Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.rounding import resolution_of
-from msprobe.compare.training.facts_pair import (
-    FactsPair,
-)
+from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.same_training import has_same_training
 from msprobe.compare.verdicts.calls import Calls
@@ -333,22 +331,32 @@ def _clear_same_training(
         if all(row.origin is None for row in comparison.rows):
             return
         steps = pair.steps
-        is_one_sided = is_in_other_precision(comparison)
-        resolutions = _resolutions(comparison, is_one_sided=is_one_sided)
-        if has_same_training(pair, steps, tolerance, resolutions, is_one_sided=is_one_sided):
+        if has_same_training(pair, steps, tolerance, _resolutions(comparison)):
             updates = (comparison.places.get(step.target.record, -1) for step in steps)
             names = comparison.reference.names
             flow = cache(partial(DataFlow, comparison.rows, names))  # few steps need it
-            retract_without_effect(Calls(comparison), flow, max(updates))
+            retract_without_effect(Calls(comparison), flow, max(updates), _apart(steps))
 
 
-def _resolutions(comparison: RankComparison, *, is_one_sided: bool) -> tuple[float, float]:
+def _apart(steps: Sequence[StepPair]) -> dict[tuple[int, ...], float]:
+    """Return shape → how far optimizers leave a parameter of it apart, relative to its norm."""
+    found: dict[tuple[int, ...], float] = defaultdict(float)
+    for step in steps:
+        columns, changes = step.columns[0], step.changes("after")
+        for name, shape in zip(columns.name, columns.shape, strict=False):
+            change = changes.get(name)
+            error = 0.0 if change is None else change.relative or 0.0
+            found[tuple(shape)] = max(found[tuple(shape)], error)
+    return found
+
+
+def _resolutions(comparison: RankComparison) -> tuple[float, float]:
     """Return to which resolutions gradients and losses may be apart; 0 without other calls.
 
     Where one side computes as a whole in a coarser type, that is the one which counts.
     """
     found = comparison.resolution, comparison.resolution_of_losses
-    if not found[0] or not is_one_sided:
+    if not found[0] or not is_in_other_precision(comparison):
         return found
     made = (r for r in comparison.rows if r.value.role is Role.OUTPUT and r.holds_tensor)
     coarsest = resolution_of(value for row in made for value in row.values)

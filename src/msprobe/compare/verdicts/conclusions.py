@@ -32,6 +32,7 @@ from msprobe.compare.verdicts.culprit_classes import (
     unrecorded_call,
 )
 from msprobe.compare.verdicts.custom_functions import MAY_BE_INSIDE, culprit_inside
+from msprobe.compare.verdicts.effective_facts import EffectiveFacts
 from msprobe.compare.verdicts.next_steps import CLIP_ALIKE, for_culprit
 from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
 from msprobe.compare.verdicts.own_error import key_of
@@ -53,9 +54,10 @@ _SHOWN_BY_ARGUMENT: Final = (
 class Conclusions:
     """Makes verdicts of the findings of a comparison."""
 
-    def __init__(self, findings: Findings) -> None:
-        """Take in the findings."""
+    def __init__(self, findings: Findings, facts: EffectiveFacts) -> None:
+        """Take in the findings, and the differences of the training that are causes."""
         self._findings = findings
+        self._facts = facts
         self._culprit = findings.culprits[0] if findings.culprits else None
         self._observed = {(each.step, each.rank): each for each in findings.steps}
 
@@ -146,11 +148,15 @@ class Conclusions:
         return fact.moment > Moment.BACKWARD and self._is_exact_before(fact.step + 1)
 
     def _is_proved(self, fact: FactDifference) -> bool:
-        """Return whether rounding, in types that differ, explains every difference."""
+        """Return whether rounding, in types that differ, explains every difference.
+
+        Not beside another fact that is a cause by itself.
+        """
         return (
             fact.verdict is VerdictClass.PRECISION
             and not self._findings.counts[Status.UNREAD]
             and all(each.proof is None or each.proof.is_rounding for each in self._findings.steps)
+            and all(each.verdict is fact.verdict for each in self._facts.all())
         )
 
     def _agreement(self, fact: FactDifference) -> Iterator[str]:

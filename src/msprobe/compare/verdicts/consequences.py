@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from msprobe.compare.model import Matched, Origin, Row, Status
+from msprobe.compare.rounding import ONCE
 from msprobe.compare.verdicts.agreement import are_same
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.data_flow import DataFlow
@@ -78,10 +79,14 @@ class Consequences:
                     found.update((user.start, user) for user in later)
         return list(found.values()) if are_same(*ends, resolution=0.0) else []
 
-    def end_alike(self, made: Iterable[Call]) -> bool:
+    def end_alike(self, made: Iterable[Call], apart: Mapping[tuple[int, ...], float]) -> bool:
         """Return whether calls come to the same tensors on both sides, however they make them.
 
         That is what none of a side's later calls takes in: averages of weights, say.
+
+        Args:
+            made: the calls.
+            apart: shape → how far apart a weight is, relative to its norm; no average is further.
         """
         ends: tuple[list[Value], list[Value]] = ([], [])
         for row in (row for call in made for row in call.outputs if row.value.is_tensor):
@@ -92,7 +97,14 @@ class Consequences:
             if row.status.is_difference or None in both:
                 for side, value in enumerate(both):
                     ends[side].extend([value] if value is not None else [])
-        return bool(ends[0]) and are_same(*ends, resolution=0.0)
+        shapes = {value.shape or () for side in ends for value in side}
+        return bool(shapes) and all(
+            are_same(
+                *([value for value in side if (value.shape or ()) == shape] for side in ends),
+                resolution=apart.get(shape, 0.0) / ONCE,
+            )
+            for shape in shapes
+        )
 
     def effect(self, call: Call, begun: Sequence[Row]) -> Effect:
         """Return what is made of constants that a call takes in or makes.

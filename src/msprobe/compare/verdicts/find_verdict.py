@@ -50,7 +50,7 @@ class _Search:
         self._findings = findings
         self._culprit = findings.culprits[0] if findings.culprits else None
         self._facts = EffectiveFacts(findings)
-        self._conclusions = Conclusions(findings)
+        self._conclusions = Conclusions(findings, self._facts)
 
     def run(self) -> Verdict:
         fact = next(iter(self._facts.all()), None)

@@ -101,10 +101,20 @@ class Incoming:
             mark(row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, " instead of ".join(known))
             return
         exchanged = state.start.exchanged_parameters(row)
+        if exchanged is not None and self._has_lone_likes(call):
+            # The parameter is the same; the call may be another one.
+            mark(row, Origin.INHERITED, Cause.UNTRACED)
+            return
         if exchanged is not None:
             mark(row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, exchanged)
             return
         mark(row, Origin.INTRODUCED, Cause.PARAMETER)
+
+    def _has_lone_likes(self, call: Call) -> bool:
+        """Return whether one side alone makes a further call of a function, which may be meant."""
+        calls, base = self._state.calls, call.parsed.base
+        lone = (pair for pair in calls.pairs if not pair.is_matched)
+        return any(calls.parse(pair).base == base for pair in lone)
 
     def _is_of_another_network(self, row: Row) -> bool:
         """Return whether one side gives a call the parameter of an earlier one, which is trained.

@@ -63,10 +63,12 @@ class StartState:
         return target, reference
 
     def exchanged_parameters(self, row: Row) -> str | None:
-        """Return which of the parameters of both sides a row's values are, if not the same one."""
-        keys = {_key_of_value(value) for value in row.values}
-        target, reference = self.names_of(row)
-        if target == reference or not all(keys <= names.keys() for names in self._names):
+        """Return which parameters a row's two values are, if they are not the same one."""
+        target, reference = (
+            None if value is None else names.get(_key_of_value(value))
+            for value, names in zip((row.target, row.reference), self._shared_names, strict=True)
+        )
+        if target is None or reference is None or target == reference:
             return None
         return f"{target} instead of {reference}"
 
@@ -106,6 +108,15 @@ class StartState:
     def _names(self) -> list[dict[Hashable, str]]:
         """Of each side, what tells parameters apart → their names, of those with projections."""
         return [_names_by_content(facts) for facts in self._comparison.facts]
+
+    @cached_property
+    def _shared_names(self) -> list[dict[Hashable, str]]:
+        """Of each side, those with numbers of their own, by the names that both sides know."""
+        found = [
+            {key: names[0] for key, names in _alike_at_start(facts).items() if len(names) == 1}
+            for facts in (() if self._facts is None else self._facts.sides)
+        ]
+        return found or [{}, {}]
 
     @cached_property
     def _contents(self) -> list[dict[Hashable, set[str | None]]]:
@@ -253,17 +264,20 @@ def _names_by_content(facts: Facts | None) -> dict[Hashable, str]:
         for name, dtype, shape, norm, pair in zip(*columns, strict=False):
             if pair is not None:
                 found[_key_of(dtype, shape, norm, pair)] = f"the parameter {name} after its update"
-    start = facts.parameters
+    return found | {key: _any_of(names) for key, names in _alike_at_start(facts).items()}
+
+
+def _alike_at_start(facts: Facts) -> dict[Hashable, list[str]]:
+    """Return the same for all that hold the same when the step starts, a tied one once."""
+    start, found = facts.parameters, defaultdict[Hashable, list[str]](list)
     if start is None:
         return found
-    alike: dict[Hashable, list[str]] = {}
     names = start.kind, start.name, start.same_as
     rest = start.dtype, start.shape, start.norm, start.projections
     for kind, name, tied, dtype, shape, norm, pair in zip(*names, *rest, strict=False):
         if pair is not None and not tied:
-            key = _key_of(dtype, shape, norm, pair)
-            alike.setdefault(key, []).append(f"the {kind} {name}")
-    return found | {key: _any_of(names) for key, names in alike.items()}
+            found[_key_of(dtype, shape, norm, pair)].append(f"the {kind} {name}")
+    return found
 
 
 def _any_of(names: Sequence[str]) -> str:

@@ -29,8 +29,6 @@ _EXCEPTION: Final = 0.5
 _MODULE_OF_SUMS: Final = "module of a sum of products"
 _CALL_OF_SUMS: Final = "call of a sum of products"
 _DIRECTIONS: Final = (RecordKind.FORWARD, RecordKind.BACKWARD)
-# What autocast lowers: sums of products, and functions made of several of these.
-_CAST_INSIDE: Final = (Family.BILINEAR, Family.CONVOLUTION, Family.COMPOSITE)
 
 
 def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> None:
@@ -91,11 +89,12 @@ def judge_inside_autocast(comparison: RankComparison) -> None:
         if row.status is not Status.DIFFERS or row.value.role is not Role.OUTPUT:
             continue
         parsed = comparison.parsed(row.pair)
-        is_of_call = isinstance(row, Matched) and parsed.kind in _DIRECTIONS
-        if not is_of_call or parsed.is_module or row.precisions or row.error is None:
+        if parsed.is_module or parsed.kind not in _DIRECTIONS:
+            continue
+        if not isinstance(row, Matched) or row.precisions or row.error is None:
             continue
         family = comparison.side_of(row.pair).operator(row.pair.name).family
-        if family in _CAST_INSIDE and row.error <= IN_AUTOCAST * resolution:
+        if family is Family.COMPOSITE and row.error <= IN_AUTOCAST * resolution:
             row.status, row.cause = Status.CLOSE, Cause.ROUNDING
             row.finding = "computed in the type of autocast on one side"
 

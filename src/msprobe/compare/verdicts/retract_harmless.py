@@ -154,15 +154,26 @@ def _slot(row: Row) -> tuple[str, str, Sequence[int] | None]:
     return parse_record_name(row.pair.name).base, row.value.argument, row.value.shape
 
 
-def retract_without_effect(calls: Calls, flow: Callable[[], DataFlow], updated: int) -> None:
+def retract_without_effect(
+    calls: Calls,
+    flow: Callable[[], DataFlow],
+    updated: int,
+    apart: Mapping[tuple[int, ...], float],
+) -> None:
     """Clear the origins in a step that comes to the same loss and the same gradients.
 
     A call after the optimizer is cleared if no result that differs is the last of what it leads to,
     or if both sides come to the same by all of these calls.
+
+    Args:
+        calls: those of the step.
+        flow: returns where their values come from.
+        updated: place of the last optimizer.
+        apart: shape → how far apart it leaves a parameter, relative to its norm.
     """
     is_same = not any(map(calls.makes_other_call, calls.pairs))
     late = [each for each in calls if _is_late(each, calls, updated)]
-    ends_alike = bool(late) and Consequences(calls, flow()).end_alike(late)
+    ends_alike = bool(late) and Consequences(calls, flow()).end_alike(late, apart)
     for call in calls:
         if calls.is_kept(call):
             continue

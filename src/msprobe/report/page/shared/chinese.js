@@ -377,7 +377,7 @@ export const sentences = {
   "shape {} instead of {}": "形状为 {}，而非 {}", "{} instead of {}; the values are {}": "{}，而非 {}；数值{}",
   "at other places than in the reference": "位置与标杆侧不同", "the default, which the other side leaves out": "默认值，另一侧省略", "the other recorder does not record it": "另一侧的采集不记录它",
   "only the {} has it": "仅{}有", "equal up to dimensions of size 1 in their shapes": "除形状中大小为 1 的维度外相同",
-  "requires_grad is {} instead of {}": "requires_grad 为 {}，而非 {}", "{} against {}, judged as {}": "{} 对比 {}，按 {} 判定", " instead of {}": "，而非 {}",
+  "requires_grad is {} instead of {}": "requires_grad 为 {}，而非 {}", "{} against {}, judged as {}": "{} 对比 {}，按 {} 判定", "computed in the type of autocast on one side": "仅一侧以 autocast 的类型计算", " instead of {}": "，而非 {}",
   "{} of {} elements beyond the tolerance, at worst {} instead of {}": "{2} 个元素中有 {1} 个超出容差，最差为 {3}，而非 {4}",
   "the checksums differ": "校验和不同", "one side has no statistics to compare": "一侧没有可比较的统计量", "{} {} instead of {}": "{} 为 {}，而非 {}",
   "max {} instead of {}": "最大值为 {}，而非 {}", "min {} instead of {}": "最小值为 {}，而非 {}", "mean {} instead of {}": "均值为 {}，而非 {}",
