@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from builders.two_runs import train, verdict_on  # noqa: E402
+from builders.two_runs import recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -53,7 +53,8 @@ def average(debugger: PrecisionDebugger, change: Change) -> None:
             for own, new in zip(slow.parameters(), model.parameters(), strict=True):
                 change(own, new)
 
-    train(debugger, [model, slow], step)
+    for number in recorded_steps(debugger, [model, slow]):
+        step(number)
 
 
 def ema(own: Tensor, new: Tensor) -> None:
@@ -105,7 +106,8 @@ def queue(debugger: PrecisionDebugger, change: Change) -> None:
         with torch.no_grad():
             change(kept, made.detach())
 
-    train(debugger, model, step)
+    for number in recorded_steps(debugger, model):
+        step(number)
 
 
 def joined(kept: Tensor, made: Tensor) -> None:
@@ -145,7 +147,8 @@ def loss_of(debugger: PrecisionDebugger, loss: Callable[[Tensor, Tensor], Tensor
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data, wanted = torch.randn(3, 5, 6), torch.randn(3, 5, 2)
-    train(debugger, model, lambda n: update(model, loss(model(data[n]), wanted[n]), optimizer))
+    for n in recorded_steps(debugger, model):
+        update(model, loss(model(data[n]), wanted[n]), optimizer)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -190,7 +193,8 @@ def classify(debugger: PrecisionDebugger, way: tuple[bool, str]) -> None:
                     total = total - made.softmax(1).gather(1, taken).log().mean()
         update(model, total, optimizer)
 
-    train(debugger, model, step)
+    for number in recorded_steps(debugger, model):
+        step(number)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -224,7 +228,8 @@ def test_a_cell_computes_in_the_type_of_autocast(tmp_path: Path, level: str) -> 
                     state = model(part, state)
             update(model, state[0].float().square().mean(), optimizer)
 
-        train(debugger, model, step)
+        for number in recorded_steps(debugger, model):
+            step(number)
 
     verdict = verdict_on(tmp_path, run, True, False, level)
 
@@ -248,7 +253,8 @@ def test_a_penalty_of_gradients_in_another_precision(tmp_path: Path, level: str)
             (slope,) = torch.autograd.grad(score.sum(), made, create_graph=True)
             update(model, score.mean() + (slope.norm(dim=1) - 1).square().mean(), optimizer)
 
-        train(debugger, model, step)
+        for number in recorded_steps(debugger, model):
+            step(number)
 
     verdict = verdict_on(tmp_path, run, True, False, level)
 
@@ -267,7 +273,8 @@ def test_two_updates_in_a_step_in_another_precision(tmp_path: Path) -> None:
                     made = model(data[number])
                 update(model, made.float().square().mean(), optimizer)
 
-        train(debugger, model, step)
+        for number in recorded_steps(debugger, model):
+            step(number)
 
     verdict = verdict_on(tmp_path, run, True, False, "L1")
 
@@ -289,7 +296,8 @@ def test_another_scale_beside_another_precision(tmp_path: Path) -> None:
             scaler.step(optimizer)
             scaler.update()
 
-        train(debugger, model, step)
+        for number in recorded_steps(debugger, model):
+            step(number)
 
     verdict = verdict_on(tmp_path, run, (True, 1024.0), (False, 256.0))
 
@@ -312,7 +320,8 @@ def test_what_is_trained_may_not_be_frozen(tmp_path: Path) -> None:
         model[0].requires_grad_(not is_frozen)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         data = torch.randn(3, 5, 6)
-        train(debugger, model, lambda n: update(model, model(data[n]).square().mean(), optimizer))
+        for n in recorded_steps(debugger, model):
+            update(model, model(data[n]).square().mean(), optimizer)
 
     verdict = verdict_on(tmp_path, run, True, False)
 
@@ -329,7 +338,8 @@ def test_another_parameter_is_named_without_modules(tmp_path: Path) -> None:
             first, second = (model[place] for place in order)
             update(model, second(torch.tanh(first(data[number]))).square().mean(), optimizer)
 
-        train(debugger, model, step)
+        for number in recorded_steps(debugger, model):
+            step(number)
 
     verdict = verdict_on(tmp_path, run, (1, 0), (0, 1), "L1")
 

@@ -131,6 +131,7 @@ def _of_kind(
         Moment.UPDATE,
         f"{some_of(far, len(changes), f'{kind}s')} {are(far, 'differs', 'differ')} "
         f"after step {pair.step}{size}, though every value recorded before agrees{made}",
+        turn=max(len(facts.optimizer_steps()) for facts in pair.sides),
         parameter=worst,
         modules=() if kind == "parameter" else tuple({n.rpartition(".")[0]: None for n in far}),
         next=(call.next if call else ())

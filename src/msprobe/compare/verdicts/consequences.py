@@ -165,7 +165,8 @@ class Consequences:
     def _users(self, row: Row) -> list[Call]:
         """Return the calls that take a row's values in, on either side."""
         sides = (self._flow.target, self._flow.reference)
-        return self._calls_of(index for side in sides for index in side.users(row))
+        found = (index for side in sides for index in side.users(row, by_content=True))
+        return self._calls_of(found)
 
     def _users_on(self, side: int, row: Row, value: Value) -> list[Call]:
         """Return the later calls of one side that take a tensor in: that one, not one like it.
