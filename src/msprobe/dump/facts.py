@@ -31,6 +31,8 @@ Projections = tuple[float, float] | None
 Option = Any
 OUTLINED_TENSOR: Final = "tensor"
 """A tensor among the arguments of a call that has no record."""
+OUTLINED_ITEM: Final = 100_000
+"""What the origin of a tensor grows by for each result before it; outlines have no more calls."""
 WITHOUT_MEANING: Final = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
 """Settings that choose an implementation of the same rule, or are the scheduler's own memory."""
 
@@ -240,12 +242,18 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
         bodies: lists of positions in `calls`.
         runs: which of these lists ran where.
         is_whole: whether it holds all calls of the step.
+        fed: of each tensor that a call is given, in order, where it comes from: how many calls
+            before it was returned, plus `OUTLINED_ITEM` for each result of that call before it;
+            0 where that is unknown; -1 and less for those in `given`. Empty in older dumps.
+        given: names of tensors that no call made: parameters, ``input.0`` of a model.
     """
 
     calls: list[OutlinedCall] = []
     bodies: list[list[int]] = []
     runs: list[OutlineRun] = []
     is_whole: bool = True
+    fed: list[int] = []
+    given: list[str] = []
 
 
 class Clip(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="clip"):
