@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that are fed with other tensors, where both sides make the same calls.
+
+An outline tells of each tensor which call returned it, so the calls of a step are a graph. Calls
+of two steps belong together if they compute the same from the same; those that are left over, if
+they are the same call of the same module, in order. The first of these that is fed otherwise is the
+difference: all that it is fed with is made on both sides. What a program may write in another way
+to the same effect is none: casts and reshapes between, operands of a sum that change places, sums
+of sums, calls that do not depend on each other in another order, a result that is computed twice.
+A tensor of unknown origin may be any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from msprobe.compare.training.outlined_calls import (
+    CASTS,
+    COPIES,
+    CUTS,
+    RESHAPES,
+    MadeCalls,
+    calls_in,
+    content_of,
+    number_of,
+    operator_in,
+    operator_name,
+    shown,
+    signature_in,
+    slot_words,
+    words_of,
+)
+from msprobe.dump.facts import OUTLINED_ITEM, OUTLINED_TENSOR, Outline, OutlinedCall
+from msprobe.operators.lookup import is_in_place
+
+_PASSING: Final = CUTS | COPIES | RESHAPES | CASTS
+_PAIR: Final = (OUTLINED_TENSOR, OUTLINED_TENSOR)
+# Their results are the same for both orders of their first two tensors.
+_SYMMETRIC: Final = frozenset(
+    ("cosinesimilarity", "eq", "huberloss", "l1loss", "mseloss", "ne", "smoothl1loss")
+)
+_CHAINS: Final = ("add", "mul")
+_EVEN: Final = frozenset(("abs", "cos", "cosh", "norm", "square"))
+_WORK: Final = 1_000_000  # calls that are looked at, again for each difference that is found
+_MOST_SUMMANDS: Final = 64
+_DEPTH: Final = 4  # calls that are named to tell two tensors apart
+
+_Origin = tuple[int, int] | str | None
+"""The call that returned a tensor and the place among its results, a name, or unknown."""
+_Value = tuple[Hashable, int] | str | None
+"""What a tensor holds: that of a call and the place among its results."""
+_Slots = tuple[int, _Value, _Value]
+"""Which tensor of a call is another one, what it is, and what it is in the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherFeed:
+    """How a call is fed otherwise.
+
+    Attributes:
+        call: the target's.
+        words: the difference in words.
+        is_first: whether no call before it, among those asked for, is fed otherwise: with what only
+            one side makes, which no words tell.
+    """
+
+    call: OutlinedCall
+    words: str
+    is_first: bool
+
+
+def tells_feeding(made: MadeCalls) -> bool:
+    """Return whether both sides tell where tensors come from, and may differ in that."""
+    outlines = made.outlines
+    return bool(outlines) and all(map(_is_told, outlines)) and not _is_one_outline(*outlines)
+
+
+def other_feed(made: MadeCalls) -> OtherFeed | bool:
+    """Return which of some calls, that both sides make, is fed otherwise.
+
+    Returns: False if none is; True if some are, but with what only one side makes.
+    """
+    ends = [max(each, default=-1) + 1 for each in made.places]
+    graphs = [_Graph.of(each, end) for each, end in zip(made.outlines, ends, strict=True)]
+    return _Feeding(graphs[0], graphs[1]).first_difference(*map(set, made.places))
+
+
+def without_state_writes(made: MadeCalls) -> MadeCalls:
+    """Return calls but for those that write a buffer of the model in place, as counters do."""
+    places = [
+        [
+            place
+            for place, call in zip(chosen, calls, strict=True)
+            if not (is_in_place(call.name) and isinstance(next(iter(origins[place]), None), str))
+        ]
+        for chosen, calls, origins in zip(
+            made.places, made, map(_origins, made.outlines), strict=True
+        )
+    ]
+    own, other = (
+        [calls[place] for place in kept]
+        for calls, kept in zip(map(calls_in, made.outlines), places, strict=True)
+    )
+    return MadeCalls(own, other, (places[0], places[1]), made.outlines)
+
+
+def _is_one_outline(target: Outline, reference: Outline) -> bool:
+    contents = [[content_of(call) for call in each.calls] for each in (target, reference)]
+    rest = [(each.fed, each.given, each.bodies, each.runs) for each in (target, reference)]
+    return contents[0] == contents[1] and rest[0] == rest[1]
+
+
+# A tensor among arguments, which may be lists; or a text, which may hold the word.
+_TOKEN: Final = re.compile(rf"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\b{OUTLINED_TENSOR}\b")
+
+
+def _tensors(call: OutlinedCall) -> list[int]:
+    """Return for each tensor that a call is given in which of its arguments it is."""
+    return [
+        place
+        for place, word in enumerate(words_of(call))
+        if OUTLINED_TENSOR in word
+        for token in _TOKEN.findall(word)
+        if token == OUTLINED_TENSOR
+    ]
+
+
+def _is_told(outline: Outline) -> bool:
+    counts = [len(_tensors(call)) for call in outline.calls]
+    times = Counter(number for run in outline.runs for number in outline.bodies[run.body])
+    return bool(outline.fed) and len(outline.fed) == sum(counts[n] * times[n] for n in times)
+
+
+def _origins(outline: Outline) -> list[list[_Origin]]:
+    """Return the origins of the tensors of each call of a step."""
+    counts = [len(_tensors(call)) for call in outline.calls]
+    numbers = [n for run in outline.runs for n in outline.bodies[run.body]]
+    found: list[list[_Origin]] = []
+    rest = iter(outline.fed)
+    for place, number in enumerate(numbers):
+        fed: list[_Origin] = []
+        for _ in range(counts[number]):
+            written = next(rest)
+            if written > 0:
+                item, back = divmod(written, OUTLINED_ITEM)
+                fed.append((place - back, item))
+            else:
+                fed.append(outline.given[-1 - written] if written else None)
+        found.append(fed)
+    return found
+
+
+@dataclass(slots=True)
+class _Graph:
+    """The calls of one side, from the first one to the last that matters.
+
+    Attributes:
+        calls: all of them.
+        keys: of each its content and its module; None for calls that only pass a tensor on.
+        fed: of each the origins of its tensors, those before calls that only pass them on.
+        written: of each the tensor that it changes in place.
+        users: of each those that are fed with a result of it.
+    """
+
+    calls: Sequence[OutlinedCall]
+    keys: list[tuple[Hashable, str | None] | None] = field(default_factory=list)
+    fed: list[list[_Origin]] = field(default_factory=list)
+    written: dict[int, _Origin] = field(default_factory=dict)
+    users: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    parents: list[str | None] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, outline: Outline, end: int) -> _Graph:
+        """Return the graph of the calls before a place."""
+        graph = cls(calls_in(outline)[:end])
+        for run in outline.runs:
+            graph.parents += [run.parent] * len(outline.bodies[run.body])
+        passed: dict[_Origin, _Origin] = {}
+        for place, origins in enumerate(_origins(outline)[:end]):
+            call = graph.calls[place]
+            fed = [passed.get(origin, origin) for origin in origins]
+            graph.fed.append(fed)
+            if operator_name(call) in _PASSING:
+                graph.keys.append(None)
+                if fed:
+                    passed[place, 0] = fed[0]
+                continue
+            graph.keys.append((content_of(call), graph.parents[place]))
+            for origin in fed:
+                if isinstance(origin, tuple):
+                    graph.users[origin[0]].append(place)
+            if fed and is_in_place(call.name):
+                graph.written[place] = fed[0]
+        return graph
+
+    def chain(self, place: int) -> str:
+        """Return whether a call adds or multiplies two tensors, by its name; else empty."""
+        call = self.calls[place]
+        name = operator_name(call)
+        is_plain = call.arguments == _PAIR and not call.named
+        return name if is_plain and name in _CHAINS and not is_in_place(call.name) else ""
+
+    def is_link(self, place: int) -> bool:
+        """Return whether all that uses the result of a sum are further sums, likewise products."""
+        name = self.chain(place)
+        return bool(name and self.users[place]) and all(
+            self.chain(user) == name and self.keys[user] == self.keys[place]
+            for user in self.users[place]
+        )
+
+    def has_several(self, place: int) -> bool:
+        """Return whether others than the first result of a call are known to be used."""
+        return any((place, 1) in self.fed[user] for user in self.users[place])
+
+    def shown(self, place: int) -> str:
+        """Return a call in words: the module in whose code of the framework it is, or its line."""
+        call, parent = self.calls[place], self.parents[place]
+        return shown(call) if call.source or parent is None else parent
+
+    def is_unordered(self, place: int) -> bool:
+        """Return whether the first two tensors of a call may change places."""
+        call = self.calls[place]
+        operator = operator_in(call)
+        is_even = operator.name == "sub" and all(map(self._is_even, self.users[place] or [place]))
+        is_symmetric = operator.name in _SYMMETRIC or (operator.is_commutative and not call.named)
+        return call.arguments[:2] == _PAIR and (is_symmetric or is_even)
+
+    def _is_even(self, place: int) -> bool:
+        call = self.calls[place]
+        power = number_of(call.arguments[1]) if len(call.arguments) > 1 else None
+        is_even_power = operator_name(call) == "pow" and power is not None and power % 2 == 0
+        return is_even_power or operator_name(call) in _EVEN
+
+
+class _Feeding:
+    """Finds which calls of two graphs belong together, and which are fed otherwise."""
+
+    def __init__(self, target: _Graph, reference: _Graph) -> None:
+        self.graphs = target, reference
+        # Of each call with what it is fed, of a sum of sums all summands, and how many of these,
+        # from the first, may change places.
+        self.operands: list[list[list[_Origin]]] = [[], []]
+        self.loose: list[list[int]] = [[], []]
+        # Calls that may belong together: of both sides.
+        self.groups: dict[Hashable, tuple[list[int], list[int]]] = {}
+        for side, graph in enumerate(self.graphs):
+            for place, key in enumerate(graph.keys):
+                self._add(side, place)
+                if key is not None and not graph.is_link(place):
+                    self.groups.setdefault(key, ([], []))[side].append(place)
+        # Calls that belong together though they are fed otherwise: the value that both have.
+        self.joined: tuple[dict[int, Hashable], dict[int, Hashable]] = ({}, {})
+        self.values: list[list[Hashable]] = []
+        self.fed: list[list[list[_Value]]] = []
+        self.made: list[set[Hashable]] = []
+
+    def _add(self, side: int, place: int) -> None:
+        graph, operands = self.graphs[side], list[_Origin]()
+        for origin in graph.fed[place]:
+            inner = origin[0] if isinstance(origin, tuple) else place
+            is_inner = inner != place and graph.keys[inner] == graph.keys[place]
+            is_summed = is_inner and graph.is_link(inner) and len(operands) < _MOST_SUMMANDS
+            operands += self.operands[side][inner] if is_summed else [origin]
+        self.operands[side].append(operands)
+        pair = 2 * graph.is_unordered(place)
+        self.loose[side].append(len(operands) if graph.chain(place) else pair)
+
+    def first_difference(self, own: set[int], other: set[int]) -> OtherFeed | bool:
+        """See `other_feed`; of calls at these places."""
+        target, reference = self.graphs
+        has_other = False
+        turns = max(_WORK // (len(target.calls) + len(reference.calls) + 1), 2)
+        for turn in range(turns):
+            self._follow()
+            pair = min(self._pairs_apart(), default=None)
+            if pair is None:
+                return has_other
+            if pair[0] in own and pair[1] in other:
+                apart = self._apart(*pair)
+                words = self._words(*pair, apart) if apart else ""
+                if words:
+                    return OtherFeed(target.calls[pair[0]], words, not has_other)
+                has_other = has_other or apart is None or bool(apart)
+            for place, joined in zip(pair, self.joined, strict=True):
+                joined[place] = ("joined", turn)
+        return True
+
+    def _follow(self) -> None:
+        """Find the value of each call: those that compute the same from the same have one."""
+        table: dict[Hashable, Hashable] = {}
+        self.values, self.fed = [], []
+        for graph, joined, operands, loose in zip(
+            self.graphs, self.joined, self.operands, self.loose, strict=True
+        ):
+            values: list[Hashable] = []
+            all_fed: list[list[_Value]] = []
+            changed: dict[_Origin, _Value] = {}
+            draws = 0
+            for place, key in enumerate(graph.keys):
+                fed: list[_Value] = []
+                for origin in operands[place]:
+                    known = (values[origin[0]], origin[1]) if isinstance(origin, tuple) else origin
+                    fed.append(changed.get(origin, known))
+                all_fed.append(fed)
+                is_random = operator_in(graph.calls[place]).draws_random
+                draws += is_random
+                count = loose[place]
+                ordered = (*sorted(fed[:count], key=repr), *fed[count:])
+                whole = (key, ordered, is_random and draws)
+                values.append(joined.get(place) or table.setdefault(whole, len(table) + 1))
+                if place in graph.written:
+                    changed[graph.written[place]] = (values[place], 0)
+            self.values.append(values)
+            self.fed.append(all_fed)
+        self.made = [set(values) for values in self.values]
+
+    def _pairs_apart(self) -> Iterator[tuple[int, int]]:
+        """Yield calls that belong together and differ."""
+        for group in self.groups.values():
+            # Those at the same place first: a call that is changed may be like another one now.
+            same = {
+                i
+                for i, places in enumerate(zip(*group, strict=False))
+                if self.values[0][places[0]] == self.values[1][places[1]]
+            }
+            left = [[p for i, p in enumerate(places) if i not in same] for places in group]
+            counts = [
+                Counter(values[p] for p in places)
+                for values, places in zip(self.values, left, strict=True)
+            ]
+            lone: list[list[int]] = []
+            for values, places in zip(self.values, left, strict=True):
+                shared = counts[0] & counts[1]
+                lone.append([])
+                for place in places:
+                    if shared[values[place]] > 0:
+                        shared[values[place]] -= 1
+                    else:
+                        lone[-1].append(place)
+            yield from zip(*lone, strict=False)
+
+    def _apart(self, own: int, other: int) -> list[_Slots] | None:
+        """Return with which tensors two calls are fed otherwise, but for those that are unknown.
+
+        Returns: None where they are fed with more or fewer.
+        """
+        fed = [[*enumerate(self.fed[side][place])] for side, place in enumerate((own, other))]
+        if len(fed[0]) != len(fed[1]):
+            return None
+        loose = self.loose[0][own]
+        lone: list[list[tuple[int, _Value]]] = []
+        for one, another in (fed, fed[::-1]):
+            rest = Counter(value for _, value in another[:loose])
+            lone.append([])
+            for index, value in one[:loose]:
+                rest[value] -= 1
+                if rest[value] < 0:
+                    lone[-1].append((index, value))
+        pairs = [*zip(*lone, strict=True), *zip(*(each[loose:] for each in fed), strict=True)]
+        if any(None in (one[1], another[1]) for one, another in pairs[: len(lone[0])]):
+            pairs = pairs[len(lone[0]) :]  # which of them is the unknown one is not known
+        return [
+            (one[0], one[1], another[1])
+            for one, another in pairs
+            if one[1] != another[1] and None not in (one[1], another[1])
+        ]
+
+    def _words(self, own: int, other: int, apart: Sequence[_Slots]) -> str:
+        """Return in words how two calls are fed otherwise; empty if with what one side makes."""
+        if not all(self._makes(1, mine) and self._makes(0, due) for _, mine, due in apart):
+            return ""
+        graph = self.graphs[0]
+        call, place = graph.calls[own], graph.shown(own)
+        if len(apart) == 2 and apart[0][1:] == apart[1][:0:-1]:
+            slots = " and ".join(_slot(call, index) for index, *_ in apart)
+            slots = "its operands" if len(graph.fed[own]) == 2 else slots
+            return f"{place} takes {slots} the other way round"
+        index, value, expected = apart[0]
+        if not graph.chain(own) and not (call.source is None and index == 0):
+            place = f"{_slot(call, index)} of {place}"
+        return f"{place} is fed with {' instead of '.join(self._told_apart(value, expected))}"
+
+    def _makes(self, side: int, value: _Value) -> bool:
+        return not isinstance(value, tuple) or value[0] in self.made[side]
+
+    def _told_apart(self, *values: _Value) -> tuple[str, ...]:
+        """Return what two values are, in words, by the calls of the target."""
+        chains = [self._makers(each) for each in values]
+        for depth in range(1, _DEPTH + 1):
+            found = tuple(" of ".join(words[:depth]) for words in chains)
+            if found[0] != found[1]:
+                return found
+        return chains[0][0], "another one"
+
+    def _makers(self, value: _Value) -> list[str]:
+        """Return what makes a value, what makes that which this is fed with first, and so on."""
+        graph, words = self.graphs[0], list[str]()
+        while isinstance(value, tuple) and len(words) < _DEPTH:
+            place = self.values[0].index(value[0])
+            several = f"result {value[1]}" if value[1] or graph.has_several(place) else "the result"
+            words.append(f"{several} of {graph.shown(place)}")
+            value = next(iter(self.fed[0][place]), None)
+        if isinstance(value, str):
+            words.append(f"{value} of the model" if value.startswith("input.") else value)
+        return words
+
+
+def _slot(call: OutlinedCall, index: int) -> str:
+    """Return in which argument a tensor is, in words."""
+    arguments = _tensors(call)
+    place = arguments[index]
+    count = len(call.arguments)
+    name = (
+        [*call.named][place - count] if place >= count else signature_in(call).name_of(str(place))
+    )
+    inside = f"element {index - arguments.index(place)} of " * (arguments.count(place) > 1)
+    return f"{inside}{slot_words(name)}"
