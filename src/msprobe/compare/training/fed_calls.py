@@ -41,18 +41,21 @@ _PASSING: Final = CUTS | COPIES | RESHAPES | CASTS
 _PAIR: Final = (OUTLINED_TENSOR, OUTLINED_TENSOR)
 # Their results are the same for both orders of their first two tensors.
 _SYMMETRIC: Final = frozenset(
-    ("cosinesimilarity", "eq", "huberloss", "l1loss", "mseloss", "ne", "smoothl1loss")
+    ("cosine_similarity", "eq", "huber_loss", "l1_loss", "mse_loss", "ne", "smooth_l1_loss")
 )
-_CHAINS: Final = ("add", "mul")
+_CHAINS: Final = {"add": "0", "mul": "1"}  # and the number that changes nothing
 _EVEN: Final = frozenset(("abs", "cos", "cosh", "norm", "square"))
 _WORK: Final = 1_000_000  # calls that are looked at, again for each difference that is found
 _MOST_SUMMANDS: Final = 64
+_MOST_ITEMS: Final = 64  # results of a call that outlines tell apart
 _DEPTH: Final = 4  # calls that are named to tell two tensors apart
 
-_Origin = tuple[int, int] | str | None
-"""The call that returned a tensor and the place among its results, a name, or unknown."""
-_Value = tuple[Hashable, int] | str | None
-"""What a tensor holds: that of a call and the place among its results."""
+_Origin = tuple[int, int] | str | float | None
+"""The call that returned a tensor and the place among its results, a name, or unknown.
+
+Among what is added or multiplied also a number."""
+_Value = tuple[Hashable, int] | str | float | None
+"""What a tensor holds: that of a call and the place among its results; or a number."""
 _Slots = tuple[int, _Value, _Value]
 """Which tensor of a call is another one, what it is, and what it is in the reference."""
 
@@ -79,33 +82,25 @@ def tells_feeding(made: MadeCalls) -> bool:
     return bool(outlines) and all(map(_is_told, outlines)) and not _is_one_outline(*outlines)
 
 
-def other_feed(made: MadeCalls) -> OtherFeed | bool:
+def other_feed(made: MadeCalls, *, is_input: bool = False) -> OtherFeed | bool:
     """Return which of some calls, that both sides make, is fed otherwise.
+
+    Args:
+        made: the calls.
+        is_input: whether it is to be fed with what none of them made.
 
     Returns: False if none is; True if some are, but with what only one side makes.
     """
-    ends = [max(each, default=-1) + 1 for each in made.places]
-    graphs = [_Graph.of(each, end) for each, end in zip(made.outlines, ends, strict=True)]
-    return _Feeding(graphs[0], graphs[1]).first_difference(*map(set, made.places))
+    return _Feeding.of(made).first_difference(made.places, is_input=is_input)
 
 
-def without_state_writes(made: MadeCalls) -> MadeCalls:
-    """Return calls but for those that write a buffer of the model in place, as counters do."""
-    places = [
-        [
-            place
-            for place, call in zip(chosen, calls, strict=True)
-            if not (is_in_place(call.name) and isinstance(next(iter(origins[place]), None), str))
-        ]
-        for chosen, calls, origins in zip(
-            made.places, made, map(_origins, made.outlines), strict=True
-        )
-    ]
-    own, other = (
-        [calls[place] for place in kept]
-        for calls, kept in zip(map(calls_in, made.outlines), places, strict=True)
-    )
-    return MadeCalls(own, other, (places[0], places[1]), made.outlines)
+def without_same(made: MadeCalls) -> MadeCalls:
+    """Return calls but for those that compute the same from the same on both sides.
+
+    A result may be computed twice on one side. What a module writes in its buffers, as counters do,
+    is no result. Casts and reshapes stay.
+    """
+    return _Feeding.of(made).without_same(made)
 
 
 def _is_one_outline(target: Outline, reference: Outline) -> bool:
@@ -164,6 +159,8 @@ class _Graph:
         fed: of each the origins of its tensors, those before calls that only pass them on.
         written: of each the tensor that it changes in place.
         users: of each those that are fed with a result of it.
+        parents: of each the module that makes it.
+        repeated: those that compute once more what was computed before.
     """
 
     calls: Sequence[OutlinedCall]
@@ -172,6 +169,7 @@ class _Graph:
     written: dict[int, _Origin] = field(default_factory=dict)
     users: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     parents: list[str | None] = field(default_factory=list)
+    repeated: set[int] = field(default_factory=set)
 
     @classmethod
     def of(cls, outline: Outline, end: int) -> _Graph:
@@ -180,6 +178,7 @@ class _Graph:
         for run in outline.runs:
             graph.parents += [run.parent] * len(outline.bodies[run.body])
         passed: dict[_Origin, _Origin] = {}
+        first: dict[Hashable, int] = {}
         for place, origins in enumerate(_origins(outline)[:end]):
             call = graph.calls[place]
             fed = [passed.get(origin, origin) for origin in origins]
@@ -189,27 +188,41 @@ class _Graph:
                 if fed:
                     passed[place, 0] = fed[0]
                 continue
-            graph.keys.append((content_of(call), graph.parents[place]))
+            content = graph.chain(place) or content_of(call)
+            graph.keys.append((content, graph.parents[place]))
             for origin in fed:
                 if isinstance(origin, tuple):
                     graph.users[origin[0]].append(place)
-            if fed and is_in_place(call.name):
-                graph.written[place] = fed[0]
+            if is_in_place(call.name):
+                first.clear()  # the same tensors may hold something else from now on
+                if fed:
+                    graph.written[place] = fed[0]
+            elif None not in fed and not operator_in(call).draws_random:
+                earlier = first.setdefault((graph.keys[place], *fed), place)
+                if earlier != place:
+                    graph.repeated.add(place)
+                    passed |= {(place, item): (earlier, item) for item in range(_MOST_ITEMS)}
         return graph
 
     def chain(self, place: int) -> str:
-        """Return whether a call adds or multiplies two tensors, by its name; else empty."""
+        """Return whether a call adds or multiplies tensors or numbers, by its name; else empty."""
         call = self.calls[place]
         name = operator_name(call)
-        is_plain = call.arguments == _PAIR and not call.named
-        return name if is_plain and name in _CHAINS and not is_in_place(call.name) else ""
+        if name not in _CHAINS or call.named or is_in_place(call.name):
+            return ""
+        is_plain = all(w == OUTLINED_TENSOR or number_of(w) is not None for w in call.arguments)
+        return name * is_plain
+
+    def numbers(self, place: int) -> list[_Origin]:
+        """Return the numbers that a call adds or multiplies, but for one that changes nothing."""
+        idle = number_of(_CHAINS[self.chain(place)])
+        found = map(number_of, self.calls[place].arguments)
+        return [number for number in found if number is not None and number != idle]
 
     def is_link(self, place: int) -> bool:
         """Return whether all that uses the result of a sum are further sums, likewise products."""
-        name = self.chain(place)
-        return bool(name and self.users[place]) and all(
-            self.chain(user) == name and self.keys[user] == self.keys[place]
-            for user in self.users[place]
+        return bool(self.chain(place) and self.users[place]) and all(
+            self.keys[user] == self.keys[place] for user in self.users[place]
         )
 
     def has_several(self, place: int) -> bool:
@@ -258,8 +271,50 @@ class _Feeding:
         self.fed: list[list[list[_Value]]] = []
         self.made: list[set[Hashable]] = []
 
+    @classmethod
+    def of(cls, made: MadeCalls) -> _Feeding:
+        """Return how the calls of both sides are fed, as far as these calls tell."""
+        ends = [max(each, default=-1) + 1 for each in made.places]
+        graphs = [_Graph.of(each, end) for each, end in zip(made.outlines, ends, strict=True)]
+        return cls(graphs[0], graphs[1])
+
+    def without_same(self, made: MadeCalls) -> MadeCalls:
+        """See the function of this name."""
+        self._follow()
+        chosen = [*map(list, made.places)]
+        kinds = [
+            Counter(graph.keys[place] for place in places)
+            for graph, places in zip(self.graphs, chosen, strict=True)
+        ]
+        for graph, places, more in zip(
+            self.graphs, chosen, (kinds[0] - kinds[1], kinds[1] - kinds[0]), strict=True
+        ):
+            for place in graph.repeated.intersection(places):
+                if more[graph.keys[place]] > 0:
+                    more[graph.keys[place]] -= 1
+                    places.remove(place)
+        counts = [
+            Counter(values[place] for place in places)
+            for values, places in zip(self.values, chosen, strict=True)
+        ]
+        kept: list[list[int]] = []
+        for graph, values, places in zip(self.graphs, self.values, chosen, strict=True):
+            shared = counts[0] & counts[1]
+            kept.append([])
+            for place in places:
+                if graph.keys[place] is not None and shared[values[place]] > 0:
+                    shared[values[place]] -= 1
+                elif not isinstance(graph.written.get(place), str):
+                    kept[-1].append(place)
+        own, other = (
+            [graph.calls[place] for place in places]
+            for graph, places in zip(self.graphs, kept, strict=True)
+        )
+        return MadeCalls(own, other, (kept[0], kept[1]), made.outlines)
+
     def _add(self, side: int, place: int) -> None:
-        graph, operands = self.graphs[side], list[_Origin]()
+        graph = self.graphs[side]
+        operands = graph.numbers(place) if graph.chain(place) else []
         for origin in graph.fed[place]:
             inner = origin[0] if isinstance(origin, tuple) else place
             is_inner = inner != place and graph.keys[inner] == graph.keys[place]
@@ -269,9 +324,12 @@ class _Feeding:
         pair = 2 * graph.is_unordered(place)
         self.loose[side].append(len(operands) if graph.chain(place) else pair)
 
-    def first_difference(self, own: set[int], other: set[int]) -> OtherFeed | bool:
+    def first_difference(
+        self, places: Sequence[Sequence[int]], *, is_input: bool
+    ) -> OtherFeed | bool:
         """See `other_feed`; of calls at these places."""
         target, reference = self.graphs
+        own, other = map(set, places)
         has_other = False
         turns = max(_WORK // (len(target.calls) + len(reference.calls) + 1), 2)
         for turn in range(turns):
@@ -281,6 +339,8 @@ class _Feeding:
                 return has_other
             if pair[0] in own and pair[1] in other:
                 apart = self._apart(*pair)
+                if is_input and apart:
+                    apart = [each for each in apart if not self._is_made_at(each[1:], (own, other))]
                 words = self._words(*pair, apart) if apart else ""
                 if words:
                     return OtherFeed(target.calls[pair[0]], words, not has_other)
@@ -366,7 +426,7 @@ class _Feeding:
         return [
             (one[0], one[1], another[1])
             for one, another in pairs
-            if one[1] != another[1] and None not in (one[1], another[1])
+            if one[1] != another[1] and not _is_open(one[1]) and not _is_open(another[1])
         ]
 
     def _words(self, own: int, other: int, apart: Sequence[_Slots]) -> str:
@@ -386,6 +446,13 @@ class _Feeding:
 
     def _makes(self, side: int, value: _Value) -> bool:
         return not isinstance(value, tuple) or value[0] in self.made[side]
+
+    def _is_made_at(self, values: Sequence[_Value], places: Sequence[set[int]]) -> bool:
+        """Return whether the target's value or the reference's is made at these places."""
+        return any(
+            isinstance(value, tuple) and value[0] in {of_side[place] for place in chosen}
+            for value, of_side, chosen in zip(values, self.values, places, strict=True)
+        )
 
     def _told_apart(self, *values: _Value) -> tuple[str, ...]:
         """Return what two values are, in words, by the calls of the target."""
@@ -407,6 +474,11 @@ class _Feeding:
         if isinstance(value, str):
             words.append(f"{value} of the model" if value.startswith("input.") else value)
         return words
+
+
+def _is_open(value: _Value) -> bool:
+    """Return whether a value is unknown, or no tensor."""
+    return value is None or isinstance(value, float)
 
 
 def _slot(call: OutlinedCall, index: int) -> str:

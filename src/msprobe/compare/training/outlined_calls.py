@@ -24,7 +24,7 @@ from msprobe.operators.operator import Operator
 _COMPUTED: Final = 10
 _TRUTH: Final = ("True", "False")
 # They choose what gets a gradient, and no value.
-CUTS: Final = frozenset(("detach", "requires_grad", "setgradenabled"))
+CUTS: Final = frozenset(("detach", "requires_grad", "_setgradenabled"))
 COPIES: Final = frozenset(("clone", "contiguous"))
 RESHAPES: Final = frozenset(
     ("flatten", "reshape", "squeeze", "unflatten", "unsqueeze", "view", "view_as")

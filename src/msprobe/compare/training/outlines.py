@@ -22,7 +22,7 @@ from msprobe.compare.training.fed_calls import (
     OtherFeed,
     other_feed,
     tells_feeding,
-    without_state_writes,
+    without_same,
 )
 from msprobe.compare.training.fingerprints import change_of, of_data
 from msprobe.compare.training.gradient_factors import SAME_FACTOR
@@ -165,7 +165,7 @@ def difference_before(
 
 def _other_input(made: MadeCalls) -> OutlineDifference | None:
     """Return which call of a module is fed with what another call has made."""
-    feed = other_feed(made) if tells_feeding(made) else False
+    feed = other_feed(made, is_input=True) if tells_feeding(made) else False
     return _fed_otherwise(feed) if isinstance(feed, OtherFeed) else None
 
 
@@ -342,24 +342,18 @@ def _first_difference(made: MadeCalls) -> OutlineDifference | None:
     """Return the first call that may change a result and differs."""
     if made.target == made.reference and not tells_feeding(made):
         return None
-    silent, feed = CUTS | COPIES, None
-    attempts = [(made, silent | RESHAPES | CASTS), (made, silent)]
-    if tells_feeding(made):
-        # What a module counts in a buffer is no result: what it makes besides tells more.
-        attempts.insert(0, (without_state_writes(made), silent | RESHAPES | CASTS))
-    for calls, left_out in attempts:
-        own, other = ([c for c in side if operator_name(c) not in left_out] for side in calls)
+    tells, silent = tells_feeding(made), CUTS | COPIES
+    calls, feed = without_same(made) if tells else made, other_feed(made) if tells else False
+    for left_out in (silent | RESHAPES | CASTS, silent):
+        own, other = (
+            [each for each in side if operator_name(each) not in left_out] for side in calls
+        )
         found = list(_differences(own, other))
         if Counter(map(content_of, own)) != Counter(map(content_of, other)):
             return _first_of(found)
-        if not tells_feeding(made):
-            if found:
-                return _moved(found, own, other)
-            continue
-        feed = other_feed(made) if feed is None else feed
         if isinstance(feed, OtherFeed) and (feed.is_first or not found):
             return _fed_otherwise(feed)
-        if feed and found:
+        if found and (feed or not tells):
             return _moved(found, own, other)
     return None
 
