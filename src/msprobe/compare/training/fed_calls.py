@@ -300,12 +300,16 @@ class _Feeding:
         kept: list[list[int]] = []
         for graph, values, places in zip(self.graphs, self.values, chosen, strict=True):
             shared = counts[0] & counts[1]
-            kept.append([])
+            left_out: set[int] = set()
             for place in places:
-                if graph.keys[place] is not None and shared[values[place]] > 0:
-                    shared[values[place]] -= 1
-                elif not isinstance(graph.written.get(place), str):
-                    kept[-1].append(place)
+                is_same = graph.keys[place] is not None and shared[values[place]] > 0
+                shared[values[place]] -= is_same
+                if is_same or isinstance(graph.written.get(place), str):
+                    left_out.add(place)
+            for place in reversed(places):  # parts of the same sum
+                if graph.is_link(place) and left_out.issuperset(graph.users[place]):
+                    left_out.add(place)
+            kept.append([place for place in places if place not in left_out])
         own, other = (
             [graph.calls[place] for place in places]
             for graph, places in zip(self.graphs, kept, strict=True)
