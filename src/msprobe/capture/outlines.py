@@ -118,7 +118,7 @@ class Outlines:
         if key not in self._known:
             self._known[key] = self.add(name, frame, args, kwargs)
         run.append(self._known[key])
-        self.fed += map(self._origin, self._tensors_in((*args, *kwargs.values())))
+        self.fed += map(self._written_origin, self._tensors_in((*args, *kwargs.values())))
         self._noted += 1
         return self._noted - 1
 
@@ -131,9 +131,8 @@ class Outlines:
 
     def note_view(self, tensor: Any, view: Any) -> None:
         """Note that a tensor shows the numbers of another one."""
-        origin = self._known_origin(tensor)
-        if origin is not None and isinstance(view, self._tensors):
-            self._origins[id(view)] = (weakref.ref(view), origin)
+        if isinstance(view, self._tensors):
+            self._origins[id(view)] = (weakref.ref(view), self._origin_of(tensor))
 
     def outside(self, tensor: Any) -> int:
         """Return what is written for a tensor that no call returned."""
@@ -144,15 +143,19 @@ class Outlines:
         """Write of no tensor in this step where it comes from: a call was noted elsewhere."""
         self._loses_track = True
 
-    def _origin(self, tensor: Any) -> int:
-        origin = self._known_origin(tensor)
-        if origin is None:
-            origin = self.outside(tensor)
-            self._origins[id(tensor)] = (weakref.ref(tensor), origin)
+    def _written_origin(self, tensor: Any) -> int:
+        origin = self._origin_of(tensor)
         if isinstance(origin, int):
             return origin
         number, place = origin
         return self._noted - number + place * OUTLINED_ITEM
+
+    def _origin_of(self, tensor: Any) -> tuple[int, int] | int:
+        origin = self._known_origin(tensor)
+        if origin is None:
+            origin = self.outside(tensor)
+            self._origins[id(tensor)] = (weakref.ref(tensor), origin)
+        return origin
 
     def _known_origin(self, tensor: Any) -> tuple[int, int] | int | None:
         known = self._origins.get(id(tensor))

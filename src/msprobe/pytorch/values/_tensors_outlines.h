@@ -74,13 +74,24 @@ static int put_origin(OutlinePath *self, PyObject *tensor, int64_t number)
     return -1;
 }
 
+/* Find where a tensor comes from; -1 with an exception. */
+static int find_number(OutlinePath *self, PyObject *tensor, int64_t *number)
+{
+    const struct origin *origin = find_origin(self, tensor);
+    if (origin) {
+        *number = origin->number;
+        return 0;
+    }
+    if (PyErr_Occurred()) return -1;
+    *number = take_int(PyObject_CallOneArg(self->outside, tensor));
+    return PyErr_Occurred() ? -1 : put_origin(self, tensor, *number);
+}
+
 /* Note which tensor the call that begins is fed with; -1 with an exception. */
 static int feed(OutlinePath *self, PyObject *tensor)
 {
-    const struct origin *origin = find_origin(self, tensor);
-    if (!origin && PyErr_Occurred()) return -1;
-    int64_t number = origin ? origin->number : take_int(PyObject_CallOneArg(self->outside, tensor));
-    if (!origin && (PyErr_Occurred() || put_origin(self, tensor, number) < 0)) return -1;
+    int64_t number;
+    if (find_number(self, tensor, &number) < 0) return -1;
     if (number > 0) number = self->noted + 1 - number / ITEMS + number % ITEMS * self->most;
     PyObject *written = PyLong_FromLongLong(number);
     int failed = written ? PyList_Append(self->fed, written) : -1;
@@ -277,19 +288,17 @@ static enum way note_way(OutlinePath *self, PyObject *func, PyObject *args, PyOb
         entry = PyObject_CallOneArg(self->look_up, func);
     }
     answer = entry ? flag(entry, names.is_outlined) : -1;
-    int is_seen = answer > 0;
-    if (!answer && PyTuple_CheckExact(args) && PyTuple_GET_SIZE(args)) answer = flag(entry, names.is_view);
-    if (answer > 0 && !is_seen) {
-        const struct origin *origin = find_origin(self, PyTuple_GET_ITEM(args, 0));
-        *number = origin ? origin->number : 0;
-        answer = PyErr_Occurred() ? -1 : 0;
-    } else if (answer > 0) {
+    int is_view = 0;
+    if (!answer && PyTuple_CheckExact(args) && PyTuple_GET_SIZE(args))
+        answer = is_view = flag(entry, names.is_view);
+    if (answer > 0) {
         int is_kept_out = is_tracing(&self->is_tracing);
         if (!is_kept_out) is_kept_out = flag(self->session, names.muted);
         answer = is_kept_out ? (is_kept_out < 0 ? -1 : 0) : 1;
     }
-    if (answer > 0 && note_call(self, entry, args, kwargs) < 0) answer = -1;
-    if (answer > 0) *number = self->noted * ITEMS;
+    if (answer > 0 && is_view) answer = find_number(self, PyTuple_GET_ITEM(args, 0), number);
+    else if (answer > 0 && (answer = note_call(self, entry, args, kwargs)) == 0)
+        *number = self->noted * ITEMS;
     Py_XDECREF(entry);
     return answer < 0 ? FAILED : UNSEEN;
 }
