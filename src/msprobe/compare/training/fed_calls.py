@@ -76,31 +76,12 @@ class OtherFeed:
     is_first: bool
 
 
-def tells_feeding(made: MadeCalls) -> bool:
-    """Return whether both sides tell where tensors come from, and may differ in that."""
+def feeding_of(made: MadeCalls) -> Feeding | None:
+    """Return how calls are fed; None if that is not told, or the same on both sides."""
     outlines = made.outlines
-    return bool(outlines) and all(map(_is_told, outlines)) and not _is_one_outline(*outlines)
-
-
-def other_feed(made: MadeCalls, *, is_input: bool = False) -> OtherFeed | bool:
-    """Return which of some calls, that both sides make, is fed otherwise.
-
-    Args:
-        made: the calls.
-        is_input: whether it is to be fed with what none of them made.
-
-    Returns: False if none is; True if some are, but with what only one side makes.
-    """
-    return _Feeding.of(made).first_difference(made.places, is_input=is_input)
-
-
-def without_same(made: MadeCalls) -> MadeCalls:
-    """Return calls but for those that compute the same from the same on both sides.
-
-    A result may be computed twice on one side. What a module writes in its buffers, as counters do,
-    is no result. Casts and reshapes stay.
-    """
-    return _Feeding.of(made).without_same(made)
+    if not outlines or not all(map(_is_told, outlines)) or _is_one_outline(*outlines):
+        return None
+    return Feeding(made)
 
 
 def _is_one_outline(target: Outline, reference: Outline) -> bool:
@@ -172,8 +153,8 @@ class _Graph:
     repeated: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, outline: Outline, end: int) -> _Graph:
-        """Return the graph of the calls before a place."""
+    def of(cls, outline: Outline, end: int, shared: frozenset[str]) -> _Graph:
+        """Return the graph of the calls before a place; names that are not shared tell nothing."""
         graph = cls(calls_in(outline)[:end])
         for run in outline.runs:
             graph.parents += [run.parent] * len(outline.bodies[run.body])
@@ -181,7 +162,10 @@ class _Graph:
         first: dict[Hashable, int] = {}
         for place, origins in enumerate(_origins(outline)[:end]):
             call = graph.calls[place]
-            fed = [passed.get(origin, origin) for origin in origins]
+            fed = [
+                None if isinstance(origin, str) and origin not in shared else origin
+                for origin in (passed.get(each, each) for each in origins)
+            ]
             graph.fed.append(fed)
             if operator_name(call) in _PASSING:
                 graph.keys.append(None)
@@ -249,45 +233,54 @@ class _Graph:
         return is_even_power or operator_name(call) in _EVEN
 
 
-class _Feeding:
+class Feeding:
     """Finds which calls of two graphs belong together, and which are fed otherwise."""
 
-    def __init__(self, target: _Graph, reference: _Graph) -> None:
-        self.graphs = target, reference
+    def __init__(self, made: MadeCalls) -> None:
+        """Find how the calls are fed.
+
+        Args:
+            made: those that are asked for.
+        """
+        self._made = made
+        ends = [max(each, default=-1) + 1 for each in made.places]
+        self._graphs = [
+            _Graph.of(outline, end, made.shared)
+            for outline, end in zip(made.outlines, ends, strict=True)
+        ]
         # Of each call with what it is fed, of a sum of sums all summands, and how many of these,
         # from the first, may change places.
-        self.operands: list[list[list[_Origin]]] = [[], []]
-        self.loose: list[list[int]] = [[], []]
+        self._operands: list[list[list[_Origin]]] = [[], []]
+        self._loose: list[list[int]] = [[], []]
         # Calls that may belong together: of both sides.
-        self.groups: dict[Hashable, tuple[list[int], list[int]]] = {}
-        for side, graph in enumerate(self.graphs):
+        self._groups: dict[Hashable, tuple[list[int], list[int]]] = {}
+        for side, graph in enumerate(self._graphs):
             for place, key in enumerate(graph.keys):
                 self._add(side, place)
                 if key is not None and not graph.is_link(place):
-                    self.groups.setdefault(key, ([], []))[side].append(place)
+                    self._groups.setdefault(key, ([], []))[side].append(place)
         # Calls that belong together though they are fed otherwise: the value that both have.
-        self.joined: tuple[dict[int, Hashable], dict[int, Hashable]] = ({}, {})
-        self.values: list[list[Hashable]] = []
-        self.fed: list[list[list[_Value]]] = []
-        self.made: list[set[Hashable]] = []
+        self._joined: tuple[dict[int, Hashable], dict[int, Hashable]] = ({}, {})
+        self._values: list[list[Hashable]] = []
+        self._fed: list[list[list[_Value]]] = []
+        self._values_of: list[set[Hashable]] = []
 
-    @classmethod
-    def of(cls, made: MadeCalls) -> _Feeding:
-        """Return how the calls of both sides are fed, as far as these calls tell."""
-        ends = [max(each, default=-1) + 1 for each in made.places]
-        graphs = [_Graph.of(each, end) for each, end in zip(made.outlines, ends, strict=True)]
-        return cls(graphs[0], graphs[1])
+    def apart(self, *, has_writes: bool) -> MadeCalls:
+        """Return the calls but for those that compute the same from the same on both sides.
 
-    def without_same(self, made: MadeCalls) -> MadeCalls:
-        """See the function of this name."""
+        A result may be computed twice on one side. Casts and reshapes stay.
+
+        Args:
+            has_writes: whether what a module writes in its buffers is among them, as counters do.
+        """
         self._follow()
-        chosen = [*map(list, made.places)]
+        chosen = [*map(list, self._made.places)]
         kinds = [
             Counter(graph.keys[place] for place in places)
-            for graph, places in zip(self.graphs, chosen, strict=True)
+            for graph, places in zip(self._graphs, chosen, strict=True)
         ]
         for graph, places, more in zip(
-            self.graphs, chosen, (kinds[0] - kinds[1], kinds[1] - kinds[0]), strict=True
+            self._graphs, chosen, (kinds[0] - kinds[1], kinds[1] - kinds[0]), strict=True
         ):
             for place in graph.repeated.intersection(places):
                 if more[graph.keys[place]] > 0:
@@ -295,16 +288,17 @@ class _Feeding:
                     places.remove(place)
         counts = [
             Counter(values[place] for place in places)
-            for values, places in zip(self.values, chosen, strict=True)
+            for values, places in zip(self._values, chosen, strict=True)
         ]
         kept: list[list[int]] = []
-        for graph, values, places in zip(self.graphs, self.values, chosen, strict=True):
+        for graph, values, places in zip(self._graphs, self._values, chosen, strict=True):
             shared = counts[0] & counts[1]
             left_out: set[int] = set()
             for place in places:
                 is_same = graph.keys[place] is not None and shared[values[place]] > 0
                 shared[values[place]] -= is_same
-                if is_same or isinstance(graph.written.get(place), str):
+                is_write = isinstance(graph.written.get(place), str)
+                if is_same or (is_write and not has_writes):
                     left_out.add(place)
             for place in reversed(places):  # parts of the same sum
                 if graph.is_link(place) and left_out.issuperset(graph.users[place]):
@@ -312,28 +306,33 @@ class _Feeding:
             kept.append([place for place in places if place not in left_out])
         own, other = (
             [graph.calls[place] for place in places]
-            for graph, places in zip(self.graphs, kept, strict=True)
+            for graph, places in zip(self._graphs, kept, strict=True)
         )
-        return MadeCalls(own, other, (kept[0], kept[1]), made.outlines)
+        return MadeCalls(own, other)
 
     def _add(self, side: int, place: int) -> None:
-        graph = self.graphs[side]
+        graph = self._graphs[side]
         operands = graph.numbers(place) if graph.chain(place) else []
         for origin in graph.fed[place]:
             inner = origin[0] if isinstance(origin, tuple) else place
             is_inner = inner != place and graph.keys[inner] == graph.keys[place]
             is_summed = is_inner and graph.is_link(inner) and len(operands) < _MOST_SUMMANDS
-            operands += self.operands[side][inner] if is_summed else [origin]
-        self.operands[side].append(operands)
+            operands += self._operands[side][inner] if is_summed else [origin]
+        self._operands[side].append(operands)
         pair = 2 * graph.is_unordered(place)
-        self.loose[side].append(len(operands) if graph.chain(place) else pair)
+        self._loose[side].append(len(operands) if graph.chain(place) else pair)
 
-    def first_difference(
-        self, places: Sequence[Sequence[int]], *, is_input: bool
-    ) -> OtherFeed | bool:
-        """See `other_feed`; of calls at these places."""
-        target, reference = self.graphs
-        own, other = map(set, places)
+    def difference(self, *, is_input: bool = False) -> OtherFeed | bool:
+        """Return which of the calls, if both sides make it, is fed otherwise.
+
+        Args:
+            is_input: whether it is to be fed with what none of them made.
+
+        Returns: False if none is; True if some are, but with what only one side makes.
+        """
+        target, reference = self._graphs
+        own, other = map(set, self._made.places)
+        self._joined = ({}, {})
         has_other = False
         turns = max(_WORK // (len(target.calls) + len(reference.calls) + 1), 2)
         for turn in range(turns):
@@ -349,16 +348,16 @@ class _Feeding:
                 if words:
                     return OtherFeed(target.calls[pair[0]], words, not has_other)
                 has_other = has_other or apart is None or bool(apart)
-            for place, joined in zip(pair, self.joined, strict=True):
+            for place, joined in zip(pair, self._joined, strict=True):
                 joined[place] = ("joined", turn)
         return True
 
     def _follow(self) -> None:
         """Find the value of each call: those that compute the same from the same have one."""
         table: dict[Hashable, Hashable] = {}
-        self.values, self.fed = [], []
+        self._values, self._fed = [], []
         for graph, joined, operands, loose in zip(
-            self.graphs, self.joined, self.operands, self.loose, strict=True
+            self._graphs, self._joined, self._operands, self._loose, strict=True
         ):
             values: list[Hashable] = []
             all_fed: list[list[_Value]] = []
@@ -378,26 +377,26 @@ class _Feeding:
                 values.append(joined.get(place) or table.setdefault(whole, len(table) + 1))
                 if place in graph.written:
                     changed[graph.written[place]] = (values[place], 0)
-            self.values.append(values)
-            self.fed.append(all_fed)
-        self.made = [set(values) for values in self.values]
+            self._values.append(values)
+            self._fed.append(all_fed)
+        self._values_of = [set(values) for values in self._values]
 
     def _pairs_apart(self) -> Iterator[tuple[int, int]]:
         """Yield calls that belong together and differ."""
-        for group in self.groups.values():
+        for group in self._groups.values():
             # Those at the same place first: a call that is changed may be like another one now.
             same = {
                 i
                 for i, places in enumerate(zip(*group, strict=False))
-                if self.values[0][places[0]] == self.values[1][places[1]]
+                if self._values[0][places[0]] == self._values[1][places[1]]
             }
             left = [[p for i, p in enumerate(places) if i not in same] for places in group]
             counts = [
                 Counter(values[p] for p in places)
-                for values, places in zip(self.values, left, strict=True)
+                for values, places in zip(self._values, left, strict=True)
             ]
             lone: list[list[int]] = []
-            for values, places in zip(self.values, left, strict=True):
+            for values, places in zip(self._values, left, strict=True):
                 shared = counts[0] & counts[1]
                 lone.append([])
                 for place in places:
@@ -412,10 +411,10 @@ class _Feeding:
 
         Returns: None where they are fed with more or fewer.
         """
-        fed = [[*enumerate(self.fed[side][place])] for side, place in enumerate((own, other))]
+        fed = [[*enumerate(self._fed[side][place])] for side, place in enumerate((own, other))]
         if len(fed[0]) != len(fed[1]):
             return None
-        loose = self.loose[0][own]
+        loose = self._loose[0][own]
         lone: list[list[tuple[int, _Value]]] = []
         for one, another in (fed, fed[::-1]):
             rest = Counter(value for _, value in another[:loose])
@@ -437,7 +436,7 @@ class _Feeding:
         """Return in words how two calls are fed otherwise; empty if with what one side makes."""
         if not all(self._makes(1, mine) and self._makes(0, due) for _, mine, due in apart):
             return ""
-        graph = self.graphs[0]
+        graph = self._graphs[0]
         call, place = graph.calls[own], graph.shown(own)
         if len(apart) == 2 and apart[0][1:] == apart[1][:0:-1]:
             slots = " and ".join(_slot(call, index) for index, *_ in apart)
@@ -449,13 +448,13 @@ class _Feeding:
         return f"{place} is fed with {' instead of '.join(self._told_apart(value, expected))}"
 
     def _makes(self, side: int, value: _Value) -> bool:
-        return not isinstance(value, tuple) or value[0] in self.made[side]
+        return not isinstance(value, tuple) or value[0] in self._values_of[side]
 
     def _is_made_at(self, values: Sequence[_Value], places: Sequence[set[int]]) -> bool:
         """Return whether the target's value or the reference's is made at these places."""
         return any(
             isinstance(value, tuple) and value[0] in {of_side[place] for place in chosen}
-            for value, of_side, chosen in zip(values, self.values, places, strict=True)
+            for value, of_side, chosen in zip(values, self._values, places, strict=True)
         )
 
     def _told_apart(self, *values: _Value) -> tuple[str, ...]:
@@ -469,12 +468,12 @@ class _Feeding:
 
     def _makers(self, value: _Value) -> list[str]:
         """Return what makes a value, what makes that which this is fed with first, and so on."""
-        graph, words = self.graphs[0], list[str]()
+        graph, words = self._graphs[0], list[str]()
         while isinstance(value, tuple) and len(words) < _DEPTH:
-            place = self.values[0].index(value[0])
+            place = self._values[0].index(value[0])
             several = f"result {value[1]}" if value[1] or graph.has_several(place) else "the result"
             words.append(f"{several} of {graph.shown(place)}")
-            value = next(iter(self.fed[0][place]), None)
+            value = next(iter(self._fed[0][place]), None)
         if isinstance(value, str):
             words.append(f"{value} of the model" if value.startswith("input.") else value)
         return words

@@ -43,12 +43,14 @@ class MadeCalls:
         reference: those of the reference.
         places: of both, which calls of the whole step they are.
         outlines: those of the whole steps; none where not all calls are known.
+        shared: names of parameters, buffers and inputs of models that both steps have.
     """
 
     target: Sequence[OutlinedCall] = ()
     reference: Sequence[OutlinedCall] = ()
     places: tuple[Sequence[int], Sequence[int]] = ((), ())
     outlines: tuple[Outline, ...] = ()
+    shared: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Sequence[OutlinedCall]]:
         """Yield the calls of the target, then those of the reference."""
@@ -76,7 +78,13 @@ def made_calls(facts: Sequence[Facts | None], *wanted: Callable[[OutlineRun], bo
         [calls[place] for place in chosen]
         for calls, chosen in zip(map(calls_in, outlines), places, strict=True)
     )
-    return MadeCalls(own, other, (places[0], places[1]), tuple(outlines))
+    shared = frozenset.intersection(*map(_names, (target, reference)))
+    return MadeCalls(own, other, (places[0], places[1]), tuple(outlines), shared)
+
+
+def _names(facts: Facts) -> frozenset[str]:
+    held = facts.parameters.name if facts.parameters else ()
+    return frozenset((*held, *(each.where for each in facts.data)))
 
 
 def calls_in(outline: Outline) -> list[OutlinedCall]:

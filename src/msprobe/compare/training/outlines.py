@@ -18,12 +18,7 @@ from itertools import zip_longest
 from typing import Final
 
 from msprobe.compare.sides import Side
-from msprobe.compare.training.fed_calls import (
-    OtherFeed,
-    other_feed,
-    tells_feeding,
-    without_same,
-)
+from msprobe.compare.training.fed_calls import OtherFeed, feeding_of
 from msprobe.compare.training.fingerprints import change_of, of_data
 from msprobe.compare.training.gradient_factors import SAME_FACTOR
 from msprobe.compare.training.outlined_calls import (
@@ -165,7 +160,8 @@ def difference_before(
 
 def _other_input(made: MadeCalls) -> OutlineDifference | None:
     """Return which call of a module is fed with what another call has made."""
-    feed = other_feed(made, is_input=True) if tells_feeding(made) else False
+    feeding = feeding_of(made)
+    feed = feeding.difference(is_input=True) if feeding else None
     return _fed_otherwise(feed) if isinstance(feed, OtherFeed) else None
 
 
@@ -340,11 +336,18 @@ def difference_of_labels(target: Facts | None, reference: Facts | None) -> Outli
 
 def _first_difference(made: MadeCalls) -> OutlineDifference | None:
     """Return the first call that may change a result and differs."""
-    if made.target == made.reference and not tells_feeding(made):
+    feeding, silent = feeding_of(made), CUTS | COPIES
+    if feeding is None and made.target == made.reference:
         return None
-    tells, silent = tells_feeding(made), CUTS | COPIES
-    calls, feed = without_same(made) if tells else made, other_feed(made) if tells else False
-    for left_out in (silent | RESHAPES | CASTS, silent):
+    attempts = [(made, silent | RESHAPES | CASTS), (made, silent)]
+    feed: OtherFeed | bool = False
+    if feeding is not None:
+        # What a module counts in its buffers tells less than what it makes besides.
+        every = feeding.apart(has_writes=True)
+        attempts = [(feeding.apart(has_writes=False), silent | RESHAPES | CASTS)]
+        attempts += [(every, silent | RESHAPES | CASTS), (every, silent)]
+        feed = feeding.difference()
+    for calls, left_out in attempts:
         own, other = (
             [each for each in side if operator_name(each) not in left_out] for side in calls
         )
@@ -353,7 +356,7 @@ def _first_difference(made: MadeCalls) -> OutlineDifference | None:
             return _first_of(found)
         if isinstance(feed, OtherFeed) and (feed.is_first or not found):
             return _fed_otherwise(feed)
-        if found and (feed or not tells):
+        if found and (feed or feeding is None):
             return _moved(found, own, other)
     return None
 
