@@ -16,7 +16,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from msprobe.compare.training.outlined_calls import (
     CASTS,
@@ -74,6 +74,18 @@ class OtherFeed:
     call: OutlinedCall
     words: str
     is_first: bool
+
+
+class Wanted(NamedTuple):
+    """Tensors that are the results of some calls, or of none of them.
+
+    Attributes:
+        places: of both sides, which calls of the step these are.
+        are_results: whether both tensors are results of these calls; else neither is.
+    """
+
+    places: Sequence[Sequence[int]]
+    are_results: bool
 
 
 def feeding_of(made: MadeCalls) -> Feeding | None:
@@ -322,19 +334,18 @@ class Feeding:
         pair = 2 * graph.is_unordered(place)
         self._loose[side].append(len(operands) if graph.chain(place) else pair)
 
-    def difference(self, *, is_input: bool = False) -> OtherFeed | bool:
+    def difference(self, wanted: Wanted | None = None) -> OtherFeed | bool:
         """Return which of the calls, if both sides make it, is fed otherwise.
 
         Args:
-            is_input: whether it is to be fed with what none of them made.
+            wanted: which tensors may differ; None for all.
 
         Returns: False if none is; True if some are, but with what only one side makes.
         """
-        target, reference = self._graphs
         own, other = map(set, self._made.places)
-        self._joined = ({}, {})
         has_other = False
-        turns = max(_WORK // (len(target.calls) + len(reference.calls) + 1), 2)
+        self._joined = ({}, {})
+        turns = max(_WORK // sum(len(graph.calls) + 1 for graph in self._graphs), 2)
         for turn in range(turns):
             self._follow()
             pair = min(self._pairs_apart(), default=None)
@@ -342,11 +353,11 @@ class Feeding:
                 return has_other
             if pair[0] in own and pair[1] in other:
                 apart = self._apart(*pair)
-                if is_input and apart:
-                    apart = [each for each in apart if not self._is_made_at(each[1:], (own, other))]
+                if apart and wanted is not None:
+                    apart = [each for each in apart if self._is_wanted(each[1:], wanted)]
                 words = self._words(*pair, apart) if apart else ""
                 if words:
-                    return OtherFeed(target.calls[pair[0]], words, not has_other)
+                    return OtherFeed(self._graphs[0].calls[pair[0]], words, not has_other)
                 has_other = has_other or apart is None or bool(apart)
             for place, joined in zip(pair, self._joined, strict=True):
                 joined[place] = ("joined", turn)
@@ -450,12 +461,12 @@ class Feeding:
     def _makes(self, side: int, value: _Value) -> bool:
         return not isinstance(value, tuple) or value[0] in self._values_of[side]
 
-    def _is_made_at(self, values: Sequence[_Value], places: Sequence[set[int]]) -> bool:
-        """Return whether the target's value or the reference's is made at these places."""
-        return any(
-            isinstance(value, tuple) and value[0] in {of_side[place] for place in chosen}
-            for value, of_side, chosen in zip(values, self._values, places, strict=True)
-        )
+    def _is_wanted(self, values: Sequence[_Value], wanted: Wanted) -> bool:
+        made = [
+            isinstance(value, tuple) and value[0] in {of_side[place] for place in places}
+            for value, of_side, places in zip(values, self._values, wanted.places, strict=True)
+        ]
+        return all(made) if wanted.are_results else not any(made)
 
     def _told_apart(self, *values: _Value) -> tuple[str, ...]:
         """Return what two values are, in words, by the calls of the target."""

@@ -18,7 +18,7 @@ from itertools import zip_longest
 from typing import Final
 
 from msprobe.compare.sides import Side
-from msprobe.compare.training.fed_calls import OtherFeed, feeding_of
+from msprobe.compare.training.fed_calls import OtherFeed, Wanted, feeding_of
 from msprobe.compare.training.fingerprints import change_of, of_data
 from msprobe.compare.training.gradient_factors import SAME_FACTOR
 from msprobe.compare.training.outlined_calls import (
@@ -107,7 +107,8 @@ def difference_inside(
 ) -> OutlineDifference | None:
     """Return in which of the calls that are made within a module it differs from its partner.
 
-    Where they agree, those before it may have made another input of it.
+    Where they agree, those before it may have made another input of it, or it may return the same
+    in another order: then the first call behind it that is fed with another result of it tells.
 
     Args:
         sides: the target and the reference.
@@ -117,7 +118,11 @@ def difference_inside(
     """
     facts = [side.view.facts for side in sides]
     inside = made_calls(facts, *map(is_inside, sides, names))
-    return _first_difference(inside) or difference_before(sides, names)
+    return (
+        _first_difference(inside)
+        or difference_before(sides, names)
+        or _other_feed(made_calls(facts), Wanted(inside.places, are_results=True))
+    )
 
 
 def difference_around(
@@ -153,15 +158,16 @@ def difference_before(
             kinds = [each and each.verdict for each in (found, whole)]
             if kinds[0] is VerdictClass.CALL and kinds[1] is not VerdictClass.CALL:
                 found = whole
-            found = found or _other_input(made_calls(facts, *map(is_inside, sides, inner)))
+            inside = made_calls(facts, *map(is_inside, sides, inner))
+            found = found or _other_feed(inside, Wanted(inside.places, are_results=False))
         inner = outer
     return found
 
 
-def _other_input(made: MadeCalls) -> OutlineDifference | None:
-    """Return which call of a module is fed with what another call has made."""
+def _other_feed(made: MadeCalls, wanted: Wanted) -> OutlineDifference | None:
+    """Return which call is fed with another tensor, of those that are wanted."""
     feeding = feeding_of(made)
-    feed = feeding.difference(is_input=True) if feeding else None
+    feed = feeding.difference(wanted) if feeding else None
     return _fed_otherwise(feed) if isinstance(feed, OtherFeed) else None
 
 
