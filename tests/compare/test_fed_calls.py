@@ -94,7 +94,8 @@ class Net(nn.Module):
         if is_("halves"):
             first, second = second, first
         h = h + functional.gelu(first) * second  # <gelu>
-        return self.heads[0](h), self.heads[1](h)
+        own, other = self.heads[0](h), self.heads[1](h)
+        return (other, own) if is_("returned") else (own, other)
 
 
 def program(debugger: PrecisionDebugger, change: str) -> None:
@@ -107,7 +108,7 @@ def program(debugger: PrecisionDebugger, change: str) -> None:
     def step(_: int) -> None:
         optimizer.zero_grad()
         own, other = model(x)
-        near = (wanted - own if change == "distance" else own - wanted).square().mean()
+        near = (wanted - own if change == "distance" else own - wanted).square().mean()  # <near>
         high = (other if change == "term" else own).exp().mean()  # <exp>
         low = other.sigmoid().mean()
         turned = low - high if change == "loss" else high - low  # <turned>
@@ -157,6 +158,12 @@ def program(debugger: PrecisionDebugger, change: str) -> None:
         (
             "term",
             "argument 0 of Tensor.exp (<exp>) is fed with the result of "
+            "Module.heads.1.Linear.forward.0 instead of the result of "
+            "Module.heads.0.Linear.forward.0",
+        ),
+        (
+            "returned",
+            "argument 0 of Tensor.__sub__ (<near>) is fed with the result of "
             "Module.heads.1.Linear.forward.0 instead of the result of "
             "Module.heads.0.Linear.forward.0",
         ),

@@ -21,17 +21,19 @@ from msprobe.capture.session import Session
 from msprobe.dump.facts import (
     OUTLINED_ITEM,
     OUTLINED_TENSOR,
+    OUTLINED_TURNED,
     Outline,
     OutlinedCall,
     OutlineRun,
     encode_fact,
+    transposed,
 )
 
 MOST_CALLS: Final = OUTLINED_ITEM
 """Calls of a step that are noted, so that a loop without end does not fill the memory."""
 _MOST_KINDS: Final = 10_000
 _UNKNOWN: Final = -1  # number of a call beyond these
-_MOST_ELEMENTS: Final = 64  # of a list that is an argument
+_MOST_ELEMENTS: Final = OUTLINED_TURNED  # of a list that is an argument, or a result
 _MOST_LETTERS: Final = 80
 _NUMBERS: Final = frozenset({int, float, bool, complex, type(None)})
 
@@ -129,10 +131,24 @@ class Outlines:
             if isinstance(each, self._tensors) and self._known_origin(each) is None:
                 self._origins[id(each)] = (weakref.ref(each), (number, place))
 
-    def note_view(self, tensor: Any, view: Any) -> None:
-        """Note that a tensor shows the numbers of another one."""
-        if isinstance(view, self._tensors):
-            self._origins[id(view)] = (weakref.ref(view), self._origin_of(tensor))
+    def note_view(self, tensor: Any, view: Any, is_turned: bool) -> None:
+        """Note that a tensor shows the numbers of another one, perhaps transposed."""
+        if not isinstance(view, self._tensors):
+            return
+        origin = self._origin_of(tensor)
+        if is_turned:
+            if isinstance(origin, tuple):
+                origin = origin[0], origin[1] ^ OUTLINED_TURNED
+            else:
+                origin = self.turned(origin)
+        self._origins[id(view)] = (weakref.ref(view), origin)
+
+    def turned(self, outside: int) -> int:
+        """Return what is written for the transpose of a tensor that no call returned."""
+        if outside == 0:
+            return 0
+        name = transposed([*self._given][~outside])
+        return -1 - self._given.setdefault(name, len(self._given))
 
     def outside(self, tensor: Any) -> int:
         """Return what is written for a tensor that no call returned."""

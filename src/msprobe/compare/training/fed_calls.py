@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -34,7 +34,14 @@ from msprobe.compare.training.outlined_calls import (
     slot_words,
     words_of,
 )
-from msprobe.dump.facts import OUTLINED_ITEM, OUTLINED_TENSOR, Outline, OutlinedCall
+from msprobe.dump.facts import (
+    OUTLINED_ITEM,
+    OUTLINED_TENSOR,
+    OUTLINED_TURNED,
+    Outline,
+    OutlinedCall,
+    transposed,
+)
 from msprobe.operators.lookup import is_in_place
 
 _PASSING: Final = CUTS | COPIES | RESHAPES | CASTS
@@ -43,11 +50,10 @@ _PAIR: Final = (OUTLINED_TENSOR, OUTLINED_TENSOR)
 _SYMMETRIC: Final = frozenset(
     ("cosine_similarity", "eq", "huber_loss", "l1_loss", "mse_loss", "ne", "smooth_l1_loss")
 )
-_CHAINS: Final = {"add": "0", "mul": "1"}  # and the number that changes nothing
+_CHAINS: Final = {"add": 0.0, "mul": 1.0}  # and the number that changes nothing
 _EVEN: Final = frozenset(("abs", "cos", "cosh", "norm", "square"))
 _WORK: Final = 1_000_000  # calls that are looked at, again for each difference that is found
 _MOST_SUMMANDS: Final = 64
-_MOST_ITEMS: Final = 64  # results of a call that outlines tell apart
 _DEPTH: Final = 4  # calls that are named to tell two tensors apart
 
 _Origin = tuple[int, int] | str | float | None
@@ -142,6 +148,29 @@ def _origins(outline: Outline) -> list[list[_Origin]]:
     return found
 
 
+def _before(origin: _Origin, passed: Mapping[_Origin, _Origin], shared: frozenset[str]) -> _Origin:
+    """Return where a tensor comes from, before calls that only pass it on."""
+    if isinstance(origin, tuple) and origin[1] >= OUTLINED_TURNED:
+        return _turned(_before(_turned(origin), passed, shared))
+    found = passed.get(origin, origin)
+    is_lone = isinstance(found, str) and not {found, transposed(found)} & shared
+    return None if is_lone else found
+
+
+def _turned(origin: _Origin) -> _Origin:
+    """Return the transpose of a tensor."""
+    if isinstance(origin, str):
+        return transposed(origin)
+    return (origin[0], origin[1] ^ OUTLINED_TURNED) if isinstance(origin, tuple) else origin
+
+
+def _is_idle(call: OutlinedCall) -> bool:
+    """Return whether a call adds nothing, or multiplies by one."""
+    idle = _CHAINS.get(operator_name(call))
+    numbers = [*map(number_of, call.arguments[1:])]
+    return idle is not None and numbers == [idle] and not call.named
+
+
 @dataclass(slots=True)
 class _Graph:
     """The calls of one side, from the first one to the last that matters.
@@ -154,6 +183,7 @@ class _Graph:
         users: of each those that are fed with a result of it.
         parents: of each the module that makes it.
         repeated: those that compute once more what was computed before.
+        written_by_hand: modules with a call in the user's code.
     """
 
     calls: Sequence[OutlinedCall]
@@ -163,23 +193,24 @@ class _Graph:
     users: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     parents: list[str | None] = field(default_factory=list)
     repeated: set[int] = field(default_factory=set)
+    written_by_hand: set[str | None] = field(default_factory=set)
 
     @classmethod
     def of(cls, outline: Outline, end: int, shared: frozenset[str]) -> _Graph:
         """Return the graph of the calls before a place; names that are not shared tell nothing."""
         graph = cls(calls_in(outline)[:end])
         for run in outline.runs:
-            graph.parents += [run.parent] * len(outline.bodies[run.body])
+            body = outline.bodies[run.body]
+            graph.parents += [run.parent] * len(body)
+            if any(outline.calls[number].source for number in body):
+                graph.written_by_hand.add(run.parent)
         passed: dict[_Origin, _Origin] = {}
         first: dict[Hashable, int] = {}
         for place, origins in enumerate(_origins(outline)[:end]):
             call = graph.calls[place]
-            fed = [
-                None if isinstance(origin, str) and origin not in shared else origin
-                for origin in (passed.get(each, each) for each in origins)
-            ]
+            fed = [_before(origin, passed, shared) for origin in origins]
             graph.fed.append(fed)
-            if operator_name(call) in _PASSING:
+            if operator_name(call) in _PASSING or _is_idle(call):
                 graph.keys.append(None)
                 if fed:
                     passed[place, 0] = fed[0]
@@ -197,7 +228,7 @@ class _Graph:
                 earlier = first.setdefault((graph.keys[place], *fed), place)
                 if earlier != place:
                     graph.repeated.add(place)
-                    passed |= {(place, item): (earlier, item) for item in range(_MOST_ITEMS)}
+                    passed |= {(place, i): (earlier, i) for i in range(OUTLINED_TURNED)}
         return graph
 
     def chain(self, place: int) -> str:
@@ -210,10 +241,9 @@ class _Graph:
         return name * is_plain
 
     def numbers(self, place: int) -> list[_Origin]:
-        """Return the numbers that a call adds or multiplies, but for one that changes nothing."""
-        idle = number_of(_CHAINS[self.chain(place)])
+        """Return the numbers that a call adds or multiplies."""
         found = map(number_of, self.calls[place].arguments)
-        return [number for number in found if number is not None and number != idle]
+        return [number for number in found if number is not None]
 
     def is_link(self, place: int) -> bool:
         """Return whether all that uses the result of a sum are further sums, likewise products."""
@@ -225,10 +255,19 @@ class _Graph:
         """Return whether others than the first result of a call are known to be used."""
         return any((place, 1) in self.fed[user] for user in self.users[place])
 
+    def kind(self, place: int) -> Hashable:
+        """Return what a call computes, and in which module."""
+        return operator_name(self.calls[place]), self.parents[place]
+
+    def is_of_framework(self, place: int) -> bool:
+        """Return whether a call is the framework's own, in a module of its own."""
+        parent = self.parents[place]
+        return parent is not None and parent not in self.written_by_hand
+
     def shown(self, place: int) -> str:
-        """Return a call in words: the module in whose code of the framework it is, or its line."""
-        call, parent = self.calls[place], self.parents[place]
-        return shown(call) if call.source or parent is None else parent
+        """Return a call in words: by its line, or by the framework's module that makes it."""
+        parent = self.parents[place]
+        return parent if parent and self.is_of_framework(place) else shown(self.calls[place])
 
     def is_unordered(self, place: int) -> bool:
         """Return whether the first two tensors of a call may change places."""
@@ -278,49 +317,29 @@ class Feeding:
         self._values_of: list[set[Hashable]] = []
 
     def apart(self, *, has_writes: bool) -> MadeCalls:
-        """Return the calls but for those that compute the same from the same on both sides.
+        """Return the calls but for those that certainly make no difference.
 
-        A result may be computed twice on one side. Casts and reshapes stay.
+        They add nothing, or one side computes again by them what it has computed before.
 
         Args:
             has_writes: whether what a module writes in its buffers is among them, as counters do.
         """
-        self._follow()
-        chosen = [*map(list, self._made.places)]
         kinds = [
-            Counter(graph.keys[place] for place in places)
-            for graph, places in zip(self._graphs, chosen, strict=True)
+            Counter(graph.kind(place) for place in places)
+            for graph, places in zip(self._graphs, self._made.places, strict=True)
         ]
+        kept: list[list[OutlinedCall]] = []
         for graph, places, more in zip(
-            self._graphs, chosen, (kinds[0] - kinds[1], kinds[1] - kinds[0]), strict=True
+            self._graphs, self._made.places, (kinds[0] - kinds[1], kinds[1] - kinds[0]), strict=True
         ):
-            for place in graph.repeated.intersection(places):
-                if more[graph.keys[place]] > 0:
-                    more[graph.keys[place]] -= 1
-                    places.remove(place)
-        counts = [
-            Counter(values[place] for place in places)
-            for values, places in zip(self._values, chosen, strict=True)
-        ]
-        kept: list[list[int]] = []
-        for graph, values, places in zip(self._graphs, self._values, chosen, strict=True):
-            shared = counts[0] & counts[1]
-            left_out: set[int] = set()
+            kept.append([])
             for place in places:
-                is_same = graph.keys[place] is not None and shared[values[place]] > 0
-                shared[values[place]] -= is_same
-                is_write = isinstance(graph.written.get(place), str)
-                if is_same or (is_write and not has_writes):
-                    left_out.add(place)
-            for place in reversed(places):  # parts of the same sum
-                if graph.is_link(place) and left_out.issuperset(graph.users[place]):
-                    left_out.add(place)
-            kept.append([place for place in places if place not in left_out])
-        own, other = (
-            [graph.calls[place] for place in places]
-            for graph, places in zip(self._graphs, kept, strict=True)
-        )
-        return MadeCalls(own, other)
+                is_again = place in graph.repeated and more[graph.kind(place)] > 0
+                more[graph.kind(place)] -= is_again
+                is_write = isinstance(graph.written.get(place), str) and not has_writes
+                if not (is_again or is_write or _is_idle(graph.calls[place])):
+                    kept[-1].append(graph.calls[place])
+        return MadeCalls(kept[0], kept[1])
 
     def _add(self, side: int, place: int) -> None:
         graph = self._graphs[side]
@@ -449,12 +468,13 @@ class Feeding:
             return ""
         graph = self._graphs[0]
         call, place = graph.calls[own], graph.shown(own)
-        if len(apart) == 2 and apart[0][1:] == apart[1][:0:-1]:
+        plain = [(_untransposed(mine), _untransposed(due)) for _, mine, due in apart]
+        if len(plain) == 2 and plain[0] == plain[1][::-1]:
             slots = " and ".join(_slot(call, index) for index, *_ in apart)
             slots = "its operands" if len(graph.fed[own]) == 2 else slots
             return f"{place} takes {slots} the other way round"
         index, value, expected = apart[0]
-        if not graph.chain(own) and not (call.source is None and index == 0):
+        if not graph.chain(own) and not (graph.is_of_framework(own) and index == 0):
             place = f"{_slot(call, index)} of {place}"
         return f"{place} is fed with {' instead of '.join(self._told_apart(value, expected))}"
 
@@ -475,19 +495,37 @@ class Feeding:
             found = tuple(" of ".join(words[:depth]) for words in chains)
             if found[0] != found[1]:
                 return found
-        return chains[0][0], "another one"
+        found = tuple(
+            f"{words[0]}{self._given(v)}" for words, v in zip(chains, values, strict=True)
+        )
+        return found if found[0] != found[1] else (chains[0][0], "another one")
 
     def _makers(self, value: _Value) -> list[str]:
         """Return what makes a value, what makes that which this is fed with first, and so on."""
         graph, words = self._graphs[0], list[str]()
         while isinstance(value, tuple) and len(words) < _DEPTH:
-            place = self._values[0].index(value[0])
-            several = f"result {value[1]}" if value[1] or graph.has_several(place) else "the result"
-            words.append(f"{several} of {graph.shown(place)}")
+            place, item = self._values[0].index(value[0]), value[1] % OUTLINED_TURNED
+            several = f"result {item}" if item or graph.has_several(place) else "the result"
+            turned = "the transpose of " * (item != value[1])
+            words.append(f"{turned}{several} of {graph.shown(place)}")
             value = next(iter(self._fed[0][place]), None)
         if isinstance(value, str):
             words.append(f"{value} of the model" if value.startswith("input.") else value)
         return words
+
+    def _given(self, value: _Value) -> str:
+        """Return what the call that makes a value is given besides tensors, and its module."""
+        if not isinstance(value, tuple):
+            return ""
+        place = self._values[0].index(value[0])
+        graph = self._graphs[0]
+        words = [word for word in words_of(graph.calls[place]) if word != OUTLINED_TENSOR]
+        parent = f" in {graph.parents[place]}" * (graph.parents[place] is not None)
+        return f", given {', '.join(words)}," * bool(words) + parent
+
+
+def _untransposed(value: _Value) -> _Value:
+    return (value[0], value[1] % OUTLINED_TURNED) if isinstance(value, tuple) else value
 
 
 def _is_open(value: _Value) -> bool:

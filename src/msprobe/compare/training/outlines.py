@@ -360,10 +360,12 @@ def _first_difference(made: MadeCalls) -> OutlineDifference | None:
         found = list(_differences(own, other))
         if Counter(map(content_of, own)) != Counter(map(content_of, other)):
             return _first_of(found)
-        if isinstance(feed, OtherFeed) and (feed.is_first or not found):
+        moved = _moved(found, own, other) if found and (feed or feeding is None) else None
+        is_told = isinstance(feed, OtherFeed) and (feed.is_first or not found)
+        if moved is not None and (moved.verdict is VerdictClass.ARGUMENT or not is_told):
+            return moved
+        if isinstance(feed, OtherFeed) and is_told:
             return _fed_otherwise(feed)
-        if found and (feed or feeding is None):
-            return _moved(found, own, other)
     return None
 
 

@@ -73,6 +73,7 @@ class CallOutlines(TorchFunctionMode):
                 self._outlines.begin_run,
                 self._meet,
                 self._outlines.outside,
+                self._outlines.turned,
                 session,
                 self.left.threads,
                 table.entries,
@@ -153,7 +154,8 @@ class CallOutlines(TorchFunctionMode):
         if noted is not None:
             quietly(session, "outline", self._outlines.note_result, noted, result)
         elif entry is not None and entry.is_view:
-            quietly(session, "outline", self._outlines.note_view, args[0], result)
+            note_view, is_turned = self._outlines.note_view, entry.is_turned
+            quietly(session, "outline", note_view, args[0], result, is_turned)
         return result
 
     def _note(

@@ -12,12 +12,13 @@ struct origin {
     int64_t number; /* ITEMS times that of the call + 1, plus the place among its results; else <= 0 */
 };
 
-#define ITEMS 128 /* more than SHORT */
+#define ITEMS (2 * SHORT) /* the first SHORT results, and their transposes */
 
 typedef struct {
     PyObject_HEAD
     PyObject *in_python;                        /* the handler of the mode */
-    PyObject *add, *begin_run, *meet, *outside; /* methods of the mode, see `CallOutlines` */
+    PyObject *add, *begin_run, *meet; /* methods of the mode, see `CallOutlines`; of `Outlines`: */
+    PyObject *outside, *turned;
     PyObject *session, *left_threads, *entries; /* of the mode */
     PyObject *look_up;                          /* for functions that are not among the entries */
     PyObject *is_tracing, *compiler, *jit_state, *inner_code; /* as in ApiPath */
@@ -31,8 +32,8 @@ typedef struct {
 } OutlinePath;
 
 #define OUTLINE_OWNED(self) (&(self)->in_python)
-#define OUTLINE_GIVEN 14
-#define OUTLINE_OWNED_COUNT 19
+#define OUTLINE_GIVEN 15
+#define OUTLINE_OWNED_COUNT 20
 
 static void forget_origins(OutlinePath *self)
 {
@@ -85,6 +86,22 @@ static int find_number(OutlinePath *self, PyObject *tensor, int64_t *number)
     if (PyErr_Occurred()) return -1;
     *number = take_int(PyObject_CallOneArg(self->outside, tensor));
     return PyErr_Occurred() ? -1 : put_origin(self, tensor, *number);
+}
+
+/* Find where what a view shows comes from; -1 with an exception. */
+static int find_view(OutlinePath *self, PyObject *entry, PyObject *tensor, int64_t *number)
+{
+    if (find_number(self, tensor, number) < 0) return -1;
+    int is_turned = flag(entry, names.is_turned);
+    if (is_turned <= 0) return is_turned;
+    if (*number > 0) {
+        *number += *number % ITEMS < SHORT ? SHORT : -SHORT;
+        return 0;
+    }
+    PyObject *outside = PyLong_FromLongLong(*number);
+    *number = outside ? take_int(PyObject_CallOneArg(self->turned, outside)) : 0;
+    Py_XDECREF(outside);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 /* Note which tensor the call that begins is fed with; -1 with an exception. */
@@ -296,7 +313,7 @@ static enum way note_way(OutlinePath *self, PyObject *func, PyObject *args, PyOb
         if (!is_kept_out) is_kept_out = flag(self->session, names.muted);
         answer = is_kept_out ? (is_kept_out < 0 ? -1 : 0) : 1;
     }
-    if (answer > 0 && is_view) answer = find_number(self, PyTuple_GET_ITEM(args, 0), number);
+    if (answer > 0 && is_view) answer = find_view(self, entry, PyTuple_GET_ITEM(args, 0), number);
     else if (answer > 0 && (answer = note_call(self, entry, args, kwargs)) == 0)
         *number = self->noted * ITEMS;
     Py_XDECREF(entry);
@@ -368,9 +385,9 @@ static void OutlinePath_dealloc(OutlinePath *self)
 static int OutlinePath_init(OutlinePath *self, PyObject *args, PyObject *kwargs)
 {
     PyObject *one[OUTLINE_GIVEN];
-    if (!PyArg_ParseTuple(args, "OOOOOOO!O!OOOOOO!", &one[0], &one[1], &one[2], &one[3], &one[4],
-                          &one[5], &PySet_Type, &one[6], &PyDict_Type, &one[7], &one[8], &one[9],
-                          &one[10], &one[11], &one[12], &PyTuple_Type, &one[13]))
+    if (!PyArg_ParseTuple(args, "OOOOOOOO!O!OOOOOO!", &one[0], &one[1], &one[2], &one[3], &one[4],
+                          &one[5], &one[6], &PySet_Type, &one[7], &PyDict_Type, &one[8], &one[9],
+                          &one[10], &one[11], &one[12], &one[13], &PyTuple_Type, &one[14]))
         return -1;
     for (int i = 0; i < OUTLINE_GIVEN; i++) Py_XSETREF(OUTLINE_OWNED(self)[i], Py_NewRef(one[i]));
     Py_XSETREF(self->known, PyDict_New());
