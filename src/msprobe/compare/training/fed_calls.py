@@ -259,6 +259,10 @@ class _Graph:
         """Return what a call computes, and in which module."""
         return operator_name(self.calls[place]), self.parents[place]
 
+    def repeated_key(self, place: int) -> Hashable:
+        """Return the key of a call that computes something once more; None for others."""
+        return self.keys[place] if place in self.repeated else None
+
     def is_of_framework(self, place: int) -> bool:
         """Return whether a call is the framework's own, in a module of its own."""
         parent = self.parents[place]
@@ -324,21 +328,25 @@ class Feeding:
         Args:
             has_writes: whether what a module writes in its buffers is among them, as counters do.
         """
-        kinds = [
-            Counter(graph.kind(place) for place in places)
-            for graph, places in zip(self._graphs, self._made.places, strict=True)
-        ]
-        kept: list[list[OutlinedCall]] = []
-        for graph, places, more in zip(
-            self._graphs, self._made.places, (kinds[0] - kinds[1], kinds[1] - kinds[0]), strict=True
-        ):
-            kept.append([])
+        graphs, all_places = self._graphs, self._made.places
+        kinds, again = (
+            [
+                Counter(key for place in places if (key := key_of(graph, place)))
+                for graph, places in zip(graphs, all_places, strict=True)
+            ]
+            for key_of in (_Graph.kind, _Graph.repeated_key)
+        )
+        kept: list[list[OutlinedCall]] = [[], []]
+        for side, (graph, places) in enumerate(zip(graphs, all_places, strict=True)):
+            more, more_again = (each[side] - each[not side] for each in (kinds, again))
             for place in places:
-                is_again = place in graph.repeated and more[graph.kind(place)] > 0
-                more[graph.kind(place)] -= is_again
+                kind, key = graph.kind(place), graph.repeated_key(place)
+                is_again = more[kind] > 0 and more_again[key] > 0
+                more[kind] -= is_again
+                more_again[key] -= is_again
                 is_write = isinstance(graph.written.get(place), str) and not has_writes
                 if not (is_again or is_write or _is_idle(graph.calls[place])):
-                    kept[-1].append(graph.calls[place])
+                    kept[side].append(graph.calls[place])
         return MadeCalls(kept[0], kept[1])
 
     def _add(self, side: int, place: int) -> None:
