@@ -259,6 +259,10 @@ class _Graph:
         """Return what a call computes, and in which module."""
         return operator_name(self.calls[place]), self.parents[place]
 
+    def is_state_write(self, place: int) -> bool:
+        """Return whether a call changes a buffer or a parameter of the model in place."""
+        return isinstance(self.written.get(place), str)
+
     def repeated_key(self, place: int) -> Hashable:
         """Return the key of a call that computes something once more; None for others."""
         return self.keys[place] if place in self.repeated else None
@@ -320,13 +324,21 @@ class Feeding:
         self._fed: list[list[list[_Value]]] = []
         self._values_of: list[set[Hashable]] = []
 
+    def without_writes(self) -> MadeCalls:
+        """Return the calls but for what a module writes in its buffers, as counters do."""
+        own, other = (
+            [graph.calls[place] for place in places if not graph.is_state_write(place)]
+            for graph, places in zip(self._graphs, self._made.places, strict=True)
+        )
+        return MadeCalls(own, other)
+
     def apart(self, *, has_writes: bool) -> MadeCalls:
         """Return the calls but for those that certainly make no difference.
 
         They add nothing, or one side computes again by them what it has computed before.
 
         Args:
-            has_writes: whether what a module writes in its buffers is among them, as counters do.
+            has_writes: whether what a module writes in its buffers is among them.
         """
         graphs, all_places = self._graphs, self._made.places
         kinds, again = (
@@ -341,11 +353,11 @@ class Feeding:
             more, more_again = (each[side] - each[not side] for each in (kinds, again))
             for place in places:
                 kind, key = graph.kind(place), graph.repeated_key(place)
-                is_again = more[kind] > 0 and more_again[key] > 0
-                more[kind] -= is_again
-                more_again[key] -= is_again
-                is_write = isinstance(graph.written.get(place), str) and not has_writes
-                if not (is_again or is_write or _is_idle(graph.calls[place])):
+                is_again = more_again[key] > 0
+                is_none = more[kind] > 0 and (is_again or _is_idle(graph.calls[place]))
+                more[kind] -= is_none
+                more_again[key] -= is_none and is_again
+                if not is_none and (has_writes or not graph.is_state_write(place)):
                     kept[side].append(graph.calls[place])
         return MadeCalls(kept[0], kept[1])
 

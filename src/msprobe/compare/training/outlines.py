@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
@@ -18,7 +18,7 @@ from itertools import zip_longest
 from typing import Final
 
 from msprobe.compare.sides import Side
-from msprobe.compare.training.fed_calls import OtherFeed, Wanted, feeding_of
+from msprobe.compare.training.fed_calls import Feeding, OtherFeed, Wanted, feeding_of
 from msprobe.compare.training.fingerprints import change_of, of_data
 from msprobe.compare.training.gradient_factors import SAME_FACTOR
 from msprobe.compare.training.outlined_calls import (
@@ -60,6 +60,8 @@ _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
 _PICKS: Final = frozenset(("multinomial", "randint", "randint_like", "randperm"))
 # How much is padded follows from what is loaded.
 _PADDING: Final = frozenset(("constant_pad_nd", "pad", "pad_sequence"))
+_SILENT: Final = CUTS | COPIES
+_UNSEEN: Final = _SILENT | RESHAPES | CASTS  # a cause only where nothing else differs
 _LIMIT: Final = -1e4  # what is masked is set to numbers below it, all to the same effect
 _MOST_COMPARED: Final = 500  # calls between the first and the last that differ, of either side
 
@@ -342,31 +344,43 @@ def difference_of_labels(target: Facts | None, reference: Facts | None) -> Outli
 
 def _first_difference(made: MadeCalls) -> OutlineDifference | None:
     """Return the first call that may change a result and differs."""
-    feeding, silent = feeding_of(made), CUTS | COPIES
-    if feeding is None and made.target == made.reference:
-        return None
-    attempts = [(made, silent | RESHAPES | CASTS), (made, silent)]
-    feed: OtherFeed | bool = False
-    if feeding is not None:
-        # What a module counts in its buffers tells less than what it makes besides.
-        every = feeding.apart(has_writes=True)
-        attempts = [(feeding.apart(has_writes=False), silent | RESHAPES | CASTS)]
-        attempts += [(every, silent | RESHAPES | CASTS), (every, silent)]
-        feed = feeding.difference()
-    for calls, left_out in attempts:
-        own, other = (
-            [each for each in side if operator_name(each) not in left_out] for side in calls
-        )
-        found = list(_differences(own, other))
-        if Counter(map(content_of, own)) != Counter(map(content_of, other)):
-            return _first_of(found)
-        moved = _moved(found, own, other) if found and (feed or feeding is None) else None
-        is_told = isinstance(feed, OtherFeed) and (feed.is_first or not found)
-        if moved is not None and (moved.verdict is VerdictClass.ARGUMENT or not is_told):
-            return moved
-        if isinstance(feed, OtherFeed) and is_told:
-            return _fed_otherwise(feed)
+    feeding = feeding_of(made)
+    if feeding is None:
+        return None if made.target == made.reference else _difference_in((made,), None)
+    few = feeding.apart(has_writes=False)
+    # Calls are left out where that makes both sides the same, so that others stay in line. What a
+    # module counts in its buffers tells less than what it makes besides.
+    if _is_same(*_without(few, _UNSEEN)):
+        return _difference_in((few, feeding.apart(has_writes=True)), feeding)
+    return _difference_in((feeding.without_writes(), made), feeding)
+
+
+def _difference_in(ways: Sequence[MadeCalls], feeding: Feeding | None) -> OutlineDifference | None:
+    """Return the first difference of calls, of the first of several ways to see them."""
+    feed = feeding.difference() if feeding else False
+    for calls in ways:
+        for left_out in (_UNSEEN, _SILENT):
+            own, other = _without(calls, left_out)
+            found = list(_differences(own, other))
+            if found and not _is_same(own, other):
+                return _first_of(found)
+            moved = _moved(found, own, other) if found and (feed or not feeding) else None
+            is_told = isinstance(feed, OtherFeed) and (feed.is_first or not found)
+            if moved is not None and (moved.verdict is VerdictClass.ARGUMENT or not is_told):
+                return moved
+            if isinstance(feed, OtherFeed) and is_told:
+                return _fed_otherwise(feed)
     return None
+
+
+def _without(calls: MadeCalls, names: Container[str]) -> list[list[OutlinedCall]]:
+    """Return the calls of both sides but for those of some operators."""
+    return [[call for call in side if operator_name(call) not in names] for side in calls]
+
+
+def _is_same(target: Sequence[OutlinedCall], reference: Sequence[OutlinedCall]) -> bool:
+    """Return whether both sides make the same calls, in whatever order."""
+    return Counter(map(content_of, target)) == Counter(map(content_of, reference))
 
 
 def _first_of(found: Sequence[OutlineDifference]) -> OutlineDifference:
