@@ -526,8 +526,8 @@ class Feeding:
         while isinstance(value, tuple) and len(words) < _DEPTH:
             place, item = self._values[0].index(value[0]), value[1] % OUTLINED_TURNED
             several = f"result {item}" if item or graph.has_several(place) else "the result"
-            turned = "the transpose of " * (item != value[1])
-            words.append(f"{turned}{several} of {graph.shown(place)}")
+            made = f"{several} of {graph.shown(place)}"
+            words.append(made if item == value[1] else f"the transpose of {made}")
             value = next(iter(self._fed[0][place]), None)
         if isinstance(value, str):
             words.append(f"{value} of the model" if value.startswith("input.") else value)
