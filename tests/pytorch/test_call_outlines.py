@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,109 @@ def test_calls_between_the_parts_of_modules_are_told_in_order(tmp_path: Path) ->
     assert "label_smoothing=0.25" in loss
 
 
+class Parts(nn.Module):
+    """Feeds its calls with results, parts of results, parameters, and what no call made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = nn.Linear(4, 4), nn.Parameter(torch.ones(4, 4))
+        self.register_buffer("table", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        h += self.table
+        a, b = h.chunk(2, dim=-1)
+        joined = torch.cat([b, a], dim=-1) @ self.weight.mT
+        made_elsewhere = torch.from_numpy(joined.detach().numpy())
+        joined[:, 0] = h.mT[0]
+        return joined.add(made_elsewhere) + x.to(x.dtype)
+
+
+def feeds(facts: Json) -> list[tuple[str, list[str]]]:
+    """What each call is fed with: ``Torch.cat.0`` is the first result of that call."""
+    outline = facts["outline"]
+    numbers = [n for run in outline["runs"] for n in outline["bodies"][run["body"]]]
+    calls = [outline["calls"][number] for number in numbers]
+    rest = iter(outline["fed"])
+    found: list[tuple[str, list[str]]] = []
+    for place, call in enumerate(calls):
+        words = str([*call.get("arguments", ()), *call.get("named", {}).values()])
+        fed = []
+        for _ in range(words.count("tensor")):
+            item, back = divmod(number := next(rest), 100_000)
+            name = "?" if number == 0 else outline["given"][~number] if number < 0 else ""
+            fed.append(name or f"{found[place - back][0]}.{item}")
+        found.append((call["name"].partition(".")[2], fed))
+    assert not [*rest]
+    return found
+
+
+def record_parts(folder: Path) -> Json:
+    model = Parts()
+    with recording(folder, level="L0") as run, run.step_of(model):
+        model(torch.ones(3, 4)[:2])
+    facts: Json = read(folder, 0, "rank", "facts.json")
+    return facts
+
+
+PARTS = [
+    ("ones", []),
+    ("__getitem__", ["ones.0"]),
+    ("linear", ["__getitem__.0", "first.weight", "first.bias"]),
+    ("__iadd__", ["linear.0", "table"]),
+    ("chunk", ["linear.0"]),
+    ("cat", ["chunk.1", "chunk.0"]),
+    ("__matmul__", ["cat.0", "weight.T"]),
+    ("detach", ["__matmul__.0"]),
+    ("__getitem__", ["linear.64"]),
+    ("__setitem__", ["__matmul__.0", "__getitem__.0"]),
+    ("add", ["__matmul__.0", "?"]),
+    ("to", ["__getitem__.0"]),
+    ("__add__", ["add.0", "__getitem__.0"]),
+]
+
+
+def test_it_is_told_what_calls_are_fed_with(tmp_path: Path) -> None:
+    facts = record_parts(tmp_path)
+    assert feeds(facts) == PARTS
+
+
+def test_inputs_of_a_model_have_names(tmp_path: Path) -> None:
+    model = Parts()
+    x = torch.ones(2, 4)
+    with recording(tmp_path, level="L0") as run, run.step_of(model):
+        (model(x) - x).sum().backward()
+    found = feeds(read(tmp_path, 0, "rank", "facts.json"))
+    assert found[0] == ("linear", ["input.0", "first.weight", "first.bias"])
+    assert ("__sub__", ["__add__.0", "input.0"]) in found
+
+
+def test_no_tensor_is_kept_and_no_address_taken_for_another(tmp_path: Path) -> None:
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    with recording(tmp_path, level="L0") as run, run.step_of(model):
+        kept = model(x)
+        for _ in range(50):
+            gone = weakref.ref(kept * 2)
+            assert gone() is None
+            # Made without a call that is seen, perhaps where the other one was.
+            with torch._C.DisableTorchFunction():
+                new = torch.ones(2, 4)
+            new.relu()
+            del new
+    found = feeds(read(tmp_path, 0, "rank", "facts.json"))
+    assert [fed for name, fed in found if name == "relu"] == [["?"]] * 50
+
+
+def test_parameters_can_be_swapped_after_a_step(tmp_path: Path) -> None:
+    """As `Module.to` may do, which a weak reference would forbid."""
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    with recording(tmp_path, level="L0") as run:
+        for _ in range(2):
+            with run.step_of(model):
+                result = model(x).relu()
+            torch.utils.swap_tensors(result, torch.ones(2, 4))
+
+
 def test_lines_are_those_of_the_program(tmp_path: Path) -> None:
     calls = record(tmp_path)["outline"]["calls"]
     lines = Path(__file__).read_text("utf-8").splitlines()
@@ -241,6 +345,8 @@ def test_it_is_the_same_without_the_extensions(tmp_path: Path) -> None:
     without = read(tmp_path / "without", 0, "rank", "facts.json")
     facts = record(tmp_path / "with")
     assert shown(without) == shown(facts)
+    assert without["outline"]["fed"] == facts["outline"]["fed"]
+    assert without["outline"]["given"] == facts["outline"]["given"]
     assert [each["where"] for each in without["labels"]] == [e["where"] for e in facts["labels"]]
 
 

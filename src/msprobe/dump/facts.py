@@ -31,6 +31,10 @@ Projections = tuple[float, float] | None
 Option = Any
 OUTLINED_TENSOR: Final = "tensor"
 """A tensor among the arguments of a call that has no record."""
+OUTLINED_ITEM: Final = 100_000
+"""What the origin of a tensor grows by for each result before it; outlines have no more calls."""
+OUTLINED_TURNED: Final = 64
+"""Results of a call that are told apart; as many before it has the transpose of the first one."""
 WITHOUT_MEANING: Final = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
 """Settings that choose an implementation of the same rule, or are the scheduler's own memory."""
 
@@ -240,12 +244,20 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
         bodies: lists of positions in `calls`.
         runs: which of these lists ran where.
         is_whole: whether it holds all calls of the step.
+        fed: of each tensor that a call is given, in order, where it comes from: how many calls
+            before it was returned, plus `OUTLINED_ITEM` for each result of that call before it, and
+            times `OUTLINED_TURNED` for its transpose; 0 where that is unknown; -1 and less for
+            those in `given`. Empty in older dumps.
+        given: names of tensors that no call made: parameters, ``input.0`` of a model; of
+            transposes with ``.T`` behind.
     """
 
     calls: list[OutlinedCall] = []
     bodies: list[list[int]] = []
     runs: list[OutlineRun] = []
     is_whole: bool = True
+    fed: list[int] = []
+    given: list[str] = []
 
 
 class Clip(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="clip"):
@@ -429,6 +441,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         """Return the types of autocast in which the step begins, or a model is called first."""
         start = {} if self.modes is None else self.modes.autocast
         return next((each.autocast for each in self.flags if each.autocast), start)
+
+
+def transposed(name: str) -> str:
+    """Return the name in `Outline.given` of the transpose of a tensor."""
+    return name.removesuffix(".T") if name.endswith(".T") else f"{name}.T"
 
 
 LIST_PARTS: Final = ("flags", "data", "labels", "loss", "communication", "events")

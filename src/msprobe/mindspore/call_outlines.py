@@ -42,11 +42,14 @@ class CallOutlines(ApiObserver):
         attributes: Mapping[str, Any] | None = None,
     ) -> Any:
         """Return ``run(*args, **kwargs)``, noted as one call; its exceptions pass."""
+        session, outlines, noted = self._session, self._outlines, None
         if not self._choice.leaves_out(name):
-            frame = calling_frame()
-            quietly(self._session, "outline", self._outlines.note, name, frame, args, kwargs)
+            noted = quietly(session, "outline", outlines.note, name, calling_frame(), args, kwargs)
         self._inside = True
         try:
-            return run(*args, **kwargs)
+            result = run(*args, **kwargs)
         finally:
             self._inside = False
+        if noted is not None:
+            quietly(session, "outline", outlines.note_result, noted, result)
+        return result

@@ -88,7 +88,6 @@ class Observer:
         self._backward = BackwardEntry()
         self._shared = SharedEdges(session, self._backward)
         self._recorder = new_call_recorder(session, adapter, self._shared)
-        self._model_calls = ModelCalls(session, batch_index, look_at_flags)
         self._losses = Losses(session)
         level = session.config.level
         self.apis: ApiObserver | None = None
@@ -97,7 +96,9 @@ class Observer:
             self.apis = self._observer_of(table, redispatch)
             self.collectives = CollectiveRecorder(session, adapter, table, self.recomputations)
         is_outlined = level is Level.L0 and session.config.facts
-        self._outlines = CallOutlines(session, table) if is_outlined else None
+        self._outlines = CallOutlines(session, table, adapter.known) if is_outlined else None
+        name_input = None if self._outlines is None else self._outlines.name_input
+        self._model_calls = ModelCalls(session, batch_index, look_at_flags, name_input)
         self.kernels: KernelObserver | None = None
         if level is Level.L2:
             self.apis = self._observer_of(ApisAboveKernels(table), redispatch)

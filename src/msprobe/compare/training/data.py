@@ -34,7 +34,8 @@ from msprobe.compare.training.differences import (
 )
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, change_of, of_data
-from msprobe.compare.training.outlines import OutlineDifference, difference_ahead, draw_ahead
+from msprobe.compare.training.outlines import OutlineDifference, difference_ahead
+from msprobe.compare.training.random_calls import draw_ahead
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data, Loss
 from msprobe.dump.formats.dtypes import normal_dtype

@@ -10,46 +10,58 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from msprobe.compare.matching.signatures import Signature, signature_of
 from msprobe.compare.sides import Side
+from msprobe.compare.training.fed_calls import Feeding, OtherFeed, Wanted, feeding_of
 from msprobe.compare.training.fingerprints import change_of, of_data
-from msprobe.compare.training.frameworks import are_of_two_frameworks, is_of_mindspore
 from msprobe.compare.training.gradient_factors import SAME_FACTOR
+from msprobe.compare.training.outlined_calls import (
+    CASTS,
+    COPIES,
+    CUTS,
+    RESHAPES,
+    MadeCalls,
+    content_of,
+    given_arguments,
+    is_ahead_of,
+    is_before,
+    is_behind,
+    is_computed,
+    is_inside,
+    is_of_model,
+    is_outside,
+    is_real,
+    is_word,
+    line_of,
+    made_calls,
+    number_of,
+    operator_in,
+    operator_name,
+    shown,
+    signature_in,
+    slot_words,
+    words_of,
+)
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import OUTLINED_TENSOR, Facts, Outline, OutlinedCall, OutlineRun
+from msprobe.dump.facts import OUTLINED_TENSOR, Facts, OutlinedCall
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.numerics.number_types import epsilon_of
-from msprobe.operators.lookup import is_in_place, operator_of, scale_of, suggests
-from msprobe.operators.operator import Hint, Operator
+from msprobe.operators.lookup import is_in_place, scale_of, suggests
+from msprobe.operators.operator import Hint
 
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
-# They choose what gets a gradient, and no value.
-_CUTS: Final = frozenset(("detach", "requires_grad", "setgradenabled"))
-_COPIES: Final = frozenset(("clone", "contiguous"))
-# The same elements in the same order, or casts that may be none: a cause only where nothing else
-# differs.
-_RESHAPES: Final = frozenset(
-    ("flatten", "reshape", "squeeze", "unflatten", "unsqueeze", "view", "view_as")
-)
-_CASTS: Final = frozenset(("bfloat16", "double", "float", "half", "to", "type", "type_as"))
 # Whole numbers that programs draw are places of samples, say.
 _PICKS: Final = frozenset(("multinomial", "randint", "randint_like", "randperm"))
-_CHANCES: Final = ("p", "dropout_p")
 # How much is padded follows from what is loaded.
 _PADDING: Final = frozenset(("constant_pad_nd", "pad", "pad_sequence"))
-# Numbers that a person writes have fewer digits.
-_COMPUTED: Final = 10
-_TRUTH: Final = ("True", "False")
+_SILENT: Final = CUTS | COPIES
+_UNSEEN: Final = _SILENT | RESHAPES | CASTS  # a cause only where nothing else differs
 _LIMIT: Final = -1e4  # what is masked is set to numbers below it, all to the same effect
 _MOST_COMPARED: Final = 500  # calls between the first and the last that differ, of either side
 
@@ -97,7 +109,8 @@ def difference_inside(
 ) -> OutlineDifference | None:
     """Return in which of the calls that are made within a module it differs from its partner.
 
-    Where they agree, those before it may have made another input of it.
+    Where they agree, those before it may have made another input of it, or it may return the same
+    in another order: then the first call behind it that is fed with another result of it tells.
 
     Args:
         sides: the target and the reference.
@@ -106,8 +119,12 @@ def difference_inside(
     Returns: None where the calls agree, or are not known, here and below.
     """
     facts = [side.view.facts for side in sides]
-    inside = _calls(facts, *map(_is_inside, sides, names))
-    return _first_difference(*inside) or difference_before(sides, names)
+    inside = made_calls(facts, *map(is_inside, sides, names))
+    return (
+        _first_difference(inside)
+        or difference_before(sides, names)
+        or _other_feed(made_calls(facts), Wanted(inside.places, are_results=True))
+    )
 
 
 def difference_around(
@@ -119,7 +136,7 @@ def difference_around(
     """
     facts = [side.view.facts for side in sides]
     outer = [side.parent(name or "") for side, name in zip(sides, names, strict=True)]
-    return _first_difference(*_calls(facts, *map(_is_inside, sides, outer)))
+    return _first_difference(made_calls(facts, *map(is_inside, sides, outer)))
 
 
 def difference_before(
@@ -136,25 +153,34 @@ def difference_before(
         outer = [side.parent(name or "") for side, name in zip(sides, inner, strict=True)]
         if all(outer) or not any(outer):
             found, whole = (
-                _first_difference(*_calls(facts, *map(is_before, sides, outer, inner)))
-                for is_before in (_is_before, partial(_is_before, has_parts=True))
+                _first_difference(made_calls(facts, *map(is_chosen, sides, outer, inner)))
+                for is_chosen in (is_before, partial(is_before, has_parts=True))
             )
             # What one side calls by itself may be in a part of the other.
             kinds = [each and each.verdict for each in (found, whole)]
             if kinds[0] is VerdictClass.CALL and kinds[1] is not VerdictClass.CALL:
                 found = whole
+            inside = made_calls(facts, *map(is_inside, sides, inner))
+            found = found or _other_feed(inside, Wanted(inside.places, are_results=False))
         inner = outer
     return found
 
 
+def _other_feed(made: MadeCalls, wanted: Wanted) -> OutlineDifference | None:
+    """Return which call is fed with another tensor, of those that are wanted."""
+    feeding = feeding_of(made)
+    feed = feeding.difference(wanted) if feeding else None
+    return _fed_otherwise(feed) if isinstance(feed, OtherFeed) else None
+
+
 def difference_of_models(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
     """Return in which call the models of two steps differ."""
-    return _first_difference(*_calls((target, reference), _is_of_model, _is_of_model))
+    return _first_difference(made_calls((target, reference), is_of_model, is_of_model))
 
 
 def difference_behind(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
     """Return in which call after those of the models, as one of a loss, two steps differ."""
-    return _first_difference(*_calls((target, reference), _is_behind, _is_behind))
+    return _first_difference(made_calls((target, reference), is_behind, is_behind))
 
 
 def limiting_call(target: Facts, reference: Facts) -> str:
@@ -169,38 +195,39 @@ def difference_outside(target: Facts, reference: Facts) -> OutlineDifference | N
     Which calls put a batch together may depend on what is loaded, each of them on either side: one
     that the other side never makes is of another program. Any other may be of either.
     """
-    calls = _calls((target, reference), _is_outside, _is_outside)
+    calls = made_calls((target, reference), is_outside, is_outside)
     told = _lone_operator(calls) or _put_between(calls)
-    other = None if told else _first_difference(*calls)
+    other = None if told else _first_difference(calls)
     return replace(other, verdict=VerdictClass.UNEXPLAINED) if other else told
 
 
-def _lone_operator(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference | None:
+def _lone_operator(made: MadeCalls) -> OutlineDifference | None:
     """Return the first call by an operator of one side alone; None if others differ as well.
 
     Or with a number that a person wrote, which no call of the other side is given.
     """
     own, other = ({*map(_written, calls)} for calls in made)
-    lone, shared = (
-        [[c for c in calls if (_written(c) in own ^ other) is is_lone] for calls in made]
-        for is_lone in (True, False)
-    )
-    return None if _first_difference(*shared) else _first_difference(*lone)
+    apart = own ^ other
+    if _first_difference(made.only(lambda call: _written(call) not in apart)):
+        return None
+    return _first_difference(made.only(lambda call: _written(call) in apart))
 
 
-def _put_between(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference | None:
+def _put_between(made: MadeCalls) -> OutlineDifference | None:
     """Return the first call by an operator of one side alone, which makes all of the other's too.
 
     None if the other side makes calls of its own, but for those in place of it.
     """
-    parts = [part for part in _aligned(*_without_ends(*made), _content) if part[0] != "equal"]
+    parts = [part for part in _aligned(*_without_ends(*made), content_of) if part[0] != "equal"]
     if len(parts) != 1 and {tag for tag, *_ in parts} not in ({"delete"}, {"insert"}):
         return None
     for is_target in (True, False):
-        known = {*map(_operator, made[is_target]), *_PADDING}
+        known = {*map(operator_name, [*made][is_target]), *_PADDING}
         for _, *sides in parts:
             more, others = sides[not is_target], sides[is_target]
-            place = next((i for i, call in enumerate(more) if _operator(call) not in known), None)
+            place = next(
+                (i for i, call in enumerate(more) if operator_name(call) not in known), None
+            )
             if place is not None:
                 both = more[place], next(iter(others[place:]), None)
                 return _other_call(*both) if is_target else _other_call(*reversed(both))
@@ -209,8 +236,8 @@ def _put_between(made: Sequence[Sequence[OutlinedCall]]) -> OutlineDifference | 
 
 def difference_of_writes(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
     """Return in which call outside of the models two steps write a tensor otherwise."""
-    made = _calls((target, reference), _is_outside, _is_outside)
-    return _first_difference(*([c for c in calls if is_in_place(c.name)] for calls in made))
+    made = made_calls((target, reference), is_outside, is_outside)
+    return _first_difference(made.only(lambda call: is_in_place(call.name)))
 
 
 def difference_ahead(
@@ -225,58 +252,9 @@ def difference_ahead(
         names: the forward records of the model, which is given another batch.
         has_same_sizes: it is of the same size, so that noise of another size does not follow.
     """
-    calls = _calls(facts, *map(_is_ahead_of, names))
+    calls = made_calls(facts, *map(is_ahead_of, names))
     told = (e for e in _differences(*calls) if e.is_real or (has_same_sizes and e.is_of_noise))
     return next(told, None) or _lone_operator(calls) or _put_between(calls)
-
-
-def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> bool:
-    """Return whether both sides draw random numbers before they call a model; as above."""
-    return all(_draws(_calls(facts, *map(_is_ahead_of, names))))
-
-
-def same_draw(sides: Sequence[Side], names: Sequence[str | None]) -> OutlineDifference | None:
-    """Return the first call that draws random numbers within a module, and may draw others.
-
-    None unless both sides draw as often in the step, by the same calls. Arguments as for
-    `difference_inside`.
-    """
-    facts = [side.view.facts for side in sides]
-    made = (_draws(_calls(facts)), _draws(_calls(facts, *map(_is_inside, sides, names))))
-    if any([*map(_content, own)] != [*map(_content, other)] for own, other in made):
-        return None
-    call = next(iter(made[1][0]), None)
-    if call is None:
-        return None
-    words = f"{_shown(call)} draws other numbers"
-    return OutlineDifference(VerdictClass.RANDOM, words, _line(call), takes_tensor=True)
-
-
-def draws_within(target: Facts | None, reference: Facts | None) -> bool:
-    """Return whether the models of both sides draw random numbers by calls without a record."""
-    made = _draws(_calls((target, reference), _is_of_model, _is_of_model))
-    return all(any(map(_takes_chance, calls)) for calls in made)
-
-
-def _takes_chance(call: OutlinedCall) -> bool:
-    signature = _signature_of(call)
-    given = {signature.name_of(str(place)): word for place, word in enumerate(call.arguments)}
-    numbers = {name: _number(word) for name, word in {**given, **call.named}.items()}
-    return takes_chance({**signature.defaults, **numbers})
-
-
-def takes_chance(arguments: Mapping[str, object]) -> bool:
-    """Return whether a call that may draw random numbers does: not with a probability of 0.
-
-    That is known by its name, or as the only real number that a call is given.
-    """
-    numbers = [each for each in arguments.values() if isinstance(each, float)]
-    is_zero = bool(numbers) and not any(numbers)
-    return not is_zero and all(arguments.get(name, True) for name in _CHANCES)
-
-
-def _draws(made: Sequence[Sequence[OutlinedCall]]) -> list[list[OutlinedCall]]:
-    return [[call for call in calls if _operator_of(call).draws_random] for calls in made]
 
 
 def difference_of_casts(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
@@ -284,8 +262,8 @@ def difference_of_casts(target: Facts | None, reference: Facts | None) -> Outlin
 
     None where both compute in one type alone: a cast to it changes nothing.
     """
-    made = _calls((target, reference))
-    casts = [[c for c in calls if _operator(c) in _CASTS and any(_types(c))] for calls in made]
+    made = made_calls((target, reference))
+    casts = [[c for c in calls if operator_name(c) in CASTS and any(_types(c))] for calls in made]
     used = {epsilon for calls in casts for each in calls for epsilon in _types(each) if epsilon}
     used |= {epsilon for side in (target, reference) if side for epsilon in _resolutions(side)}
     return next(_differences(*casts), None) if len(used) > 1 else None
@@ -307,8 +285,8 @@ def difference_of_gradients(
     It cuts the graph, or comes behind the models. A number that a program computed, as it does to
     limit gradients by code of its own, follows from them.
     """
-    made = _calls((target, reference))
-    cuts = ([call for call in calls if _operator(call) in _CUTS] for calls in made)
+    made = made_calls((target, reference))
+    cuts = ([call for call in calls if operator_name(call) in CUTS] for calls in made)
     found = next(_differences(*cuts), None) or difference_behind(target, reference)
     return None if found and found.is_computed else found
 
@@ -325,7 +303,7 @@ def difference_by_factor(
         return None
     found = {
         each.words: (each, each.ratio)
-        for each in _differences(*_calls((target, reference)))
+        for each in _differences(*made_calls((target, reference)))
         if each.ratio is not None
     }
     for each, ratio in found.values():
@@ -364,141 +342,85 @@ def difference_of_labels(target: Facts | None, reference: Facts | None) -> Outli
     return replace(call, words=f"{labels}; {call.words}")
 
 
-def _calls(
-    facts: Sequence[Facts | None], *wanted: Callable[[OutlineRun], bool]
-) -> list[list[OutlinedCall]]:
-    """Return the calls of both steps, in order: of all runs, or of those that are wanted.
-
-    Returns: none unless all calls of both steps are known, of one framework.
-    """
-    target, reference = facts
-    if target is None or reference is None or are_of_two_frameworks(target, reference):
-        return [[], []]
-    outlines = [each.outline or Outline(is_whole=False) for each in (target, reference)]
-    if not all(outline.is_whole for outline in outlines):
-        return [[], []]
-    return [
-        [
-            calls[number]
-            for run in outline.runs
-            if is_wanted is None or is_wanted(run)
-            for number in outline.bodies[run.body]
-        ]
-        for outline, calls, is_wanted in zip_longest(
-            outlines, map(_known_calls, (target, reference), outlines), wanted
-        )
-    ]
-
-
-class _UnnamedCall(OutlinedCall, frozen=True):
-    """A call of MindSpore, whose functions have other signatures than PyTorch's of that name."""
-
-
-def _known_calls(facts: Facts, outline: Outline) -> list[OutlinedCall]:
-    if not is_of_mindspore(facts):
-        return outline.calls
-    return [_UnnamedCall(**msgspec.structs.asdict(call)) for call in outline.calls]
-
-
-def _is_inside(side: Side, record: str | None) -> Callable[[OutlineRun], bool]:
-    """Return whether a run is within a module, made by others in it as well."""
-    return lambda run: record is not None and record in _modules(side, run)
-
-
-def _is_before(
-    side: Side, record: str | None, inner: str | None, *, has_parts: bool = False
-) -> Callable[[OutlineRun], bool]:
-    """Return whether a module makes a run before those within one of its parts.
-
-    By itself, or in other parts as well.
-    """
-    begun = False
-
-    def is_before(run: OutlineRun) -> bool:
-        nonlocal begun
-        around = _modules(side, run)
-        begun = begun or inner in around
-        return record in (around if has_parts else around[:1]) and not begun
-
-    return is_before
-
-
-def _modules(side: Side, run: OutlineRun) -> tuple[str | None, ...]:
-    """Return the records of the modules that a run is within, from the innermost."""
-    return run.parent, *side.around(run.parent or "")
-
-
-def _is_ahead_of(record: str | None) -> Callable[[OutlineRun], bool]:
-    has_ended = False
-
-    def is_ahead(run: OutlineRun) -> bool:
-        nonlocal has_ended
-        has_ended = has_ended or (run.after is not None and run.after == record)
-        return run.parent is None and not has_ended
-
-    return is_ahead
-
-
-def _is_outside(run: OutlineRun) -> bool:
-    return run.parent is None
-
-
-def _is_of_model(run: OutlineRun) -> bool:
-    return run.parent is not None
-
-
-def _is_behind(run: OutlineRun) -> bool:
-    return run.parent is None and run.after is not None
-
-
-def _first_difference(
-    target: Sequence[OutlinedCall], reference: Sequence[OutlinedCall]
-) -> OutlineDifference | None:
+def _first_difference(made: MadeCalls) -> OutlineDifference | None:
     """Return the first call that may change a result and differs."""
-    if target == reference:
-        return None
-    silent = _CUTS | _COPIES
-    for left_out in (silent | _RESHAPES | _CASTS, silent):
-        own, other = (
-            [each for each in calls if _operator(each) not in left_out]
-            for calls in (target, reference)
-        )
-        found = list(_differences(own, other))
-        if found:
-            return _summed(found, own, other)
+    feeding = feeding_of(made)
+    if feeding is None:
+        return None if made.target == made.reference else _difference_in((made,), None)
+    few = feeding.apart(has_writes=False)
+    # Calls are left out where that makes both sides the same, so that others stay in line. What a
+    # module counts in its buffers tells less than what it makes besides.
+    if _is_same(*_without(few, _UNSEEN)):
+        return _difference_in((few, feeding.apart(has_writes=True)), feeding)
+    return _difference_in((feeding.without_writes(), made), feeding)
+
+
+def _difference_in(ways: Sequence[MadeCalls], feeding: Feeding | None) -> OutlineDifference | None:
+    """Return the first difference of calls, of the first of several ways to see them."""
+    feed = feeding.difference() if feeding else False
+    for calls in ways:
+        for left_out in (_UNSEEN, _SILENT):
+            own, other = _without(calls, left_out)
+            found = list(_differences(own, other))
+            if found and not _is_same(own, other):
+                return _first_of(found)
+            moved = _moved(found, own, other) if found and (feed or not feeding) else None
+            is_told = isinstance(feed, OtherFeed) and (feed.is_first or not found)
+            if moved is not None and (moved.verdict is VerdictClass.ARGUMENT or not is_told):
+                return moved
+            if isinstance(feed, OtherFeed) and is_told:
+                return _fed_otherwise(feed)
     return None
 
 
-def _summed(
-    found: Sequence[OutlineDifference],
-    target: Sequence[OutlinedCall],
-    reference: Sequence[OutlinedCall],
-) -> OutlineDifference:
+def _without(calls: MadeCalls, names: Container[str]) -> list[list[OutlinedCall]]:
+    """Return the calls of both sides but for those of some operators."""
+    return [[call for call in side if operator_name(call) not in names] for side in calls]
+
+
+def _is_same(target: Sequence[OutlinedCall], reference: Sequence[OutlinedCall]) -> bool:
+    """Return whether both sides make the same calls, in whatever order."""
+    return Counter(map(content_of, target)) == Counter(map(content_of, reference))
+
+
+def _first_of(found: Sequence[OutlineDifference]) -> OutlineDifference:
     # What a call makes of nothing but numbers is used by a later one, which tells more.
     first = next((each for each in found if each.takes_tensor), found[0])
-    if Counter(map(_content, target)) == Counter(map(_content, reference)):
-        both = zip(target, reference, strict=True)
-        own, other = next(pair for pair in both if _content(pair[0]) != _content(pair[1]))
-        if _shown(own) == _shown(other):  # it takes what another one takes on the other side
-            return next(_other_arguments(own, other), first)
-        words = f"{_shown(own)} is called where the reference calls {_shown(other)}, and later"
-        return replace(first, verdict=VerdictClass.ORDER, words=words)
     others = len(found) - 1
     verb = "s differ" if others > 1 else " differs"
     more = f"; {others} more call{verb}" if others else ""
     return replace(first, words=first.words + more)
 
 
+def _moved(
+    found: Sequence[OutlineDifference],
+    target: Sequence[OutlinedCall],
+    reference: Sequence[OutlinedCall],
+) -> OutlineDifference:
+    """Return where the same calls are made in another order."""
+    both = zip(target, reference, strict=True)
+    own, other = next(pair for pair in both if content_of(pair[0]) != content_of(pair[1]))
+    first = next((each for each in found if each.takes_tensor), found[0])
+    if shown(own) == shown(other):  # it takes what another one takes on the other side
+        return next(_other_arguments(own, other), first)
+    words = f"{shown(own)} is called where the reference calls {shown(other)}, and later"
+    return replace(first, verdict=VerdictClass.ORDER, words=words)
+
+
+def _fed_otherwise(feed: OtherFeed) -> OutlineDifference:
+    return OutlineDifference(VerdictClass.ORDER, feed.words, line_of(feed.call), takes_tensor=True)
+
+
 def _differences(
     target: Sequence[OutlinedCall], reference: Sequence[OutlinedCall]
 ) -> Iterator[OutlineDifference]:
     """Yield where calls differ: of the same arguments belong together, then those of a name."""
-    for tag, own, other in _aligned(*_without_ends(target, reference), _content):
+    for tag, own, other in _aligned(*_without_ends(target, reference), content_of):
         if tag == "equal":
             continue
-        for _, left, right in _aligned(own, other, _operator):
+        for _, left, right in _aligned(own, other, operator_name):
             for one, partner in zip_longest(left, right):
-                if one and partner and _operator(one) == _operator(partner):
+                if one and partner and operator_name(one) == operator_name(partner):
                     yield from _other_arguments(one, partner)
                 else:
                     yield _other_call(one, partner)
@@ -509,7 +431,7 @@ def _without_ends(
 ) -> tuple[Sequence[OutlinedCall], Sequence[OutlinedCall]]:
     """Return what lies between equal beginnings and equal ends, as far as it is compared."""
     least = min(len(target), len(reference))
-    keys = [[*map(_content, calls)] for calls in (target, reference)]
+    keys = [[*map(content_of, calls)] for calls in (target, reference)]
     first = next((i for i in range(least) if keys[0][i] != keys[1][i]), least)
     last = next((i for i in range(least - first) if keys[0][~i] != keys[1][~i]), least - first)
     target, reference = (
@@ -531,21 +453,20 @@ def _aligned(
 
 
 def _other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> OutlineDifference:
-    if target is not None and reference is not None:
-        words = f"the target calls {_shown(target)}, the reference {_shown(reference)}"
-    else:
-        side = "reference" if target is None else "target"
-        words = f"only the {side} calls {_shown(target or reference)}"
     both = [each for each in (target, reference) if each is not None]
-    takes = any(OUTLINED_TENSOR in _words(each) for each in both)
-    is_cast = len(both) == 1 and _operator(both[0]) in _CASTS
+    if len(both) == 2:
+        words = f"the target calls {shown(both[0])}, the reference {shown(both[1])}"
+    else:
+        words = f"only the {'target' if target else 'reference'} calls {shown(both[0])}"
+    takes = any(OUTLINED_TENSOR in words_of(each) for each in both)
+    is_cast = len(both) == 1 and operator_name(both[0]) in CASTS
     verdict = VerdictClass.PRECISION if is_cast and any(_types(both[0])) else VerdictClass.CALL
     if any(suggests(each.name, Hint.LIMITS_GRADIENTS) for each in both):
         verdict = VerdictClass.CLIPPING
     ratio = _scale(target) / _scale(reference)
     is_division = len(both) == 1 and abs(_scale(both[0])) < 1
     return OutlineDifference(
-        verdict, words, _line(both[0]), takes, None if ratio == 1 else ratio, is_division
+        verdict, words, line_of(both[0]), takes, None if ratio == 1 else ratio, is_division
     )
 
 
@@ -553,65 +474,52 @@ def _scale(call: OutlinedCall | None) -> float:
     """Return by what number a call multiplies its tensor."""
     if call is None:
         return 1.0
-    numbers = map(_number, call.arguments)
-    return scale_of(_operator_of(call), (each for each in numbers if each is not None))
+    numbers = map(number_of, call.arguments)
+    return scale_of(operator_in(call), (each for each in numbers if each is not None))
 
 
 def _types(call: OutlinedCall) -> Iterator[float]:
     """Yield the resolutions of the floating types that a call names."""
-    return (epsilon_of(normal_dtype(word)) for word in (_operator(call), *_words(call)))
+    return (epsilon_of(normal_dtype(word)) for word in (operator_name(call), *words_of(call)))
 
 
 def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[OutlineDifference]:
     given, expected = _arguments(target), _arguments(reference)
     scale = _scale(target) / _scale(reference)
-    defaults = _signature_of(target).defaults
+    defaults = signature_in(target).defaults
     for name in {**given, **expected}:
         own, other = given.get(name), expected.get(name)
         if own is not None and other is not None and _are_alike(own, other):
             continue
-        what = f"argument {name}" if name.isdigit() else name
         default = repr(defaults[name]) if name in defaults else "not given"
         values = (
             f"{each or default} in the {side}"
             for each, side in ((own, "target"), (other, "reference"))
         )
-        words = f"{what} of {_shown(target)} is {', '.join(values)}"
+        words = f"{slot_words(name)} of {shown(target)} is {', '.join(values)}"
         is_limit = suggests(target.name, Hint.LIMITS_GRADIENTS)
         yield OutlineDifference(
             VerdictClass.CLIPPING if is_limit else VerdictClass.ARGUMENT,
             words,
-            _line(target),
-            takes_tensor=OUTLINED_TENSOR in _words(target),
+            line_of(target),
+            takes_tensor=OUTLINED_TENSOR in words_of(target),
             ratio=_ratio(own, other) if scale == 1 else scale,
-            is_real=(_is_real(own) and _is_real(other)) or _is_word(own) or _is_word(other),
-            is_computed=_is_computed(own) and _is_computed(other),
-            is_of_noise=_operator_of(target).draws_random and _operator(target) not in _PICKS,
+            is_real=(is_real(own) and is_real(other)) or is_word(own) or is_word(other),
+            is_computed=is_computed(own) and is_computed(other),
+            is_of_noise=operator_in(target).draws_random and operator_name(target) not in _PICKS,
         )
         return
 
 
 def _arguments(call: OutlinedCall) -> dict[str, str]:
-    """Return the arguments of a call by name, those that are as if they were left out left out."""
-    signature = _signature_of(call)
-    given = {
-        **{signature.name_of(str(place)): word for place, word in enumerate(call.arguments)},
-        **call.named,
-    }
-    defaults = {name: repr(value) for name, value in signature.defaults.items()}
+    """Return the arguments of a call by name, but for those that are as if they were left out."""
+    defaults = {name: repr(value) for name, value in signature_in(call).defaults.items()}
+    given = given_arguments(call)
     return {name: word for name, word in given.items() if defaults.get(name) != word}
 
 
-def _signature_of(call: OutlinedCall) -> Signature:
-    return signature_of("" if isinstance(call, _UnnamedCall) else call.name)
-
-
-def _words(call: OutlinedCall) -> tuple[str, ...]:
-    return *call.arguments, *call.named.values()
-
-
 def _are_alike(word: str, other: str) -> bool:
-    number, expected = _number(word), _number(other)
+    number, expected = number_of(word), number_of(other)
     if number is None or expected is None:
         return word == other
     if max(number, expected) <= _LIMIT:
@@ -621,36 +529,8 @@ def _are_alike(word: str, other: str) -> bool:
 
 def _ratio(word: str | None, other: str | None) -> float | None:
     """Return the ratio of two numbers; None where they are none, or the second is zero."""
-    number, expected = _number(word), _number(other)
+    number, expected = number_of(word), number_of(other)
     return number / expected if number is not None and expected else None
-
-
-def _number(word: str | None) -> float | None:
-    try:
-        return float(word or "")
-    except ValueError:
-        return None
-
-
-def _content(call: OutlinedCall) -> Hashable:
-    return _operator(call), call.arguments, *call.named.items()
-
-
-def _digits(word: str | None) -> int:
-    """Return how many digits a number is written with."""
-    return sum(map(str.isdigit, (word or "").partition("e")[0].lstrip("-0.")))
-
-
-def _is_real(word: str | None) -> bool:
-    return _number(word) is not None and not (word or "").lstrip("-").isdigit()
-
-
-def _is_word(word: str | None) -> bool:
-    return word in _TRUTH or (word or "").startswith("'")
-
-
-def _is_computed(word: str | None) -> bool:
-    return _is_real(word) and _digits(word) >= _COMPUTED
 
 
 def _written(call: OutlinedCall) -> Hashable:
@@ -659,24 +539,5 @@ def _written(call: OutlinedCall) -> Hashable:
     Whole numbers may be sizes and places, which follow from the data; which of them it gives does
     not.
     """
-    is_told = any(_is_real(word) and not _is_computed(word) for word in _words(call))
-    return _content(call) if is_told else (_operator(call), *call.named)
-
-
-def _operator(call: OutlinedCall) -> str:
-    return _operator_of(call).name
-
-
-def _operator_of(call: OutlinedCall) -> Operator:
-    prefix, _, api = call.name.partition(".")
-    return operator_of(prefix, api)
-
-
-def _shown(call: OutlinedCall | None) -> str:
-    assert call is not None
-    line = _line(call)
-    return f"{call.name} ({line})" if line else call.name
-
-
-def _line(call: OutlinedCall) -> str | None:
-    return Path(call.source).name if call.source else None
+    is_told = any(is_real(word) and not is_computed(word) for word in words_of(call))
+    return content_of(call) if is_told else (operator_name(call), *call.named)

@@ -19,7 +19,8 @@ from msprobe.compare.training.differences import (
     shown_names,
 )
 from msprobe.compare.training.gradient_factors import Meanings, limited_words
-from msprobe.compare.training.outlines import OutlineDifference, same_draw
+from msprobe.compare.training.outlines import OutlineDifference
+from msprobe.compare.training.random_calls import same_draw
 from msprobe.compare.verdicts.communication import collective_of, on_ranks, ranks_words
 from msprobe.compare.verdicts.culprit_classes import (
     class_and_words,

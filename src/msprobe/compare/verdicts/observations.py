@@ -31,9 +31,8 @@ from msprobe.compare.training.outlines import (
     difference_by_factor,
     difference_of_casts,
     difference_of_labels,
-    draws_within,
-    takes_chance,
 )
+from msprobe.compare.training.random_calls import draws_within, takes_chance
 from msprobe.compare.verdicts.cleared_gradients import (
     cleared_gradients,
     left_over,

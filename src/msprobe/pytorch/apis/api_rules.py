@@ -41,6 +41,8 @@ FAST_PATH_MODULES: Final = (
 )
 
 _CUTS: Final = ("detach", "detach_", "requires_grad_", "_set_grad_enabled")
+_TURNED: Final = tuple(f"{name}.__get__" for name in ("T", "mT", "H", "mH"))
+_SHOWN: Final = "data.__get__"
 _OUT: Final = frozenset({"out"})
 
 
@@ -103,6 +105,8 @@ class ApiEntry:
         is_plain: whether a call is recorded, is pure, and draws no numbers.
         is_unseen: whether a call is run, and nothing else.
         is_outlined: whether a call is recorded, or cuts the graph of gradients.
+        is_view: whether it is no call but shows a tensor: `x.data`, and what `is_turned` tells.
+        is_turned: whether it shows the transpose: `x.T`, `x.mT`.
         is_setter: whether it sets an attribute; one that is set to None shares no memory.
     """
 
@@ -126,6 +130,8 @@ class ApiEntry:
     is_plain: bool = field(init=False)
     is_unseen: bool = field(init=False)
     is_outlined: bool = field(init=False)
+    is_view: bool = field(init=False)
+    is_turned: bool = field(init=False)
     is_setter: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,6 +147,9 @@ class ApiEntry:
         is_unseen = self.action is Action.METADATA and not (self.bans or self.allocates)
         object.__setattr__(self, "is_unseen", is_unseen)
         object.__setattr__(self, "is_outlined", is_recorded or self.api in _CUTS)
+        is_turned = self.api in _TURNED
+        object.__setattr__(self, "is_view", is_turned or self.api == _SHOWN)
+        object.__setattr__(self, "is_turned", is_turned)
         is_setter = self.action is Action.METADATA and self.api.endswith(".__set__")
         object.__setattr__(self, "is_setter", is_setter)
 

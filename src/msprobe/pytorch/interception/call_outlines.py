@@ -7,6 +7,7 @@ Calls are those that a function mode is told of. Of all tensors the labels alone
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from msprobe.pytorch.interception.left_modes import LeftMode
 from msprobe.pytorch.interception.tracing import COMPILER, JIT_STATE, is_tracing
 from msprobe.pytorch.training.model_calls import append_data
 from msprobe.pytorch.values.memo import TENSORS
+from msprobe.pytorch.values.tensor_columns import KnownTensors
 
 _functorch_active: Final = torch._C._are_functorch_transforms_active
 _graph_task: Final = torch._C._current_graph_task_id
@@ -46,12 +48,13 @@ class CallOutlines(TorchFunctionMode):
         left: takes the mode away.
     """
 
-    def __init__(self, session: Session, table: ApiTable) -> None:
+    def __init__(self, session: Session, table: ApiTable, known: KnownTensors) -> None:
         """Create it, not yet installed.
 
         Args:
             session: tells which modules are open, and takes the facts.
             table: the treatment of each function.
+            known: the names of parameters and buffers.
         """
         super().__init__()
         self.left = LeftMode(
@@ -59,7 +62,9 @@ class CallOutlines(TorchFunctionMode):
         )
         self._session = session
         self._table = table
-        self._outlines = Outlines(session, (Tensor,), _WORDS, _TORCH)
+        self._outlines = Outlines(session, (Tensor,), _WORDS, _TORCH, self._name_of)
+        self._known = known
+        self._inputs: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._path: Any = None
         if TENSORS is not None:
             self._path = TENSORS.OutlinePath(
@@ -67,6 +72,8 @@ class CallOutlines(TorchFunctionMode):
                 self._add,
                 self._outlines.begin_run,
                 self._meet,
+                self._outlines.outside,
+                self._outlines.turned,
                 session,
                 self.left.threads,
                 table.entries,
@@ -83,9 +90,20 @@ class CallOutlines(TorchFunctionMode):
 
     def _begin_step(self) -> None:
         self._labels = self._elements = 0
+        self._inputs.clear()
         is_new = self._outlines.begin_step()
         if self._path is not None:
-            self._path.begin_step(MOST_CALLS, is_new)
+            self._path.begin_step(MOST_CALLS, is_new, self._outlines.fed)
+
+    def name_input(self, tensor: Tensor, where: str) -> None:
+        """Take the name of a tensor that a model is given."""
+        self._inputs[id(tensor)] = weakref.ref(tensor), where
+
+    def _name_of(self, tensor: Tensor) -> str | None:
+        given = self._inputs.get(id(tensor))
+        if given is not None and given[0]() is tensor:
+            return given[1]
+        return self._known.names.get(id(tensor))
 
     def install(self) -> None:
         """Begin to note calls; the session's undo ends it."""
@@ -126,22 +144,32 @@ class CallOutlines(TorchFunctionMode):
         if kwargs is None:
             kwargs = {}
         session, left = self._session, self.left
+        entry, noted = None, None
         if not (left.threads and left.is_left_here()) and session.observing and not is_tracing():
             entry = self._table.lookup(func)
             if entry.is_outlined and not session.muted:
                 frame = calling_frame(sys._getframe(1))
-                quietly(session, "outline", self._note, entry, frame, args, kwargs)
-        return func(*args, **kwargs)
+                noted = quietly(session, "outline", self._note, entry, frame, args, kwargs)
+        result = func(*args, **kwargs)
+        if noted is not None:
+            quietly(session, "outline", self._outlines.note_result, noted, result)
+        elif entry is not None and entry.is_view:
+            note_view, is_turned = self._outlines.note_view, entry.is_turned
+            quietly(session, "outline", note_view, args[0], result, is_turned)
+        return result
 
     def _note(
         self, entry: ApiEntry, frame: FrameType, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        self._outlines.note(_name(entry, frame), frame, args, kwargs)
+    ) -> int | None:
+        noted = self._outlines.note(_name(entry, frame), frame, args, kwargs)
+        if self._path is not None:  # which does not know of this call
+            self._outlines.lose_track()
         calls = self._session.calls
         if not calls.modules and calls.last_record is not None:
             needs = {each.requires_grad for each in args if type(each) is Tensor}
             if len(needs) == 2:
                 self._meet(entry, args)
+        return noted
 
     def _add(
         self, entry: ApiEntry, frame: FrameType, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -36,8 +36,8 @@ class ModelCalls:
     """
 
     __slots__ = (
-        "_batch_index", "_count", "_depth", "_entries", "_look_at_flags", "_modules", "_session",
-        "opened",
+        "_batch_index", "_count", "_depth", "_entries", "_look_at_flags", "_modules", "_name_input",
+        "_session", "opened",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +45,7 @@ class ModelCalls:
         session: Session,
         batch_index: Callable[[], int | None],
         look_at_flags: Callable[[int], None] | None = None,
+        name_input: Callable[[torch.Tensor, str], None] | None = None,
     ) -> None:
         """Create it without a model.
 
@@ -52,10 +53,11 @@ class ModelCalls:
             session: gets the data, and learns of exceptions.
             batch_index: returns the number of the current batch in the data loader, if known.
             look_at_flags: is told the number of each micro batch whose call begins.
+            name_input: is told the tensors that are data, and their places.
         """
         self._session = session
         self._batch_index = batch_index
-        self._look_at_flags = look_at_flags
+        self._look_at_flags, self._name_input = look_at_flags, name_input
         self._modules: frozenset[int] = frozenset()
         self.opened: nn.Module | None = None
         self._depth = 0
@@ -127,6 +129,8 @@ class ModelCalls:
                 continue
             self._entries += 1
             where = argument_place(position)
+            if self._name_input is not None:
+                self._name_input(tensor, where)
             append_data(facts, "data", tensor, micro=micro, record=record, where=where, index=index)
 
     def end(self, finished: bool) -> None:

@@ -96,7 +96,7 @@ static const struct msprobe_native_api *native;
     X(forward_name) X(backward_name) X(backward_parent) X(lines) X(extra_info) X(record) X(flush) X(last_record) X(records) X(new_draft) X(parts) X(draft) \
     X(adopt) X(inplace) X(observing) X(is_unseen) X(is_plain) X(is_setter) X(_is_compiling_flag) X(_task) X(_pass) X(_stride) X(chance) X(out) X(f_back) X(internal)         \
     X(checkpointed) X(muted) X(asleep) X(operator_name) X(name) X(open_begun) X(note_raised)       \
-    X(end_pure) X(end_call) X(is_outlined) X(f_lasti) X(modules) X(calls) X(start) X(stop) X(runner) X(training) X(_parameters) X(_buffers) X(_modules)
+    X(end_pure) X(end_call) X(is_outlined) X(is_view) X(is_turned) X(f_lasti) X(modules) X(calls) X(start) X(stop) X(runner) X(training) X(_parameters) X(_buffers) X(_modules)
 static struct {
 #define FIELD(name) PyObject *name;
     NAMES(FIELD)

@@ -5,10 +5,20 @@
  * were made before at the same place with the same arguments; any other is shown to that.
  */
 
+/* Where a tensor comes from, which a weak reference tells from a later one at its address. */
+struct origin {
+    uint64_t address;
+    PyObject *weak_ref;
+    int64_t number; /* ITEMS times that of the call + 1, plus the place among its results; else <= 0 */
+};
+
+#define ITEMS (2 * SHORT) /* the first SHORT results, and their transposes */
+
 typedef struct {
     PyObject_HEAD
     PyObject *in_python;                        /* the handler of the mode */
-    PyObject *add, *begin_run, *meet;           /* methods of the mode, see `CallOutlines` */
+    PyObject *add, *begin_run, *meet; /* methods of the mode, see `CallOutlines`; of `Outlines`: */
+    PyObject *outside, *turned;
     PyObject *session, *left_threads, *entries; /* of the mode */
     PyObject *look_up;                          /* for functions that are not among the entries */
     PyObject *is_tracing, *compiler, *jit_state, *inner_code; /* as in ApiPath */
@@ -16,12 +26,118 @@ typedef struct {
     /* What runs: the module, the record that ended last, the list of calls; NULL before the first. */
     PyObject *module, *after, *run;
     PyObject *known; /* key of a call -> its number */
-    Py_ssize_t left; /* calls that are still noted */
+    PyObject *fed;   /* see `Outline.fed` */
+    Py_ssize_t most, noted; /* calls of the step */
+    struct table origins;
 } OutlinePath;
 
 #define OUTLINE_OWNED(self) (&(self)->in_python)
-#define OUTLINE_GIVEN 13
-#define OUTLINE_OWNED_COUNT 17
+#define OUTLINE_GIVEN 15
+#define OUTLINE_OWNED_COUNT 20
+
+static void forget_origins(OutlinePath *self)
+{
+    struct table origins = table_empty(&self->origins);
+    for (size_t i = 0; i < origins.capacity; i++) {
+        struct origin *origin = origins.slots[i];
+        if (!origin) continue;
+        Py_DECREF(origin->weak_ref);
+        PyMem_Free(origin);
+    }
+    PyMem_Free(origins.slots);
+}
+
+/* Return what is known of a tensor; NULL, perhaps with an exception. */
+static struct origin *find_origin(const OutlinePath *self, PyObject *tensor)
+{
+    struct origin *origin = table_get(&self->origins, (uint64_t)(uintptr_t)tensor);
+    PyObject *alive = origin ? PyObject_CallNoArgs(origin->weak_ref) : NULL;
+    Py_XDECREF(alive); /* compared only */
+    return alive == tensor ? origin : NULL;
+}
+
+/* Note where a tensor comes from that is not known; -1 with an exception. */
+static int put_origin(OutlinePath *self, PyObject *tensor, int64_t number)
+{
+    struct origin *origin = table_get(&self->origins, (uint64_t)(uintptr_t)tensor);
+    PyObject *weak_ref = PyWeakref_NewRef(tensor, NULL);
+    if (!weak_ref) return -1;
+    if (origin) {
+        Py_SETREF(origin->weak_ref, weak_ref);
+        origin->number = number;
+        return 0;
+    }
+    if (!(origin = PyMem_Malloc(sizeof *origin))) PyErr_NoMemory();
+    else *origin = (struct origin){(uint64_t)(uintptr_t)tensor, weak_ref, number};
+    if (origin && table_put(&self->origins, origin) == 0) return 0;
+    PyMem_Free(origin);
+    Py_DECREF(weak_ref);
+    return -1;
+}
+
+/* Find where a tensor comes from; -1 with an exception. */
+static int find_number(OutlinePath *self, PyObject *tensor, int64_t *number)
+{
+    const struct origin *origin = find_origin(self, tensor);
+    if (origin) {
+        *number = origin->number;
+        return 0;
+    }
+    if (PyErr_Occurred()) return -1;
+    *number = take_int(PyObject_CallOneArg(self->outside, tensor));
+    return PyErr_Occurred() ? -1 : put_origin(self, tensor, *number);
+}
+
+/* Find where what a view shows comes from; -1 with an exception. */
+static int find_view(OutlinePath *self, PyObject *entry, PyObject *tensor, int64_t *number)
+{
+    if (find_number(self, tensor, number) < 0) return -1;
+    int is_turned = flag(entry, names.is_turned);
+    if (is_turned <= 0) return is_turned;
+    if (*number > 0) {
+        *number += *number % ITEMS < SHORT ? SHORT : -SHORT;
+        return 0;
+    }
+    PyObject *outside = PyLong_FromLongLong(*number);
+    *number = outside ? take_int(PyObject_CallOneArg(self->turned, outside)) : 0;
+    Py_XDECREF(outside);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Note which tensor the call that begins is fed with; -1 with an exception. */
+static int feed(OutlinePath *self, PyObject *tensor)
+{
+    int64_t number;
+    if (find_number(self, tensor, &number) < 0) return -1;
+    if (number > 0) number = self->noted + 1 - number / ITEMS + number % ITEMS * self->most;
+    PyObject *written = PyLong_FromLongLong(number);
+    int failed = written ? PyList_Append(self->fed, written) : -1;
+    Py_XDECREF(written);
+    return failed;
+}
+
+/* Note a result, if it is a tensor, and none that the call was given. */
+static void note_result(OutlinePath *self, PyObject *result, int64_t number)
+{
+    if (PyObject_IsInstance(result, torch.tensor) == 1 && !find_origin(self, result) && !PyErr_Occurred())
+        put_origin(self, result, number);
+    PyErr_Clear(); /* it is of an unknown origin */
+}
+
+static void note_results(OutlinePath *self, PyObject *result, int64_t number)
+{
+    if (!PyTuple_Check(result) && !PyList_Check(result)) {
+        note_result(self, result, number);
+        return;
+    }
+    Py_ssize_t count = PySequence_Size(result);
+    for (Py_ssize_t i = 0; i < count && i < SHORT; i++) {
+        PyObject *item = PySequence_GetItem(result, i);
+        if (item) note_result(self, item, number + i);
+        else PyErr_Clear();
+        Py_XDECREF(item);
+    }
+}
 
 static uint64_t blend(uint64_t key, uint64_t word)
 {
@@ -38,12 +154,14 @@ static int blend_hash(uint64_t *key, PyObject *value, enum word word)
     return hash == -1 ? -1 : 0;
 }
 
-/* Add an argument to the key of a call, by the same text as `_word` in Python; -1 with an exception. */
-static int blend_argument(const OutlinePath *self, uint64_t *key, PyObject *value, int depth)
+/* Add an argument to the key of a call, by the same text as `_word` in Python, and what tensors it feeds
+ * the call with; -1 with an exception. */
+static int blend_argument(OutlinePath *self, uint64_t *key, PyObject *value, int depth)
 {
     PyObject *type = (PyObject *)Py_TYPE(value);
     if (type == torch.tensor || type == torch.parameter) {
         *key = blend(*key, OF_TENSOR);
+        return feed(self, value);
     } else if (value == Py_None || value == Py_True || value == Py_False) {
         *key = blend(*key, value == Py_None ? OF_NONE : value == Py_True ? OF_TRUE : OF_FALSE);
     } else if (PyFloat_CheckExact(value)) {
@@ -78,6 +196,7 @@ static int blend_argument(const OutlinePath *self, uint64_t *key, PyObject *valu
         }
     } else if (PyObject_IsInstance(value, torch.tensor) == 1) {
         *key = blend(*key, OF_TENSOR);
+        return feed(self, value);
     } else {
         int is_word = PySequence_Contains(self->words, type);
         return is_word < 0 ? -1 : blend_hash(key, is_word ? value : type, OF_CLASS);
@@ -86,7 +205,7 @@ static int blend_argument(const OutlinePath *self, uint64_t *key, PyObject *valu
 }
 
 /* The key of a call: where it is made, of what, with which arguments; NULL with an exception. */
-static PyObject *key_of_call(const OutlinePath *self, PyObject *entry, PyObject *frame, PyObject *args,
+static PyObject *key_of_call(OutlinePath *self, PyObject *entry, PyObject *frame, PyObject *args,
                              PyObject *kwargs)
 {
     uint64_t key = 0;
@@ -143,6 +262,7 @@ static int is_meeting(PyObject *args)
 /* Note a call; -1 with an exception. */
 static int note_call(OutlinePath *self, PyObject *entry, PyObject *args, PyObject *kwargs)
 {
+    Py_ssize_t fed = PyList_Size(self->fed);
     PyObject *frame = calling_frame(self->inner_code);
     PyObject *calls = frame ? PyObject_GetAttr(self->session, names.calls) : NULL;
     PyObject *key = calls && find_run(self, calls) == 0 ? key_of_call(self, entry, frame, args, kwargs) : NULL;
@@ -152,7 +272,13 @@ static int note_call(OutlinePath *self, PyObject *entry, PyObject *args, PyObjec
         if (number && PyDict_SetItem(self->known, key, number) < 0) Py_CLEAR(number);
     }
     int failed = number ? PyList_Append(self->run, number) : PyErr_Occurred() ? -1 : 0;
-    if (number) self->left--;
+    if (number && !failed) self->noted++;
+    else if (PyList_Size(self->fed) > fed) { /* Python notes it */
+        PyObject *kind, *value, *traceback;
+        PyErr_Fetch(&kind, &value, &traceback);
+        PyList_SetSlice(self->fed, fed, PyList_Size(self->fed), NULL);
+        PyErr_Restore(kind, value, traceback);
+    }
     if (number && !failed && self->module == Py_None && self->after != Py_None && PyTuple_CheckExact(args)) {
         int meets = is_meeting(args);
         failed = meets > 0 ? call_away(PyObject_CallFunctionObjArgs(self->meet, entry, args, NULL)) : meets;
@@ -164,25 +290,32 @@ static int note_call(OutlinePath *self, PyObject *entry, PyObject *args, PyObjec
     return failed;
 }
 
-/* Note a call that is to be noted; return which way it goes on. */
-static enum way note_way(OutlinePath *self, PyObject *func, PyObject *args, PyObject *kwargs)
+/* Note a call that is to be noted; return which way it goes on. `*number`: where its first result comes
+ * from, 0 if that is unknown. */
+static enum way note_way(OutlinePath *self, PyObject *func, PyObject *args, PyObject *kwargs,
+                         int64_t *number)
 {
     if (PySet_GET_SIZE(self->left_threads)) return IN_PYTHON;
     int answer = flag(self->session, names.observing);
     if (answer <= 0) return answer ? FAILED : UNSEEN;
-    if (self->left <= 0) return UNSEEN;
+    if (self->noted >= self->most) return UNSEEN;
     PyObject *entry = Py_XNewRef(PyDict_GetItemWithError(self->entries, func));
     if (!entry) {
         PyErr_Clear(); /* one that has no hash */
         entry = PyObject_CallOneArg(self->look_up, func);
     }
     answer = entry ? flag(entry, names.is_outlined) : -1;
+    int is_view = 0;
+    if (!answer && PyTuple_CheckExact(args) && PyTuple_GET_SIZE(args))
+        answer = is_view = flag(entry, names.is_view);
     if (answer > 0) {
         int is_kept_out = is_tracing(&self->is_tracing);
         if (!is_kept_out) is_kept_out = flag(self->session, names.muted);
         answer = is_kept_out ? (is_kept_out < 0 ? -1 : 0) : 1;
     }
-    if (answer > 0 && note_call(self, entry, args, kwargs) < 0) answer = -1;
+    if (answer > 0 && is_view) answer = find_view(self, entry, PyTuple_GET_ITEM(args, 0), number);
+    else if (answer > 0 && (answer = note_call(self, entry, args, kwargs)) == 0)
+        *number = self->noted * ITEMS;
     Py_XDECREF(entry);
     return answer < 0 ? FAILED : UNSEEN;
 }
@@ -197,13 +330,16 @@ static PyObject *OutlinePath_handle(OutlinePath *self, PyObject *const *given_al
     PyObject *args = count > 3 ? Py_NewRef(given_all[3]) : PyTuple_New(0);
     int has_kwargs = count > 4 && given_all[4] != Py_None;
     PyObject *kwargs = has_kwargs ? Py_NewRef(given_all[4]) : PyDict_New();
-    enum way way = !args || !kwargs ? FAILED : note_way(self, func, args, kwargs);
+    int64_t number = 0;
+    enum way way = !args || !kwargs ? FAILED : note_way(self, func, args, kwargs, &number);
     if (way == FAILED && args && kwargs && PyErr_ExceptionMatches(PyExc_Exception)) {
         PyErr_Clear(); /* Python meets the same, and notes it */
         way = IN_PYTHON;
     }
-    if (way == UNSEEN) result = PyObject_Call(func, args, kwargs);
-    else if (way == IN_PYTHON)
+    if (way == UNSEEN) {
+        result = PyObject_Call(func, args, kwargs);
+        if (result && number) note_results(self, result, number);
+    } else if (way == IN_PYTHON)
         result = PyObject_CallFunctionObjArgs(self->in_python, func, given_all[2], args, kwargs, NULL);
     Py_XDECREF(kwargs);
     Py_XDECREF(args);
@@ -213,7 +349,11 @@ static PyObject *OutlinePath_handle(OutlinePath *self, PyObject *const *given_al
 static PyObject *OutlinePath_begin_step(OutlinePath *self, PyObject *args)
 {
     int is_new;
-    if (!PyArg_ParseTuple(args, "np", &self->left, &is_new)) return NULL;
+    PyObject *fed;
+    if (!PyArg_ParseTuple(args, "npO!", &self->most, &is_new, &PyList_Type, &fed)) return NULL;
+    Py_XSETREF(self->fed, Py_NewRef(fed));
+    self->noted = 0;
+    forget_origins(self);
     Py_CLEAR(self->module);
     Py_CLEAR(self->after);
     Py_CLEAR(self->run);
@@ -231,6 +371,7 @@ static int OutlinePath_traverse(OutlinePath *self, visitproc visit, void *arg)
 static int OutlinePath_clear(OutlinePath *self)
 {
     for (int i = 0; i < OUTLINE_OWNED_COUNT; i++) Py_CLEAR(OUTLINE_OWNED(self)[i]);
+    forget_origins(self);
     return 0;
 }
 
@@ -244,9 +385,9 @@ static void OutlinePath_dealloc(OutlinePath *self)
 static int OutlinePath_init(OutlinePath *self, PyObject *args, PyObject *kwargs)
 {
     PyObject *one[OUTLINE_GIVEN];
-    if (!PyArg_ParseTuple(args, "OOOOOO!O!OOOOOO!", &one[0], &one[1], &one[2], &one[3], &one[4],
-                          &PySet_Type, &one[5], &PyDict_Type, &one[6], &one[7], &one[8], &one[9],
-                          &one[10], &one[11], &PyTuple_Type, &one[12]))
+    if (!PyArg_ParseTuple(args, "OOOOOOOO!O!OOOOOO!", &one[0], &one[1], &one[2], &one[3], &one[4],
+                          &one[5], &one[6], &PySet_Type, &one[7], &PyDict_Type, &one[8], &one[9],
+                          &one[10], &one[11], &one[12], &one[13], &PyTuple_Type, &one[14]))
         return -1;
     for (int i = 0; i < OUTLINE_GIVEN; i++) Py_XSETREF(OUTLINE_OWNED(self)[i], Py_NewRef(one[i]));
     Py_XSETREF(self->known, PyDict_New());
@@ -257,7 +398,8 @@ static PyMethodDef OUTLINE_METHODS[] = {
     {"handle", (PyCFunction)(void (*)(void))OutlinePath_handle, METH_FASTCALL,
      "handle(mode, func, types, args=(), kwargs=None) -> the result of a call, which is noted"},
     {"begin_step", (PyCFunction)OutlinePath_begin_step, METH_VARARGS,
-     "begin_step(count, is_new): note that many calls, and whether none is known any more"},
+     "begin_step(count, is_new, fed): note that many calls, whether none is known any more, and what "
+     "feeds them"},
     {NULL, NULL, 0, NULL},
 };
 

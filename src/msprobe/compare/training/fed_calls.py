@@ -1,0 +1,565 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that are fed with other tensors, where both sides make the same calls.
+
+An outline tells of each tensor which call returned it, so the calls of a step are a graph. Calls
+of two steps belong together if they compute the same from the same; those that are left over, if
+they are the same call of the same module, in order. The first of these that is fed otherwise is the
+difference: all that it is fed with is made on both sides. What a program may write in another way
+to the same effect is none: casts and reshapes between, operands of a sum that change places, sums
+of sums, calls that do not depend on each other in another order, a result that is computed twice.
+A tensor of unknown origin may be any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from msprobe.compare.training.outlined_calls import (
+    CASTS,
+    COPIES,
+    CUTS,
+    RESHAPES,
+    MadeCalls,
+    calls_in,
+    content_of,
+    number_of,
+    operator_in,
+    operator_name,
+    shown,
+    signature_in,
+    slot_words,
+    words_of,
+)
+from msprobe.dump.facts import (
+    OUTLINED_ITEM,
+    OUTLINED_TENSOR,
+    OUTLINED_TURNED,
+    Outline,
+    OutlinedCall,
+    transposed,
+)
+from msprobe.operators.lookup import is_in_place
+
+_PASSING: Final = CUTS | COPIES | RESHAPES | CASTS
+_PAIR: Final = (OUTLINED_TENSOR, OUTLINED_TENSOR)
+# Their results are the same for both orders of their first two tensors.
+_SYMMETRIC: Final = frozenset(
+    ("cosine_similarity", "eq", "huber_loss", "l1_loss", "mse_loss", "ne", "smooth_l1_loss")
+)
+_CHAINS: Final = {"add": 0.0, "mul": 1.0}  # and the number that changes nothing
+_EVEN: Final = frozenset(("abs", "cos", "cosh", "norm", "square"))
+_WORK: Final = 1_000_000  # calls that are looked at, again for each difference that is found
+_MOST_SUMMANDS: Final = 64
+_DEPTH: Final = 4  # calls that are named to tell two tensors apart
+
+_Origin = tuple[int, int] | str | float | None
+"""The call that returned a tensor and the place among its results, a name, or unknown.
+
+Among what is added or multiplied also a number."""
+_Value = tuple[Hashable, int] | str | float | None
+"""What a tensor holds: that of a call and the place among its results; or a number."""
+_Slots = tuple[int, _Value, _Value]
+"""Which tensor of a call is another one, what it is, and what it is in the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherFeed:
+    """How a call is fed otherwise.
+
+    Attributes:
+        call: the target's.
+        words: the difference in words.
+        is_first: whether no call before it, among those asked for, is fed otherwise: with what only
+            one side makes, which no words tell.
+    """
+
+    call: OutlinedCall
+    words: str
+    is_first: bool
+
+
+class Wanted(NamedTuple):
+    """Tensors that are the results of some calls, or of none of them.
+
+    Attributes:
+        places: of both sides, which calls of the step these are.
+        are_results: whether both tensors are results of these calls; else neither is.
+    """
+
+    places: Sequence[Sequence[int]]
+    are_results: bool
+
+
+def feeding_of(made: MadeCalls) -> Feeding | None:
+    """Return how calls are fed; None if that is not told, or the same on both sides."""
+    outlines = made.outlines
+    if not outlines or not all(map(_is_told, outlines)) or _is_one_outline(*outlines):
+        return None
+    return Feeding(made)
+
+
+def _is_one_outline(target: Outline, reference: Outline) -> bool:
+    contents = [[content_of(call) for call in each.calls] for each in (target, reference)]
+    rest = [(each.fed, each.given, each.bodies, each.runs) for each in (target, reference)]
+    return contents[0] == contents[1] and rest[0] == rest[1]
+
+
+# A tensor among arguments, which may be lists; or a text, which may hold the word.
+_TOKEN: Final = re.compile(rf"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\b{OUTLINED_TENSOR}\b")
+
+
+def _tensors(call: OutlinedCall) -> list[int]:
+    """Return for each tensor that a call is given in which of its arguments it is."""
+    return [
+        place
+        for place, word in enumerate(words_of(call))
+        if OUTLINED_TENSOR in word
+        for token in _TOKEN.findall(word)
+        if token == OUTLINED_TENSOR
+    ]
+
+
+def _is_told(outline: Outline) -> bool:
+    counts = [len(_tensors(call)) for call in outline.calls]
+    times = Counter(number for run in outline.runs for number in outline.bodies[run.body])
+    return bool(outline.fed) and len(outline.fed) == sum(counts[n] * times[n] for n in times)
+
+
+def _origins(outline: Outline) -> list[list[_Origin]]:
+    """Return the origins of the tensors of each call of a step."""
+    counts = [len(_tensors(call)) for call in outline.calls]
+    numbers = [n for run in outline.runs for n in outline.bodies[run.body]]
+    found: list[list[_Origin]] = []
+    rest = iter(outline.fed)
+    for place, number in enumerate(numbers):
+        fed: list[_Origin] = []
+        for _ in range(counts[number]):
+            written = next(rest)
+            if written > 0:
+                item, back = divmod(written, OUTLINED_ITEM)
+                fed.append((place - back, item))
+            else:
+                fed.append(outline.given[-1 - written] if written else None)
+        found.append(fed)
+    return found
+
+
+def _before(origin: _Origin, passed: Mapping[_Origin, _Origin], shared: frozenset[str]) -> _Origin:
+    """Return where a tensor comes from, before calls that only pass it on."""
+    if isinstance(origin, tuple) and origin[1] >= OUTLINED_TURNED:
+        return _turned(_before(_turned(origin), passed, shared))
+    found = passed.get(origin, origin)
+    is_lone = isinstance(found, str) and not {found, transposed(found)} & shared
+    return None if is_lone else found
+
+
+def _turned(origin: _Origin) -> _Origin:
+    """Return the transpose of a tensor."""
+    if isinstance(origin, str):
+        return transposed(origin)
+    return (origin[0], origin[1] ^ OUTLINED_TURNED) if isinstance(origin, tuple) else origin
+
+
+def _is_idle(call: OutlinedCall) -> bool:
+    """Return whether a call adds nothing, or multiplies by one."""
+    idle = _CHAINS.get(operator_name(call))
+    numbers = [*map(number_of, call.arguments[1:])]
+    return idle is not None and numbers == [idle] and not call.named
+
+
+@dataclass(slots=True)
+class _Graph:
+    """The calls of one side, from the first one to the last that matters.
+
+    Attributes:
+        calls: all of them.
+        keys: of each its content and its module; None for calls that only pass a tensor on.
+        fed: of each the origins of its tensors, those before calls that only pass them on.
+        written: of each the tensor that it changes in place.
+        users: of each those that are fed with a result of it.
+        parents: of each the module that makes it.
+        repeated: those that compute once more what was computed before.
+        written_by_hand: modules with a call in the user's code.
+    """
+
+    calls: Sequence[OutlinedCall]
+    keys: list[tuple[Hashable, str | None] | None] = field(default_factory=list)
+    fed: list[list[_Origin]] = field(default_factory=list)
+    written: dict[int, _Origin] = field(default_factory=dict)
+    users: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    parents: list[str | None] = field(default_factory=list)
+    repeated: set[int] = field(default_factory=set)
+    written_by_hand: set[str | None] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, outline: Outline, end: int, shared: frozenset[str]) -> _Graph:
+        """Return the graph of the calls before a place; names that are not shared tell nothing."""
+        graph = cls(calls_in(outline)[:end])
+        for run in outline.runs:
+            body = outline.bodies[run.body]
+            graph.parents += [run.parent] * len(body)
+            if any(outline.calls[number].source for number in body):
+                graph.written_by_hand.add(run.parent)
+        passed: dict[_Origin, _Origin] = {}
+        first: dict[Hashable, int] = {}
+        for place, origins in enumerate(_origins(outline)[:end]):
+            call = graph.calls[place]
+            fed = [_before(origin, passed, shared) for origin in origins]
+            graph.fed.append(fed)
+            if operator_name(call) in _PASSING or _is_idle(call):
+                graph.keys.append(None)
+                if fed:
+                    passed[place, 0] = fed[0]
+                continue
+            content = graph.chain(place) or content_of(call)
+            graph.keys.append((content, graph.parents[place]))
+            for origin in fed:
+                if isinstance(origin, tuple):
+                    graph.users[origin[0]].append(place)
+            if is_in_place(call.name):
+                first.clear()  # the same tensors may hold something else from now on
+                if fed:
+                    graph.written[place] = fed[0]
+            elif None not in fed and not operator_in(call).draws_random:
+                earlier = first.setdefault((graph.keys[place], *fed), place)
+                if earlier != place:
+                    graph.repeated.add(place)
+                    passed |= {(place, i): (earlier, i) for i in range(OUTLINED_TURNED)}
+        return graph
+
+    def chain(self, place: int) -> str:
+        """Return whether a call adds or multiplies tensors or numbers, by its name; else empty."""
+        call = self.calls[place]
+        name = operator_name(call)
+        if name not in _CHAINS or call.named or is_in_place(call.name):
+            return ""
+        is_plain = all(w == OUTLINED_TENSOR or number_of(w) is not None for w in call.arguments)
+        return name * is_plain
+
+    def numbers(self, place: int) -> list[_Origin]:
+        """Return the numbers that a call adds or multiplies."""
+        found = map(number_of, self.calls[place].arguments)
+        return [number for number in found if number is not None]
+
+    def is_link(self, place: int) -> bool:
+        """Return whether all that uses the result of a sum are further sums, likewise products."""
+        return bool(self.chain(place) and self.users[place]) and all(
+            self.keys[user] == self.keys[place] for user in self.users[place]
+        )
+
+    def has_several(self, place: int) -> bool:
+        """Return whether others than the first result of a call are known to be used."""
+        return any((place, 1) in self.fed[user] for user in self.users[place])
+
+    def kind(self, place: int) -> Hashable:
+        """Return what a call computes, and in which module."""
+        return operator_name(self.calls[place]), self.parents[place]
+
+    def is_state_write(self, place: int) -> bool:
+        """Return whether a call changes a buffer or a parameter of the model in place."""
+        return isinstance(self.written.get(place), str)
+
+    def repeated_key(self, place: int) -> Hashable:
+        """Return the key of a call that computes something once more; None for others."""
+        return self.keys[place] if place in self.repeated else None
+
+    def is_of_framework(self, place: int) -> bool:
+        """Return whether a call is the framework's own, in a module of its own."""
+        parent = self.parents[place]
+        return parent is not None and parent not in self.written_by_hand
+
+    def shown(self, place: int) -> str:
+        """Return a call in words: by its line, or by the framework's module that makes it."""
+        parent = self.parents[place]
+        return parent if parent and self.is_of_framework(place) else shown(self.calls[place])
+
+    def is_unordered(self, place: int) -> bool:
+        """Return whether the first two tensors of a call may change places."""
+        call = self.calls[place]
+        operator = operator_in(call)
+        is_even = operator.name == "sub" and all(map(self._is_even, self.users[place] or [place]))
+        is_symmetric = operator.name in _SYMMETRIC or (operator.is_commutative and not call.named)
+        return call.arguments[:2] == _PAIR and (is_symmetric or is_even)
+
+    def _is_even(self, place: int) -> bool:
+        call = self.calls[place]
+        power = number_of(call.arguments[1]) if len(call.arguments) > 1 else None
+        is_even_power = operator_name(call) == "pow" and power is not None and power % 2 == 0
+        return is_even_power or operator_name(call) in _EVEN
+
+
+class Feeding:
+    """Finds which calls of two graphs belong together, and which are fed otherwise."""
+
+    def __init__(self, made: MadeCalls) -> None:
+        """Find how the calls are fed.
+
+        Args:
+            made: those that are asked for.
+        """
+        self._made = made
+        ends = [max(each, default=-1) + 1 for each in made.places]
+        self._graphs = [
+            _Graph.of(outline, end, made.shared)
+            for outline, end in zip(made.outlines, ends, strict=True)
+        ]
+        # Of each call with what it is fed, of a sum of sums all summands, and how many of these,
+        # from the first, may change places.
+        self._operands: list[list[list[_Origin]]] = [[], []]
+        self._loose: list[list[int]] = [[], []]
+        # Calls that may belong together: of both sides.
+        self._groups: dict[Hashable, tuple[list[int], list[int]]] = {}
+        for side, graph in enumerate(self._graphs):
+            for place, key in enumerate(graph.keys):
+                self._add(side, place)
+                if key is not None and not graph.is_link(place):
+                    self._groups.setdefault(key, ([], []))[side].append(place)
+        # Calls that belong together though they are fed otherwise: the value that both have.
+        self._joined: tuple[dict[int, Hashable], dict[int, Hashable]] = ({}, {})
+        self._values: list[list[Hashable]] = []
+        self._fed: list[list[list[_Value]]] = []
+        self._values_of: list[set[Hashable]] = []
+
+    def without_writes(self) -> MadeCalls:
+        """Return the calls but for what a module writes in its buffers, as counters do."""
+        own, other = (
+            [graph.calls[place] for place in places if not graph.is_state_write(place)]
+            for graph, places in zip(self._graphs, self._made.places, strict=True)
+        )
+        return MadeCalls(own, other)
+
+    def apart(self, *, has_writes: bool) -> MadeCalls:
+        """Return the calls but for those that certainly make no difference.
+
+        They add nothing, or one side computes again by them what it has computed before.
+
+        Args:
+            has_writes: whether what a module writes in its buffers is among them.
+        """
+        graphs, all_places = self._graphs, self._made.places
+        kinds, again = (
+            [
+                Counter(key for place in places if (key := key_of(graph, place)))
+                for graph, places in zip(graphs, all_places, strict=True)
+            ]
+            for key_of in (_Graph.kind, _Graph.repeated_key)
+        )
+        kept: list[list[OutlinedCall]] = [[], []]
+        for side, (graph, places) in enumerate(zip(graphs, all_places, strict=True)):
+            more, more_again = (each[side] - each[not side] for each in (kinds, again))
+            for place in places:
+                kind, key = graph.kind(place), graph.repeated_key(place)
+                is_again = more_again[key] > 0
+                is_none = more[kind] > 0 and (is_again or _is_idle(graph.calls[place]))
+                more[kind] -= is_none
+                more_again[key] -= is_none and is_again
+                if not is_none and (has_writes or not graph.is_state_write(place)):
+                    kept[side].append(graph.calls[place])
+        return MadeCalls(kept[0], kept[1])
+
+    def _add(self, side: int, place: int) -> None:
+        graph = self._graphs[side]
+        operands = graph.numbers(place) if graph.chain(place) else []
+        for origin in graph.fed[place]:
+            inner = origin[0] if isinstance(origin, tuple) else place
+            is_inner = inner != place and graph.keys[inner] == graph.keys[place]
+            is_summed = is_inner and graph.is_link(inner) and len(operands) < _MOST_SUMMANDS
+            operands += self._operands[side][inner] if is_summed else [origin]
+        self._operands[side].append(operands)
+        pair = 2 * graph.is_unordered(place)
+        self._loose[side].append(len(operands) if graph.chain(place) else pair)
+
+    def difference(self, wanted: Wanted | None = None) -> OtherFeed | bool:
+        """Return which of the calls, if both sides make it, is fed otherwise.
+
+        Args:
+            wanted: which tensors may differ; None for all.
+
+        Returns: False if none is; True if some are, but with what only one side makes.
+        """
+        own, other = map(set, self._made.places)
+        has_other = False
+        self._joined = ({}, {})
+        turns = max(_WORK // sum(len(graph.calls) + 1 for graph in self._graphs), 2)
+        for turn in range(turns):
+            self._follow()
+            pair = min(self._pairs_apart(), default=None)
+            if pair is None:
+                return has_other
+            if pair[0] in own and pair[1] in other:
+                apart = self._apart(*pair)
+                if apart and wanted is not None:
+                    apart = [each for each in apart if self._is_wanted(each[1:], wanted)]
+                words = self._words(*pair, apart) if apart else ""
+                if words:
+                    return OtherFeed(self._graphs[0].calls[pair[0]], words, not has_other)
+                has_other = has_other or apart is None or bool(apart)
+            for place, joined in zip(pair, self._joined, strict=True):
+                joined[place] = ("joined", turn)
+        return True
+
+    def _follow(self) -> None:
+        """Find the value of each call: those that compute the same from the same have one."""
+        table: dict[Hashable, Hashable] = {}
+        self._values, self._fed = [], []
+        for graph, joined, operands, loose in zip(
+            self._graphs, self._joined, self._operands, self._loose, strict=True
+        ):
+            values: list[Hashable] = []
+            all_fed: list[list[_Value]] = []
+            changed: dict[_Origin, _Value] = {}
+            draws = 0
+            for place, key in enumerate(graph.keys):
+                fed: list[_Value] = []
+                for origin in operands[place]:
+                    known = (values[origin[0]], origin[1]) if isinstance(origin, tuple) else origin
+                    fed.append(changed.get(origin, known))
+                all_fed.append(fed)
+                is_random = operator_in(graph.calls[place]).draws_random
+                draws += is_random
+                count = loose[place]
+                ordered = (*sorted(fed[:count], key=repr), *fed[count:])
+                whole = (key, ordered, is_random and draws)
+                values.append(joined.get(place) or table.setdefault(whole, len(table) + 1))
+                if place in graph.written:
+                    changed[graph.written[place]] = (values[place], 0)
+            self._values.append(values)
+            self._fed.append(all_fed)
+        self._values_of = [set(values) for values in self._values]
+
+    def _pairs_apart(self) -> Iterator[tuple[int, int]]:
+        """Yield calls that belong together and differ."""
+        for group in self._groups.values():
+            # Those at the same place first: a call that is changed may be like another one now.
+            same = {
+                i
+                for i, places in enumerate(zip(*group, strict=False))
+                if self._values[0][places[0]] == self._values[1][places[1]]
+            }
+            left = [[p for i, p in enumerate(places) if i not in same] for places in group]
+            counts = [
+                Counter(values[p] for p in places)
+                for values, places in zip(self._values, left, strict=True)
+            ]
+            lone: list[list[int]] = []
+            for values, places in zip(self._values, left, strict=True):
+                shared = counts[0] & counts[1]
+                lone.append([])
+                for place in places:
+                    if shared[values[place]] > 0:
+                        shared[values[place]] -= 1
+                    else:
+                        lone[-1].append(place)
+            yield from zip(*lone, strict=False)
+
+    def _apart(self, own: int, other: int) -> list[_Slots] | None:
+        """Return with which tensors two calls are fed otherwise, but for those that are unknown.
+
+        Returns: None where they are fed with more or fewer.
+        """
+        fed = [[*enumerate(self._fed[side][place])] for side, place in enumerate((own, other))]
+        if len(fed[0]) != len(fed[1]):
+            return None
+        loose = self._loose[0][own]
+        lone: list[list[tuple[int, _Value]]] = []
+        for one, another in (fed, fed[::-1]):
+            rest = Counter(value for _, value in another[:loose])
+            lone.append([])
+            for index, value in one[:loose]:
+                rest[value] -= 1
+                if rest[value] < 0:
+                    lone[-1].append((index, value))
+        pairs = [*zip(*lone, strict=True), *zip(*(each[loose:] for each in fed), strict=True)]
+        if any(None in (one[1], another[1]) for one, another in pairs[: len(lone[0])]):
+            pairs = pairs[len(lone[0]) :]  # which of them is the unknown one is not known
+        return [
+            (one[0], one[1], another[1])
+            for one, another in pairs
+            if one[1] != another[1] and not _is_open(one[1]) and not _is_open(another[1])
+        ]
+
+    def _words(self, own: int, other: int, apart: Sequence[_Slots]) -> str:
+        """Return in words how two calls are fed otherwise; empty if with what one side makes."""
+        if not all(self._makes(1, mine) and self._makes(0, due) for _, mine, due in apart):
+            return ""
+        graph = self._graphs[0]
+        call, place = graph.calls[own], graph.shown(own)
+        plain = [(_untransposed(mine), _untransposed(due)) for _, mine, due in apart]
+        if len(plain) == 2 and plain[0] == plain[1][::-1]:
+            slots = " and ".join(_slot(call, index) for index, *_ in apart)
+            slots = "its operands" if len(graph.fed[own]) == 2 else slots
+            return f"{place} takes {slots} the other way round"
+        index, value, expected = apart[0]
+        if not graph.chain(own) and not (graph.is_of_framework(own) and index == 0):
+            place = f"{_slot(call, index)} of {place}"
+        return f"{place} is fed with {' instead of '.join(self._told_apart(value, expected))}"
+
+    def _makes(self, side: int, value: _Value) -> bool:
+        return not isinstance(value, tuple) or value[0] in self._values_of[side]
+
+    def _is_wanted(self, values: Sequence[_Value], wanted: Wanted) -> bool:
+        made = [
+            isinstance(value, tuple) and value[0] in {of_side[place] for place in places}
+            for value, of_side, places in zip(values, self._values, wanted.places, strict=True)
+        ]
+        return all(made) if wanted.are_results else not any(made)
+
+    def _told_apart(self, *values: _Value) -> tuple[str, ...]:
+        """Return what two values are, in words, by the calls of the target."""
+        chains = [self._makers(each) for each in values]
+        for depth in range(1, _DEPTH + 1):
+            found = tuple(" of ".join(words[:depth]) for words in chains)
+            if found[0] != found[1]:
+                return found
+        found = tuple(
+            f"{words[0]}{self._given(v)}" for words, v in zip(chains, values, strict=True)
+        )
+        return found if found[0] != found[1] else (chains[0][0], "another one")
+
+    def _makers(self, value: _Value) -> list[str]:
+        """Return what makes a value, what makes that which this is fed with first, and so on."""
+        graph, words = self._graphs[0], list[str]()
+        while isinstance(value, tuple) and len(words) < _DEPTH:
+            place, item = self._values[0].index(value[0]), value[1] % OUTLINED_TURNED
+            several = f"result {item}" if item or graph.has_several(place) else "the result"
+            made = f"{several} of {graph.shown(place)}"
+            words.append(made if item == value[1] else f"the transpose of {made}")
+            value = next(iter(self._fed[0][place]), None)
+        if isinstance(value, str):
+            words.append(f"{value} of the model" if value.startswith("input.") else value)
+        return words
+
+    def _given(self, value: _Value) -> str:
+        """Return what the call that makes a value is given besides tensors, and its module."""
+        if not isinstance(value, tuple):
+            return ""
+        place = self._values[0].index(value[0])
+        graph = self._graphs[0]
+        words = [word for word in words_of(graph.calls[place]) if word != OUTLINED_TENSOR]
+        parent = f" in {graph.parents[place]}" * (graph.parents[place] is not None)
+        return f", given {', '.join(words)}," * bool(words) + parent
+
+
+def _untransposed(value: _Value) -> _Value:
+    return (value[0], value[1] % OUTLINED_TURNED) if isinstance(value, tuple) else value
+
+
+def _is_open(value: _Value) -> bool:
+    """Return whether a value is unknown, or no tensor."""
+    return value is None or isinstance(value, float)
+
+
+def _slot(call: OutlinedCall, index: int) -> str:
+    """Return in which argument a tensor is, in words."""
+    arguments = _tensors(call)
+    place = arguments[index]
+    count = len(call.arguments)
+    name = (
+        [*call.named][place - count] if place >= count else signature_in(call).name_of(str(place))
+    )
+    inside = f"element {index - arguments.index(place)} of " * (arguments.count(place) > 1)
+    return f"{inside}{slot_words(name)}"

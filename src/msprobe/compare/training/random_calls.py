@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls without records that draw random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msprobe.compare.sides import Side
+from msprobe.compare.training.outlined_calls import (
+    MadeCalls,
+    content_of,
+    given_arguments,
+    is_ahead_of,
+    is_inside,
+    is_of_model,
+    line_of,
+    made_calls,
+    number_of,
+    operator_in,
+    shown,
+    signature_in,
+)
+from msprobe.compare.training.outlines import OutlineDifference
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.facts import Facts, OutlinedCall
+
+_CHANCES: Final = ("p", "dropout_p")
+
+
+def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> bool:
+    """Return whether both sides draw random numbers before they call a model.
+
+    Args:
+        facts: of the target and the reference.
+        names: the forward records of the model.
+    """
+    return all(_draws(made_calls(facts, *map(is_ahead_of, names))))
+
+
+def same_draw(sides: Sequence[Side], names: Sequence[str | None]) -> OutlineDifference | None:
+    """Return the first call that draws random numbers within a module, and may draw others.
+
+    None unless both sides draw as often in the step, by the same calls.
+
+    Args:
+        sides: the target and the reference.
+        names: the forward records of the module.
+    """
+    facts = [side.view.facts for side in sides]
+    made = (_draws(made_calls(facts)), _draws(made_calls(facts, *map(is_inside, sides, names))))
+    if any([*map(content_of, own)] != [*map(content_of, other)] for own, other in made):
+        return None
+    call = next(iter(made[1][0]), None)
+    if call is None:
+        return None
+    words = f"{shown(call)} draws other numbers"
+    return OutlineDifference(VerdictClass.RANDOM, words, line_of(call), takes_tensor=True)
+
+
+def draws_within(target: Facts | None, reference: Facts | None) -> bool:
+    """Return whether the models of both sides draw random numbers by calls without a record."""
+    made = _draws(made_calls((target, reference), is_of_model, is_of_model))
+    return all(any(map(_takes_chance, calls)) for calls in made)
+
+
+def takes_chance(arguments: Mapping[str, object]) -> bool:
+    """Return whether a call that may draw random numbers does: not with a probability of 0.
+
+    That is known by its name, or as the only real number that a call is given.
+    """
+    numbers = [each for each in arguments.values() if isinstance(each, float)]
+    is_zero = bool(numbers) and not any(numbers)
+    return not is_zero and all(arguments.get(name, True) for name in _CHANCES)
+
+
+def _takes_chance(call: OutlinedCall) -> bool:
+    numbers = {name: number_of(word) for name, word in given_arguments(call).items()}
+    return takes_chance({**signature_in(call).defaults, **numbers})
+
+
+def _draws(made: MadeCalls) -> list[list[OutlinedCall]]:
+    return [[call for call in calls if operator_in(call).draws_random] for calls in made]
