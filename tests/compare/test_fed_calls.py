@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import compared, train, verdict_on  # noqa: E402
+from builders.two_runs import compared, recorded_steps, verdict_on  # noqa: E402
 from msprobe.compare.options import CompareOptions  # noqa: E402
 from msprobe.compare.run import run_comparison  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
@@ -119,7 +119,8 @@ def program(debugger: PrecisionDebugger, change: str) -> None:
         loss.backward()
         optimizer.step()
 
-    train(debugger, model, step)
+    for number in recorded_steps(debugger, model):
+        step(number)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,8 @@ def chained(debugger: PrecisionDebugger, change: str) -> None:
             total = total + each
         total.square().mean().backward()
 
-    train(debugger, model, step)
+    for number in recorded_steps(debugger, model):
+        step(number)
 
 
 def test_long_sums_are_followed(tmp_path: Path) -> None:
