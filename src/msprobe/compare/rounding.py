@@ -44,8 +44,11 @@ _GROWN: Final = 1e5  # Errors that grew so far from call to call are no rounding
 _ERROR_OF_ONE: Final = 0.7
 _DEVIATIONS: Final = 4.0
 _MANY: Final = 4.5 / 4.0  # of hundreds of gradients none may: once in 150,000
+_FEWER: Final = 3.0 / 4.0  # a measured error has some of a shift in it
 OF_ONE_NUMBER: Final = 0.5
 """A number that is rounded once and scales all: the mean of a loss divides by one."""
+_LEAST_SHIFT: Final = 0.25
+"""The same of a sum, whose parts are divided by a number that is rounded alike, or nearly so."""
 LARGEST_SHIFT: Final = 8.0
 """What moves by more units is judged by its size."""
 
@@ -92,7 +95,15 @@ def after_calls(resolution: float) -> float:
     return (IN_OTHER_CALLS if resolution <= FINE else NEAR) * resolution
 
 
-def is_of_sum(distance: float, moved: float, count: int, resolution: float, typical: float) -> bool:
+def is_of_sum(
+    distance: float,
+    moved: float,
+    count: int,
+    resolution: float,
+    typical: float,
+    *,
+    is_one_sided: bool = False,
+) -> bool:
     """Return whether two tensors differ as sums do that are rounded to a coarse type.
 
     Rounding moves elements up and down: the norm stays where it is. A factor moves it.
@@ -104,10 +115,15 @@ def is_of_sum(distance: float, moved: float, count: int, resolution: float, typi
         resolution: of the coarse type.
         typical: root mean square of the distances of all such tensors; one of them may be twice
             as far apart as sums are.
+        is_one_sided: one side alone computes in that type: it rounds what scales all elements.
     """
     if resolution <= FINE or max(typical, distance / 2) > IN_SUM * resolution:
         return False
-    return moved <= gradient_shift(count, max(distance, typical) / resolution) * resolution
+    error = max(distance, typical) / resolution
+    if is_one_sided:
+        return moved <= gradient_shift(count, error) * resolution
+    most = _MANY * max(shift_of(count), _FEWER * shift_of(count, error))
+    return moved <= max(_LEAST_SHIFT, most) * resolution
 
 
 def shift_of(count: int, error: float = 0.0, fewest: float = math.inf) -> float:

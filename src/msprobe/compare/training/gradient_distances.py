@@ -45,18 +45,26 @@ def has_same_gradients(pair: StepPair, tolerance: float = SAME_GRADIENT) -> bool
     )
 
 
-def are_rounded(pair: StepPair, resolution: float) -> bool:
+def are_rounded(pair: StepPair, resolution: float, *, is_one_sided: bool = False) -> bool:
     """Return whether all gradients that an optimizer gets differ as sums in a coarse type do.
 
     Those of one side alone do so together, as in `has_same_gradients`.
+
+    Args:
+        pair: an optimizer step.
+        resolution: of the coarse type.
+        is_one_sided: see `is_of_sum`.
     """
     both = pair.gradients
     shared = both[0].keys() & both[1].keys()
-    if not shared or rounded_gradients(pair, resolution) != shared:
+    rounded = rounded_gradients(pair, resolution, is_one_sided=is_one_sided)
+    if not shared or rounded != shared:
         return False
     alone = _alone(pair)
     typical = _typical(list(_moves(pair)))
-    return alone is None or is_of_sum(typical, alone.moved, alone.size, resolution, typical)
+    return alone is None or is_of_sum(
+        typical, alone.moved, alone.size, resolution, typical, is_one_sided=is_one_sided
+    )
 
 
 class _Alone(NamedTuple):
@@ -93,7 +101,7 @@ def _alone(pair: StepPair) -> _Alone | None:
     return _Alone((names or others)[0], moved, size)
 
 
-def rounded_gradients(pair: StepPair, resolution: float) -> set[str]:
+def rounded_gradients(pair: StepPair, resolution: float, *, is_one_sided: bool = False) -> set[str]:
     """Return the gradients that differ as sums do in a type of some resolution."""
     noise = _noise(pair, resolution)
     moves = [each for each in _moves(pair) if each.name not in noise]
@@ -101,7 +109,14 @@ def rounded_gradients(pair: StepPair, resolution: float) -> set[str]:
     return noise | {
         each.name
         for each in moves
-        if is_of_sum(each.distance, each.moved, each.size, resolution, typical)
+        if is_of_sum(
+            each.distance,
+            each.moved,
+            each.size,
+            resolution,
+            typical,
+            is_one_sided=is_one_sided,
+        )
     }
 
 

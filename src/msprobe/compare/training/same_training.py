@@ -27,6 +27,8 @@ def has_same_training(
     steps: Sequence[StepPair],
     tolerance: float = SAME_GRADIENT,
     resolutions: tuple[float, float] = (0.0, 0.0),
+    *,
+    is_one_sided: bool = False,
 ) -> bool:
     """Return whether optimizers get the same gradients of the same losses.
 
@@ -40,6 +42,7 @@ def has_same_training(
         tolerance: of gradients.
         resolutions: of the coarse types to whose roundings gradients and losses may be apart; 0
             without one.
+        is_one_sided: one side alone computes in such a type.
     """
     totals = [total_loss(facts) for facts in pair.sides]
     if len(pair.target.loss) != len(pair.reference.loss) and not _are_near(*totals):
@@ -50,7 +53,9 @@ def has_same_training(
     if None in totals or not _limit_alike(*clips, tolerance=rounded):
         return False
     if not steps or not all(
-        has_same_gradients(step, tolerance) or are_rounded(step, resolutions[0]) for step in steps
+        has_same_gradients(step, tolerance)
+        or are_rounded(step, resolutions[0], is_one_sided=is_one_sided)
+        for step in steps
     ):
         return False
     if all(step.is_opposed for step in steps):

@@ -331,7 +331,9 @@ def _clear_same_training(
         if all(row.origin is None for row in comparison.rows):
             return
         steps = pair.steps
-        if has_same_training(pair, steps, tolerance, _resolutions(comparison)):
+        is_one_sided = is_in_other_precision(comparison)
+        resolutions = _resolutions(comparison, is_one_sided=is_one_sided)
+        if has_same_training(pair, steps, tolerance, resolutions, is_one_sided=is_one_sided):
             updates = (comparison.places.get(step.target.record, -1) for step in steps)
             names = comparison.reference.names
             flow = cache(partial(DataFlow, comparison.rows, names))  # few steps need it
@@ -350,13 +352,13 @@ def _apart(steps: Sequence[StepPair]) -> dict[tuple[int, ...], float]:
     return found
 
 
-def _resolutions(comparison: RankComparison) -> tuple[float, float]:
+def _resolutions(comparison: RankComparison, *, is_one_sided: bool) -> tuple[float, float]:
     """Return to which resolutions gradients and losses may be apart; 0 without other calls.
 
     Where one side computes as a whole in a coarser type, that is the one which counts.
     """
     found = comparison.resolution, comparison.resolution_of_losses
-    if not found[0] or not is_in_other_precision(comparison):
+    if not found[0] or not is_one_sided:
         return found
     made = (r for r in comparison.rows if r.value.role is Role.OUTPUT and r.holds_tensor)
     coarsest = resolution_of(value for row in made for value in row.values)
