@@ -106,3 +106,20 @@ def test_a_cast_to_another_type_is_a_matter_of_precision(tmp_path: Path) -> None
     found = verdict_on(tmp_path, casting, "bfloat16", "float", level="L0")
     assert found["class"] == "precision", found["sentence"]
     assert "the target calls Tensor.bfloat16 " in found["sentence"]
+
+
+def smoothing(debugger: PrecisionDebugger, change: str | None) -> None:
+    model, inputs = nn.Linear(6, 5), torch.randn(3, 8, 6)
+    wanted = torch.rand(3, 8, 5).softmax(-1)
+    wanted = wanted.flip(1) if change == "labels" else wanted
+
+    def loss(number: int) -> Tensor:
+        return (wanted[number].neg() * model(inputs[number]).log_softmax(-1)).sum(-1).mean()
+
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
+
+
+def test_other_labels_are_told_with_the_line_that_takes_them(tmp_path: Path) -> None:
+    found = verdict_on(tmp_path, smoothing, "labels", level="L0")
+    assert found["class"] == "data", found["sentence"]
+    assert f"argument 0 of Tensor.mul ({Path(__file__).name}:" in found["sentence"]

@@ -53,7 +53,7 @@ from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OUTLINED_TENSOR, Facts, OutlinedCall
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.numerics.number_types import epsilon_of
-from msprobe.operators.lookup import is_in_place, scale_of, suggests
+from msprobe.operators.lookup import is_in_place, operator_of, scale_of, suggests
 from msprobe.operators.operator import Hint
 
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
@@ -339,7 +339,13 @@ def other_labels(target: Facts, reference: Facts) -> str | None:
     for own, other in zip(target.labels, reference.labels, strict=True):
         change = change_of(of_data(own), of_data(other))
         if not change.may_be_rounding:
-            call, _, place = own.where.rpartition(".")
+            name, _, place = own.where.rpartition(".")
+            prefix, _, api = name.partition(".")
+            kind = operator_of(prefix, api).name
+            behind = made_calls((target, reference), is_behind, is_behind).target
+            lines = {line_of(call) for call in behind if operator_name(call) == kind}
+            line = lines.pop() if len(lines) == 1 else None
+            call = f"{name} ({line})" if line else name
             return (
                 f"argument {place} of {call}, a tensor without a gradient, differs{change.ending}"
             )
