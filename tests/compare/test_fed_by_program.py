@@ -32,7 +32,8 @@ def critical(debugger: PrecisionDebugger, change: str | None) -> None:
         first, second = (made, real) if change == "mixed" else (real, made)
         between = part * first + (1 - part) * second
         terms = [critic(each).mean() for each in (made, between, more)]
-        return terms[0] + terms[1].square() - terms[2]
+        total: Tensor = terms[0] + terms[1].square() - terms[2]
+        return total
 
     fit(debugger, [maker, critic], optimizer, loss)
 
@@ -114,7 +115,8 @@ def smoothing(debugger: PrecisionDebugger, change: str | None) -> None:
     wanted = wanted.flip(1) if change == "labels" else wanted
 
     def loss(number: int) -> Tensor:
-        return (wanted[number].neg() * model(inputs[number]).log_softmax(-1)).sum(-1).mean()
+        each: Tensor = wanted[number].neg() * model(inputs[number]).log_softmax(-1)
+        return each.sum(-1).mean()
 
     fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
@@ -123,3 +125,39 @@ def test_other_labels_are_told_with_the_line_that_takes_them(tmp_path: Path) -> 
     found = verdict_on(tmp_path, smoothing, "labels", level="L0")
     assert found["class"] == "data", found["sentence"]
     assert f"argument 0 of Tensor.mul ({Path(__file__).name}:" in found["sentence"]
+
+
+class Scan(nn.Module):
+    """Its state is small beside what it is added to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.decay, self.leave = (nn.Linear(12, 12) for _ in range(3))
+        nn.init.constant_(self.decay.bias, -2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = self.enter(x)
+        decay = functional.softplus(self.decay(u)).neg().exp()
+        h, states = torch.zeros_like(u[:, 0]), []
+        for t in range(u.shape[1]):
+            h = decay[:, t] * h + 0.01 * u[:, t]
+            if "rounded" in chosen:
+                h = h.bfloat16().float()
+            states.append(h)
+        out: Tensor = self.leave(torch.stack(states, 1) + u)
+        return out
+
+
+def scanning(debugger: PrecisionDebugger, change: str) -> None:
+    chosen.clear()
+    chosen.add(change)
+    model = nn.Sequential(nn.Linear(12, 12), Scan(), Scan(), nn.Linear(12, 4))
+    inputs = torch.randn(3, 8, 6, 12)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fit(debugger, model, optimizer, lambda number: model(inputs[number]).square().mean())
+
+
+def test_a_cast_there_and_back_is_a_matter_of_precision(tmp_path: Path) -> None:
+    found = verdict_on(tmp_path, scanning, "rounded", "", level="L0")
+    assert found["class"] == "precision", found["sentence"]
+    assert "only the target calls Tensor.bfloat16 " in found["sentence"]
