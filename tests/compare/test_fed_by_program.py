@@ -140,7 +140,7 @@ class Scan(nn.Module):
         decay = functional.softplus(self.decay(u)).neg().exp()
         h, states = torch.zeros_like(u[:, 0]), []
         for t in range(u.shape[1]):
-            h = decay[:, t] * h + 0.01 * u[:, t]
+            h = decay[:, t] * h + 1e-3 * u[:, t]
             if "rounded" in chosen:
                 h = h.bfloat16().float()
             states.append(h)
