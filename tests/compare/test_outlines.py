@@ -135,7 +135,7 @@ def with_line(words: str) -> str:
         (
             "labels",
             "data",
-            "argument 1 of Functional.cross_entropy (@functional.cross_entropy), a tensor without a ",
+            "argument 1 of Functional.cross_entropy (@functional.cross_entropy), a tensor without",
         ),
     ],
 )
