@@ -21,7 +21,7 @@ from msprobe.compare.training.fingerprints import (
     relative_of_all,
 )
 from msprobe.compare.training.module_settings import owner_words
-from msprobe.compare.training.outlines import difference_behind
+from msprobe.compare.training.outlines import difference_behind, difference_of_module
 from msprobe.compare.training.start import kinds_of
 from msprobe.compare.training.updates import changed_before
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -120,8 +120,11 @@ def _of_kind(
     made, is_argument = owner_words((pair.target.settings, pair.reference.settings), worst)
     verdict = VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE
     # Calls compute an average of parameters; buffers are changed in modules, or by other ranks.
-    is_computed = kind == "parameter" and not made
-    call = difference_behind(*pair.sides) if is_computed else None
+    call = None
+    if not made and kind == "parameter":
+        call = difference_behind(*pair.sides)
+    elif not made:
+        call = difference_of_module(*pair.sides, worst.rpartition(".")[0])
     if call is not None:
         made, verdict = f"; {call.words}", call.verdict
     if kind == "parameter" and all(facts.optimizer_steps() for facts in pair.sides):

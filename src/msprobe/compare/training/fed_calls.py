@@ -87,11 +87,12 @@ class Wanted(NamedTuple):
 
     Attributes:
         places: of both sides, which calls of the step these are.
-        are_results: whether both tensors are results of these calls; else neither is.
+        are_results: whether both tensors are results of these calls, or neither is; None where one
+            of them is at least.
     """
 
     places: Sequence[Sequence[int]]
-    are_results: bool
+    are_results: bool | None
 
 
 def feeding_of(made: MadeCalls) -> Feeding | None:
@@ -503,9 +504,12 @@ class Feeding:
 
     def _is_wanted(self, values: Sequence[_Value], wanted: Wanted) -> bool:
         made = [
-            isinstance(value, tuple) and value[0] in {of_side[place] for place in places}
+            isinstance(value, tuple)
+            and value[0] in {of_side[place] for place in places if place < len(of_side)}
             for value, of_side, places in zip(values, self._values, wanted.places, strict=True)
         ]
+        if wanted.are_results is None:
+            return any(made)
         return all(made) if wanted.are_results else not any(made)
 
     def _told_apart(self, *values: _Value) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from msprobe.compare.matching.signatures import Signature, signature_of
 from msprobe.compare.sides import Side
 from msprobe.compare.training.frameworks import are_of_two_frameworks, is_of_mindspore
 from msprobe.dump.facts import Facts, Outline, OutlinedCall, OutlineRun
+from msprobe.dump.record_names import parse_record_name
 from msprobe.operators.lookup import operator_of
 from msprobe.operators.operator import Operator
 
@@ -160,6 +161,11 @@ def is_ahead_of(record: str | None) -> Callable[[OutlineRun], bool]:
 def is_outside(run: OutlineRun) -> bool:
     """Return whether a run is outside of all modules."""
     return run.parent is None
+
+
+def is_by(module: str) -> Callable[[OutlineRun], bool]:
+    """Return whether a run is the own code of a module, which is given by its path."""
+    return lambda run: run.parent is not None and parse_record_name(run.parent).path == module
 
 
 def is_of_model(run: OutlineRun) -> bool:

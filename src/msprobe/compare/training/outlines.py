@@ -32,6 +32,7 @@ from msprobe.compare.training.outlined_calls import (
     is_ahead_of,
     is_before,
     is_behind,
+    is_by,
     is_computed,
     is_inside,
     is_of_model,
@@ -52,7 +53,7 @@ from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OUTLINED_TENSOR, Facts, OutlinedCall
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.numerics.number_types import epsilon_of
-from msprobe.operators.lookup import is_in_place, scale_of, suggests
+from msprobe.operators.lookup import is_in_place, operator_of, scale_of, suggests
 from msprobe.operators.operator import Hint
 
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
@@ -178,6 +179,13 @@ def difference_of_models(target: Facts | None, reference: Facts | None) -> Outli
     return _first_difference(made_calls((target, reference), is_of_model, is_of_model))
 
 
+def difference_of_module(
+    target: Facts | None, reference: Facts | None, module: str
+) -> OutlineDifference | None:
+    """Return in which call of its own the modules of a path differ."""
+    return _first_difference(made_calls((target, reference), is_by(module), is_by(module)))
+
+
 def difference_behind(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
     """Return in which call after those of the models, as one of a loss, two steps differ."""
     return _first_difference(made_calls((target, reference), is_behind, is_behind))
@@ -245,7 +253,8 @@ def difference_ahead(
 ) -> OutlineDifference | None:
     """Return which call of the program, before it calls a model, is given another number.
 
-    Or which one side alone makes, as it does none of its operator.
+    Or which one side alone makes, as it does none of its operator. Or which is fed with another
+    tensor, a result of a model at least on one side: that is no data.
 
     Args:
         facts: of the target and the reference.
@@ -254,7 +263,13 @@ def difference_ahead(
     """
     calls = made_calls(facts, *map(is_ahead_of, names))
     told = (e for e in _differences(*calls) if e.is_real or (has_same_sizes and e.is_of_noise))
-    return next(told, None) or _lone_operator(calls) or _put_between(calls)
+    models = made_calls(facts, is_of_model, is_of_model)
+    return (
+        next(told, None)
+        or _lone_operator(calls)
+        or _put_between(calls)
+        or _other_feed(calls, Wanted(models.places, are_results=None))
+    )
 
 
 def difference_of_casts(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
@@ -324,7 +339,13 @@ def other_labels(target: Facts, reference: Facts) -> str | None:
     for own, other in zip(target.labels, reference.labels, strict=True):
         change = change_of(of_data(own), of_data(other))
         if not change.may_be_rounding:
-            call, _, place = own.where.rpartition(".")
+            name, _, place = own.where.rpartition(".")
+            prefix, _, api = name.partition(".")
+            kind = operator_of(prefix, api).name
+            behind = made_calls((target, reference), is_behind, is_behind).target
+            lines = {line_of(call) for call in behind if operator_name(call) == kind}
+            line = lines.pop() if len(lines) == 1 else None
+            call = f"{name} ({line})" if line else name
             return (
                 f"argument {place} of {call}, a tensor without a gradient, differs{change.ending}"
             )
@@ -459,8 +480,8 @@ def _other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> 
     else:
         words = f"only the {'target' if target else 'reference'} calls {shown(both[0])}"
     takes = any(OUTLINED_TENSOR in words_of(each) for each in both)
-    is_cast = len(both) == 1 and operator_name(both[0]) in CASTS
-    verdict = VerdictClass.PRECISION if is_cast and any(_types(both[0])) else VerdictClass.CALL
+    is_cast = all(operator_name(each) in CASTS and any(_types(each)) for each in both)
+    verdict = VerdictClass.PRECISION if is_cast else VerdictClass.CALL
     if any(suggests(each.name, Hint.LIMITS_GRADIENTS) for each in both):
         verdict = VerdictClass.CLIPPING
     ratio = _scale(target) / _scale(reference)

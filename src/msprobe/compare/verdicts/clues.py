@@ -22,8 +22,10 @@ from msprobe.compare.training.facts_pair import clip_factors
 from msprobe.compare.training.gradient_distances import SAME_GRADIENT
 from msprobe.compare.training.module_settings import changed_values
 from msprobe.compare.training.outlines import (
+    OutlineDifference,
     difference_before,
     difference_inside,
+    difference_of_casts,
     difference_of_writes,
 )
 from msprobe.compare.verdicts.data_flow import fingerprint
@@ -191,6 +193,23 @@ def small_call(comparison: RankComparison) -> Clue | None:
 
     Rounding makes nothing of calls that are the same.
     """
+    found = _early_call(comparison)
+    if found is None or not found[1].is_real or found[1].is_computed:
+        return None
+    return _of_early_call(comparison, *found)
+
+
+def early_cast(comparison: RankComparison) -> Clue | None:
+    """Return the cast without a record to another floating type, before anything differs."""
+    found = _early_call(comparison)
+    if found is None or found[1].verdict is not VerdictClass.PRECISION:
+        return None
+    is_felt = difference_of_casts(*comparison.facts) is not None
+    return _of_early_call(comparison, *found) if is_felt else None
+
+
+def _early_call(comparison: RankComparison) -> tuple[Row, OutlineDifference] | None:
+    """Return the first value that differs, of a forward pass, with the call that makes it so."""
     row = next((r for r in comparison.rows if r.status is not Status.EQUAL), None)
     is_early = row is not None and row.pair.position < comparison.end_of_forward
     if row is None or not (is_early and row.pair.is_matched and comparison.has_modules_only):
@@ -199,8 +218,10 @@ def small_call(comparison: RankComparison) -> Clue | None:
         return None
     made_by = difference_inside if _is_result(row) else difference_before
     call = made_by(comparison.sides, (row.pair.target, row.pair.reference))
-    if call is None or not call.is_real or call.is_computed:
-        return None
+    return None if call is None else (row, call)
+
+
+def _of_early_call(comparison: RankComparison, row: Row, call: OutlineDifference) -> Clue:
     place = Place.of(comparison, row.pair)
     words = f"{row.name}{place.line} differs though all before it agrees; {call.words}"
     return Clue(words, place, call.verdict, _size_of(row))

@@ -40,6 +40,7 @@ from msprobe.compare.verdicts.cleared_gradients import (
 )
 from msprobe.compare.verdicts.clues import (
     compiled_call,
+    early_cast,
     evened,
     late_call,
     lone_users,
@@ -144,7 +145,8 @@ class StepObservations:
         written: a call of one side alone that writes a parameter after its update.
         moved: an update that one side makes before the first call that differs, the other after it;
             or the copy that one side uses instead.
-        unnoticed: a call that the flow of data alone shows; see `unnoticed_call`.
+        unnoticed: a call that the flow of data alone shows; see `unnoticed_call`. Or a cast without
+            a record, before anything differs.
         draws: the models of both sides draw random numbers.
         cleared: that one side clears gradients where the other does not, and what to do; in words.
         has_modules_only: both sides were recorded at level L0.
@@ -291,7 +293,7 @@ def observe(
         unused=unused_change(comparison),
         written=written_parameter(comparison, inexact),
         moved=moved_update(comparison, differing[0].pair) if differing else None,
-        unnoticed=unnoticed_call(comparison),
+        unnoticed=unnoticed_call(comparison) or early_cast(comparison),
         draws=draws_within(*comparison.facts)
         or all(any(_draws(side, name) for name in side.names) for side in comparison.sides),
         turns=turns_of(comparison),
