@@ -115,8 +115,7 @@ def _of_kind(
         return
     worst = max(far, key=lambda name: changes[name].relative or 0.0)
     after = parameters_after(pair.reference)
-    together = apart_together((changes[name], after[name].norm) for name in far)
-    size = f" {together}" if together else ""
+    size = apart_together((changes[name], after[name].norm) for name in far)
     made, is_argument = owner_words((pair.target.settings, pair.reference.settings), worst)
     verdict = VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE
     # Calls compute an average of parameters; buffers are changed in modules, or by other ranks.

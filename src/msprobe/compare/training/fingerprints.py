@@ -82,7 +82,9 @@ class Change(NamedTuple):
         """The size in words."""
         if self.not_finite or self.relative is None:
             return self.not_finite
-        return f"{_size_words(self.relative, self.least)} of its norm"
+        if _is_bound(self.relative, self.least):
+            return f"by at least {self.least:.2g} of its norm"
+        return f"by about {self.relative:.2g} of its norm"
 
     @property
     def ending(self) -> str:
@@ -153,10 +155,10 @@ def _least(target: Fingerprint, reference: Fingerprint) -> float:
 
 
 def apart_together(changes: Iterable[tuple[Change, float | None]]) -> str:
-    """Return how far several tensors are apart, relative to their norm, in words; empty if unknown.
+    """Return how far several tensors are apart, relative to their norm, as the end of a sentence.
 
-    Together they have more projections than one of them, whose estimate may be off by far. Two
-    tensors with the same numbers are copies of one.
+    Empty if that is not known. Together they have more projections than one of them, whose
+    estimate may be off by far. Two tensors with the same numbers are copies of one.
 
     Args:
         changes: of each tensor, with the norm of the reference's.
@@ -171,12 +173,14 @@ def apart_together(changes: Iterable[tuple[Change, float | None]]) -> str:
         return ""
     relative = math.hypot(*(relative * norm for relative, _, norm in known)) / size
     least = math.hypot(*(least * norm for _, least, norm in known)) / size
-    return f"{_size_words(relative, 0.0 if len({*known}) >= _SEVERAL else least)} of the norm"
+    if len({*known}) < _SEVERAL and _is_bound(relative, least):
+        return f" by at least {least:.2g} of the norm"
+    return f" by about {relative:.2g} of the norm"
 
 
-def _size_words(relative: float, least: float) -> str:
-    """Return an estimate, or what is certain if that is no less than half of it."""
-    return f"by at least {least:.2g}" if 2 * least >= relative else f"by about {relative:.2g}"
+def _is_bound(relative: float, least: float) -> bool:
+    """Return whether what is certain is no less than half of an estimate."""
+    return 0 < relative <= 2 * least
 
 
 def is_part(target: Sequence[int], reference: Sequence[int]) -> bool:

@@ -322,7 +322,7 @@ def _moved(
         size = change.ending
         together = apart_together((changes[name], pair.starts[1][name].norm) for name in far)
         if together and not change.not_finite:
-            size = f" {together}"
+            size = together
         factor = common_factor(
             factor_between(*(each[name] for each in pair.starts)) for name in far
         )
