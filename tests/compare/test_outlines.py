@@ -441,3 +441,32 @@ def test_noise_and_what_is_written_before_the_model_are_no_data(
 
     assert verdict["class"] == kind, verdict["sentence"]
     assert told in verdict["sentence"]
+
+
+class Parts(nn.Module):
+    """Two parts, called one after the other, in another order by `change`."""
+
+    def __init__(self, change: str | None) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.parts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = [self.parts[self.place(i)](x[:, i].tanh()) for i in range(2)]
+        return torch.stack(made, dim=1)
+
+    def place(self, number: int) -> int:
+        return 1 - number if self.change == "turned" else number
+
+
+def test_what_comes_behind_a_part_is_not_missing(tmp_path: Path) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        model, x = Parts(change), torch.arange(24.0).view(3, 2, 4) / 9
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        fit(debugger, model, optimizer, lambda _: model(x).square().mean())
+
+    verdict = verdict_on(tmp_path, run, "turned", None, level="L0")
+
+    assert verdict["class"] in ("order", "unexplained"), verdict["sentence"]
+    assert "only the" not in verdict["sentence"]
