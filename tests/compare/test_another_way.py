@@ -186,8 +186,9 @@ def classify(debugger: PrecisionDebugger, way: tuple[bool, str]) -> None:
         for part, label in zip(data[number], labels[number], strict=True):
             with lowered(is_lowered):
                 made = model(part)
-                if loss == "cross entropy":
-                    total = total + F.cross_entropy(made, label[:, 0])
+                if loss in ("cross entropy", "smoothed"):
+                    smoothing = 0.02 if loss == "smoothed" else 0.0
+                    total = total + F.cross_entropy(made, label[:, 0], label_smoothing=smoothing)
                 else:
                     taken = (label + 1) % 4 if loss == "other labels" else label
                     total = total - made.softmax(1).gather(1, taken).log().mean()
@@ -212,6 +213,14 @@ def test_other_labels_are_told_beside_another_precision(tmp_path: Path, level: s
 
     assert verdict["confidence"] != "proved", verdict["sentence"]
     assert verdict["class"] not in ("equal", "rounding"), verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_argument_beside_another_precision_leaves_no_proof(tmp_path: Path, level: str) -> None:
+    way = True, "smoothed"
+    verdict = verdict_on(tmp_path, classify, way, (False, "cross entropy"), level)
+
+    assert verdict["class"] == "argument" or verdict["confidence"] != "proved", verdict["sentence"]
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from builders.two_runs import compared, fit, recorded_steps, verdict_on  # noqa: E402
+from msprobe.compare.options import CompareOptions  # noqa: E402
+from msprobe.compare.run import run_comparison  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 from msprobe.triage.ladder import climb  # noqa: E402
 
@@ -445,3 +448,42 @@ def test_noise_and_what_is_written_before_the_model_are_no_data(
 
     assert verdict["class"] == kind, verdict["sentence"]
     assert told in verdict["sentence"]
+
+
+class Parts(nn.Module):
+    """Two parts, called one after the other, in another order by `change`."""
+
+    def __init__(self, change: str | None) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.parts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = [self.parts[self.place(i)](x[:, i].tanh()) for i in range(2)]
+        return torch.stack(made, dim=1)
+
+    def place(self, number: int) -> int:
+        return 1 - number if self.change == "turned" else number
+
+
+def test_what_comes_behind_a_part_is_not_missing(tmp_path: Path) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        model, x = Parts(change), torch.arange(24.0).view(3, 2, 4) / 9
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        fit(debugger, model, optimizer, lambda _: model(x).square().mean())
+
+    compared(tmp_path, run, "turned", None, level="L0")
+    for path in tmp_path.rglob("facts.json"):  # as older dumps, which tell no flow
+        facts = json.loads(path.read_text("utf-8"))
+        facts["outline"].pop("fed", None)
+        path.write_text(json.dumps(facts), "utf-8")
+    sides = tmp_path / "target", tmp_path / "reference"
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == "order", verdict["sentence"]
+    assert re.search(
+        r"Tensor.__getitem__ \(.*\) is called once in the target, twice in the reference before "
+        r"Module.parts.1.Linear.forward.0 in Module.Parts.forward.0",
+        verdict["sentence"],
+    ), verdict["sentence"]

@@ -48,3 +48,34 @@ def test_how_far_parameters_are_apart(change, level, tmp_path):
 def test_a_factor_of_all_parameters(level, tmp_path):
     sentence = verdict_on(tmp_path, run, "scaled", None, level=level)["sentence"]
     assert re.search(r"all 12 parameters .* when step 0 starts by the factor 0\.4$", sentence)
+
+
+class Book(nn.Module):
+    """Two buffers, of which one is a copy, drawn from another law by `change`."""
+
+    def __init__(self, change, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        drawn = torch.rand(16, 8) * 2 - 1 if change == "uniform" else torch.randn(16, 8)
+        self.register_buffer("book", drawn)
+        self.register_buffer("copy", drawn.clone())
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x @ self.book * self.scale
+
+
+@pytest.mark.parametrize("seed", [0, 10])
+def test_two_projections_are_no_estimate(seed, tmp_path):
+    def look_up(debugger, change):
+        model = Book(change, seed)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        fit(debugger, model, optimizer, lambda _: model(torch.ones(4, 16)).square().mean())
+
+    sentence = verdict_on(tmp_path, look_up, "uniform", None, level="L0")["sentence"]
+    books = [Book(each, seed).book for each in ("uniform", None)]
+    exact = ((books[0] - books[1]).norm() / books[1].norm()).item()
+    told = re.search(r"all 2 buffers .* by (about|at least) ([0-9.]+) of the norm", sentence)
+    assert told is not None, sentence
+    assert float(told[2]) <= exact * (1.01 if told[1] == "at least" else 2.0)
+    assert told[1] == "at least" or float(told[2]) >= exact / 2

@@ -14,11 +14,11 @@ from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import (
     Change,
     Fingerprint,
+    apart_together,
     at,
     change_of,
     in_column,
     of_parameter,
-    relative_of_all,
 )
 from msprobe.compare.training.module_settings import owner_words
 from msprobe.compare.training.outlines import difference_behind, difference_of_module
@@ -115,8 +115,7 @@ def _of_kind(
         return
     worst = max(far, key=lambda name: changes[name].relative or 0.0)
     after = parameters_after(pair.reference)
-    relative = relative_of_all((changes[name], after[name].norm) for name in far)
-    size = "" if relative is None else f" by about {relative:.2g} of the norm"
+    size = apart_together((changes[name], after[name].norm) for name in far)
     made, is_argument = owner_words((pair.target.settings, pair.reference.settings), worst)
     verdict = VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE
     # Calls compute an average of parameters; buffers are changed in modules, or by other ranks.

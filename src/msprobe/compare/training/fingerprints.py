@@ -16,6 +16,9 @@ _Item = TypeVar("_Item")
 ROUNDINGS: Final = 16.0
 """Roundings that the elements of one value may differ by and still be called the same value."""
 
+# So many tensors have projections enough for an estimate of how far they are apart.
+_SEVERAL: Final = 4
+
 
 class Fingerprint(NamedTuple):
     """A tensor in a few numbers.
@@ -52,6 +55,7 @@ class Change(NamedTuple):
         epsilon: that of the coarser of the two types.
         is_bound: the elements may be further apart than that, as norms alone do not tell.
         not_finite: which of them alone holds NaN or an infinity, in words; empty if neither.
+        least: how far their norms are apart, relative as above: they are no closer than that.
     """
 
     is_equal: bool
@@ -59,6 +63,7 @@ class Change(NamedTuple):
     epsilon: float
     is_bound: bool = False
     not_finite: str = ""
+    least: float = 0.0
 
     @property
     def is_rounding(self) -> bool:
@@ -77,6 +82,8 @@ class Change(NamedTuple):
         """The size in words."""
         if self.not_finite or self.relative is None:
             return self.not_finite
+        if _is_bound(self.relative, self.least):
+            return f"by at least {self.least:.2g} of its norm"
         return f"by about {self.relative:.2g} of its norm"
 
     @property
@@ -94,14 +101,17 @@ def change_of(target: Fingerprint, reference: Fingerprint) -> Change:
     types = normal_dtype(target.dtype), normal_dtype(reference.dtype)
     epsilon = epsilon_of(coarser(*types))
     relative = _relative(target, reference)
+    # What is zero on one side is as far away as the other one is large, and not just at least.
+    is_known = target.norm and reference.norm and math.isfinite(relative or math.inf)
+    least = _least(target, reference) / reference.norm if is_known and reference.norm else 0.0
     if target.checksum is None or reference.checksum is None or types[0] != types[1]:
-        return Change(not relative, relative, epsilon, False, _not_finite(target, reference))
+        return Change(not relative, relative, epsilon, False, _not_finite(target, reference), least)
     if target.checksum == reference.checksum:
         return Change(True, 0.0, epsilon)
     if not epsilon and not relative:
         relative = None  # integers are not rounded: the same ones come in another order
     is_bound = target.projections is None or reference.projections is None
-    return Change(False, relative, epsilon, is_bound, _not_finite(target, reference))
+    return Change(False, relative, epsilon, is_bound, _not_finite(target, reference), least)
 
 
 def _not_finite(target: Fingerprint, reference: Fingerprint) -> str:
@@ -117,18 +127,14 @@ def _relative(target: Fingerprint, reference: Fingerprint) -> float | None:
     if _not_finite(target, reference):
         return math.inf
     size = reference.norm or target.norm
-    if target.norm == 0.0 and reference.norm:
+    if size and 0.0 in (target.norm, reference.norm):
         return 1.0  # a tensor of zeros is as far away as the other one is large
     moved = [
         a - b
         for a, b in zip(target.projections or (), reference.projections or (), strict=False)
         if a is not None and b is not None
     ]
-    if target.norm is not None and reference.norm is not None:
-        # No norm moves further than the elements do.
-        least = abs(target.norm - reference.norm)
-    else:
-        least = 0.0
+    least = _least(target, reference)
     if not moved and not least:
         return None
     estimate = math.sqrt(sum(each * each for each in moved) / len(moved)) if moved else 0.0
@@ -141,17 +147,40 @@ def _relative(target: Fingerprint, reference: Fingerprint) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def relative_of_all(changes: Iterable[tuple[Change, float | None]]) -> float | None:
-    """Return how far several tensors are apart together, relative to their norm; None if unknown.
+def _least(target: Fingerprint, reference: Fingerprint) -> float:
+    """Return how far apart two tensors are at least: no norm moves further than the elements do."""
+    if target.norm is None or reference.norm is None:
+        return 0.0
+    return abs(target.norm - reference.norm)
 
-    Together they have more projections than one of them, of which the estimate may be off by half.
+
+def apart_together(changes: Iterable[tuple[Change, float | None]]) -> str:
+    """Return how far several tensors are apart, relative to their norm, as the end of a sentence.
+
+    Empty if that is not known. Together they have more projections than one of them, whose
+    estimate may be off by far. Two tensors with the same numbers are copies of one.
 
     Args:
         changes: of each tensor, with the norm of the reference's.
     """
-    known = [(each.relative, norm) for each, norm in changes if each.relative is not None and norm]
-    size = math.hypot(*(norm for _, norm in known))
-    return math.hypot(*(relative * norm for relative, norm in known)) / size if size else None
+    known = [
+        (each.relative, each.least, norm)
+        for each, norm in changes
+        if each.relative is not None and norm
+    ]
+    size = math.hypot(*(norm for *_, norm in known))
+    if not size:
+        return ""
+    relative = math.hypot(*(relative * norm for relative, _, norm in known)) / size
+    least = math.hypot(*(least * norm for _, least, norm in known)) / size
+    if len({*known}) < _SEVERAL and _is_bound(relative, least):
+        return f" by at least {least:.2g} of the norm"
+    return f" by about {relative:.2g} of the norm"
+
+
+def _is_bound(relative: float, least: float) -> bool:
+    """Return whether what is certain is no less than half of an estimate."""
+    return 0 < relative <= 2 * least
 
 
 def is_part(target: Sequence[int], reference: Sequence[int]) -> bool:

@@ -55,6 +55,7 @@ from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.lookup import is_in_place, operator_of, scale_of, suggests
 from msprobe.operators.operator import Hint
+from msprobe.plain_text import times_text
 
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
 # Whole numbers that programs draw are places of samples, say.
@@ -163,8 +164,37 @@ def difference_before(
                 found = whole
             inside = made_calls(facts, *map(is_inside, sides, inner))
             found = found or _other_feed(inside, Wanted(inside.places, are_results=False))
+            if found is not None and found.verdict is VerdictClass.CALL:
+                found = _moved_across(facts, sides, outer, inner) or found
         inner = outer
     return found
+
+
+def _moved_across(
+    facts: Sequence[Facts | None],
+    sides: Sequence[Side],
+    outer: Sequence[str | None],
+    inner: Sequence[str | None],
+) -> OutlineDifference | None:
+    """Return the call that is made more often before a module on one side, as it comes behind it.
+
+    None if the sides do not make the same calls in all around it.
+    """
+    around = map(is_inside, sides, outer) if all(outer) else iter((is_outside, is_outside))
+    if not _is_same(*made_calls(facts, *around)):
+        return None
+    before = made_calls(facts, *map(is_before, sides, outer, inner))
+    counts = [Counter(map(shown, calls)) for calls in before]
+    for call in (*before.target, *before.reference):
+        own, other = (times_text(each[shown(call)]) for each in counts)
+        if own != other and operator_name(call) not in _UNSEEN:
+            words = (
+                f"{shown(call)} is called {own} in the target, {other} in the reference before "
+                f"{inner[0]} in {outer[0] or 'the program'}"
+            )
+            takes = OUTLINED_TENSOR in words_of(call)
+            return OutlineDifference(VerdictClass.ORDER, words, line_of(call), takes)
+    return None
 
 
 def _other_feed(made: MadeCalls, wanted: Wanted) -> OutlineDifference | None:

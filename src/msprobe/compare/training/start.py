@@ -20,7 +20,7 @@ from msprobe.compare.training.differences import (
     some_of,
 )
 from msprobe.compare.training.facts_pair import FactsPair
-from msprobe.compare.training.fingerprints import Change, relative_of_all
+from msprobe.compare.training.fingerprints import Change, apart_together
 from msprobe.compare.training.gradient_factors import common_factor, factor_between
 from msprobe.compare.training.module_settings import owner_words, setting_words
 from msprobe.compare.training.outlines import difference_of_writes
@@ -320,9 +320,9 @@ def _moved(
         worst = max(far, key=lambda name: changes[name].relative or 0.0)
         change = changes[worst]
         size = change.ending
-        relative = relative_of_all((changes[name], pair.starts[1][name].norm) for name in far)
-        if relative is not None and not change.not_finite:
-            size = f" by about {relative:.2g} of the norm"
+        together = apart_together((changes[name], pair.starts[1][name].norm) for name in far)
+        if together and not change.not_finite:
+            size = together
         factor = common_factor(
             factor_between(*(each[name] for each in pair.starts)) for name in far
         )

@@ -151,13 +151,14 @@ class Conclusions:
     def _is_proved(self, fact: FactDifference) -> bool:
         """Return whether rounding, in types that differ, explains every difference.
 
-        Not beside another fact that is a cause by itself.
+        Not beside another fact, an argument or a draw that is a cause by itself.
         """
         return (
             fact.verdict is VerdictClass.PRECISION
             and not self._findings.counts[Status.UNREAD]
             and all(each.proof is None or each.proof.is_rounding for each in self._findings.steps)
             and all(each.verdict is fact.verdict for each in self._facts.all())
+            and all(each.small is None for each in self._findings.steps)
         )
 
     def _agreement(self, fact: FactDifference) -> Iterator[str]:

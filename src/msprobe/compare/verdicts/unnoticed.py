@@ -6,15 +6,19 @@ A verdict asks for them where nothing else explains what follows.
 
 from __future__ import annotations
 
+from typing import Final
+
 from msprobe.compare.model import Matched, OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.calls import is_cast
-from msprobe.compare.verdicts.places import Clue, Place, lone_words
+from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
 
+# Values no further apart than that may stand for each other without much effect.
+_NEAR: Final = 1e-2
 _Makers = dict[int | None, OperationPair]
 
 
@@ -50,7 +54,9 @@ def unnoticed_call(comparison: RankComparison) -> Clue | None:
                     f"{row.value.slot} of {place.words} is fed with the result of "
                     f"{known[0].target} instead of the result of {known[1].reference}"
                 )
-                return Clue(words, place, VerdictClass.ORDER)
+                is_near = row.status.is_difference and row.error <= _NEAR
+                size = Size.SMALL if is_near else Size.LARGE
+                return Clue(words, place, VerdictClass.ORDER, size)
     return None
 
 

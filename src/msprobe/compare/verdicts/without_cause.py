@@ -93,7 +93,10 @@ def without_cause(findings: Findings) -> Verdict:
     clue = small_cause(findings)
     if clue is not None and clue.size is not Size.WITHIN:
         return of_clue(findings, clue)
-    return _equal(findings, unmatched, inside) if first is None else _rounding(findings, clue)
+    if first is not None:
+        return _rounding(findings, clue)
+    fed = _fed_nearly(findings) if inside else None
+    return fed or _equal(findings, unmatched, inside)
 
 
 def _beyond_rounding(findings: Findings, first: StepObservations) -> Verdict | None:
@@ -299,13 +302,7 @@ def _unexplained(findings: Findings) -> Verdict:
             return of_clue(findings, clue, more)
         hidden = next((each for each in findings.steps if each.unnoticed is not None), None)
         if hidden is not None and hidden.unnoticed is not None and hidden.step <= observed.step:
-            return findings.conclude(
-                hidden.unnoticed.verdict,
-                f"{hidden.unnoticed.words} (step {hidden.step})",
-                Confidence.LIKELY,
-                where=Where.at(hidden.unnoticed.place, hidden.rank),
-                next_steps=hidden.unnoticed.place.next,
-            )
+            return _of_hidden(findings, hidden, hidden.unnoticed)
         words = f"the difference jumps most in {_jump_words(jump)} (step {observed.step})"
         where = Where.at(jump.place, observed.rank)
         more += jump.place.next
@@ -318,6 +315,27 @@ def _unexplained(findings: Findings) -> Verdict:
         Confidence.POSSIBLE,
         where=where,
         next_steps=[*more, "record one run twice: is it equal to itself?"],
+    )
+
+
+def _fed_nearly(findings: Findings) -> Verdict | None:
+    """Return that a call is fed with another value, which is nearly the same.
+
+    That the results agree whichever of the two it is given does not excuse it.
+    """
+    for each in findings.steps:
+        if each.unnoticed is not None and each.unnoticed.size is Size.SMALL:
+            return _of_hidden(findings, each, each.unnoticed)
+    return None
+
+
+def _of_hidden(findings: Findings, observed: StepObservations, clue: Clue) -> Verdict:
+    return findings.conclude(
+        clue.verdict,
+        f"{clue.words} (step {observed.step})",
+        Confidence.LIKELY,
+        where=Where.at(clue.place, observed.rank),
+        next_steps=clue.place.next,
     )
 
 
