@@ -280,3 +280,19 @@ def test_a_table_that_the_other_side_divides_is_not_changed(
 ) -> None:
     verdict = verdict_on(tmp_path, augmented, *sides)
     assert verdict["class"] == "equal", verdict["sentence"]
+
+
+def test_what_is_cut_out_of_a_detached_result_is_no_data(tmp_path: Path) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        first, second, x = nn.Linear(4, 6), nn.Linear(6, 6), torch.randn(5, 7, 4)
+        optimizer = torch.optim.SGD(second.parameters(), 0.1)
+        for _ in recorded_steps(debugger, [first, second]):
+            made = first(x).detach()
+            wanted = made[:, :-1] if change else made[:, 1:]
+            optimizer.zero_grad()
+            (second(made[:, :-1]) - wanted).square().mean().backward()
+            optimizer.step()
+
+    verdict = verdict_on(tmp_path, run, "shifted")
+    assert verdict["class"] == "argument", verdict["sentence"]
+    assert "input.1.1 of Tensor.__getitem__" in verdict["sentence"]

@@ -36,10 +36,19 @@ class ProgramFlow:
             if self.is_result(call):
                 return False
             taken = self.tensors(call)
+            if any(self._is_detached(value, call) for value in taken):
+                return False
             operator = self._side.operator(call)
             has_source |= not taken and (operator.draws_random or operator.name in _OF_LISTS)
             has_source |= any(self._maker(value, call) is None for value in taken)
         return has_source
+
+    def _is_detached(self, value: Value, user: str) -> bool:
+        """Return whether no call made a tensor, and a model before has made what it holds."""
+        if value.max == value.min or self._maker(value, user) is not None:
+            return False
+        made = self._made.get(content_of(value), ())
+        return any(self._order[each] < self._order[user] and self.is_result(each) for each in made)
 
     def given_to(self, name: str, besides: Container[str]) -> Iterator[str]:
         """Yield the calls of a model, and others with trained values, that take its results.
