@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -171,13 +171,16 @@ class RankComparison:
 
     def passes_before(self, position: float) -> int:
         """Return how many backward passes begin before a place."""
-        before = [pair for pair in self.pairs if pair.position < position]
-        return sum(
-            self.parsed(pair).kind is RecordKind.BACKWARD
-            and (last is None or not self.is_of_backward(last))
-            for last, pair in pairwise((None, *before))
-            if pair is not None
-        )
+        return sum(start < position for start in self.starts_of_passes(self.pairs))
+
+    def starts_of_passes(self, pairs: Iterable[OperationPair]) -> Iterator[int]:
+        """Yield the places where backward passes begin among some operations, in their order."""
+        last: OperationPair | None = None
+        for pair in pairs:
+            is_first = last is None or not self.is_of_backward(last)
+            if is_first and self.parsed(pair).kind is RecordKind.BACKWARD:
+                yield pair.position
+            last = pair
 
     def set_aside(self, table: Path) -> None:
         """Release the rows, whose table is in a file, and all data read from the dumps."""

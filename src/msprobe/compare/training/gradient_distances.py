@@ -7,7 +7,7 @@ In a coarse type other calls make other roundings: elements move up and down, no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msprobe.compare.rounding import LARGEST_SHIFT, gradient_shift, is_of_sum
@@ -239,9 +239,7 @@ def farthest_gradient(pair: StepPair, resolution: float = 0.0) -> float:
         pair: an optimizer step.
         resolution: of a coarse type in which both sides compute, which makes noise of some.
     """
-    noise = _noise(pair, resolution) if resolution else ()
-    found = gradient_distances(pair)
-    return max((found[name] for name in found if name not in noise), default=0.0)
+    return _farthest(pair, _noise(pair, resolution) if resolution else ())
 
 
 def gradient_distances(pair: StepPair) -> dict[str, float]:
@@ -270,7 +268,11 @@ def _of_larger_terms(target: Gradients, reference: Gradients) -> set[str]:
 
 def farthest_told(pair: StepPair) -> float:
     """Return how far gradients are apart at most, relative to their norms, but for noise."""
-    found, noise = gradient_distances(pair), _of_larger_terms(*pair.gradients)
+    return _farthest(pair, _of_larger_terms(*pair.gradients))
+
+
+def _farthest(pair: StepPair, noise: Container[str]) -> float:
+    found = gradient_distances(pair)
     return max((found[name] for name in found if name not in noise), default=0.0)
 
 

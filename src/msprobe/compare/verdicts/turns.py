@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msprobe.compare.model import OperationPair
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.dump.record_names import RecordKind
 
@@ -64,16 +63,5 @@ def turns_of(comparison: RankComparison) -> Turns:
     return Turns(
         ends=[next(iter(forward[bisect_right(forward, start) :]), math.inf) for start in known],
         models=[places[name] for name in side.names if side.is_model_call(name)],
-        passes=list(_passes(comparison)),
+        passes=list(comparison.starts_of_passes(p for p in comparison.pairs if p.target)),
     )
-
-
-def _passes(comparison: RankComparison) -> Iterator[int]:
-    last: OperationPair | None = None
-    for pair in comparison.pairs:
-        if pair.target is None:
-            continue
-        is_first = last is None or not comparison.is_of_backward(last)
-        if is_first and comparison.parsed(pair).kind is RecordKind.BACKWARD:
-            yield pair.position
-        last = pair
