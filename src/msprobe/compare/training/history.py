@@ -21,6 +21,7 @@ from msprobe.compare.training.clipping import (
 from msprobe.compare.training.collectives import collective_differences, other_collective
 from msprobe.compare.training.data import DataHistory, Made, is_split
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides
+from msprobe.compare.training.endings import ended_differences
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.fingerprints import Change, Fingerprint
 from msprobe.compare.training.gradient_distances import (
@@ -62,8 +63,7 @@ from msprobe.compare.training.start import (
 )
 from msprobe.compare.training.updates import earlier_changes, update_differences
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Ended, Ending, Facts, Scaler
-from msprobe.dump.record_names import RecordKind, parse_record_name
+from msprobe.dump.facts import Scaler
 
 # What cross entropy ends in where its labels are smoothed: another option, or calls of a program.
 _SMOOTHING: Final = ["add", "mul", "mul"]
@@ -559,55 +559,3 @@ def _made_words(target: Sequence[str], reference: Sequence[str]) -> tuple[str, V
     if any(made[last : last + len(_SMOOTHING)] == _SMOOTHING for made in names):
         return words, VerdictClass.UNEXPLAINED
     return words, VerdictClass.ARGUMENT if names[0] == names[1] else VerdictClass.CALL
-
-
-def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
-    """Yield a step that ended early on one side only."""
-    target, reference = pair.target.ended, pair.reference.ended
-    if target is None or reference is None:
-        return
-    if target.how is reference.how:
-        yield from _left_out(pair)
-        return
-    for side, _, own, other in of_sides(*pair.sides):
-        ended = own.ended
-        if ended is not None and ended.how is not Ending.WHOLE and _is_whole(other):
-            is_cut = pair.is_cut(side)
-            moment = _moment_of(ended) if len(own.loss) >= len(other.loss) else Moment.FORWARD
-            yield pair.difference(
-                VerdictClass.INCOMPLETE,
-                moment if is_cut else Moment.UPDATE,
-                f"step {pair.step} of the {side} {ended.words}; that of the other side is whole",
-                effect=Effect.CERTAIN if is_cut else Effect.POSSIBLE,
-                record=ended.record,
-                next=(f"record the {side} again, and compare whole steps",),
-            )
-
-
-def _is_whole(facts: Facts) -> bool:
-    return facts.ended is not None and facts.ended.how is Ending.WHOLE
-
-
-def _left_out(pair: FactsPair) -> Iterator[FactDifference]:
-    """Yield a step that trains on one side only: the program may have caught an exception."""
-    for side, _, own, other in of_sides(*pair.sides):
-        has_work = own.loss or own.events or _reads_parameters(own)
-        if other.loss and other.optimizer_steps() and not has_work:
-            yield pair.difference(
-                VerdictClass.INCOMPLETE,
-                Moment.FORWARD,
-                f"step {pair.step} of the {side} has no backward pass and no optimizer step, "
-                "as the other side has: it was left out, or left early",
-                next=(f"look for an exception that the program of the {side} caught",),
-            )
-
-
-def _reads_parameters(facts: Facts) -> bool:
-    """Return whether compiled code ran that may have changed parameters: they were read after."""
-    after, kinds = facts.buffers_after, kinds_of(facts.parameters)
-    return after is not None and any(kinds.get(name) == "parameter" for name in after.name)
-
-
-def _moment_of(ended: Ended) -> Moment:
-    kind = None if ended.record is None else parse_record_name(ended.record).kind
-    return Moment.BACKWARD if kind is RecordKind.BACKWARD else Moment.FORWARD
