@@ -143,6 +143,18 @@ def test_a_second_step_of_the_optimizer_is_seen(tmp_path: Path) -> None:
     assert told.verdict_class is VerdictClass.UPDATE
 
 
+def step_at_another_rate(run: Training) -> None:
+    run.optimizer.step()
+    other_rate(run)
+
+
+def test_settings_of_a_second_step_come_behind_its_being_there(tmp_path: Path) -> None:
+    train(tmp_path / "reference")
+    train(tmp_path / "target", between=step_at_another_rate)
+    found = bisect_runs(tmp_path / "target", tmp_path / "reference")
+    assert f"in step {PLANTED}: AdamW makes 2 steps within it in the target" in sentence(found)
+
+
 def clipped(limit: float) -> Change:
     def clip(run: Training) -> None:
         nn.utils.clip_grad_norm_(run.model.parameters(), limit)

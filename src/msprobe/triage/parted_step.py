@@ -19,6 +19,7 @@ from msprobe.dump.signature_file import (
     AUTOCAST,
     CLIPPING,
     NO_OPTIMIZERS,
+    OPTIMIZER_STEPS,
     QUANTITIES,
     SAMPLED,
     SignatureFile,
@@ -47,6 +48,8 @@ _SAME_FACTOR: Final = 1e-5
 _ROUNDINGS_OF_FACTOR: Final = 4.0
 # Of so many times that, a factor is another one than 1.
 _OTHER_FACTOR: Final = 4.0
+# The rank of a setting that changes nothing that is computed.
+_IDLE: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +142,7 @@ class RankParting:
     @property
     def has_other_rule(self) -> bool:
         """Whether a setting differs that changes what the optimizer computes."""
-        return any(_has_meaning(name) for name, _, _ in self.settings)
+        return any(_rank(name) < _IDLE for name, _, _ in self.settings)
 
 
 def look_at(
@@ -281,7 +284,7 @@ def settings_apart(
 ) -> tuple[tuple[str, Any, Any], ...]:
     """Return the settings of optimizers that differ, those that change what is computed first.
 
-    Of an optimizer of another class, and of groups that one side lacks, nothing else is told.
+    The number of steps comes before them: the settings are those of the last one. Of an optimizer of another class, and of groups that one side lacks, nothing else is told.
     """
     one, other = map(_optimizers, (target, reference))
     found: list[tuple[str, Any, Any]] = []
@@ -296,7 +299,7 @@ def settings_apart(
         if len(groups) != len(other_groups):
             found.append((f"{name}.{GROUPS}", len(groups), len(other_groups)))
         found += _options_apart(name, groups, other_groups)
-    return tuple(sorted(found, key=lambda setting: not _has_meaning(setting[0])))
+    return tuple(sorted(found, key=lambda setting: _rank(setting[0])))
 
 
 def _optimizers(settings: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
@@ -325,8 +328,9 @@ def is_other(target: Any, reference: Any) -> bool:
     return not np.allclose(one, other, rtol=ROUNDING, atol=0)
 
 
-def _has_meaning(name: str) -> bool:
-    return name.rpartition(".")[2] not in WITHOUT_MEANING
+def _rank(name: str) -> int:
+    option = name.rpartition(".")[2]
+    return 0 if option == OPTIMIZER_STEPS else _IDLE if option in WITHOUT_MEANING else 1
 
 
 def _flat(settings: Any, prefix: str = "") -> list[tuple[str, Any]]:
