@@ -284,7 +284,8 @@ def settings_apart(
 ) -> tuple[tuple[str, Any, Any], ...]:
     """Return the settings of optimizers that differ, those that change what is computed first.
 
-    The number of steps comes before them: the settings are those of the last one. Of an optimizer of another class, and of groups that one side lacks, nothing else is told.
+    The number of steps comes before them: the settings are those of the last one. Of an optimizer
+    of another class, and of groups that one side lacks, nothing else is told.
     """
     one, other = map(_optimizers, (target, reference))
     found: list[tuple[str, Any, Any]] = []
