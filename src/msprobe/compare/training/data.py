@@ -34,6 +34,7 @@ from msprobe.compare.training.differences import (
 )
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, change_of, of_data
+from msprobe.compare.training.loaders import LoaderChange, loader_change
 from msprobe.compare.training.outlines import OutlineDifference, difference_ahead
 from msprobe.compare.training.random_calls import draw_ahead
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -94,6 +95,7 @@ class DataHistory:
         self._other_order: dict[int, str] = {}
         self._ahead: dict[int, OutlineDifference | None] = {}
         self._draws: dict[int, bool] = {}
+        self._loaders = LoaderChange()
         self.split: str | None = None
         self._is_recorded = True
         self._has_passes = False  # backward ones
@@ -129,6 +131,8 @@ class DataHistory:
         ]
         other = next((each for each in batches if each.keys[0] != each.keys[1]), None)
         if other is not None:
+            if not self._loaders.words:
+                self._loaders = loader_change(pair)
             names = [
                 next((one.record for one in side), None) for side in (other.target, other.reference)
             ]
@@ -138,6 +142,8 @@ class DataHistory:
                 has_same_sizes=all(a.shape == b.shape for a, b in _tensors(other)),
             )
             self._draws[pair.step] = draw_ahead(pair.sides, names)
+        if made_inside is not None and any(self._is_of_loader(batch) for batch in batches):
+            made_inside = None  # calls make it of more or fewer samples
         given = [
             batch
             if made_inside is None or batch.keys[0] == batch.keys[1]
@@ -155,6 +161,10 @@ class DataHistory:
             if not any(each.target for each in given) and all(map(made_inside.is_drawn, changed)):
                 given = batches
         self._batches += [each for each in given if each.target or each.reference]
+
+    def _is_of_loader(self, batch: _Batch) -> bool:
+        """Return whether the sizes of a batch are those that the loaders are set to."""
+        return any(self._loaders.explains(*both) for both in _changed(batch))
 
     def divide(self, step: int, words: str) -> None:
         """Take in a step in which ranks share the same samples in another way.
@@ -225,9 +235,10 @@ class DataHistory:
         tensor = (first.target or first.reference)[0]
         is_unknown = not (order or models or is_given or is_permuted)
         ahead = self._ahead.get(first.step) if is_unknown or is_permuted else None
+        more = ahead.words if ahead else self._loaders.words
         yield self._difference(
             first.step,
-            order or models or self._batch_words(apart) + (f"; {ahead.words}" if ahead else ""),
+            order or models or self._batch_words(apart) + (f"; {more}" if more else ""),
             Effect.NONE if is_padded else Effect.CERTAIN if is_certain else Effect.POSSIBLE,
             verdict=VerdictClass.ORDER
             if models

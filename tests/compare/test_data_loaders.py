@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What loaders say of data that differ: calls make the inputs of a model of fewer samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from builders.two_runs import recorded_steps, verdict_on
+from msprobe.pytorch import PrecisionDebugger
+
+
+def denoise(debugger: PrecisionDebugger, options: dict[str, Any]) -> None:
+    """Train on two micro batches a step; noise is added to each before the model gets it."""
+    generator = torch.Generator().manual_seed(2)
+    samples = TensorDataset(torch.randn(48, 5, generator=generator), torch.arange(48))
+    how = {"batch_size": 4, "shuffle": True, "seed": 3} | options
+    shuffled = torch.Generator().manual_seed(how.pop("seed"))
+    loader = DataLoader(samples, generator=shuffled, **how)
+    batches = iter(loader)
+    model = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 5))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for _ in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        for _ in range(2):
+            clean, label = next(batches)
+            noise = torch.randn(clean.shape, generator=generator) * (label + 1)[:, None] / 48
+            loss = (model(clean + noise) - noise).square().mean()
+            loss.backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 2}, "batch_size of a data loader is 2 instead of 4"),
+        ({"seed": 4}, "generator_seed of a data loader is 4 instead of 3"),
+    ],
+)
+def test_the_setting_of_the_loader_is_named(
+    tmp_path: Path, options: dict[str, Any], words: str, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, denoise, options, {}, level)
+    assert (verdict["class"], verdict["where"]["step"]) == ("data", 0)
+    assert words in verdict["sentence"]
+
+
+def test_how_a_loader_works_is_no_cause(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, denoise, {"pin_memory": False, "timeout": 0}, {})
+    assert verdict["class"] == "equal"
