@@ -56,11 +56,15 @@ def judge_lone_precision(comparison: RankComparison, tolerances: Tolerances) -> 
     lone = set()
     for row, kind in few:
         if row.pair.position not in together:
-            others = totals[kind] - lowered[kind]
             row.status, row.cause = Status.DIFFERS, Cause.LONE_PRECISION
+            target, reference = row.target.dtype, row.reference.dtype
+            others, agree = lowered[kind] - 1, totals[kind] - lowered[kind]
             row.finding = (
-                f"{row.target.dtype} instead of {row.reference.dtype}, alone: {others} other "
-                f"outputs of a {kind} agree in type"
+                f"{target} instead of {reference}, as {others} other outputs of a {kind}, where "
+                f"{agree} agree in type"
+                if others
+                else f"{target} instead of {reference}, alone: {agree} other outputs of a {kind} "
+                "agree in type"
             )
             lone.add(fingerprints(row))
     if lone:
