@@ -76,7 +76,9 @@ class StepEnding:
             is_outermost: whether no recorded call is around it.
         """
         if self._climbing != call.forward_name:
-            found = sys.exc_info()[1]
+            # A call whose end no hook saw is closed later, at the end of the program perhaps.
+            known = (each for each in (sys.exc_info()[1], _unhandled()) if each is not None)
+            found = next((each for each in known if id(each) not in self._older), None)
             self._last = (error if found is None else _text(found), call.forward_name)
         self._climbing = call.parent
         if is_outermost:

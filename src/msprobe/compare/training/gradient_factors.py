@@ -243,10 +243,17 @@ def _factor_of_statistics(row: Matched) -> Factor | None:
     for factor in (value, -value):
         low, high = sorted((factor * other[0], factor * other[1]))
         ends = max(abs(own[0] - high), abs(own[1] - low)) / peak
-        left = max(ends, abs(own[2] - factor * other[2]) / size)
+        moved = _projected_distance(row, factor) / float(target.norm)
+        left = max(ends, abs(own[2] - factor * other[2]) / size, moved)
         if left <= _SAME_DIRECTION:
             return Factor(factor, left)
     return Factor(value, 1.0)  # another direction
+
+
+def _projected_distance(row: Matched, factor: float) -> float:
+    """Return about how far the target is from a multiple of the reference; 0 if nothing tells."""
+    pairs = [*zip(row.target.projections or (), row.reference.projections or (), strict=False)]
+    return math.hypot(*(own - factor * other for own, other in pairs)) / math.sqrt(len(pairs) or 1)
 
 
 def common_factor(factors: Iterable[Factor | None]) -> Factor | None:

@@ -93,8 +93,10 @@ class EffectiveFacts:
 
     def _is_effective(self, fact: FactDifference) -> bool:
         """Return whether a difference of the training is the cause of something."""
+        if self._follows_culprit(fact):
+            return False
         if fact.effect is not Effect.POSSIBLE:
-            return fact.effect is Effect.CERTAIN and not self._follows_culprit(fact)
+            return fact.effect is Effect.CERTAIN
         culprit, verdict = self._culprit, fact.verdict
         observed = self._observed.get((fact.step, fact.rank))
         if fact.moment is Moment.DATA:

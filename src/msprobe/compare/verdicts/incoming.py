@@ -84,6 +84,10 @@ class Incoming:
         if is_shard(row) and isinstance(state.comparison.rank, int):
             row.cause = Cause.SHARD  # as a root of FSDP shows its own ones before it gathers them
             return
+        if self._is_of_another_network(row):
+            known = (each or _NO_CALL for each in self._known_values(row))
+            mark(row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, " instead of ".join(known))
+            return
         if self._agreed_at_start(call, row):
             if state.has_difference or state.worst_close:
                 is_explained = state.has_difference or state.is_likely(row)
@@ -95,10 +99,6 @@ class Incoming:
         first = state.outside.parameter_of(row)
         if first is not None and state.rows[first] is not row:
             mark(row, Origin.INHERITED, Cause.SAME_PARAMETER, name_of(state, first))
-            return
-        if self._is_of_another_network(row):
-            known = (each or _NO_CALL for each in self._known_values(row))
-            mark(row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, " instead of ".join(known))
             return
         exchanged = state.start.exchanged_parameters(row)
         if exchanged is not None and self._has_lone_likes(call):
@@ -376,8 +376,8 @@ class Incoming:
             self._blame_feeding(
                 row,
                 Cause.UNRECORDED_VALUE,
-                f"{_NO_CALL} (a buffer, a constant or unrecorded code), though everything before "
-                "agrees",
+                f"{_NO_CALL} (a parameter, a buffer, a constant or unrecorded code), though "
+                "everything before agrees",
             )
             return
         self._blame_code_around(call, parent, row)

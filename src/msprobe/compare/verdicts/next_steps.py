@@ -27,8 +27,8 @@ AFTER_BACKWARD: Final = (
 )
 """Where a gradient changes that all calls handed back alike."""
 CLIP_ALIKE: Final = "clip gradients alike in both runs"
-SHOWN_INPUTS: Final = 3
-"""Names of inputs that differ which are shown; there may be many."""
+# Names of inputs that differ; there may be many.
+_SHOWN_INPUTS: Final = 3
 
 
 def for_culprit(culprit: Culprit, total: int, *, same_seeds: bool = False) -> list[str]:
@@ -64,12 +64,16 @@ def for_culprit(culprit: Culprit, total: int, *, same_seeds: bool = False) -> li
     return steps
 
 
-def for_inputs(names: Sequence[str], total: int) -> str:
+def few_inputs(names: Sequence[str]) -> str:
+    """Return the first of some names."""
+    return ", ".join(names[:_SHOWN_INPUTS]) + (" …" if len(names) > _SHOWN_INPUTS else "")
+
+
+def for_inputs(names: Sequence[str]) -> str:
     """Return the next thing to do where the inputs of the model differ."""
-    shown = ", ".join(names[:SHOWN_INPUTS]) + (" …" if total > SHOWN_INPUTS else "")
     return (
-        f"the data differ when they come in ({shown}): feed both runs with the same batch in the "
-        "same order, then compare again"
+        f"the data differ when they come in ({few_inputs(names)}): feed both runs with the same "
+        "batch in the same order, then compare again"
     )
 
 

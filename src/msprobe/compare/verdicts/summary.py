@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any, Final
 
 from msprobe.compare.model import Mode, Origin, Row, Status
@@ -18,7 +17,7 @@ from msprobe.compare.verdicts.across import Across
 from msprobe.compare.verdicts.computed_again import needs_own_errors, with_own_errors
 from msprobe.compare.verdicts.find_verdict import find_verdict
 from msprobe.compare.verdicts.made_inside import MadeInside, without_received
-from msprobe.compare.verdicts.next_steps import SHOWN_INPUTS, notes_on
+from msprobe.compare.verdicts.next_steps import notes_on
 from msprobe.compare.verdicts.observations import StepObservations, is_only_retyped, observe
 from msprobe.compare.verdicts.own_error import CulpritKey, OwnErrors, key_of
 from msprobe.compare.verdicts.proof import Jump, Proof
@@ -126,12 +125,12 @@ class Summary:
         return pairs
 
     def _add_names(self, comparison: RankComparison) -> None:
-        inputs = (
+        # Parameters come in otherwise in later steps: without modules nothing tells them from data.
+        self._inputs = self._inputs or [
             row.name
             for row in comparison.rows
             if row.origin is Origin.INPUT and not is_only_retyped(row)
-        )
-        self._inputs += islice(inputs, SHOWN_INPUTS - len(self._inputs))
+        ]
         added = [pair.name for pair in comparison.pairs if pair.reference is None]
         missing = [pair.name for pair in comparison.pairs if pair.target is None]
         self._unmatched.update(target=len(added), reference=len(missing))

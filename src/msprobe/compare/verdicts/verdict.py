@@ -114,7 +114,7 @@ class Findings:
         counts: status → rows.
         mode: the data by which values were judged.
         culprits: the best one first.
-        inputs: names of inputs of the model that differ, some of them if there are many.
+        inputs: names of inputs of the model that differ, in the first step and rank with such.
         has_same_data: the batches of both sides were recorded and are equal.
         split: how the same samples are divided into other micro batches, if nothing else changed.
         is_split_coarse: the gradients of these agree only as far as a coarse type resolves them.

@@ -12,7 +12,7 @@ from typing import Final
 from msprobe.compare.model import Mode, Status
 from msprobe.compare.training.differences import Effect, FactDifference, Phase
 from msprobe.compare.training.outlines import OutlineDifference
-from msprobe.compare.verdicts.next_steps import for_inputs
+from msprobe.compare.verdicts.next_steps import few_inputs, for_inputs
 from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.places import Clue, Size
 from msprobe.compare.verdicts.proof import Jump, JumpKind
@@ -206,7 +206,7 @@ def _of_given(findings: Findings, first: StepObservations, given: Clue) -> Verdi
             else f"{given.words}; it differs when it comes in (step {first.step})",
             Confidence.LIKELY,
             where=where,
-            next_steps=[for_inputs([given.place.record], 1)],
+            next_steps=[for_inputs([given.place.record])],
         )
     look = given.place.source or given.place.record
     return findings.conclude(
@@ -375,10 +375,10 @@ def _of_inputs(findings: Findings) -> Verdict:
     step = "" if first is None else f" (step {first.step})"
     return findings.conclude(
         VerdictClass.DATA,
-        f"{total} when they come in" + (f" ({', '.join(names)})" if len(names) > 1 else "") + step,
+        f"{total} when they come in" + (f" ({few_inputs(names)})" if len(names) > 1 else "") + step,
         Confidence.LIKELY,
         where=None if first is None else Where(step=first.step, rank=first.rank, phase=Phase.DATA),
-        next_steps=[for_inputs(names, len(names))],
+        next_steps=[for_inputs(names)],
     )
 
 

@@ -407,7 +407,7 @@ export const sentences = {
   "the parameter {} after its update": "更新后的参数 {}", "the parameter {}": "参数 {}", "the buffer {}": "缓冲区 {}",
   "a value that no recorded call made": "并非由已记录调用产生的值", "the result of {}": "{} 的结果", "what {} is given": "{} 的输入",
   "{} and here, in the {} alone,": "{} 与此处之间、仅在{}中",
-  "{} (a buffer, a constant or unrecorded code), though everything before agrees": "{}（缓冲区、常量或未记录的代码），而此前一切均一致",
+  "{} (a parameter, a buffer, a constant or unrecorded code), though everything before agrees": "{}（参数、缓冲区、常量或未记录的代码），而此前一切均一致",
   "module of a sum of products": "乘加类模块", "call of a sum of products": "乘加类调用", "module of {}": "{} 类模块", "call of {}": "{} 调用",
   "{} instead of {}, alone: {} other outputs of a {} agree in type": "仅此处为 {} 而非 {}：另有 {} 个{}的输出类型一致",
   "{} instead of {}, as {} other outputs of a {}, where {} agree in type": "为 {} 而非 {}，另有 {} 个{}的输出也是如此，而 {} 个类型一致",
