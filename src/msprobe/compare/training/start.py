@@ -420,13 +420,15 @@ def _present(pair: FactsPair) -> Iterator[FactDifference]:
 def _types(pair: FactsPair) -> Iterator[FactDifference]:
     target, reference = pair.starts
     kinds = kinds_of(pair.target.parameters)
+    tied = set().union(*(_ties(facts.parameters) for facts in pair.sides if facts.parameters))
+    single = [name for name in target if name not in tied]
     by_types: dict[tuple[str, str], list[str]] = {}
-    for name in (name for name in target if name in reference):
+    for name in (name for name in single if name in reference):
         by_types.setdefault((target[name].dtype, reference[name].dtype), []).append(name)
     for types, names in by_types.items():
         if types[0] != types[1]:
             held = sorted({kinds.get(name, "parameter") for name in names}, reverse=True)
-            total = sum(kinds.get(name, "parameter") in held for name in target)
+            total = sum(kinds.get(name, "parameter") in held for name in single)
             what = " and ".join(f"{kind}s" for kind in held)
             yield pair.difference(
                 VerdictClass.PRECISION,
