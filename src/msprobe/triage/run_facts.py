@@ -133,7 +133,7 @@ class _Values:
     def far(self) -> list[Change]:
         """Those that differ by more than rounding, as far as their norms tell."""
         return [
-            change for change in self.moved if change.relative is None or not change.may_be_rounding
+            change for change in self.moved if change.distance is None or not change.may_be_rounding
         ]
 
 
@@ -329,7 +329,7 @@ def _look_at_rank(pair: FactsPair, following: FactsPair | None) -> StepSeen:
         seen = Seen.ROUNDING
     else:
         seen = Seen.EQUAL if is_exact else Seen.UNKNOWN
-    sizes = [change.relative for change in moved if change.relative is not None]
+    sizes = [change.relative for change in moved if change.distance is not None]
     return StepSeen(
         step=pair.step,
         seen=seen,
@@ -366,7 +366,7 @@ def _words(made: Sequence[_Values]) -> str:
     """Return the first kind of values that differ beyond rounding, or else at all."""
     far = [values for values in made if values.far]
     for values in far or [values for values in made if values.moved]:
-        sizes = [each.relative for each in values.moved if each.relative is not None]
+        sizes = [each.relative for each in values.moved if each.distance is not None]
         size = f" by up to {max(sizes):.2g}" if sizes else ""
         return f"{len(values.moved)} of {len(values.changes)} {values.what} differ{size}"
     return ""
@@ -426,8 +426,8 @@ def _gradients(optimizers: Sequence[StepPair]) -> list[Change]:
         ]
         largest = max((norm for norm in norms if math.isfinite(norm)), default=0.0)
         found += [
-            change._replace(relative=change.relative * norm / largest)
-            if change.relative is not None and norm < ROUNDINGS * change.epsilon * largest
+            change._replace(distance=change.distance.scaled(norm / largest))
+            if change.distance is not None and norm < ROUNDINGS * change.epsilon * largest
             else change
             for change, norm in zip(changes.values(), norms, strict=True)
         ]
