@@ -12,6 +12,7 @@ from judging import compare
 from test_origin import X, chain
 
 from builders.dumps import DumpBuilder, value
+from msprobe.compare.distances import Distance
 from msprobe.compare.model import Status
 from msprobe.compare.verdicts.find_verdict import find_verdict
 from msprobe.compare.verdicts.observations import StepObservations
@@ -186,7 +187,12 @@ def test_a_cause_as_small_as_rounding_is_named_where_nothing_else_explains(
     made = Place(step, "Torch.randn_like.0.forward", "gate", "net.py:3")
     seen = Place(1, "Functional.linear.0.forward", "out", "net.py:9")
     jump = Jump(
-        kind=JumpKind.UNTRACED, row="linear.output.0", place=seen, order=9, error=0.1, growth=None
+        kind=JumpKind.UNTRACED,
+        row="linear.output.0",
+        place=seen,
+        order=9,
+        distance=Distance(0.1),
+        growth=None,
     )
     proof = Proof(jumps=(jump,), total=1, worst=jump, differing=1, has_two_precisions=False)
     steps = [
@@ -198,6 +204,7 @@ def test_a_cause_as_small_as_rounding_is_named_where_nothing_else_explains(
 
     assert (str(verdict.verdict), str(verdict.confidence)) == (found, "possible")
     assert ("only one draws" in verdict.sentence) is (found == "call")
+    assert ("its relative error is about 0.1" in verdict.sentence) is (found == "unexplained")
 
 
 def test_a_limit_of_float64_is_infinite_in_float32(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from builders.two_runs import fit, verdict_on  # noqa: E402
+from msprobe.compare.distances import Distance  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -79,3 +80,11 @@ def test_two_projections_are_no_estimate(seed, tmp_path):
     assert told is not None, sentence
     assert float(told[2]) <= exact * (1.01 if told[1] == "at least" else 2.0)
     assert told[1] == "at least" or float(told[2]) >= exact / 2
+
+
+def test_a_distance_says_how_well_it_is_known():
+    exact, bound, estimate = Distance(0.3, is_exact=True), Distance(0.3, 0.2), Distance(0.3, 0.1)
+    assert [str(each) for each in (exact, bound, estimate)] == ["0.3", "at least 0.2", "about 0.3"]
+    assert [str(each.scaled(10)) for each in (exact, bound)] == ["3", "at least 2"]
+    with pytest.raises(TypeError):  # nor can it be said otherwise
+        format(estimate, ".2g")

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import msprobe
+from builders.two_runs import recorded_steps
 from msprobe.capture.session import reset_session
 from msprobe.capture.statistics import native_module
 from msprobe.pytorch import PrecisionDebugger
@@ -63,6 +64,11 @@ def make(tmp_path):
 
 IDS = torch.arange(6) * 7
 MASK = torch.ones(6, 1)
+
+
+def no_calls(debugger, model):
+    for _ in recorded_steps(debugger, model, 1):
+        pass
 
 
 def one_step(debugger, model, optimizer=None):
@@ -136,9 +142,7 @@ def test_large_parameters_have_the_checksum_of_zlib_however_many_threads_read_th
     torch.set_num_threads(threads)
     try:
         debugger = make("L0")
-        debugger.start(model)
-        debugger.stop()
-        debugger.step()
+        no_calls(debugger, model)
     finally:
         torch.set_num_threads(before)
     found = facts(tmp_path).parameters
@@ -168,9 +172,7 @@ def test_every_size_has_the_checksum_of_zlib_and_the_numbers_of_records(isa, mak
         native.use_isa(isa)
     try:
         debugger = make("L0")
-        debugger.start(model)
-        debugger.stop()
-        debugger.step()
+        no_calls(debugger, model)
     finally:
         if native:
             native.use_isa(None)
@@ -211,9 +213,7 @@ def test_a_write_to_forty_kilobytes_of_a_large_parameter_is_seen(make, tmp_path)
     debugger = make("L0")
     for step, row in enumerate((0, 57, 219, 390)):
         model.weight.data[row : row + 10] += 1
-        debugger.start(model)
-        debugger.stop()
-        debugger.step()
+        no_calls(debugger, model)
         assert facts(tmp_path, step).parameters.checksum == [crc(model.weight.detach().numpy())]
 
 
@@ -221,9 +221,7 @@ def test_a_parameter_whose_memory_was_given_back_is_left_out(make, tmp_path):
     model = nn.Linear(200, 200)
     debugger = make("L0")
     for _ in range(2):
-        debugger.start(model)
-        debugger.stop()
-        debugger.step()
+        no_calls(debugger, model)
         model.weight.untyped_storage().resize_(0)  # as FSDP does between uses
     found = facts(tmp_path, 1).parameters
     assert found.name == ["weight", "bias"]
@@ -234,9 +232,7 @@ def test_a_parameter_in_another_order_of_its_memory_is_read_in_its_own(make, tmp
     model = nn.Linear(200, 200)
     debugger = make("L0")
     for step in range(3):
-        debugger.start(model)
-        debugger.stop()
-        debugger.step()
+        no_calls(debugger, model)
         # The contiguous elements, whatever lies where.
         expected = [crc(each.detach().contiguous().numpy()) for each in model.parameters()]
         assert facts(tmp_path, step).parameters.checksum == expected
@@ -263,9 +259,7 @@ class Around(nn.Module):
 def test_names_of_what_models_hold(count, tables, make, tmp_path):
     models = [Around(tables) for _ in range(count)]
     debugger = make("L0")
-    debugger.start(models)
-    debugger.stop()
-    debugger.step()
+    no_calls(debugger, models)
     found = facts(tmp_path)
     inside = ["first.weight", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
     inside += ["norm.num_batches_tracked", "second.weight", "second.bias"]
@@ -290,9 +284,7 @@ def test_the_sign_with_which_a_parameter_shows_its_memory(make, tmp_path):
         model.weight.data = torch.randn(64, 64)
         if step % 4 > 1:
             model.weight.data = torch._neg_view(model.weight.data)
-        debugger.start(model)
-        debugger.stop()
-        debugger.step()
+        no_calls(debugger, model)
         shown = model.weight.detach().resolve_neg().numpy()
         assert facts(tmp_path, step).parameters.checksum == [crc(shown)]
 
@@ -408,10 +400,8 @@ def test_a_trainer_that_calls_parts_of_the_model(make, model, tmp_path):
             return self.criterion(self.net(ids, mask=MASK), target)
 
     debugger, module, target = make("L1"), Lightning(), torch.zeros(6, 300)
-    debugger.start(module)
-    module.training_step(IDS, target).backward()
-    debugger.stop()
-    debugger.step()
+    for _ in recorded_steps(debugger, module, 1):
+        module.training_step(IDS, target).backward()
     assert [(one.micro, one.where, one.checksum) for one in facts(tmp_path).data] == [
         (0, "input.0", crc(IDS)),
         (0, "kwargs.mask", crc(MASK)),
@@ -452,9 +442,7 @@ def test_odd_tensors_are_noted(make, tmp_path):
             self.register_buffer("gaps", torch.arange(6.0).view(2, 3).T)
 
     debugger, model = make("L0"), Odd()
-    debugger.start(model)
-    debugger.stop()
-    debugger.step()
+    no_calls(debugger, model)
     found = facts(tmp_path).parameters
     at = {name: number for number, name in enumerate(found.name)}
     assert found.checksum[at["lazy.weight"]] is None
@@ -482,23 +470,19 @@ def test_generators_that_nobody_draws_from(make, model, level, draw, undrawn, tm
     random.seed(1)
     np.random.seed(1)  # noqa: NPY002 - the generator that programs share
     debugger = make(level)
-    debugger.start(model)
-    model(IDS, mask=MASK)
-    draw()
-    debugger.stop()
-    debugger.step()
+    for _ in recorded_steps(debugger, model, 1):
+        model(IDS, mask=MASK)
+        draw()
     assert msprobe.open_dump(tmp_path).step(0).rank().facts.undrawn == undrawn
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_autocast_that_a_step_enters(make, model, level, tmp_path):
     debugger = make(level)
-    debugger.start(model)
-    model(IDS, mask=MASK)
-    with torch.autocast("cpu", torch.bfloat16):
+    for _ in recorded_steps(debugger, model, 1):
         model(IDS, mask=MASK)
-    debugger.stop()
-    debugger.step()
+        with torch.autocast("cpu", torch.bfloat16):
+            model(IDS, mask=MASK)
     found = msprobe.open_dump(tmp_path).step(0).rank().facts
     assert found.modes.autocast == {}
     assert [(each.micro, each.autocast) for each in found.flags] == [(1, {"cpu": "torch.bfloat16"})]

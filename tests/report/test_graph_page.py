@@ -659,6 +659,7 @@ SPEAKERS = (
     *("compare/verdicts/*.py", "compare/training/*.py", "compare/ranks.py", "compare/run.py"),
     *("compare/replicas.py", "compare/recorders.py", "compare/noise/floor.py", "compare/sides.py"),
     *("compare/fact_lanes.py", "compare/value_pairs.py", "compare/model.py"),
+    "compare/distances.py",
     *("graph/hierarchy.py", "graph/structures.py", "graph/building.py", "graph/page_json.py"),
     *("graph/merg*.py", "graph/sources.py", "graph/vis_graphs.py", "graph/comparing.py"),
     *("report/comparison_answer.py", "report/comparison_page.py"),

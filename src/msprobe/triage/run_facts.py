@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from itertools import chain, groupby, pairwise
+from operator import attrgetter
 from typing import Final
 
+from msprobe.compare.distances import Distance
 from msprobe.compare.matching.renamed_modules import renamed_modules
 from msprobe.compare.ranks import ViewPair
 from msprobe.compare.training.differences import Effect, FactDifference, Moment
@@ -133,7 +135,7 @@ class _Values:
     def far(self) -> list[Change]:
         """Those that differ by more than rounding, as far as their norms tell."""
         return [
-            change for change in self.moved if change.relative is None or not change.may_be_rounding
+            change for change in self.moved if change.distance is None or not change.may_be_rounding
         ]
 
 
@@ -329,7 +331,7 @@ def _look_at_rank(pair: FactsPair, following: FactsPair | None) -> StepSeen:
         seen = Seen.ROUNDING
     else:
         seen = Seen.EQUAL if is_exact else Seen.UNKNOWN
-    sizes = [change.relative for change in moved if change.relative is not None]
+    sizes = [change.relative for change in moved if change.distance is not None]
     return StepSeen(
         step=pair.step,
         seen=seen,
@@ -366,8 +368,10 @@ def _words(made: Sequence[_Values]) -> str:
     """Return the first kind of values that differ beyond rounding, or else at all."""
     far = [values for values in made if values.far]
     for values in far or [values for values in made if values.moved]:
-        sizes = [each.relative for each in values.moved if each.relative is not None]
-        size = f" by up to {max(sizes):.2g}" if sizes else ""
+        worst = max(values.moved, key=attrgetter("relative"))
+        size = "" if worst.distance is None else f", the furthest by {worst.distance}"
+        if worst.not_finite:
+            size = f", one of them {worst.not_finite}"
         return f"{len(values.moved)} of {len(values.changes)} {values.what} differ{size}"
     return ""
 
@@ -400,10 +404,11 @@ def _loss_change(target: Loss, reference: Loss) -> Change:
     if value is None or expected is None:
         return Change(value is expected, None, 0.0)
     if math.isfinite(value) and math.isfinite(expected):
-        return change_of(
+        found = change_of(
             Fingerprint(target.dtype, norm=abs(value), projections=(value,)),
             Fingerprint(reference.dtype, norm=abs(expected), projections=(expected,)),
         )
+        return found._replace(distance=Distance(found.relative, is_exact=True))
     both_nan = math.isnan(value) and math.isnan(expected)
     return Change(both_nan or value == expected, None, 0.0)
 
@@ -426,8 +431,8 @@ def _gradients(optimizers: Sequence[StepPair]) -> list[Change]:
         ]
         largest = max((norm for norm in norms if math.isfinite(norm)), default=0.0)
         found += [
-            change._replace(relative=change.relative * norm / largest)
-            if change.relative is not None and norm < ROUNDINGS * change.epsilon * largest
+            change._replace(distance=change.distance.scaled(norm / largest))
+            if change.distance is not None and norm < ROUNDINGS * change.epsilon * largest
             else change
             for change, norm in zip(changes.values(), norms, strict=True)
         ]

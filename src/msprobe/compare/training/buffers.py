@@ -96,7 +96,7 @@ def buffer_differences(
     }
     kinds = kinds_of(pair.target.parameters)
     # Averages of what is updated are as far apart as that: an optimizer makes steps of rounding.
-    updated = [each.relative or 0.0 for s in pair.steps for each in s.changes("after").values()]
+    updated = [each.relative for s in pair.steps for each in s.changes("after").values()]
     most = max(_GROWN, _ESTIMATED * max(updated, default=0.0))
     for kind, grown in (("parameter", most), ("buffer", _GROWN)):
         of_kind = {n: change for n, change in changes.items() if kinds.get(n) == kind}
@@ -109,11 +109,11 @@ def _of_kind(
     far = [
         name
         for name, change in changes.items()
-        if not change.is_rounding and (not grown or (change.relative or 0.0) > grown)
+        if not change.is_rounding and (not grown or change.relative > grown)
     ]
     if not far:
         return
-    worst = max(far, key=lambda name: changes[name].relative or 0.0)
+    worst = max(far, key=lambda name: changes[name].relative)
     after = parameters_after(pair.reference)
     size = apart_together((changes[name], after[name].norm) for name in far)
     made, is_argument = owner_words((pair.target.settings, pair.reference.settings), worst)

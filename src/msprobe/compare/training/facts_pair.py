@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from msprobe.compare.training.differences import FactDifference, Moment
 from msprobe.compare.training.fingerprints import (
+    EQUAL,
     Change,
     Fingerprint,
     at,
@@ -38,7 +39,7 @@ EARLY_EPS: Final = "eps_before_bias_correction"
 """Setting of Adam: whether ``eps`` is added to the root before its bias is corrected."""
 # Numbers kept as float32, such as a learning rate that is a tensor, are rounded so far.
 _SAME_NUMBER: Final = 1.2e-7
-_EQUAL: Final = Change(is_equal=True, relative=0.0, epsilon=0.0)
+_EQUAL: Final = Change(is_equal=True, distance=EQUAL, epsilon=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

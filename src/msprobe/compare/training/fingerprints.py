@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
+from msprobe.compare.distances import Distance
 from msprobe.dump.facts import Data, Fingerprints, Parameters
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.numerics.number_types import coarser, epsilon_of
@@ -18,6 +19,9 @@ ROUNDINGS: Final = 16.0
 
 # So many tensors have projections enough for an estimate of how far they are apart.
 _SEVERAL: Final = 4
+
+EQUAL: Final = Distance(0.0, is_exact=True)
+"""Of two tensors that are equal to the bit."""
 
 
 class Fingerprint(NamedTuple):
@@ -50,41 +54,42 @@ class Change(NamedTuple):
 
     Attributes:
         is_equal: they are equal to the bit, or nothing is known of either.
-        relative: estimate of the norm of their difference, relative to the reference's; None
-            where nothing but the checksums tells, infinite where one of them alone is not finite.
+        distance: of their elements, relative to the reference's norm; None where nothing but the
+            checksums tells, infinite where one of them alone is not finite.
         epsilon: that of the coarser of the two types.
         is_bound: the elements may be further apart than that, as norms alone do not tell.
         not_finite: which of them alone holds NaN or an infinity, in words; empty if neither.
-        least: how far their norms are apart, relative as above: they are no closer than that.
     """
 
     is_equal: bool
-    relative: float | None
+    distance: Distance | None
     epsilon: float
     is_bound: bool = False
     not_finite: str = ""
-    least: float = 0.0
+
+    @property
+    def relative(self) -> float:
+        """The distance as a number to decide by; 0 where it is not known."""
+        return 0.0 if self.distance is None else self.distance.value
 
     @property
     def is_rounding(self) -> bool:
         """Whether a few roundings of the coarser type explain the difference."""
         return self.is_equal or (
-            self.relative is not None and not self.is_bound and self.may_be_rounding
+            self.distance is not None and not self.is_bound and self.may_be_rounding
         )
 
     @property
     def may_be_rounding(self) -> bool:
         """Whether nothing that is known of the difference is beyond a few roundings."""
-        return (self.relative or 0.0) <= ROUNDINGS * self.epsilon
+        return self.relative <= ROUNDINGS * self.epsilon
 
     @property
     def words(self) -> str:
         """The size in words."""
-        if self.not_finite or self.relative is None:
+        if self.not_finite or self.distance is None:
             return self.not_finite
-        if _is_bound(self.relative, self.least):
-            return f"by at least {self.least:.2g} of its norm"
-        return f"by about {self.relative:.2g} of its norm"
+        return f"by {self.distance} of its norm"
 
     @property
     def ending(self) -> str:
@@ -100,18 +105,20 @@ def change_of(target: Fingerprint, reference: Fingerprint) -> Change:
     """
     types = normal_dtype(target.dtype), normal_dtype(reference.dtype)
     epsilon = epsilon_of(coarser(*types))
-    relative = _relative(target, reference)
+    found = _relative(target, reference)
     # What is zero on one side is as far away as the other one is large, and not just at least.
-    is_known = target.norm and reference.norm and math.isfinite(relative or math.inf)
+    is_known = target.norm and reference.norm and math.isfinite(found or math.inf)
     least = _least(target, reference) / reference.norm if is_known and reference.norm else 0.0
+    distance = None if found is None else Distance(found, least)
+    not_finite = _not_finite(target, reference)
     if target.checksum is None or reference.checksum is None or types[0] != types[1]:
-        return Change(not relative, relative, epsilon, False, _not_finite(target, reference), least)
+        return Change(not found, distance, epsilon, False, not_finite)
     if target.checksum == reference.checksum:
-        return Change(True, 0.0, epsilon)
-    if not epsilon and not relative:
-        relative = None  # integers are not rounded: the same ones come in another order
+        return Change(True, EQUAL, epsilon)
+    if not epsilon and not found:
+        distance = None  # integers are not rounded: the same ones come in another order
     is_bound = target.projections is None or reference.projections is None
-    return Change(False, relative, epsilon, is_bound, _not_finite(target, reference), least)
+    return Change(False, distance, epsilon, is_bound, not_finite)
 
 
 def _not_finite(target: Fingerprint, reference: Fingerprint) -> str:
@@ -163,24 +170,16 @@ def apart_together(changes: Iterable[tuple[Change, float | None]]) -> str:
     Args:
         changes: of each tensor, with the norm of the reference's.
     """
-    known = [
-        (each.relative, each.least, norm)
-        for each, norm in changes
-        if each.relative is not None and norm
-    ]
-    size = math.hypot(*(norm for *_, norm in known))
+    known = [(each.distance, norm) for each, norm in changes if each.distance is not None and norm]
+    size = math.hypot(*(norm for _, norm in known))
     if not size:
         return ""
-    relative = math.hypot(*(relative * norm for relative, _, norm in known)) / size
-    least = math.hypot(*(least * norm for _, least, norm in known)) / size
-    if len({*known}) < _SEVERAL and _is_bound(relative, least):
-        return f" by at least {least:.2g} of the norm"
-    return f" by about {relative:.2g} of the norm"
-
-
-def _is_bound(relative: float, least: float) -> bool:
-    """Return whether what is certain is no less than half of an estimate."""
-    return 0 < relative <= 2 * least
+    value, least = (
+        math.hypot(*(getattr(each, end) * norm for each, norm in known)) / size
+        for end in ("value", "least")
+    )
+    is_estimate = len({*known}) >= _SEVERAL
+    return f" by {Distance(value, 0.0 if is_estimate else least)} of the norm"
 
 
 def is_part(target: Sequence[int], reference: Sequence[int]) -> bool:

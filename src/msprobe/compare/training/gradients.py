@@ -165,7 +165,7 @@ class GradientHistory:
             return
         far = [n for n in moved if not changes[n].is_rounding and n not in rounded]
         if far:
-            worst = max(far, key=lambda name: changes[name].relative or 0.0)
+            worst = max(far, key=lambda name: changes[name].relative)
             yield _difference(
                 pair,
                 f"{some_of(far, len(changes), 'gradients')} {are(far, 'differs', 'differ')} "

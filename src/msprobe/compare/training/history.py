@@ -83,17 +83,21 @@ class Apart(NamedTuple):
     """A parameter that is further apart after a step than rounding gets.
 
     Attributes:
-        relative: how far, relative to its norm; 0 where that is not known.
+        change: how far.
         name: its name.
     """
 
-    relative: float
+    change: Change
     name: str
+
+    @property
+    def order(self) -> tuple[float, str]:
+        """The key of the one that is furthest apart."""
+        return self.change.relative, self.name
 
     def words(self, step: int) -> str:
         """Return it in words."""
-        size = f" by about {self.relative:.2g} of its norm" if self.relative else ""
-        return f"{self.name} differs after step {step}{size}"
+        return f"{self.name} differs after step {step}{self.change.ending}"
 
 
 @dataclass(slots=True)
@@ -456,9 +460,10 @@ class TrainingHistory:
             self.changed_steps.add(pair.step)
         for name, change in changes.items():
             if not change.is_rounding:
-                found_apart = Apart(change.relative or 0.0, name)
+                found_apart = Apart(change, name)
                 for kept in (self.apart,) if name in read else (self.apart, self.unread):
-                    kept[pair.step] = max(found_apart, kept.get(pair.step, found_apart))
+                    before = kept.get(pair.step, found_apart)
+                    kept[pair.step] = max(found_apart, before, key=attrgetter("order"))
         history.is_exact = (
             history.is_exact
             and is_exact

@@ -86,7 +86,7 @@ def _by_other_code(pair: FactsPair, number: int) -> str | None:
     moved = [n for n in found if after[n].checksum != starts.get(n, after[n]).checksum]
     if step is None or not moved:
         return None
-    worst = max(found, key=lambda name: found[name].relative or 0.0)
+    worst = max(found, key=lambda name: found[name].relative)
     if all(change.is_rounding for change in found.values()):
         return ""
     name = step.class_name.rpartition(".")[2]

@@ -317,7 +317,7 @@ def _moved(
         far = [name for name in moved if not changes[name].is_rounding]
         if not far:
             continue
-        worst = max(far, key=lambda name: changes[name].relative or 0.0)
+        worst = max(far, key=lambda name: changes[name].relative)
         change = changes[worst]
         size = change.ending
         together = apart_together((changes[name], pair.starts[1][name].norm) for name in far)

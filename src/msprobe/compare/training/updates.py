@@ -40,10 +40,10 @@ def changed_before(pair: StepPair) -> dict[str, list[str]]:
         return {}
     at_start = pair.pair.start_changes()
     begun = {name: at_start[name] for name in pair.places if name in at_start}
-    limit = _FURTHER * max((change.relative or 0.0 for change in begun.values()), default=0.0)
+    limit = _FURTHER * max((change.relative for change in begun.values()), default=0.0)
     found = {}
     for name, change in changes.items():
-        is_near = change.relative is not None and change.relative <= limit
+        is_near = change.distance is not None and change.relative <= limit
         if is_near or name not in begun or not begun[name].is_rounding:
             continue
         now = [

@@ -347,7 +347,7 @@ def _apart(steps: Sequence[StepPair]) -> dict[tuple[int, ...], float]:
         columns, changes = step.columns[0], step.changes("after")
         for name, shape in zip(columns.name, columns.shape, strict=False):
             change = changes.get(name)
-            error = 0.0 if change is None else change.relative or 0.0
+            error = 0.0 if change is None else change.relative
             found[tuple(shape)] = max(found[tuple(shape)], error)
     return found
 

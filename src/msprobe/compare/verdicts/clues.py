@@ -31,6 +31,7 @@ from msprobe.compare.training.outlines import (
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.origin_state import is_lacking
 from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
+from msprobe.compare.verdicts.statistics_error import distance_of
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.compare.verdicts.written_parameters import writes_updated
 from msprobe.dump.facts import Facts
@@ -52,8 +53,9 @@ def compiled_call(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | 
         is_compiled = name.startswith(f"{COMPILED}.") and row.pair.is_matched
         if is_compiled and _is_result(row) and name not in given:
             place = Place.of(comparison, row.pair)
-            error = "" if row.error is None else f" by {row.error:.2g}"
-            words = f"{row.name}{place.line} differs{error} though all it is given is equal"
+            distance = distance_of(row)
+            size = "" if distance is None else f" by {distance}"
+            words = f"{row.name}{place.line} differs{size} though all it is given is equal"
             return Clue(words, place)
     return None
 
@@ -263,7 +265,7 @@ def evened(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
             words = _argument_words(reason, place)
             if not reason.pair.is_matched:
                 words = lone_words(comparison, reason.pair)
-            return Clue(f"module {parsed.path} by {row.error:.2g}: {words}", place)
+            return Clue(f"module {parsed.path} by {distance_of(row)}: {words}", place)
     return None
 
 

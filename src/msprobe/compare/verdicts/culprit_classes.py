@@ -45,6 +45,7 @@ from msprobe.compare.verdicts.made_data import makes_data, other_samples
 from msprobe.compare.verdicts.places import lone_words, moved_words
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.scaled_gradients import extra_pass, loss_of, scaled_words
+from msprobe.compare.verdicts.statistics_error import distance_of
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.compare.verdicts.written_parameters import writes_updated
 from msprobe.dump.facts import Facts
@@ -413,7 +414,8 @@ def _own_words(culprit: Culprit) -> str:
         return f"the target calls {where}, the reference {other}"
     if reason:
         return f"{slot} of {where}: {reason}" if slot else f"{where}: {reason}"
-    size = "" if row.error is None else f" by {row.error:.2g}"
+    distance = distance_of(row)
+    size = "" if distance is None else f" by {distance}"
     return f"{slot} of {where} differs{size}, though what the call was given agrees"
 
 

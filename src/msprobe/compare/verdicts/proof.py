@@ -15,11 +15,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msprobe.compare.causes import Cause
+from msprobe.compare.distances import Distance
 from msprobe.compare.model import Matched, OperationPair, Origin, Row, Status
 from msprobe.compare.rounding import is_far_apart, resolution_of
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.conditioning import operand_of
 from msprobe.compare.verdicts.places import Place
+from msprobe.compare.verdicts.statistics_error import distance_of
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
@@ -81,7 +83,7 @@ class Jump:
         row: name of the value.
         place: its call.
         order: place of the call in the order of execution.
-        error: relative error, None where it has no size.
+        distance: relative error, None where it has no size.
         growth: error relative to the largest one of the call's inputs; infinite where these agree,
             None where it is not known.
     """
@@ -90,21 +92,21 @@ class Jump:
     row: str
     place: Place
     order: int
-    error: float | None
+    distance: Distance | None
     growth: float | None
 
 
-class Distance(NamedTuple):
-    """How far apart a result is.
+class Furthest(NamedTuple):
+    """The result that is furthest apart.
 
     Attributes:
-        error: the L2 norm of the difference, relative to that of the result.
+        distance: the L2 norm of the difference, relative to that of the result.
         epsilon: the resolution of the coarser of its types.
         row: name of the result.
         line: where it was made, in brackets; empty if unknown.
     """
 
-    error: float
+    distance: Distance
     epsilon: float
     row: str
     line: str
@@ -132,7 +134,7 @@ class Proof:
     differing: int
     has_two_precisions: bool
     absorbed: Jump | None = None
-    furthest: Distance | None = None
+    furthest: Furthest | None = None
 
     @property
     def is_rounding(self) -> bool:
@@ -168,7 +170,7 @@ def prove(comparison: RankComparison) -> Proof:
     )
 
 
-def _furthest(comparison: RankComparison, found: Sequence[Row]) -> Distance | None:
+def _furthest(comparison: RankComparison, found: Sequence[Row]) -> Furthest | None:
     end = comparison.end_of_forward if found else 0
     worst = None
     for row in found:
@@ -179,7 +181,8 @@ def _furthest(comparison: RankComparison, found: Sequence[Row]) -> Distance | No
     if worst is None:
         return None
     error, epsilon, row = worst
-    return Distance(error, epsilon, row.name, Place.of(comparison, row.pair).line)
+    distance = distance_of(row) or Distance(error)
+    return Furthest(distance, epsilon, row.name, Place.of(comparison, row.pair).line)
 
 
 def _jumps(comparison: RankComparison, found: Sequence[Row]) -> Iterator[tuple[Row, JumpKind]]:
@@ -269,10 +272,11 @@ def _jump(comparison: RankComparison, row: Row, kind: JumpKind) -> Jump:
         row=row.name,
         place=Place.of(comparison, row.pair),
         order=row.pair.position,
-        error=row.error if row.error is not None and math.isfinite(row.error) else None,
+        distance=distance_of(row),
         growth=growth,
     )
 
 
 def _height(jump: Jump) -> tuple[float, float, int]:
-    return (jump.growth or 0.0, jump.error or 0.0, -jump.order)
+    error = 0.0 if jump.distance is None else jump.distance.value
+    return (jump.growth or 0.0, error, -jump.order)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from msprobe.compare.distances import Distance
 from msprobe.compare.model import Matched, OperationPair, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.rounding import (
@@ -80,7 +81,7 @@ def shifted(comparison: RankComparison) -> Clue | None:
             units = errors.allowed(shape, new, is_one_sided=row.precisions is not None)
             is_close = row.status is Status.CLOSE and comparison.has_modules_only
             if is_new and far is None and own > IN_SUM and is_close:
-                far = _far_clue(comparison, row, own * coarsest)
+                far = _far_clue(comparison, row, Distance(own * coarsest))
         else:  # before autocast, or before the first cast
             units = IN_OTHER_CALLS
         if row.status.is_difference and row.origin is None and not is_module:
@@ -227,10 +228,10 @@ def _computes(comparison: RankComparison, row: Row) -> bool:
     return not is_cast(side.parsed(name)) and side.operator(name).family is not Family.MOVING
 
 
-def _far_clue(comparison: RankComparison, row: Matched, distance: float) -> Clue:
+def _far_clue(comparison: RankComparison, row: Matched, distance: Distance) -> Clue:
     """Return that a value is further apart than the roundings of a few calls, of equal values."""
     place = Place.of(comparison, row.pair)
-    words = f"{row.name}{place.line} differs by {distance:.2g} of its norm, of values that agree"
+    words = f"{row.name}{place.line} differs by {distance} of its norm, of values that agree"
     call = _made_by(comparison, row)
     if call is not None:
         words = f"{words}; {call.words}"

@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
+from msprobe.compare.distances import Distance
+from msprobe.compare.model import Matched, Row
 from msprobe.dump.records import Statistic
 from msprobe.dump.values import Value
-from msprobe.numerics.tolerances import RowTolerance
+from msprobe.numerics.tolerances import EXACT, RowTolerance
 
 _NAMES: Final = ("max", "min", "mean", "norm")
 _INFINITY: Final = math.inf
@@ -31,6 +33,7 @@ class StatisticsError(NamedTuple):
 
     Attributes:
         relative: the largest change relative to the tensor's size; None if none can be compared.
+        least: the same without the projections, which estimate: the error is no smaller.
         is_beyond: whether any of them moved further than elements may.
         some_differ: whether max, min or the projections show that some element is not equal.
         worst: name of the statistic that changed most; empty if there is none. Projections only
@@ -39,6 +42,7 @@ class StatisticsError(NamedTuple):
     """
 
     relative: float | None
+    least: float = 0.0
     is_beyond: bool = False
     some_differ: bool = False
     worst: str = ""
@@ -205,7 +209,7 @@ def _judge_changes(
         _ratio(mean, size),
         _ratio(norm, total),
     )
-    most = max(shares)
+    least_error = most = max(shares)
     floor = allowed.absolute
     around = allowed.rtol + allowed.rms_tol
     is_beyond = (
@@ -219,7 +223,18 @@ def _judge_changes(
             is_beyond, worst = True, _PROJECTIONS
         most = max(most, _ratio(difference, total))
     some_differ = extreme > 0 or difference > _ROUNDING * count * total
-    return StatisticsError(most, is_beyond, some_differ, worst)
+    return StatisticsError(most, least_error, is_beyond, some_differ, worst)
+
+
+def distance_of(row: Row) -> Distance | None:
+    """Return the error of a row for a sentence; None where it has none."""
+    if row.error is None or not math.isfinite(row.error):
+        return None
+    is_exact = row.metrics is not None or math.prod(row.value.shape or ()) == 1
+    if is_exact or not isinstance(row, Matched):
+        return Distance(row.error, is_exact=is_exact)
+    found = statistics_error(row.target, row.reference, EXACT)
+    return Distance(row.error, min(found.least, row.error))
 
 
 def describe_statistics(target: Value, reference: Value, worst: str) -> str:

@@ -338,7 +338,7 @@ def _jump(jump: Jump) -> dict[str, Any]:
         "module": jump.place.module,
         "source": jump.place.source,
         "order": jump.order,
-        "error": jump.error,
+        "error": None if jump.distance is None else jump.distance.value,
         "growth": _number(jump.growth),
     }
 

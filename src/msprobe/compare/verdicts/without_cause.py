@@ -178,10 +178,11 @@ def _furthest(findings: Findings) -> list[str]:
     ]
     if not distances:
         return []
-    (error, epsilon, row, line), step = max(distances)
+    found, step = max(distances, key=lambda each: each[0].distance.value)
+    units = found.distance.scaled(1 / found.epsilon)
     return [
-        f"furthest apart is {row}{line}, step {step}: {error:.2g} of its norm, "
-        f"{error / epsilon:.2g} times the resolution of its type"
+        f"furthest apart is {found.row}{found.line}, step {step}: {found.distance} of its norm, "
+        f"{units} times the resolution of its type"
     ]
 
 
@@ -539,10 +540,11 @@ def _unseen(findings: Findings, observed: StepObservations, compiled: Clue) -> V
 
 def _jump_words(jump: Jump) -> str:
     source = jump.place.line
-    size = "" if jump.error is None else f": its relative error is {jump.error:.2g}"
+    size = "" if jump.distance is None else f": its relative error is {jump.distance}"
     if jump.growth is None or not math.isfinite(jump.growth):
         return f"{jump.row}{source}{size}, {_JUMPS[jump.kind]}"
-    return f"{jump.row}{source}{size}, {jump.growth:.3g} times that of its inputs"
+    about = "" if jump.distance is not None and jump.distance.is_exact else "about "
+    return f"{jump.row}{source}{size}, {about}{jump.growth:.3g} times that of its inputs"
 
 
 # Kinds of jumps that differences of earlier steps may grow to.
