@@ -247,6 +247,12 @@ for number in range(3):
 # The journal is flushed once a second.
 _KILL = "import os, signal, time; time.sleep(1.5); os.kill(os.getpid(), signal.SIGKILL)"
 
+# No hook of torch sees how the call of the module ends.
+_INTERRUPT = (
+    "model.register_forward_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)); "
+    "model(torch.ones(1, 2))"
+)
+
 
 def run_script(tmp_path, *, inside="pass", after="pass", config="{}"):
     (tmp_path / "config.json").write_text(config)
@@ -261,11 +267,12 @@ def run_script(tmp_path, *, inside="pass", after="pass", config="{}"):
         ("pass", "1 / 0", Ending.INTERRUPTED, "ZeroDivisionError: division by zero"),
         ("raise KeyboardInterrupt", "pass", Ending.INTERRUPTED, "KeyboardInterrupt"),
         ("sys.exit(0)", "pass", Ending.UNSTOPPED, None),
+        (_INTERRUPT, "pass", Ending.INTERRUPTED, "KeyboardInterrupt"),
         (_KILL, "pass", Ending.KILLED, None),
     ],
 )
 def test_the_end_of_the_process(inside, after, how, exception, tmp_path):
-    run_script(tmp_path, inside=inside, after=after)
+    run_script(tmp_path, inside=inside, after=after, config='{"level": "mix"}')
     ended = msprobe.open_dump(tmp_path / "dump").step(0).rank().facts.ended
     assert (ended.how, ended.exception) == (how, exception)
 

@@ -3,34 +3,79 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+# Of a hundred distances so many are beyond each of two ends, and so many standard deviations off.
+_BEYOND: Final = 0.01
+_DEVIATIONS: Final = 2.33
+# Ends so near to each other make one number.
+_NARROW: Final = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far apart two values are; as text it says itself whether the number is an estimate.
+    """How far apart two values are; as text it says itself how well the number is known.
 
-    No number of two projections is exact, and norms bound it from below. So text is made of the
-    distance, never of its value.
+    No number of two projections is exact, and norms bound it. So text is made of the distance,
+    never of its value.
 
     Attributes:
         value: the number to decide by.
         least: they are no closer than this.
         is_exact: the value was computed from all elements.
+        most: they are no further apart than this.
+        draws: how many random projections of one size the value is the root mean square of; 0
+            where it is another estimate.
     """
 
     value: float
     least: float = 0.0
     is_exact: bool = False
+    most: float = math.inf
+    draws: float = 0.0
 
     def scaled(self, factor: float) -> Distance:
         """Return the distance in another unit."""
-        return Distance(self.value * factor, self.least * factor, self.is_exact)
+        ends = self.value * factor, self.least * factor, self.most * factor
+        return replace(self, value=ends[0], least=ends[1], most=ends[2])
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Two numbers between which the distance lies almost certainly."""
+        if self.is_exact or not self.draws:
+            return self.value, self.value
+        low, high = (self.value / root for root in _roots_of_chi_squared(self.draws))
+        return max(low, self.least), min(high, self.most)
 
     def __str__(self) -> str:
-        """Return the number with "about", "at least", or alone."""
+        """Return the number alone, with "about" or "at least", or the two around it."""
         if self.is_exact:
             return f"{self.value:.2g}"
         if 0 < self.value <= 2 * self.least:
             return f"at least {self.least:.2g}"  # no less than half of what is estimated
-        return f"about {self.value:.2g}"
+        low, high = self.ends
+        if high <= _NARROW * low or not math.isfinite(high):
+            return f"about {self.value:.2g}"
+        return f"{_two_digits(low, math.floor):g} to {_two_digits(high, math.ceil):g}"
+
+
+def _roots_of_chi_squared(draws: float) -> tuple[float, float]:
+    """Return the roots of the upper and lower quantile of χ² per degree of freedom.
+
+    That of two is an exponential distribution; others as Wilson and Hilferty (1931).
+    """
+    if draws <= 2:
+        return math.sqrt(-math.log(_BEYOND)), math.sqrt(-math.log1p(-_BEYOND))
+    spread = 2 / (9 * draws)
+    most, least = (1 - spread + sign * _DEVIATIONS * math.sqrt(spread) for sign in (1, -1))
+    return most**1.5, max(least, 0.1) ** 1.5
+
+
+def _two_digits(number: float, way: Callable[[float], float]) -> float:
+    if number <= 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return float(f"{way(number / unit) * unit:.2g}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +25,12 @@ from msprobe.json_text import JSON_ERRORS, NONFINITE_WORDS, parse_json, strict
 FACTS_VERSION: Final = 1
 SAMPLES: Final = 8
 """Elements kept of each parameter of an optimizer, at most."""
+
+# Texts of exceptions in words; those of frameworks go on for lines.
+_MOST_WORDS: Final = 120
+# Names of records of collective calls, and what their libraries say when another rank is gone.
+_COLLECTIVES: Final = "Distributed.", "MintDistributed."
+_OF_PEERS: Final = re.compile(r"gloo|nccl|hccl|\bpeer\b|remote (worker|process)", re.IGNORECASE)
 
 Number = float | None
 Projections = tuple[float, float] | None
@@ -69,10 +76,20 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         """What happened to a step that is not whole, to be put behind its name."""
         if self.how is Ending.INTERRUPTED:
             where = f" in {self.record}" if self.record else ""
-            return f"was interrupted by {self.exception or 'an exception'}{where}"
+            text = self.exception or "an exception"
+            exception = textwrap.shorten(text, _MOST_WORDS, placeholder=" …")
+            return f"was interrupted by {exception}{where}"
         if self.how is Ending.KILLED:
             return "was cut off: the process was killed"
         return "was never stopped (debugger.stop() was not called)"
+
+    @property
+    def is_passed_on(self) -> bool:
+        """Whether another rank that ended may be what interrupted it: a communication failed."""
+        return self.how is Ending.INTERRUPTED and (
+            (self.record or "").startswith(_COLLECTIVES)
+            or _OF_PEERS.search(self.exception or "") is not None
+        )
 
 
 class Modes(msgspec.Struct, frozen=True, kw_only=True):

@@ -380,6 +380,36 @@ def test_a_number_for_all_samples_is_no_sample() -> None:
     assert found.effect is Effect.NONE
 
 
+@pytest.mark.parametrize(
+    ("follows", "record"),
+    [
+        ("RuntimeError: [pair.cc:537] Connection closed by peer [127.0.0.1]:7084", None),
+        ("RuntimeError: a buffer of the wrong size", "Distributed.all_reduce.2.forward"),
+    ],
+)
+@pytest.mark.parametrize("how", ["killed", "interrupted"])
+def test_the_rank_that_ended_first_is_named(follows: str, record: str | None, how: str) -> None:
+    whole = {"ended": {"how": "whole"}}
+    later = {"ended": {"how": "interrupted", "exception": follows, "record": record}}
+    first = {"ended": {"how": how, "exception": "ValueError: x", "record": None}}
+
+    [found] = [
+        each
+        for each in differences((later, whole), (first, whole), ranks=2)
+        if each.effect is not Effect.NONE
+    ]
+    assert found.rank == 1
+    assert said(differences((later, whole), (whole, whole), ranks=2)) != []
+
+
+def test_the_text_of_a_framework_is_cut() -> None:
+    ended = {"how": "interrupted", "exception": f"RuntimeError: {'far too long ' * 20}"}
+
+    [found] = said(differences(({"ended": ended}, {"ended": {"how": "whole"}})))
+    assert "too long …; that of the other side is whole" in found
+    assert len(found) < 240
+
+
 def test_micro_batches_that_an_interrupted_step_did_not_reach() -> None:
     ended = {"how": "interrupted", "exception": "ValueError: x", "record": None}
     target = {"data": [batch(1)], "ended": ended}

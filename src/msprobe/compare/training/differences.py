@@ -105,6 +105,7 @@ class FactDifference:
         is_unread: the gradients before it were not read, so that the calls must agree.
         multiple: of the reference's that some gradients are, while the others are none.
         is_scaled: a number whose meaning is known is between all gradients: each side reduced them.
+        is_passed_on: it may come from another rank, with which this one communicates.
         turn: how many optimizer steps of its training step come before the one that it is of.
     """
 
@@ -128,6 +129,7 @@ class FactDifference:
     is_unread: bool = False
     multiple: float | None = None
     is_scaled: bool = False
+    is_passed_on: bool = False
     turn: int = 0
 
     @property

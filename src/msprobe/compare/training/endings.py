@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides
 from msprobe.compare.training.facts_pair import FactsPair
@@ -32,8 +33,21 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
                 f"step {pair.step} of the {side} {ended.words}; that of the other side is whole",
                 effect=Effect.CERTAIN if is_cut else Effect.POSSIBLE,
                 record=ended.record,
+                is_passed_on=ended.is_passed_on,
                 next=(f"record the {side} again, and compare whole steps",),
             )
+
+
+def first_to_end(found: Sequence[FactDifference]) -> Iterator[FactDifference]:
+    """Yield differences; where ranks ended one after the other, those that followed are none."""
+    first = {
+        each.step
+        for each in found
+        if each.verdict is VerdictClass.INCOMPLETE and not each.is_passed_on
+    }
+    for each in found:
+        is_later = each.is_passed_on and each.step in first
+        yield replace(each, effect=Effect.NONE) if is_later else each
 
 
 def _is_whole(facts: Facts) -> bool:

@@ -17,9 +17,6 @@ _Item = TypeVar("_Item")
 ROUNDINGS: Final = 16.0
 """Roundings that the elements of one value may differ by and still be called the same value."""
 
-# So many tensors have projections enough for an estimate of how far they are apart.
-_SEVERAL: Final = 4
-
 EQUAL: Final = Distance(0.0, is_exact=True)
 """Of two tensors that are equal to the bit."""
 
@@ -109,7 +106,7 @@ def change_of(target: Fingerprint, reference: Fingerprint) -> Change:
     # What is zero on one side is as far away as the other one is large, and not just at least.
     is_known = target.norm and reference.norm and math.isfinite(found or math.inf)
     least = _least(target, reference) / reference.norm if is_known and reference.norm else 0.0
-    distance = None if found is None else Distance(found, least)
+    distance = None if found is None else _distance(found, least, target, reference)
     not_finite = _not_finite(target, reference)
     if target.checksum is None or reference.checksum is None or types[0] != types[1]:
         return Change(not found, distance, epsilon, False, not_finite)
@@ -174,12 +171,24 @@ def apart_together(changes: Iterable[tuple[Change, float | None]]) -> str:
     size = math.hypot(*(norm for _, norm in known))
     if not size:
         return ""
-    value, least = (
+    value, least, most = (
         math.hypot(*(getattr(each, end) * norm for each, norm in known)) / size
-        for end in ("value", "least")
+        for end in ("value", "least", "most")
     )
-    is_estimate = len({*known}) >= _SEVERAL
-    return f" by {Distance(value, 0.0 if is_estimate else least)} of the norm"
+    squares = {(each.value * norm) ** 2 for each, norm in known if each.draws}
+    # One that is much further apart than the others alone tells how far all of them are.
+    number = sum(squares) ** 2 / sum(each * each for each in squares) if any(squares) else 0.0
+    return f" by {Distance(value, least, most=most, draws=2 * number)} of the norm"
+
+
+def _distance(
+    relative: float, least: float, target: Fingerprint, reference: Fingerprint
+) -> Distance:
+    if not (target.norm and reference.norm and math.isfinite(relative)):
+        return Distance(relative, least)
+    both = zip(target.projections or (), reference.projections or (), strict=False)
+    draws = sum(None not in pair for pair in both)
+    return Distance(relative, least, most=target.norm / reference.norm + 1, draws=draws)
 
 
 def is_part(target: Sequence[int], reference: Sequence[int]) -> bool:

@@ -21,7 +21,7 @@ from msprobe.compare.training.clipping import (
 from msprobe.compare.training.collectives import collective_differences, other_collective
 from msprobe.compare.training.data import DataHistory, Made, is_split
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides
-from msprobe.compare.training.endings import ended_differences
+from msprobe.compare.training.endings import ended_differences, first_to_end
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.fingerprints import Change, Fingerprint
 from msprobe.compare.training.gradient_distances import (
@@ -353,7 +353,7 @@ class TrainingHistory:
             found += history.schedules.differences()
         others = [self._with_history(each) for each in self.found]
         found = [_drawn(each, others) for each in found] + others
-        found = list(_shown_by_state(found))
+        found = list(first_to_end([*_shown_by_state(found)]))
         return sorted(found, key=attrgetter("when"))
 
     def _with_jump(self, fact: FactDifference) -> FactDifference:

@@ -93,8 +93,9 @@ class EffectiveFacts:
 
     def _is_effective(self, fact: FactDifference) -> bool:
         """Return whether a difference of the training is the cause of something."""
-        if self._follows_culprit(fact):
-            return False
+        return not self._follows_culprit(fact) and self._has_effect(fact)
+
+    def _has_effect(self, fact: FactDifference) -> bool:
         if fact.effect is not Effect.POSSIBLE:
             return fact.effect is Effect.CERTAIN
         culprit, verdict = self._culprit, fact.verdict

@@ -269,7 +269,7 @@ export const sentences = {
   "they hold the same samples": "样本相同", "a loss of the {} is NaN or infinite": "{}的一个 loss 为 NaN 或无穷", "the gradients that the optimizer gets differ from step {} on": "优化器得到的梯度从 step {} 起不同",
   "rates of {} other group{} differ, too": "另外 {} 组的学习率也不同",
   "by about {} of its norm": "约为范数的 {}",
-  "about {}": "约 {}", "at least {}": "至少 {}", "by {} of its norm": "为范数的 {}", " by {} of the norm": "，为范数的 {}",
+  "about {}": "约 {}", "at least {}": "至少 {}", "{} to {}": "{} 至 {}", "by {} of its norm": "为范数的 {}", " by {} of the norm": "，为范数的 {}",
   "by at least {} of its norm": "至少为范数的 {}", "the batch of step {} differs: {}": "step {} 的批次不同：{}",
   // factors of gradients
   "2^{}: a scale that is not taken back": "2^{}：缩放未被还原", "2: they are doubled": "2：梯度翻倍", "1/2: they are halved": "1/2：梯度减半",
