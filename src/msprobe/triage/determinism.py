@@ -21,7 +21,7 @@ from msprobe.compare.random_logs import RandomDifference, first_other_draw
 from msprobe.compare.ranks import ViewPair
 from msprobe.compare.sides import Side
 from msprobe.compare.training.differences import Effect, FactDifference, some_of
-from msprobe.compare.training.start import differing_generators
+from msprobe.compare.training.generators import differing_generators
 from msprobe.compare.value_pairs import pair_values
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts

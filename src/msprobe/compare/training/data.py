@@ -11,14 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from msprobe.compare.training.data_pairing import (
-    are_of_parts,
     by_micro,
     called_alike,
     calls_other_models,
-    distinct,
     key_of,
     keys_of,
-    models_called,
     models_words,
     paired,
     tensors_of,
@@ -35,18 +32,15 @@ from msprobe.compare.training.differences import (
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, change_of, of_data
 from msprobe.compare.training.loaders import LoaderChange, loader_change
+from msprobe.compare.training.micro_batches import SAME_BATCHES, SAME_SUM, is_split, other_counts
 from msprobe.compare.training.outlines import OutlineDifference, difference_ahead
 from msprobe.compare.training.random_calls import draw_ahead
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Data, Loss
+from msprobe.dump.facts import Data
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.numerics.number_types import Kind, kind_of
-from msprobe.plain_text import times_text
 
-# Sums of the same elements in another order agree this far.
-_SAME_SUM: Final = 1e-6
 _WHOLE: Final = {Kind.BOOL, Kind.INTEGER}
-_NEXT: Final = ("feed both runs with the same batches in the same order, then compare again",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +110,14 @@ class DataHistory:
         if counts[0] != counts[1] and pair.ran_through:
             same = is_split(pair.target.data, pair.reference.data)
             if self._uneven is None:
-                self._uneven = self._of_counts(pair, counts, same=same)
+                self._uneven = other_counts(pair, counts, same=same)
             if same:
                 self.split = self._uneven.words
                 return
             # What joins or splits the samples of a model does so in each step.
             sides = called_alike(*sides) if self.split else without_further(*sides)
         elif self._uneven is None and pair.ran_through and calls_other_models(pair):
-            self._uneven = self._of_counts(pair, counts, same=False)
+            self._uneven = other_counts(pair, counts, same=False)
         self._other_order[pair.step] = models_words(pair)
         batches = [
             _Batch(pair.step, own[0].micro, *tensors_of(own, other))
@@ -247,7 +241,7 @@ class DataHistory:
             else ahead.verdict
             if ahead
             else VerdictClass.DATA,
-            next=(ahead and ahead.next) or _NEXT,
+            next=(ahead and ahead.next) or SAME_BATCHES,
             record=tensor.record,
             is_partial=agree,
             is_reordered=is_permuted,
@@ -256,85 +250,10 @@ class DataHistory:
             micro=tensor.micro,
         )
 
-    def _of_counts(self, pair: FactsPair, counts: tuple[int, int], *, same: bool) -> FactDifference:
-        """Return that the sides call the model so many times, in micro batches or besides."""
-        trainings = 0 if same else _trainings(pair, counts)
-        if trainings:
-            side = "target" if counts[0] > counts[1] else "reference"
-            return self._difference(
-                pair.step,
-                f"step {pair.step} of the {side} holds {trainings} times the batches and the "
-                "optimizer steps of the other side: the debugger's step() is not called after each "
-                "of them",
-                Effect.CERTAIN,
-                verdict=VerdictClass.INCOMPLETE,
-                next=(
-                    f"call step() at the end of each training step, and record the {side} again",
-                ),
-            )
-        passes = 0 if same or len({*pair.passes}) > 1 else pair.passes[0]
-        holds_same = not same and distinct(pair.target.data) == distinct(pair.reference.data)
-        called = [Counter(models_called(facts)) for facts in pair.sides]
-        names = called[0].keys() | called[1].keys()
-        # Of micro batches all losses are made alike; a penalty takes gradients of something else.
-        made = {tuple(loss.made_by) for loss in max(pair.target.loss, pair.reference.loss, key=len)}
-        if (
-            not passes
-            and not holds_same
-            and (same or len(made) < 2)
-            and (same or len(names) == 1 or called[0].keys() ^ called[1].keys())
-        ):
-            words = (
-                f"step {pair.step} has {counts[0]} micro batch{'es' * (counts[0] > 1)} in the "
-                f"target, {counts[1]} in the reference"
-                + ("; they hold the same samples" if same else "")
-            )
-            # That of a micro batch without samples, say: it may have no gradients.
-            bad = [any(map(_is_nonfinite, facts.loss)) for facts in pair.sides]
-            if same and bad[0] is not bad[1]:
-                side = "target" if bad[0] else "reference"
-                words += f"; a loss of the {side} is NaN or infinite"
-                same = False
-            # An optimizer that one side alone calls has forward passes of its own.
-            is_consequence = same or pair.has_lone_optimizer
-            effect = Effect.NONE if is_consequence else Effect.CERTAIN
-            return self._difference(pair.step, words, effect)
-        # An optimizer that is another one calls the model, or a part of it is called by itself.
-        of_parts = are_of_parts(pair.target.data, pair.reference.data)
-        is_consequence = of_parts or pair.asks_otherwise or pair.has_lone_optimizer
-        name = ""
-        if len(names) > 1:
-            name = next(
-                each for each in called[1] | called[0] if called[0][each] != called[1][each]
-            )
-            counts = called[0][name], called[1][name]
-        times = [times_text(count) for count in counts]
-        words = (
-            f"step {pair.step} calls {name or 'the model'} {times[0]} in the target, "
-            f"{times[1]} in the reference, "
-        ) + (
-            f"with {passes} backward pass{'es' * (passes > 1)} on either side"
-            if passes
-            else "on the same data"
-            if holds_same
-            else f"with {pair.passes[0]} backward passes instead of {pair.passes[1]}"
-        )
-        return self._difference(
-            pair.step,
-            words,
-            Effect.NONE
-            if is_consequence
-            else Effect.POSSIBLE
-            if passes or holds_same
-            else Effect.CERTAIN,
-            verdict=VerdictClass.CALL,
-            next=("look at where the model is called",),
-        )
-
     def _difference(self, step: int, words: str, effect: Effect, **more: Any) -> FactDifference:
         told: dict[str, Any] = {
             "verdict": VerdictClass.DATA,
-            "next": _NEXT,
+            "next": SAME_BATCHES,
             "words": words,
             "effect": effect,
         } | more
@@ -424,28 +343,6 @@ def _place(batch: _Batch) -> str:
     return f"{micro}step {batch.step}"
 
 
-def is_split(target: Sequence[Data], reference: Sequence[Data]) -> bool:
-    """Return whether the same samples are only divided into other micro batches."""
-    totals = [_totals(side) for side in (target, reference)]
-    return totals[0].keys() == totals[1].keys() and all(
-        count == totals[1][where][0] and abs(size - totals[1][where][1]) <= _SAME_SUM * size
-        for where, (count, size) in totals[0].items()
-    )
-
-
-def _totals(data: Sequence[Data]) -> dict[str, tuple[float, float]]:
-    """Return place among the arguments → how many elements all batches hold, and their squares."""
-    found: dict[str, tuple[float, float]] = {}
-    for each in data:
-        count, size = found.get(each.where, (0.0, 0.0))
-        square = (each.norm or 0.0) ** 2
-        if each.shape:
-            found[each.where] = count + math.prod(each.shape), size + square
-        else:  # a number for all samples
-            found[each.where] = 0.0, max(size, square)
-    return found
-
-
 def _tensors(batch: _Batch) -> list[tuple[Data, Data]]:
     """Return the tensors of both sides in pairs: by their places, else in order."""
     references = {each.where: each for each in batch.reference}
@@ -458,20 +355,6 @@ def _tensors(batch: _Batch) -> list[tuple[Data, Data]]:
 def _changed(batch: _Batch) -> list[tuple[Data, Data]]:
     """Return the tensors that both sides have, and that differ."""
     return [both for both in _tensors(batch) if key_of(both[0]) != key_of(both[1])]
-
-
-def _trainings(pair: FactsPair, counts: tuple[int, int]) -> int:
-    """Return how many times one side trained, batches and optimizer steps alike; 0 if it did not.
-
-    Args:
-        pair: the facts of a step.
-        counts: how many batches each side has.
-    """
-    steps = [Counter(each.number for each in facts.optimizer_steps()) for facts in pair.sides]
-    (few, fewer), (many, more) = sorted(zip(counts, steps, strict=True), key=lambda side: side[0])
-    times, rest = divmod(many, few)
-    is_repeated = not rest and more == {number: times * n for number, n in fewer.items()}
-    return times if times > 1 and fewer and is_repeated else 0
 
 
 def _holds_the_same(batch: _Batch) -> bool:
@@ -549,10 +432,6 @@ def _is_permuted(target: Data, reference: Data) -> bool:
         and target.min == reference.min
         and math.prod(target.shape) > 1
         and all(
-            a is not None and b is not None and abs(a - b) <= _SAME_SUM * abs(b) for a, b in pairs
+            a is not None and b is not None and abs(a - b) <= SAME_SUM * abs(b) for a, b in pairs
         )
     )
-
-
-def _is_nonfinite(loss: Loss) -> bool:
-    return loss.value is not None and not math.isfinite(loss.value)

@@ -239,7 +239,7 @@ def farthest_gradient(pair: StepPair, resolution: float = 0.0) -> float:
         pair: an optimizer step.
         resolution: of a coarse type in which both sides compute, which makes noise of some.
     """
-    return _farthest(pair, _noise(pair, resolution) if resolution else ())
+    return _farthest(gradient_distances(pair), _noise(pair, resolution) if resolution else ())
 
 
 def gradient_distances(pair: StepPair) -> dict[str, float]:
@@ -251,29 +251,36 @@ def near_gradients(
     target: Gradients, reference: Gradients, tolerance: float = SAME_GRADIENT
 ) -> set[str]:
     """Return the gradients that are the same sum on both sides, in another order."""
-    found, rounded = _distances(target, reference), _of_larger_terms(target, reference)
-    return rounded | {name for name, distance in found.items() if distance <= tolerance}
+    found = _distances(target, reference)
+    near = {name for name, distance in found.items() if distance <= tolerance}
+    return near | _of_larger_terms(target, reference, found)
 
 
-def _of_larger_terms(target: Gradients, reference: Gradients) -> set[str]:
+def _of_larger_terms(
+    target: Gradients, reference: Gradients, distances: Mapping[str, float]
+) -> set[str]:
     """Return the gradients that are as far apart as the rounding of terms like the largest one."""
     zero = _zero_but_for_rounding(target) & _zero_but_for_rounding(reference)
     largest = _largest(_norms(reference))
     return zero | {
         name
-        for name, distance in _distances(target, reference).items()
+        for name, distance in distances.items()
         if distance * max(reference[name].norm or 0.0, _SMALL * largest) <= _OF_TERMS * largest
     }
 
 
-def farthest_told(pair: StepPair) -> float:
-    """Return how far gradients are apart at most, relative to their norms, but for noise."""
-    return _farthest(pair, _of_larger_terms(*pair.gradients))
+def farthest_told(pair: StepPair, distances: Mapping[str, float]) -> float:
+    """Return how far gradients are apart at most, relative to their norms, but for noise.
+
+    Args:
+        pair: an optimizer step.
+        distances: its `gradient_distances`.
+    """
+    return _farthest(distances, _of_larger_terms(*pair.gradients, distances))
 
 
-def _farthest(pair: StepPair, noise: Container[str]) -> float:
-    found = gradient_distances(pair)
-    return max((found[name] for name in found if name not in noise), default=0.0)
+def _farthest(distances: Mapping[str, float], noise: Container[str]) -> float:
+    return max((distances[name] for name in distances if name not in noise), default=0.0)
 
 
 def _zero_but_for_rounding(gradients: Gradients) -> set[str]:

@@ -6,24 +6,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from msprobe.compare.rounding import FINE, after_calls
 from msprobe.compare.training.buffers import buffer_changes, buffer_differences
 from msprobe.compare.training.clipping import (
     clip_differences,
     clips_other_parameters,
     scaler_differences,
 )
-from msprobe.compare.training.collectives import collective_differences, other_collective
-from msprobe.compare.training.data import DataHistory, Made, is_split
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides
+from msprobe.compare.training.collectives import collective_differences
+from msprobe.compare.training.data import DataHistory, Made
+from msprobe.compare.training.differences import Effect, FactDifference, Moment
 from msprobe.compare.training.endings import ended_differences, first_to_end
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
 from msprobe.compare.training.fingerprints import Change, Fingerprint
+from msprobe.compare.training.generators import RandomHistory
 from msprobe.compare.training.gradient_distances import (
     SAME_GRADIENT,
     are_rounded,
@@ -38,36 +37,27 @@ from msprobe.compare.training.gradients import (
     total_norm_differences,
     unreduced,
 )
-from msprobe.compare.training.losses import other_loss
+from msprobe.compare.training.losses import loss_differences
+from msprobe.compare.training.micro_batches import is_split
+from msprobe.compare.training.modes import mode_differences, settings_differences
 from msprobe.compare.training.optimizers import (
     count_differences,
     setting_differences,
     state_differences,
 )
-from msprobe.compare.training.outlines import (
-    difference_behind,
-    difference_by_factor,
-    difference_of_labels,
-)
 from msprobe.compare.training.same_training import has_same_training, total_loss
 from msprobe.compare.training.schedules import ScheduleHistory
 from msprobe.compare.training.shards import ShardHistory
 from msprobe.compare.training.start import (
-    RandomHistory,
     equal_at_start,
     frozen_in_both,
     kinds_of,
-    mode_differences,
     parameter_differences,
-    settings_differences,
 )
 from msprobe.compare.training.updates import earlier_changes, update_differences
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Scaler
 
-# What cross entropy ends in where its labels are smoothed: another option, or calls of a program.
-_SMOOTHING: Final = ["add", "mul", "mul"]
-_SHOWN_OPERATIONS: Final = 3
 # What an optimizer's step makes of rounding in gradients, where they stay the same; a change that
 # is larger than the second of these was not made of it.
 _GROWTH: Final = 100.0
@@ -397,7 +387,7 @@ class TrainingHistory:
         yield from mode_differences(pair)
         yield from scaler_differences(pair, had_same_scales=history.has_same_scales)
         if not trains_alike:
-            yield from _loss_differences(pair, resolution, scale)
+            yield from loss_differences(pair, resolution, scale)
         yield from ended_differences(pair)
         yield from collective_differences(pair)
         clips = list(clip_differences(pair))
@@ -434,9 +424,10 @@ class TrainingHistory:
     ) -> None:
         history.last = pair
         for step in steps:
-            for name, distance in gradient_distances(step).items():
+            distances = gradient_distances(step)
+            for name, distance in distances.items():
                 history.distances[name] = max(history.distances.get(name, 0.0), distance)
-            history.told = max(history.told, farthest_told(step))
+            history.told = max(history.told, farthest_told(step, distances))
         scales = [[each.new_scale for each in side] for side in pair.events(Scaler)]
         history.has_same_scales = bool(scales[0]) and scales[0] == scales[1]
         changes: dict[str, Change] = {}
@@ -516,51 +507,3 @@ def _unchanged(pair: FactsPair, history: _RankHistory) -> dict[str, bool] | None
         name: history.after.get(name, history.is_exact) if is_next else history.is_exact
         for name in names
     }
-
-
-def _loss_differences(
-    pair: FactsPair, resolution: Callable[[], float], scale: Callable[[int | str], float]
-) -> Iterator[FactDifference]:
-    """Yield losses that differ; whether the forward pass explains it is told by its values."""
-    found = other_loss(pair, resolution, lambda: scale(pair.rank))
-    if found is None:
-        return
-    scaled = difference_by_factor(*pair.sides, found.factor, after_calls(max(FINE, resolution())))
-    behind = scaled or difference_behind(*pair.sides)
-    made, verdict = _made_words(found.target.made_by, found.reference.made_by)
-    sent = None if behind else other_collective(pair)
-    told = behind or difference_of_labels(*pair.sides)
-    if sent is not None and sent.passes <= found.target.micro:
-        made, verdict = f"; {sent.words}{sent.more}", VerdictClass.COMMUNICATION
-    elif told is not None:
-        made, verdict = f"; {told.words}", told.verdict
-    if scaled is not None or (found.meaning and behind is None):
-        verdict = VerdictClass.GRADIENT
-    yield pair.difference(
-        verdict,
-        # What the optimizer asks for again hangs on what it made of the first answer.
-        Moment.LOSS if found.target.micro < pair.first_evaluation else Moment.ASKED_AGAIN,
-        (found.words if scaled is None else found.multiple(is_divided=scaled.is_division)) + made,
-        effect=Effect.POSSIBLE,
-        micro=found.target.micro,
-        next=("record the calls between the model's output and backward (level L1 or mix)",),
-    )
-
-
-def _made_words(target: Sequence[str], reference: Sequence[str]) -> tuple[str, VerdictClass]:
-    """Return by which other calls losses are made, in words, and the class that this is of."""
-    if not target or not reference or target == reference:
-        return "", VerdictClass.UNEXPLAINED
-    both = list(zip_longest(target, reference, fillvalue=""))
-    apart = [at for at, (own, other) in enumerate(both) if own != other]
-    last = apart[0]
-    before = f"before its last {last} call{'s' * (last > 1)} " if last else ""
-    calls = (
-        f"{', '.join(made[last : last + _SHOWN_OPERATIONS]) or 'no more'} in the {side}"
-        for side, _, made, _ in of_sides(target, reference)
-    )
-    names = [[text.partition("(")[0] for text in made] for made in (target, reference)]
-    words = f"; {before}it is made by " + ", by ".join(calls)
-    if any(made[last : last + len(_SMOOTHING)] == _SMOOTHING for made in names):
-        return words, VerdictClass.UNEXPLAINED
-    return words, VerdictClass.ARGUMENT if names[0] == names[1] else VerdictClass.CALL

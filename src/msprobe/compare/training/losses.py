@@ -1,19 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`OtherLoss`: the first loss of a step that differs, and of what multiple it is."""
+"""Differences of the losses of a step: the first one, of what multiple it is, and what makes it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Final
 
 from msprobe.compare.rounding import FINE, IN_OTHER_CALLS, IN_SUM, ONCE, after_calls
-from msprobe.compare.training.differences import shown
+from msprobe.compare.training.collectives import other_collective
+from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.gradient_factors import SAME_FACTOR, meanings_of
+from msprobe.compare.training.outlines import (
+    difference_behind,
+    difference_by_factor,
+    difference_of_labels,
+)
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Loss
 from msprobe.dump.formats.dtypes import normal_dtype
 from msprobe.numerics.number_types import epsilon_of
+
+# What cross entropy ends in where its labels are smoothed: another option, or calls of a program.
+_SMOOTHING: Final = ["add", "mul", "mul"]
+_SHOWN_OPERATIONS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +110,54 @@ def other_loss(
         )
         return OtherLoss(target, reference, values, factor, meaning, number)
     return None
+
+
+def loss_differences(
+    pair: FactsPair, resolution: Callable[[], float], scale: Callable[[int | str], float]
+) -> Iterator[FactDifference]:
+    """Yield losses that differ; whether the forward pass explains it is told by its values."""
+    found = other_loss(pair, resolution, lambda: scale(pair.rank))
+    if found is None:
+        return
+    scaled = difference_by_factor(*pair.sides, found.factor, after_calls(max(FINE, resolution())))
+    behind = scaled or difference_behind(*pair.sides)
+    made, verdict = _made_words(found.target.made_by, found.reference.made_by)
+    sent = None if behind else other_collective(pair)
+    told = behind or difference_of_labels(*pair.sides)
+    if sent is not None and sent.passes <= found.target.micro:
+        made, verdict = f"; {sent.words}{sent.more}", VerdictClass.COMMUNICATION
+    elif told is not None:
+        made, verdict = f"; {told.words}", told.verdict
+    if scaled is not None or (found.meaning and behind is None):
+        verdict = VerdictClass.GRADIENT
+    yield pair.difference(
+        verdict,
+        # What the optimizer asks for again hangs on what it made of the first answer.
+        Moment.LOSS if found.target.micro < pair.first_evaluation else Moment.ASKED_AGAIN,
+        (found.words if scaled is None else found.multiple(is_divided=scaled.is_division)) + made,
+        effect=Effect.POSSIBLE,
+        micro=found.target.micro,
+        next=("record the calls between the model's output and backward (level L1 or mix)",),
+    )
+
+
+def _made_words(target: Sequence[str], reference: Sequence[str]) -> tuple[str, VerdictClass]:
+    """Return by which other calls losses are made, in words, and the class that this is of."""
+    if not target or not reference or target == reference:
+        return "", VerdictClass.UNEXPLAINED
+    both = list(zip_longest(target, reference, fillvalue=""))
+    apart = [at for at, (own, other) in enumerate(both) if own != other]
+    last = apart[0]
+    before = f"before its last {last} call{'s' * (last > 1)} " if last else ""
+    calls = (
+        f"{', '.join(made[last : last + _SHOWN_OPERATIONS]) or 'no more'} in the {side}"
+        for side, _, made, _ in of_sides(target, reference)
+    )
+    names = [[text.partition("(")[0] for text in made] for made in (target, reference)]
+    words = f"; {before}it is made by " + ", by ".join(calls)
+    if any(made[last : last + len(_SMOOTHING)] == _SMOOTHING for made in names):
+        return words, VerdictClass.UNEXPLAINED
+    return words, VerdictClass.ARGUMENT if names[0] == names[1] else VerdictClass.CALL
 
 
 def _is_same(target: Loss, reference: Loss, scale: float = 0.0) -> bool:

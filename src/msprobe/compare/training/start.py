@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differences of the state with which a step begins: settings, parameters, generators, modes."""
+"""Differences of the parameters and buffers with which a step begins."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import compress
 from typing import Final
 
 from msprobe.compare.training.differences import (
@@ -16,29 +14,15 @@ from msprobe.compare.training.differences import (
     are,
     of_sides,
     shown,
-    shown_names,
     some_of,
 )
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, apart_together
 from msprobe.compare.training.gradient_factors import common_factor, factor_between
-from msprobe.compare.training.module_settings import owner_words, setting_words
+from msprobe.compare.training.module_settings import owner_words
 from msprobe.compare.training.outlines import difference_of_writes
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Facts, Modes, Parameters
-from msprobe.dump.formats.dtypes import normal_dtype
-from msprobe.numerics.number_types import epsilon_of
-
-# Names of settings that choose other kernels, another precision or another order of sums.
-_NUMERIC: Final = re.compile(
-    r"(?:torch|mindspore|torch_npu|cann)\.|(?:cpu|machine)$|cpu\.instructions|"
-    r"env\..*(?:THREADS|TF32|CUBLAS|CUDNN|NCCL|HCCL|DETERMINISTIC|MKL|ASCEND|ATTENTION|PRECISION)|"
-    r"package\.(?:torch|mindspore|triton|flash|apex|xformers|transformer|deepspeed|megatron|bits)"
-)
-_OF_HOST: Final = frozenset({"python", "numpy"})
-# These say where and by whom a run was started.
-_PLACE: Final = re.compile(r"env\.|git\.branch|os$")
-_MOST_SETTINGS: Final = 4
+from msprobe.dump.facts import Parameters
 
 BEFORE: Final = (
     "; what made them differ came before: an earlier step, which was not compared, or a checkpoint"
@@ -49,180 +33,6 @@ _EARLIER_STEPS: Final = (
     'record the steps before step {} of both runs, too ("task": "signature"): msprobe bisect names '
     "the one in which they part"
 )
-
-
-def settings_differences(pair: FactsPair) -> Iterator[FactDifference]:
-    """Yield the settings that differ: one difference for those that choose how is computed."""
-    target, reference = (facts.settings for facts in pair.sides)
-    if not target or not reference:
-        return
-    names = [name for name in target.keys() | reference if target.get(name) != reference.get(name)]
-    if names:
-        changed = [
-            setting_words(name, _setting(target, name), _setting(reference, name))
-            for name in sorted(names, key=_importance)
-        ]
-        more = f"; {len(changed) - _MOST_SETTINGS} more" if len(changed) > _MOST_SETTINGS else ""
-        yield pair.difference(
-            VerdictClass.SETTINGS,
-            Moment.SETTINGS,
-            "; ".join(changed[:_MOST_SETTINGS]) + more,
-            effect=Effect.POSSIBLE if any(map(is_numeric, names)) else Effect.NONE,
-            next=("run both with the same settings, then compare again",),
-        )
-
-
-def is_numeric(name: str) -> bool:
-    """Return whether a setting may choose other kernels or another precision."""
-    return _NUMERIC.match(name) is not None
-
-
-def _importance(name: str) -> tuple[bool, bool, str]:
-    return (not is_numeric(name), _PLACE.match(name) is not None, name)
-
-
-def _setting(settings: Mapping[str, str], name: str) -> str:
-    return settings.get(name) or "not set"
-
-
-def mode_differences(pair: FactsPair) -> Iterator[FactDifference]:
-    """Yield differences of training flags, autocast and frozen parameters."""
-    target, reference = pair.target.modes, pair.reference.modes
-    if target is None or reference is None:
-        return
-    yield from _training_flags(pair, target, reference)
-    if target.grad_enabled is not reference.grad_enabled:
-        words = "enabled in the target, disabled in the reference"
-        if reference.grad_enabled:
-            words = "disabled in the target, enabled in the reference"
-        yield _mode(pair, f"gradients are {words}")
-    types = [_autocast(facts) for facts in pair.sides]
-    if types[0] != types[1]:
-        yield pair.difference(
-            VerdictClass.PRECISION,
-            Moment.MODES,
-            f"autocast is {types[0]} in the target, {types[1]} in the reference",
-            effect=Effect.POSSIBLE,
-        )
-    yield from _frozen(pair, target, reference)
-
-
-def _training_flags(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDifference]:
-    """Yield the flags that differ in the first call of the model that has others."""
-    sides = (target, pair.target.flags), (reference, pair.reference.flags)
-    for micro in sorted({0, *(each.micro for _, flags in sides for each in flags)}):
-        now = [
-            [modes.training, *(each.training for each in flags if each.micro <= micro)][-1]
-            for modes, flags in sides
-        ]
-        since = f", from call {micro} of the model on" if micro else ""
-        found = list(_flags_of_call(pair, now[0], now[1], since))
-        yield from found
-        if found:
-            return
-
-
-def _flags_of_call(
-    pair: FactsPair, target: Mapping[str, bool], reference: Mapping[str, bool], since: str
-) -> Iterator[FactDifference]:
-    if not target or not reference:
-        return
-    changed = [
-        name
-        for name in sorted(target.keys() | reference.keys())
-        if _flag(target, name) is not _flag(reference, name)
-    ]
-    # A module is told by the one around it, if that changed in the same way.
-    flags = {name: _flag(target, name) for name in changed}
-    outermost = [
-        name
-        for name in changed
-        if not any(flags.get(around) is flags[name] for around in _around(name))
-    ]
-    for flag in (True, False):
-        modules = [name for name in outermost if flags[name] is flag]
-        if not modules:
-            continue
-        named = "the model" if modules == [""] else shown_names(modules)
-        kinds = ("training", "eval") if flag else ("eval", "training")
-        yield _mode(
-            pair,
-            f"{named} {are(modules)} in {kinds[0]} mode in the target, in "
-            f"{kinds[1]} mode in the reference (step {pair.step}{since})",
-            modules=() if "" in modules else tuple(modules),
-        )
-
-
-def _flag(training: Mapping[str, bool], name: str) -> bool:
-    for around in (name, *_around(name)):
-        if around in training:
-            return training[around]
-    return True
-
-
-def _around(name: str) -> Iterator[str]:
-    """Yield the paths of the modules around one, innermost first; the model is ``""``."""
-    while name:
-        name = name.rpartition(".")[0]
-        yield name
-
-
-def _autocast(facts: Facts) -> str:
-    types = sorted(facts.autocast_types().items())
-    return ", ".join(f"{dtype} on {device}" for device, dtype in types) or "off"
-
-
-def autocast_epsilon(facts: Facts) -> float:
-    """Return the resolution of the coarsest type of autocast; 0 where it is off."""
-    types = map(normal_dtype, facts.autocast_types().values())
-    return max(map(epsilon_of, types), default=0.0)
-
-
-def _frozen(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDifference]:
-    columns = pair.target.parameters or pair.reference.parameters
-    total = sum(kind == "parameter" for kind in columns.kind) if columns else 0
-    frozen = set(target.requires_grad_false), set(reference.requires_grad_false)
-    idle = _without_gradients(pair.target), _without_gradients(pair.reference)
-    for (side, apart, own, other), unused in zip(of_sides(*frozen), reversed(idle), strict=True):
-        names = sorted(own - other - unused)
-        known = [name for name in names if _has_both(pair, name)]
-        if known:
-            yield pair.difference(
-                VerdictClass.MODE,
-                Moment.FROZEN,
-                f"{some_of(known, total)} {are(known)} frozen (requires_grad is False) in the "
-                f"{side}, trained in the {apart}",
-                parameter=known[0],
-                next=("make the same parameters require gradients in both runs",),
-            )
-
-
-def _without_gradients(facts: Facts) -> frozenset[str]:
-    """Return the parameters that get no gradient for an optimizer; none if no optimizer steps.
-
-    Nobody trains these, frozen or not: averages of weights, say.
-    """
-    columns = [step.parameters for step in facts.optimizer_steps()]
-    if facts.parameters is None or not columns or not all(each.has_gradient for each in columns):
-        return frozenset()
-    trained = (compress(each.name, each.has_gradient) for each in columns)
-    return frozenset(facts.parameters.name).difference(*trained)
-
-
-def _has_both(pair: FactsPair, name: str) -> bool:
-    columns = pair.target.parameters, pair.reference.parameters
-    return all(each is None or name in each.name for each in columns)
-
-
-def _mode(pair: FactsPair, words: str, modules: tuple[str, ...] = ()) -> FactDifference:
-    return pair.difference(
-        VerdictClass.MODE,
-        Moment.MODES,
-        words,
-        effect=Effect.POSSIBLE,
-        modules=modules,
-        next=("set model.train() or model.eval() alike in both runs",),
-    )
 
 
 def parameter_differences(
@@ -462,72 +272,3 @@ def _ties(columns: Parameters) -> dict[str, str]:
         for name, same in zip(columns.name, columns.same_as, strict=False)
         if same is not None
     }
-
-
-def differing_generators(target: Facts, reference: Facts) -> list[str]:
-    """Return the generators whose states differ when a step starts, but those that nobody uses."""
-    unused = {*target.undrawn} & {*reference.undrawn}
-    return [
-        name
-        for name, state in target.random.items()
-        if state is not None
-        and reference.random.get(name) not in (None, state)
-        and name not in unused
-    ]
-
-
-class RandomHistory:
-    """The states of one rank's generators, step after step."""
-
-    def __init__(self) -> None:
-        self._last: tuple[dict[str, str | None], dict[str, str | None]] = ({}, {})
-        self._drawn: set[str] = set()
-        self._steps = 0
-        self._names: dict[int, list[str]] = {}
-
-    def differences(self, pair: FactsPair) -> Iterator[FactDifference]:
-        """Yield the generators whose state differs when a step starts, as one difference."""
-        sides = pair.target.random, pair.reference.random
-        self._steps += 1
-        for last, now in zip(self._last, sides, strict=True):
-            self._drawn.update(name for name in last if last[name] != now.get(name))
-        self._last = sides
-        names = differing_generators(pair.target, pair.reference)
-        if names:
-            self._names[pair.step] = names
-            yield pair.difference(
-                VerdictClass.RANDOM,
-                Moment.RANDOM,
-                _generator_words(pair.step, names),
-                effect=Effect.POSSIBLE,
-                next=("seed both runs alike (seed_all) and compare again",),
-            )
-
-    @property
-    def has_drawn(self) -> bool:
-        """Whether a generator is drawn from between the starts of two steps."""
-        return bool(self._drawn)
-
-    def drawn(self, fact: FactDifference) -> FactDifference:
-        """Return a difference without the generators from which no step draws; after all steps.
-
-        A generator whose state is the same in all steps is not drawn from, on either side.
-        """
-        names = self._names.get(fact.step, [])
-        drawn = [name for name in names if name in self._drawn]
-        if self._steps == 1:
-            return fact
-        if not drawn:
-            return replace(fact, effect=Effect.NONE)
-        return replace(
-            fact,
-            words=_generator_words(fact.step, drawn),
-            is_drawn_by_host=not _OF_HOST.isdisjoint(drawn),
-        )
-
-
-def _generator_words(step: int, names: list[str]) -> str:
-    return (
-        f"the {are(names, 'state', 'states')} of the {are(names, 'generator', 'generators')} "
-        f"{shown_names(names)} {are(names, 'differs', 'differ')} when step {step} starts"
-    )

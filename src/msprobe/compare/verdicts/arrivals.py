@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Final
 
-from msprobe.compare.model import Matched, Row, Status
+from msprobe.compare.model import Matched, Mode, Row, Status
 from msprobe.compare.rounding import is_near, resolution_of
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import (
@@ -25,6 +25,8 @@ from msprobe.operators.operator import Family
 
 # How far beyond a first-order bound an error must be to be more than rounding.
 SAFETY: Final = 4.0
+# Statistics see only a part of an error, of inputs and outputs not the same part.
+_SAFETY_OF_STATISTICS: Final = 30.0
 
 
 class Arrivals:
@@ -104,12 +106,17 @@ class Arrivals:
             self.worst_error = max(self.worst_error, row.error)
 
 
+def safety_in(mode: Mode) -> float:
+    """Return how far beyond its bound an error that is passed on may be."""
+    return SAFETY if mode is Mode.TENSOR else _SAFETY_OF_STATISTICS
+
+
 def explained_error(bound: Bound, safety: float) -> float:
     """Return the error of a result that rounding and the inputs explain.
 
     Args:
         bound: to first order.
-        safety: how far beyond it an error that is passed on may be.
+        safety: see `safety_in`.
     """
     return SAFETY * bound.own + safety * bound.passed_on
 

@@ -297,6 +297,18 @@ def unused_change(comparison: RankComparison) -> Clue | None:
     if columns is None or not lone:
         return None
     shapes = {tuple(shape) for shape in columns.shape if math.prod(shape) > 1}
+    found = [
+        row
+        for row in comparison.rows
+        if row.pair.name in lone
+        and not row.pair.is_matched
+        and row.value.shape in shapes
+        and _is_result(row)
+        and (parsed := comparison.parsed(row.pair)).kind is RecordKind.FORWARD
+        and _IN_PLACE.search(parsed.path)
+    ]
+    if not found:
+        return None
     held = Counter(key for row in comparison.rows for key in {*map(fingerprint, row.values)})
     given = [each for side in comparison.facts for each in _given_to(side)]
     # What is made of a gradient reaches its optimizer, perhaps with a limit of its elements.
@@ -319,12 +331,8 @@ def unused_change(comparison: RankComparison) -> Clue | None:
         if row.pair.name in lone and not row.pair.is_matched and _is_result(row):
             size = row.value.shape or (), row.value.norm or 0.0
             made[row.pair.target is not None].append(size)
-    for row in comparison.rows:
-        parsed = comparison.parsed(row.pair)
-        is_change = parsed.kind is RecordKind.FORWARD and _IN_PLACE.search(parsed.path) is not None
-        is_lone = row.pair.name in lone and not row.pair.is_matched and row.value.shape in shapes
-        is_told = row.pair.position in changed or held[fingerprint(row.value)] > 1
-        if is_told or not (is_change and is_lone and _is_result(row)):
+    for row in found:
+        if row.pair.position in changed or held[fingerprint(row.value)] > 1:
             continue
         norm = row.value.norm
         if norm is None or not any(

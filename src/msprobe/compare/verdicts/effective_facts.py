@@ -16,7 +16,7 @@ from msprobe.compare.model import Status
 from msprobe.compare.rounding import IN_AUTOCAST
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.training.gradient_factors import SAME_FACTOR
-from msprobe.compare.training.start import autocast_epsilon
+from msprobe.compare.training.modes import autocast_epsilon
 from msprobe.compare.verdicts.culprit_classes import (
     class_of,
     is_ruled_by_mode,

@@ -14,6 +14,7 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.rounding import IN_SUM
 from msprobe.compare.training.buffers import changes_unseen
+from msprobe.compare.verdicts.arrivals import safety_in
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.conditioning import (
     backward_bound,
@@ -48,11 +49,11 @@ class GradientFlow:
         has_other_loss: calls of one side alone are blamed for a loss, of which gradients are taken.
     """
 
-    def __init__(self, state: OriginState, unmatched: UnmatchedCalls, safety: float) -> None:
+    def __init__(self, state: OriginState, unmatched: UnmatchedCalls) -> None:
         self.has_other_loss = False
         self._state = state
         self._unmatched = unmatched
-        self._safety = safety
+        self._safety = safety_in(state.comparison.mode)
         self._shares = GradientShares(state)
         self.is_summed_elsewhere = self._shares.is_summed_elsewhere
 

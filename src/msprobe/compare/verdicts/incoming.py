@@ -163,8 +163,26 @@ class Incoming:
             self._judge_wiring(call, row, makers)
         elif call.is_backward:
             self._gradients.judge_incoming(call, row)
+        elif self._is_view_of_lone(row):
+            mark(row, Origin.INHERITED)
         else:
             self._judge_outside(call, row)
+
+    def _is_view_of_lone(self, row: Row) -> bool:
+        """Return whether calls of one side alone made a value, or what they were given differs.
+
+        They are blamed. No call is recorded for a view of their result such as ``.T``.
+        """
+        makers = (
+            made.get(_numbers(value))
+            for made, value in zip(self._lone_results, (row.target, row.reference), strict=True)
+        )
+        found = [
+            self._unmatched.blame_for(maker)
+            for maker in makers
+            if maker is not None and maker.pair.position < row.pair.position
+        ]
+        return any(each is not Blame.CONSTANT for each in found)
 
     def _judge_wiring(self, call: Call, row: Row, makers: Makers) -> None:
         """Judge a value that different calls made on the two sides."""
@@ -308,6 +326,17 @@ class Incoming:
         found = (made.get(_numbers(each)) for made, each in zip(self._results, values, strict=True))
         end = row.pair.position
         return [each.name if each and each.position < end else None for each in found]
+
+    @cached_property
+    def _lone_results(self) -> list[dict[Hashable, Row]]:
+        """Numbers → the first result of a call of one side alone, for the target and so on."""
+        found: list[dict[Hashable, Row]] = [{}, {}]
+        for row in self._state.rows:
+            if row.value.role is Role.OUTPUT and not row.pair.is_matched:
+                found[row.pair.target is None].setdefault(_numbers(row.value), row)
+        for made in found:
+            made.pop(None, None)
+        return found
 
     @cached_property
     def _results(self) -> list[dict[Hashable, OperationPair]]:

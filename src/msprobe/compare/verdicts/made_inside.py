@@ -20,8 +20,9 @@ from msgspec.structs import replace
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.model import Origin
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.training.data import Made, is_split
+from msprobe.compare.training.data import Made
 from msprobe.compare.training.facts_pair import FactsPair
+from msprobe.compare.training.micro_batches import is_split
 from msprobe.compare.verdicts.program_flow import Content, ProgramFlow, content_of
 from msprobe.dump.facts import Data, Facts
 from msprobe.dump.formats.dtypes import normal_dtype
