@@ -351,7 +351,7 @@ def unseen_write(comparison: RankComparison) -> Clue | None:
     call = difference_of_writes(*comparison.facts) if comparison.has_modules_only else None
     if call is None or not call.is_real or call.is_computed:
         return None
-    return Clue(call.words, Place(comparison.step, "", "", call.source))
+    return Clue(call.words, Place(comparison.step, "", "", call.source), call.verdict)
 
 
 def written_parameter(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:

@@ -455,10 +455,15 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
                 VerdictClass.PRECISION, words, Confidence.PROVED, where=where, next_steps=more
             )
         return findings.conclude(VerdictClass.EQUAL, words, Confidence.PROVED, next_steps=more)
+    # A call of one side alone may be a log; another argument is meant for something.
+    is_cause = unused.unused.verdict is VerdictClass.ARGUMENT and not (close or inside)
+    found = (
+        f"{unused.unused.words}, step {unused.step}, which changes a tensor that no recorded call "
+        "uses"
+    )
     return findings.conclude(
-        VerdictClass.EQUAL,
-        f"{words}; {unused.unused.words}, step {unused.step}, which changes a tensor that no "
-        "recorded call uses",
+        VerdictClass.ARGUMENT if is_cause else VerdictClass.EQUAL,
+        f"{found}; {words}" if is_cause else f"{words}; {found}",
         Confidence.POSSIBLE,
         where=Where.at(unused.unused.place, unused.rank),
         next_steps=unused.unused.place.next,

@@ -261,7 +261,7 @@ export const sentences = {
   "{}{} differs by {} of its norm, of values that agree": "{1}{2} 的差异为其范数的 {3}，而生成它的值一致",
   "{}{} differs though all before it agrees; {}": "{1}{2} 有差异，尽管此前的一切均一致；{3}",
   "{}; {}, from which the data may be drawn": "{}；{}，数据可能由其抽取",
-  "{}; {}, step {}, which changes a tensor that no recorded call uses": "{}；{}，step {}，它改变了没有任何已录制调用使用的张量",
+  "{}, step {}, which changes a tensor that no recorded call uses": "{}（step {}），它改变了没有已记录调用使用的张量",
   "only the {} calls {}{}, in step {}, and step {} uses its result": "仅{1}在 step {4} 调用 {2}{3}，而 step {5} 使用其结果",
   "a scale that is not taken back": "未被还原的缩放", "for these the model draws other random numbers": "模型为其抽取的随机数不同", "divide the batches alike, or draw nothing: dropout 0 in both runs": "以相同方式划分批次，或不抽取随机数：两侧 dropout 均为 0",
   "{} of {} is {} in the {}, {} in the {}": "{2} 的 {1} 在{4}为 {3}，在{6}为 {5}", "{}, a cast to {}": "{}，即转换为 {}",
