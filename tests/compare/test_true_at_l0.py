@@ -379,7 +379,9 @@ def test_a_parameter_that_gets_no_gradient_is_not_updated(tmp_path: Path) -> Non
 def test_a_number_that_no_recorded_value_shows_is_told(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, around, "decay", level="L0")
 
-    assert (verdict["class"], verdict["confidence"]) == ("argument", "possible"), verdict["sentence"]
+    assert (verdict["class"], verdict["confidence"]) == ("argument", "possible"), verdict[
+        "sentence"
+    ]
     assert "is 0.9 in the target, 0.8 in the reference" in verdict["sentence"]
 
 

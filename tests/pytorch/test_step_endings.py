@@ -267,6 +267,7 @@ def run_script(tmp_path, *, inside="pass", after="pass", config="{}"):
         ("pass", "1 / 0", Ending.INTERRUPTED, "ZeroDivisionError: division by zero"),
         ("raise KeyboardInterrupt", "pass", Ending.INTERRUPTED, "KeyboardInterrupt"),
         ("sys.exit(0)", "pass", Ending.UNSTOPPED, None),
+        ("pass", "sys.exit(0)", Ending.WHOLE, None),
         (_INTERRUPT, "pass", Ending.INTERRUPTED, "KeyboardInterrupt"),
         (_KILL, "pass", Ending.KILLED, None),
     ],
@@ -275,6 +276,7 @@ def test_the_end_of_the_process(inside, after, how, exception, tmp_path):
     run_script(tmp_path, inside=inside, after=after, config='{"level": "mix"}')
     ended = msprobe.open_dump(tmp_path / "dump").step(0).rank().facts.ended
     assert (ended.how, ended.exception) == (how, exception)
+    assert not ended.stepped or how is Ending.KILLED
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ class StepEnding:
         "_next_order",
         "_older",
         "_pending",
+        "is_stepped",
         "is_stopped",
         "took_gradients",
     )
@@ -56,6 +57,7 @@ class StepEnding:
         """
         self._next_order = next_order
         self.is_stopped = True
+        self.is_stepped = True
         self.took_gradients = False
         # Exceptions of the time before the step; only compared, so that they are not kept alive.
         self._older = {id(error) for error in (sys.exc_info()[1], _unhandled())}
@@ -113,6 +115,7 @@ class StepEnding:
 
     def at_exit(self) -> None:
         """Note that the process ends, perhaps by an exception that nothing caught."""
+        self.is_stepped = False
         self._note_new(_unhandled())
 
     def _note_new(self, error: BaseException | None) -> None:
@@ -133,7 +136,7 @@ class StepEnding:
         if self._pending or (order is not None and self._next_order() == order + 1):
             how = Ending.INTERRUPTED
         text, record = self._left or (None, None)
-        return Ended(how=how, exception=text, record=record)
+        return Ended(how=how, exception=text, record=record, stepped=self.is_stepped)
 
 
 def remark(ended: Ended) -> str | None:

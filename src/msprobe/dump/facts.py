@@ -65,11 +65,13 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         how: the kind of end.
         exception: class and text of the exception that interrupted it.
         record: name of the record of the innermost call that the exception left.
+        stepped: whether ``step`` ended it, and not the end of the program.
     """
 
     how: Ending
     exception: str | None = None
     record: str | None = None
+    stepped: bool = True
 
     @property
     def words(self) -> str:
@@ -81,6 +83,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
             return f"was interrupted by {exception}{where}"
         if self.how is Ending.KILLED:
             return "was cut off: the process was killed"
+        if self.how is Ending.WHOLE:
+            return "ended with the program (debugger.step() was not called)"
         return "was never stopped (debugger.stop() was not called)"
 
     @property

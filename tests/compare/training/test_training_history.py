@@ -402,6 +402,29 @@ def test_the_rank_that_ended_first_is_named(follows: str, record: str | None, ho
     assert said(differences((later, whole), (whole, whole), ranks=2)) != []
 
 
+@pytest.mark.parametrize(("trained", "count"), [(1, 1), (2, 0)])
+def test_a_program_that_ends_within_a_step_leaves_it_incomplete(trained: int, count: int) -> None:
+    losses = [{"micro": n, "value": 2.0, "shape": [], "dtype": "torch.float32"} for n in range(2)]
+    data = [batch(1), batch(2, 1)]
+    whole = {"ended": {"how": "whole"}, "loss": losses, "data": data}
+    cut = {"ended": {"how": "whole", "stepped": False}}
+    target = cut | {"loss": losses[:trained], "data": data[:trained]}
+
+    found = said(differences((target, whole)))
+    assert len(found) == count
+    assert all("incomplete: step 0 of the target ended with the program" in each for each in found)
+
+
+def test_modes_behind_the_end_of_a_step_are_not_known() -> None:
+    flags = [{"micro": 1, "training": {"": False}}, {"micro": 2, "training": {"": True}}]
+    modes = {"modes": {"training": {"": True}, "autocast": {}, "requires_grad_false": []}}
+    cut = {"ended": {"how": "interrupted", "exception": "ValueError: x"}, "data": [batch(1)]}
+    whole = {"ended": {"how": "whole"}, "data": [batch(1), batch(2, 1), batch(3, 2)]}
+
+    [found] = said(differences((modes | cut, modes | whole | {"flags": flags})))
+    assert found.startswith("incomplete: step 0 of the target was interrupted by ValueError")
+
+
 def test_the_text_of_a_framework_is_cut() -> None:
     ended = {"how": "interrupted", "exception": f"RuntimeError: {'far too long ' * 20}"}
 

@@ -42,7 +42,7 @@ def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
             yield _clipping(pair, words, _effect_of(late))
         if len(own_clips) > len(others):
             event = max(own_clips[len(others) :], key=_strength)
-            words = _surplus_words(side, lacking, event, len(own_clips), len(others))
+            words = _surplus_words(side, lacking, event, own_clips, len(others))
             # Of micro batches, say: then they are not the last thing before the optimizer.
             moment = Moment.REDUCE if others else Moment.CLIP
             yield _clipping(pair, words, _effect_of(event), moment)
@@ -57,16 +57,17 @@ def limits_apart(target: Sequence[Clip], reference: Sequence[Clip]) -> str:
     for side, lacking, own_clips, others in of_sides(target, reference):
         if len(own_clips) > len(others):
             surplus = own_clips[len(others)]
-            return _surplus_words(side, lacking, surplus, len(own_clips), len(others))
+            return _surplus_words(side, lacking, surplus, own_clips, len(others))
     return ""
 
 
-def _surplus_words(side: str, lacking: str, event: Clip, count: int, others: int) -> str:
+def _surplus_words(side: str, lacking: str, event: Clip, clips: Sequence[Clip], others: int) -> str:
     """Return that one side limits gradients more often than the other."""
     if others:
+        limits = list(dict.fromkeys(shown(each.max) for each in clips))
         return (
-            f"the {side} calls {event.function} {count} times, the {lacking} "
-            f"{times_text(others)}, with the limit {shown(event.max)}"
+            f"the {side} calls {event.function} {len(clips)} times, the {lacking} "
+            f"{times_text(others)}, with the limit{'s' * (len(limits) > 1)} {', '.join(limits)}"
         )
     norm = f", whose total norm is {shown(event.total_norm)}" if event.total_norm else ""
     return (

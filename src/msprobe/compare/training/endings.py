@@ -19,13 +19,14 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
     target, reference = pair.target.ended, pair.reference.ended
     if target is None or reference is None:
         return
-    if target.how is reference.how:
+    if target.how is reference.how and pair.is_cut("target") is pair.is_cut("reference"):
         yield from _left_out(pair)
         return
     for side, _, own, other in of_sides(*pair.sides):
         ended = own.ended
-        if ended is not None and ended.how is not Ending.WHOLE and _is_whole(other):
-            is_cut = pair.is_cut(side)
+        is_cut = pair.is_cut(side)
+        may_be_cut = is_cut or (ended is not None and ended.how is not Ending.WHOLE)
+        if ended is not None and may_be_cut and _is_whole(other):
             moment = _moment_of(ended) if len(own.loss) >= len(other.loss) else Moment.FORWARD
             yield pair.difference(
                 VerdictClass.INCOMPLETE,
@@ -51,7 +52,8 @@ def first_to_end(found: Sequence[FactDifference]) -> Iterator[FactDifference]:
 
 
 def _is_whole(facts: Facts) -> bool:
-    return facts.ended is not None and facts.ended.how is Ending.WHOLE
+    ended = facts.ended
+    return ended is not None and ended.how is Ending.WHOLE and ended.stepped
 
 
 def _left_out(pair: FactsPair) -> Iterator[FactDifference]:

@@ -192,15 +192,17 @@ class FactsPair:
     def is_cut(self, side: str) -> bool:
         """Return whether a side, ``target`` or ``reference``, ended early.
 
-        Without a call of ``stop`` it may be whole all the same, unless it trains less.
+        Without a call of ``stop`` or ``step`` it may be whole all the same, unless it trains less.
         """
         return _is_cut(*self.sides[:: 1 if side == "target" else -1])
 
 
 def _is_cut(facts: Facts, other: Facts) -> bool:
-    if facts.ended is None or facts.ended.how is Ending.WHOLE:
+    ended = facts.ended
+    if ended is None or (ended.how is Ending.WHOLE and ended.stepped):
         return False
-    return facts.ended.how is not Ending.UNSTOPPED or _training(facts) < _training(other)
+    may_be_whole = ended.how in (Ending.UNSTOPPED, Ending.WHOLE)
+    return not may_be_whole or _training(facts) < _training(other)
 
 
 def _training(facts: Facts) -> tuple[int, int]:

@@ -55,6 +55,9 @@ def other_counts(pair: FactsPair, counts: tuple[int, int], *, same: bool) -> Fac
         and (same or len(made) < 2)
         and (same or len(names) == 1 or called[0].keys() ^ called[1].keys())
     ):
+        # Several models, or one of them several times, may be called for each of them.
+        if all(pair.passes) and counts[0] * pair.passes[1] == counts[1] * pair.passes[0]:
+            counts = pair.passes
         words = (
             f"step {pair.step} has {counts[0]} micro batch{'es' * (counts[0] > 1)} in the "
             f"target, {counts[1]} in the reference"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import compress
@@ -94,7 +95,11 @@ def mode_differences(pair: FactsPair) -> Iterator[FactDifference]:
 def _training_flags(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDifference]:
     """Yield the flags that differ in the first call of the model that has others."""
     sides = (target, pair.target.flags), (reference, pair.reference.flags)
+    # Of a step that ended early, what comes after its last call is not known.
+    last = min(max((each.micro for each in facts.data), default=math.inf) for facts in pair.sides)
     for micro in sorted({0, *(each.micro for _, flags in sides for each in flags)}):
+        if micro > last:
+            return
         now = [
             [modes.training, *(each.training for each in flags if each.micro <= micro)][-1]
             for modes, flags in sides
