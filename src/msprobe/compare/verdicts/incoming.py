@@ -88,6 +88,10 @@ class Incoming:
             known = (each or _NO_CALL for each in self._known_values(row))
             mark(row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, " instead of ".join(known))
             return
+        exchanged = state.start.exchanged_parameters(row)
+        if exchanged is not None and not self._has_lone_likes(call):
+            mark(row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, exchanged)
+            return
         if self._agreed_at_start(call, row):
             if state.has_difference or state.worst_close:
                 is_explained = state.has_difference or state.is_likely(row)
@@ -100,13 +104,9 @@ class Incoming:
         if first is not None and state.rows[first] is not row:
             mark(row, Origin.INHERITED, Cause.SAME_PARAMETER, name_of(state, first))
             return
-        exchanged = state.start.exchanged_parameters(row)
-        if exchanged is not None and self._has_lone_likes(call):
+        if exchanged is not None:
             # The parameter is the same; the call may be another one.
             mark(row, Origin.INHERITED, Cause.UNTRACED)
-            return
-        if exchanged is not None:
-            mark(row, Origin.INTRODUCED, Cause.OTHER_PARAMETER, exchanged)
             return
         mark(row, Origin.INTRODUCED, Cause.PARAMETER)
 

@@ -407,7 +407,7 @@ def _are_samples(comparison: RankComparison, row: Row) -> bool:
         values += [each for each in side.values(row.pair.name) if each.role is Role.OUTPUT]
     facts = comparison.facts[0]
     batch = {each.shape[0] if each.shape else 1 for each in facts.data} if facts else set()
-    return len(batch) == 1 and any(v.shape and {v.shape[0]} == batch for v in values)
+    return any(value.shape and value.shape[0] in batch for value in values)
 
 
 def _has_same_batches(comparison: RankComparison) -> bool:

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that are given the wrong tensor: a parameter, another network's, a gathered batch."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils import parametrize
+
+from builders.two_runs import fit, recorded_steps, verdict_on
+from msprobe.pytorch import PrecisionDebugger
+
+APIS = pytest.mark.parametrize("level", ["L1", "mix"])
+
+
+class Gated(nn.Module):
+    """Two layers of one shape, perhaps the first one twice."""
+
+    def __init__(self, repeats: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        self.repeats = repeats
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh((self.layers[0] if self.repeats else layer)(x))
+        return x
+
+
+def gated(debugger: PrecisionDebugger, repeats: bool) -> None:
+    model = Gated(repeats)
+    data = torch.randn(3, 5, 6)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    fit(debugger, model, optimizer, lambda step: model(data[step]).square().mean())
+
+
+@APIS
+def test_the_layer_that_runs_twice_is_named(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, gated, True, False, level)
+
+    words = "called with the parameter layers.0.weight instead of the parameter layers.1.weight"
+    assert verdict["class"] == "argument"
+    assert words in verdict["sentence"]
+    assert "times the reference" not in verdict["sentence"]
+
+
+def valued(debugger: PrecisionDebugger, change: str) -> None:
+    """Q-learning with a target network, which trains on what the program collects."""
+    online = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+    target = copy.deepcopy(online).requires_grad_(False)
+    optimizer = torch.optim.RMSprop(online.parameters(), 1e-2)
+    states = torch.randn(4, 7, 2, 6)
+    for step in recorded_steps(debugger, online):
+        optimizer.zero_grad()
+        value = online(states[step])
+        advantage = value - value.mean(dim=0 if change == "dim" else 1, keepdim=True)
+        with torch.no_grad():
+            ahead = (online if change == "network" else target)(states[step + 1])
+            best = ahead.amax(1)
+        # The program acts by what the model says: later batches follow from it.
+        order = np.argsort(advantage.detach()[:, 0].numpy())
+        acted = torch.from_numpy(states[step].numpy()[order])
+        loss = (advantage[:, 0] - best).square().mean() + online(acted).square().mean()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for old, new in zip(target.parameters(), online.parameters(), strict=True):
+                old.lerp_(new, 0.1)
+
+
+@APIS
+def test_the_parameter_of_another_network_is_named(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, valued, "network", "", level)
+
+    assert verdict["class"] in ("argument", "call", "order")
+    assert "code that was not recorded" not in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_batch_that_follows_from_a_wrong_call_is_no_cause(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, valued, "dim", "", level)
+
+    assert verdict["class"] == "argument", verdict["sentence"]
+    assert "input.dim of Tensor.mean.0.forward" in verdict["sentence"]
+
+
+def fitted(debugger: PrecisionDebugger, rate: float) -> None:
+    """Fit points of two batches to values that are measured before the step."""
+    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+    points, walls = torch.rand(3, 12, 1), torch.rand(3, 5, 1)
+    values = torch.exp(-rate * points)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(step: int) -> Tensor:
+        return model(walls[step]).square().mean() + F.mse_loss(model(points[step]), values[step])
+
+    fit(debugger, model, optimizer, loss)
+
+
+@APIS
+def test_values_that_one_of_several_batches_is_fitted_to_are_data(
+    tmp_path: Path, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, fitted, 2.0, 1.0, level)
+
+    assert verdict["class"] == "data", verdict["sentence"]
+    assert "it differs when it comes in" in verdict["sentence"]
+
+
+class Twice(torch.autograd.Function):
+    """All rows twice, as those of two ranks that hold the same."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return torch.cat([x, x])
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient.chunk(2)[0]
+
+
+def contrasted(debugger: PrecisionDebugger, gathers: bool) -> None:
+    model = nn.Linear(6, 4)
+    data = torch.randn(3, 5, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(step: int) -> Tensor:
+        rows = F.normalize(model(data[step]), dim=1)
+        others = Twice.apply(rows) if gathers else rows
+        return F.cross_entropy(5 * rows @ others.T, torch.arange(5))
+
+    fit(debugger, model, optimizer, loss)
+
+
+@APIS
+def test_a_call_that_is_missing_before_a_view_is_named(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, contrasted, False, True, level)
+
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "only the reference calls Autograd.Twice.0.forward" in verdict["sentence"]
+
+
+def scaled(debugger: PrecisionDebugger, scale: float) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+    parametrize.register_parametrization(model[2], "weight", nn.Tanh())
+    data = torch.randn(3, 5, 6)
+    optimizer = torch.optim.Adamax(model.parameters(), 1e-2)
+    for step in recorded_steps(debugger, model):
+        (scale * model(data[step]).square().mean()).backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.div_(scale)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_scale_that_is_taken_back_is_no_cause(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, scaled, 64.0, 256.0, level)
+
+    assert (verdict["class"], verdict["confidence"]) == ("equal", "proved"), verdict["sentence"]
