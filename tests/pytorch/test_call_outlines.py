@@ -214,6 +214,18 @@ def test_inputs_of_a_model_have_names(tmp_path: Path) -> None:
     assert ("__sub__", ["__add__.0", "input.0"]) in found
 
 
+def test_an_input_that_a_call_was_given_before_has_its_name(tmp_path: Path) -> None:
+    model = Parts()
+    x = torch.ones(2, 4)
+    with recording(tmp_path, level="L0") as run, run.step_of(model):
+        model(x.requires_grad_()).sum().backward()
+    found = feeds(read(tmp_path, 0, "rank", "facts.json"))
+    assert found[:2] == [
+        ("requires_grad_", ["?"]),
+        ("linear", ["input.0", "first.weight", "first.bias"]),
+    ]
+
+
 def test_no_tensor_is_kept_and_no_address_taken_for_another(tmp_path: Path) -> None:
     model, x = nn.Linear(4, 4), torch.ones(2, 4)
     with recording(tmp_path, level="L0") as run, run.step_of(model):

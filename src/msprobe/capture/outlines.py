@@ -168,7 +168,7 @@ class Outlines:
 
     def _origin_of(self, tensor: Any) -> tuple[int, int] | int:
         origin = self._known_origin(tensor)
-        if origin is None:
+        if not origin:  # a model may be given one that was unknown before
             origin = self.outside(tensor)
             self._origins[id(tensor)] = (weakref.ref(tensor), origin)
         return origin

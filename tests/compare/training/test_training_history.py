@@ -677,6 +677,28 @@ def test_a_state_that_was_lost() -> None:
     assert re.match(r"optimizer_state: the step count .* is 0 in the target, 7 in .*lost", found)
 
 
+def test_a_state_of_which_the_count_alone_is_lost() -> None:
+    (found,) = said(differences((with_state(arrays(3), 0), with_state(arrays(3), 7))))
+
+    assert "the step count" in found
+    assert "lost" not in found
+
+
+def test_losses_are_told_with_the_digits_that_differ_and_by_the_micro_batch() -> None:
+    def losses(last: float) -> Parts:
+        loss = {"shape": [], "dtype": "torch.float64"}
+        made = ["mean", "pow"], ["sum"], ["sum"], ["mean", "pow"]
+        values = 3.0, 4.0, 5.0, last
+        each = zip(values, made, strict=True)
+        return {
+            "loss": [loss | {"micro": n, "value": v, "made_by": m} for n, (v, m) in enumerate(each)]
+        }
+
+    [found] = said(differences((losses(2.0000000004), losses(2.0))))
+    assert "the loss is 2.0000000004 in the target, 2 in the reference" in found
+    assert "(step 0, micro batch 1)" in found
+
+
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.5}])
 def test_a_lost_state_comes_before_the_learning_rate_and_after_other_settings(
     options: Parts,

@@ -183,6 +183,15 @@ def shown_names(names: Collection[str]) -> str:
     return shown + (" …" if len(names) > _SHOWN_NAMES else "")
 
 
+def shown_apart(target: float, reference: float) -> tuple[str, str]:
+    """Return two numbers as texts of as many digits as tell them apart."""
+    for digits in (6, 9, 12):
+        texts = f"{target:.{digits}g}", f"{reference:.{digits}g}"
+        if texts[0] != texts[1]:
+            return texts
+    return repr(target), repr(reference)
+
+
 def shown(value: Any) -> str:
     """Return a setting or a number as text."""
     if isinstance(value, float):

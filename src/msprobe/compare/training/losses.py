@@ -11,7 +11,14 @@ from typing import Final
 
 from msprobe.compare.rounding import FINE, IN_OTHER_CALLS, IN_SUM, ONCE, after_calls
 from msprobe.compare.training.collectives import other_collective
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
+from msprobe.compare.training.differences import (
+    Effect,
+    FactDifference,
+    Moment,
+    of_sides,
+    shown,
+    shown_apart,
+)
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.gradient_factors import SAME_FACTOR, meanings_of
 from msprobe.compare.training.outlines import (
@@ -93,16 +100,19 @@ def other_loss(
             continue
         if _is_same(target, reference) or _is_same(target, reference, scale()):
             continue
-        makes = [[text.partition("(")[0] for text in each.made_by] for each in (target, reference)]
-        if makes[0] != makes[1] and abs(value - expected) <= ONCE * resolution() * abs(expected):
+        is_near = abs(value - expected) <= ONCE * resolution() * abs(expected)
+        if is_near and not _is_alike(target, reference):
             continue
         # Losses of the same samples are as exact as their type: what is only near is another loss.
         near = after_calls(max(FINE, resolution()))
         factor = value / expected if expected else math.inf
         meanings = meanings_of(pair, 1)
-        of_micro = f", micro batch {target.micro}" if target.micro else ""
+        # Other passes take gradients of something else: a penalty, derivatives of an equation.
+        micro = sum(_is_alike(each, reference) for each in losses[1] if each.micro < target.micro)
+        of_micro = f", micro batch {micro}" if micro else ""
+        texts = shown_apart(value, expected)
         values = (
-            f"the loss is {shown(value)} in the target, {shown(expected)} in the reference "
+            f"the loss is {texts[0]} in the target, {texts[1]} in the reference "
             f"(step {pair.step}{of_micro})"
         )
         meaning, number = (
@@ -110,6 +120,12 @@ def other_loss(
         )
         return OtherLoss(target, reference, values, factor, meaning, number)
     return None
+
+
+def _is_alike(loss: Loss, other: Loss) -> bool:
+    """Return whether two losses are made by the same functions: those of micro batches are."""
+    names = [[text.partition("(")[0] for text in each.made_by] for each in (loss, other)]
+    return names[0] == names[1]
 
 
 def loss_differences(

@@ -214,7 +214,14 @@ def state_differences(pair: StepPair, unchanged: Container[str]) -> Iterator[Fac
         if None not in counts and counts[0] != counts[1]:
             steps.setdefault((shown(counts[0]), shown(counts[1])), []).append(name)
     for (count, expected), names in steps.items():
-        lost = "; the state was lost" if "0" in (count, expected) else ""
+        both = (pair.target, pair.reference)
+        is_lost = any(
+            text == "0" and _is_empty(step.parameters, place)
+            for text, step, place in zip(
+                (count, expected), both, pair.places[names[0]], strict=True
+            )
+        )
+        lost = "; the state was lost" if is_lost else ""
         yield _state(
             pair,
             f"the step count in the state of {pair.short_name} is {count} in the target, "
@@ -234,6 +241,11 @@ def _count(parameters: OptimizedParameters, place: int) -> float | None:
         return float(found)
     has_state = any(place in _present(each) for each in parameters.state.values())
     return None if has_state else 0.0
+
+
+def _is_empty(parameters: OptimizedParameters, place: int) -> bool:
+    """Return whether a parameter has no state, or one of zeros."""
+    return not any(at(state.norm, place) for state in parameters.state.values())
 
 
 def _state_values(pair: StepPair, unchanged: Container[str]) -> Iterator[FactDifference]:

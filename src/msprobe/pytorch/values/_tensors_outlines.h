@@ -79,7 +79,7 @@ static int put_origin(OutlinePath *self, PyObject *tensor, int64_t number)
 static int find_number(OutlinePath *self, PyObject *tensor, int64_t *number)
 {
     const struct origin *origin = find_origin(self, tensor);
-    if (origin) {
+    if (origin && origin->number) { /* a model may be given one that was unknown before */
         *number = origin->number;
         return 0;
     }
