@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +176,14 @@ def test_names_of_folders_decide_nothing(tmp_path: Path) -> None:
     assert found.culprits == []
 
 
-def test_errors_that_grow_more_than_the_call_explains_are_amplified(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("task", "words"), [("tensor", "grew "), ("statistics", "grew about ")])
+def test_errors_that_grow_more_than_the_call_explains_are_amplified(
+    tmp_path: Path, task: str, words: str
+) -> None:
     def write(side: str, error: float, growth: float) -> Path:
         x = X * np.float32(1 + error)
         y = x * np.float32(1 + error * growth)
-        dump = DumpBuilder(tmp_path / side, "tensor")
+        dump = DumpBuilder(tmp_path / side, task)
         dump.call("Torch.sin.0.forward", [value(X)], [value(x, 1)])
         dump.call("Tensor.contiguous.0.forward", [value(x, 1)], [value(y, 2)])
         return dump.write()
@@ -190,6 +194,7 @@ def test_errors_that_grow_more_than_the_call_explains_are_amplified(tmp_path: Pa
 
     assert inherited.origin("Tensor.contiguous.0.forward.output.0") == "inherited"
     assert amplified.origin("Tensor.contiguous.0.forward.output.0") == "amplified"
+    assert re.search(rf"{words}\d", amplified.reason("Tensor.contiguous.0.forward.output.0"))
     assert amplified.culprits == ["Torch.sin.0.forward"]
 
 

@@ -320,7 +320,8 @@ class Outgoing:
                 mark(row, Origin.INHERITED)
             elif incoming.worst_error:
                 growth = result.relative / incoming.worst_error
-                mark(row, Origin.AMPLIFIED, Cause.GROWTH, f"{growth:.3g}")
+                about = "" if row.metrics is not None else "about "  # of two estimates
+                mark(row, Origin.AMPLIFIED, Cause.GROWTH, f"{about}{growth:.3g}")
                 self._state.comparison.growths[id(row)] = growth
             else:
                 mark(row, Origin.AMPLIFIED, Cause.UNEXPLAINED)
