@@ -311,6 +311,30 @@ def test_a_division_by_which_gradients_alone_shrink(tmp_path: Path, level: str) 
     assert "Tensor.__truediv__" in verdict["sentence"]
 
 
+def twice_divided(debugger: PrecisionDebugger, change: bool) -> None:
+    """A trainer divides each loss; the program perhaps does so before."""
+    model = nn.Linear(4, 2)
+
+    def trained(loss: torch.Tensor) -> torch.Tensor:
+        return loss / 2
+
+    def loss(_: int) -> torch.Tensor:
+        made = model(torch.randn(3, 4)).square().mean()
+        if change:
+            made = made / 2
+        return trained(made)
+
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
+
+
+def test_of_two_divisions_the_line_of_one_side_alone_is_told(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, twice_divided, True, False, "L0")
+
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    words = with_line("only the target calls Tensor.__truediv__ (@made = made / 2)")
+    assert words in verdict["sentence"]
+
+
 def test_a_number_by_which_gradients_alone_grow(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, of_scale, 4.0, 2.0, "L0")
 

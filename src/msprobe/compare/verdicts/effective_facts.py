@@ -18,6 +18,7 @@ from msprobe.compare.training.differences import Effect, FactDifference, Moment,
 from msprobe.compare.training.gradient_factors import SAME_FACTOR
 from msprobe.compare.training.start import autocast_epsilon
 from msprobe.compare.verdicts.culprit_classes import (
+    class_and_words,
     class_of,
     is_ruled_by_mode,
     is_within,
@@ -212,7 +213,10 @@ class EffectiveFacts:
                 moment_of(culprit).phase is Phase.REDUCE
             )
             is_foreign = culprit.row.cause in _FOREIGN_GRADIENTS
-            if is_reduced or is_foreign or is_without_reason(culprit):
+            if is_without_reason(culprit):
+                # A module that is made with other options sends other tensors.
+                return class_and_words(culprit)[0] is not VerdictClass.ARGUMENT
+            if is_reduced or is_foreign:
                 return True
         return any(
             each.step == fact.step
