@@ -223,6 +223,8 @@ export const sentences = {
   "micro batch {} of ": "微批次 {}，", "the batch of ": "批次，", "{} differs: {}{}": "{} 不同：{}{}", "only the {} is given {}": "仅{}得到 {}",
   "{} has the shape {} instead of {}": "{} 的形状为 {}，而非 {}", "{} is {} instead of {}": "{} 为 {}，而非 {}",
   "{} holds the same values in another order": "{} 的值相同，但顺序不同",
+  "{} of {} is made of a result of the step before in the {}, not in the {} (step {})": "{2} 的 {1} 在{3}由上一 step 的结果得到，在{4}则不是（step {5}）",
+  "look at what the {} keeps of the step before": "检查{}保留了上一 step 的哪些结果",
   "the same {} batches come in another order (since step {})": "同样的 {} 个批次以不同顺序输入（自 step {} 起）", "{} batch{}": "{} 个批次",
   "{} step{}": "{} 个 step", "the target is {} {} the reference (since step {})": "待测侧{2}标杆侧 {1}（自 step {3} 起）", "ahead of": "领先于",
   "behind": "落后于", "ahead": "领先", " ({} of {} batches differ)": "（{2} 个批次中有 {1} 个不同）", "{} holds other tensors{}": "{} 含有不同的张量{}",
