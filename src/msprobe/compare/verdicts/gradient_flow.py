@@ -134,8 +134,12 @@ class GradientFlow:
         # Gradients of the module's other parameters may be all that its calls are seen to make.
         is_told = bool(shares) and any(self._shares.are_all_of(row, s) for s in (shares, added))
         shares += before
-        if any(share.status.is_difference for share in shares):
+        apart = [share for share in shares if share.status.is_difference]
+        if apart:
             mark(row, Origin.INHERITED)
+            # Sides that make it by other calls each have some of their own.
+            if len({share.status for share in apart}) == 1:
+                self._blame_lone(apart)
         elif shares and (self._shares.is_sum_of(row, shares) or add_up(row, added)):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
         elif (
