@@ -66,7 +66,7 @@ def _surplus_words(side: str, lacking: str, event: Clip, count: int, others: int
     if others:
         return (
             f"the {side} calls {event.function} {count} times, the {lacking} "
-            f"{times_text(others)}, with the limit {shown(event.max)}"
+            f"{times_text(others)}; a further call has the limit {shown(event.max)}"
         )
     norm = f", whose total norm is {shown(event.total_norm)}" if event.total_norm else ""
     return (

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
@@ -108,6 +108,14 @@ class GradientFlow:
             if not share.pair.is_matched:
                 self._unmatched.blame_for(share)
 
+    def _blame_further(self, shares: Sequence[Row]) -> None:
+        """Blame calls that one side alone makes besides those of both, for the shares they add.
+
+        Sides that make a gradient by other calls have shares of their own each.
+        """
+        if len({share.status for share in shares}) == 1:
+            self._blame_lone(shares)
+
     def judge_parameter_gradient(self, call: Call, row: Row) -> None:
         """Judge the gradient of a parameter, as it was accumulated."""
         if not call.is_matched and self._module_record(call, RecordKind.FORWARD) is None:
@@ -137,9 +145,7 @@ class GradientFlow:
         apart = [share for share in shares if share.status.is_difference]
         if apart:
             mark(row, Origin.INHERITED)
-            # Sides that make it by other calls each have some of their own.
-            if len({share.status for share in apart}) == 1:
-                self._blame_lone(apart)
+            self._blame_further(apart)
         elif shares and (self._shares.is_sum_of(row, shares) or add_up(row, added)):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
         elif (

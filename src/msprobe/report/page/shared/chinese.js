@@ -415,7 +415,7 @@ export const sentences = {
   "that call, or one before it without a partner": "该调用，或其之前未匹配的调用", "its inputs already differ": "其输入已有差异",
   "no call: it is a new constant, and only its users count": "没有调用：它是新常量，只有使用者有影响",
   "the same samples are divided among the {} ranks in another way": "相同的样本以另一方式分给 {} 个 rank",
-  "the {} calls {} {} times, the {} {}, with the limit {}": "{}调用 {} {} 次，{}{}，上限为 {}",
+  "the {} calls {} {} times, the {} {}": "{}调用 {} {} 次，{}{}", "a further call has the limit {}": "另一次调用的上限为 {}",
   "{} inside a custom function": "{}（在自定义函数内部）",
   "only the {} calls {}{} after the backward pass began": "仅{}在反向开始之后调用 {}{}", "{} ulp ({} times the allowed error)": "{} ulp（允许误差的 {} 倍）",
   "the {} computes {} of {} wrongly: {}; the {} is right: {}": "{1}对 {3} 的 {2} 计算错误：{4}；{5}正确：{6}",
