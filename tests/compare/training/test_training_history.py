@@ -534,8 +534,8 @@ def test_clipping_of_each_micro_batch() -> None:
     (found,) = said(differences(({"events": [clip(), clip()]}, {"events": [clip()]})))
 
     assert found == (
-        "clipping: the target calls clip_grad_norm_ 2 times, the reference once; a further call has "
-        "the limit 1 (step 0)"
+        "clipping: the target calls clip_grad_norm_ 2 times, the reference once; a further call "
+        "has the limit 1 (step 0)"
     )
 
 

@@ -56,6 +56,7 @@ class Change(NamedTuple):
         is_bound: the elements may be further apart than that, as norms alone do not tell.
         not_finite: which of them alone holds NaN or an infinity, in words; empty if neither.
         least: how far their norms are apart, relative as above: they are no closer than that.
+        is_exact: one of them is zero, so that the estimate is none.
     """
 
     is_equal: bool
@@ -64,6 +65,7 @@ class Change(NamedTuple):
     is_bound: bool = False
     not_finite: str = ""
     least: float = 0.0
+    is_exact: bool = False
 
     @property
     def is_rounding(self) -> bool:
@@ -79,12 +81,12 @@ class Change(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The size in words."""
+        """The size in words; empty where two projections alone tell it."""
         if self.not_finite or self.relative is None:
             return self.not_finite
         if _is_bound(self.relative, self.least):
             return f"by at least {self.least:.2g} of its norm"
-        return f"by about {self.relative:.2g} of its norm"
+        return f"by about {self.relative:.2g} of its norm" if self.is_exact else ""
 
     @property
     def ending(self) -> str:
@@ -96,7 +98,7 @@ def change_of(target: Fingerprint, reference: Fingerprint) -> Change:
     """Return how far two tensors are apart.
 
     From one projection s·x of each, (s·x - s·y)² has the mean ‖x - y‖²; with two of them the
-    estimate of the norm is right within a factor of about 2 in most cases.
+    estimate of the norm is off by more than a factor of 2 in a quarter of all cases.
     """
     types = normal_dtype(target.dtype), normal_dtype(reference.dtype)
     epsilon = epsilon_of(coarser(*types))
@@ -111,7 +113,9 @@ def change_of(target: Fingerprint, reference: Fingerprint) -> Change:
     if not epsilon and not relative:
         relative = None  # integers are not rounded: the same ones come in another order
     is_bound = target.projections is None or reference.projections is None
-    return Change(False, relative, epsilon, is_bound, _not_finite(target, reference), least)
+    is_exact = 0.0 in (target.norm, reference.norm)
+    not_finite = _not_finite(target, reference)
+    return Change(False, relative, epsilon, is_bound, not_finite, least, is_exact)
 
 
 def _not_finite(target: Fingerprint, reference: Fingerprint) -> str:
@@ -157,25 +161,26 @@ def _least(target: Fingerprint, reference: Fingerprint) -> float:
 def apart_together(changes: Iterable[tuple[Change, float | None]]) -> str:
     """Return how far several tensors are apart, relative to their norm, as the end of a sentence.
 
-    Empty if that is not known. Together they have more projections than one of them, whose
-    estimate may be off by far. Two tensors with the same numbers are copies of one.
+    Empty if that is not known: a few of them have too few projections. Two tensors with the same
+    numbers are copies of one.
 
     Args:
         changes: of each tensor, with the norm of the reference's.
     """
     known = [
-        (each.relative, each.least, norm)
+        (each.relative, each.least, each.is_exact, norm)
         for each, norm in changes
         if each.relative is not None and norm
     ]
     size = math.hypot(*(norm for *_, norm in known))
     if not size:
         return ""
-    relative = math.hypot(*(relative * norm for relative, _, norm in known)) / size
-    least = math.hypot(*(least * norm for _, least, norm in known)) / size
+    relative = math.hypot(*(relative * norm for relative, *_, norm in known)) / size
+    least = math.hypot(*(least * norm for _, least, _, norm in known)) / size
     if len({*known}) < _SEVERAL and _is_bound(relative, least):
         return f" by at least {least:.2g} of the norm"
-    return f" by about {relative:.2g} of the norm"
+    is_told = len({*known}) >= _SEVERAL or all(is_exact for *_, is_exact, _ in known)
+    return f" by about {relative:.2g} of the norm" if is_told else ""
 
 
 def _is_bound(relative: float, least: float) -> bool:

@@ -85,15 +85,16 @@ class Apart(NamedTuple):
     Attributes:
         relative: how far, relative to its norm; 0 where that is not known.
         name: its name.
+        size: how far, as the end of a sentence; empty where that is an estimate.
     """
 
     relative: float
     name: str
+    size: str
 
     def words(self, step: int) -> str:
         """Return it in words."""
-        size = f" by about {self.relative:.2g} of its norm" if self.relative else ""
-        return f"{self.name} differs after step {step}{size}"
+        return f"{self.name} differs after step {step}{self.size}"
 
 
 @dataclass(slots=True)
@@ -456,7 +457,7 @@ class TrainingHistory:
             self.changed_steps.add(pair.step)
         for name, change in changes.items():
             if not change.is_rounding:
-                found_apart = Apart(change.relative or 0.0, name)
+                found_apart = Apart(change.relative or 0.0, name, change.ending)
                 for kept in (self.apart,) if name in read else (self.apart, self.unread):
                     kept[pair.step] = max(found_apart, kept.get(pair.step, found_apart))
         history.is_exact = (

@@ -555,10 +555,12 @@ def _arguments(call: OutlinedCall) -> dict[str, str]:
     """Return the arguments of a call by name, but for those that are as if they were left out."""
     defaults = {name: repr(value) for name, value in signature_in(call).defaults.items()}
     given = given_arguments(call)
-    return {name: word for name, word in given.items() if defaults.get(name) != word}
+    return {n: word for n, word in given.items() if not _are_alike(defaults.get(n, ""), word)}
 
 
 def _are_alike(word: str, other: str) -> bool:
+    if word.startswith("[") is not other.startswith("["):  # a stride, say, for each axis or all
+        return len({each for side in (word, other) for each in side.strip("[]").split(", ")}) == 1
     number, expected = number_of(word), number_of(other)
     if number is None or expected is None:
         return word == other
