@@ -727,6 +727,16 @@ def test_a_second_call_of_the_optimizer() -> None:
     assert found.startswith("update: optimizer.step() is called twice in the target, once in")
 
 
+def test_of_several_optimizers_the_one_is_told_that_steps_again() -> None:
+    both, one = step(), step()
+    both["events"] = [*both["events"], both["events"][0] | {"number": 1}]
+    one["events"] = [*one["events"], one["events"][0] | {"call": 1}]
+
+    found = said(differences((one, both)))
+
+    assert re.search(r"step\(\) of optimizer 0, AdamW of .* is called twice in the", found[0])
+
+
 @pytest.mark.parametrize("is_same", [True, False])
 def test_an_optimizer_that_runs_inside_another_one(is_same: bool) -> None:
     once, wrapped = step(), step()
