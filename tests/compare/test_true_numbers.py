@@ -79,3 +79,18 @@ def test_two_projections_are_no_estimate(seed, tmp_path):
     assert told is not None, sentence
     least = re.match(r" by at least ([0-9.]+) of the norm", told[1])
     assert float(least[1]) <= exact * 1.01 if least else " of the norm" not in told[1]
+
+
+def test_how_far_single_numbers_are_apart_is_known(tmp_path):
+    def run(debugger, numbers):
+        model = nn.Sequential(nn.Linear(4, 4))
+        for name, number in zip(("scale", "shift"), numbers, strict=True):
+            model.register_parameter(name, nn.Parameter(torch.tensor(number)))
+
+        def loss(_):
+            return (model(torch.ones(2, 4)) * model.scale + model.shift).mean()
+
+        fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
+
+    sentence = verdict_on(tmp_path, run, (2.5, 1.0), (2.0, 3.0), level="L0")["sentence"]
+    assert "(scale, shift) differ when step 0 starts by about 0.57 of the norm" in sentence

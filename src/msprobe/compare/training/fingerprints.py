@@ -17,6 +17,7 @@ ROUNDINGS: Final = 16.0
 """Roundings that the elements of one value may differ by and still be called the same value."""
 
 # So many tensors have projections enough for an estimate of how far they are apart.
+_NUMBER: Final = 1e-6
 _SEVERAL: Final = 4
 
 
@@ -56,7 +57,7 @@ class Change(NamedTuple):
         is_bound: the elements may be further apart than that, as norms alone do not tell.
         not_finite: which of them alone holds NaN or an infinity, in words; empty if neither.
         least: how far their norms are apart, relative as above: they are no closer than that.
-        is_exact: one of them is zero, so that the estimate is none.
+        is_exact: one of them is zero, or they are single numbers, so that the estimate is none.
     """
 
     is_equal: bool
@@ -113,9 +114,17 @@ def change_of(target: Fingerprint, reference: Fingerprint) -> Change:
     if not epsilon and not relative:
         relative = None  # integers are not rounded: the same ones come in another order
     is_bound = target.projections is None or reference.projections is None
-    is_exact = 0.0 in (target.norm, reference.norm)
+    is_exact = 0.0 in (target.norm, reference.norm) or all(map(_is_number, (target, reference)))
     not_finite = _not_finite(target, reference)
     return Change(False, relative, epsilon, is_bound, not_finite, least, is_exact)
+
+
+def _is_number(tensor: Fingerprint) -> bool:
+    """Return whether a tensor has a single element, as its projections tell."""
+    norm, projections = tensor.norm, tensor.projections or (None,)
+    return norm is not None and all(
+        each is not None and math.isclose(abs(each), norm, rel_tol=_NUMBER) for each in projections
+    )
 
 
 def _not_finite(target: Fingerprint, reference: Fingerprint) -> str:
