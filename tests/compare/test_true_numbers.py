@@ -92,5 +92,5 @@ def test_how_far_single_numbers_are_apart_is_known(tmp_path):
 
         fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
 
-    sentence = verdict_on(tmp_path, run, (2.5, 1.0), (2.0, 3.0), level="L0")["sentence"]
-    assert "(scale, shift) differ when step 0 starts by about 0.57 of the norm" in sentence
+    sentence = verdict_on(tmp_path, run, (2.5, 1.0), (-2.0, -3.0), level="L0")["sentence"]
+    assert "(scale, shift) differ when step 0 starts by about 1.7 of the norm" in sentence
