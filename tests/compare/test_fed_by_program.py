@@ -161,3 +161,32 @@ def test_a_cast_there_and_back_is_a_matter_of_precision(tmp_path: Path) -> None:
     found = verdict_on(tmp_path, scanning, "rounded", "", level="L0")
     assert found["class"] == "precision", found["sentence"]
     assert "only the target calls Tensor.bfloat16 " in found["sentence"]
+
+
+class Restarting(nn.Module):
+    """Keeps samples that it draws, which nothing of the same step reads."""
+
+    kept: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.kept.copy_(x[torch.randint(0, len(x), (1,))][0])
+        return x * 2
+
+
+def restarting(debugger: PrecisionDebugger, seed: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Restarting(), nn.Linear(4, 2))
+    inputs = torch.randn(3, 8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    torch.manual_seed(seed)
+    fit(debugger, model, optimizer, lambda number: model(inputs[number]).square().mean())
+
+
+def test_what_a_module_draws_for_a_buffer_hangs_on_the_seed(tmp_path: Path) -> None:
+    found = verdict_on(tmp_path, restarting, 7, 1, level="L0")
+    assert found["class"] == "random", found["sentence"]
+    assert "the state of the generator cpu differs when step 0 starts" in found["sentence"]

@@ -379,3 +379,34 @@ def test_a_known_divisor_is_no_scale_of_a_scaler(level: str, tmp_path: Path) -> 
     sentence = verdict_on(tmp_path, dividing, 64.0, 2.0, level)["sentence"]
     assert "the factor is 2^-5; " in sentence, sentence
     assert "64" in sentence
+
+
+class Weighed(nn.Module):
+    """Learns how much two losses count, which begin with equal weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.logs = nn.Linear(4, 3), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def weighing(debugger: PrecisionDebugger, change: bool) -> None:
+    model, batches = Weighed(), torch.randn(3, 8, 4)
+
+    def loss(number: int) -> torch.Tensor:
+        made = model(batches[number])
+        terms = torch.stack([made.square().mean(), made.abs().mean()])
+        total = (torch.exp(-model.logs) * terms).sum()
+        return total if change else total + model.logs.sum()
+
+    fit(debugger, model, torch.optim.Adam(model.parameters(), 1e-2), loss)
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_term_that_is_zero_has_a_gradient(level: str, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, weighing, True, False, level)
+
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "only the reference calls Tensor." in verdict["sentence"]

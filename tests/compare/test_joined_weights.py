@@ -26,10 +26,12 @@ class Way(NamedTuple):
     Attributes:
         is_joined: by one product.
         is_cut: without a gradient of the keys.
+        is_frozen: with a first layer that is not trained.
     """
 
     is_joined: bool = False
     is_cut: bool = False
+    is_frozen: bool = False
 
 
 class Attention(nn.Module):
@@ -79,6 +81,7 @@ def run(debugger: PrecisionDebugger, way: Way) -> None:
     """Train three blocks in bfloat16."""
     last = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 11)
     model = nn.Sequential(*(Block(way) for _ in range(3)), *last).bfloat16()
+    model[0].requires_grad_(not way.is_frozen)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, eps=1e-6)
     batches, labels = torch.randn(3, 4, 9, WIDTH).bfloat16(), torch.randint(0, 11, (3, 36))
 
@@ -103,3 +106,10 @@ def test_keys_without_a_gradient_are_no_rounding(tmp_path: Path, level: str) -> 
 
     is_same = verdict["class"] in ("equal", "rounding", "precision")
     assert not (is_same and verdict["confidence"] == "proved"), verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradients_of_one_side_alone_are_frozen_parameters(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, run, Way(is_frozen=True), Way(), level)
+
+    assert verdict["class"] == "mode", verdict["sentence"]

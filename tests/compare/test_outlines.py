@@ -311,6 +311,30 @@ def test_a_division_by_which_gradients_alone_shrink(tmp_path: Path, level: str) 
     assert "Tensor.__truediv__" in verdict["sentence"]
 
 
+def twice_divided(debugger: PrecisionDebugger, change: bool) -> None:
+    """A trainer divides each loss; the program perhaps does so before."""
+    model = nn.Linear(4, 2)
+
+    def trained(loss: torch.Tensor) -> torch.Tensor:
+        return loss / 2
+
+    def loss(_: int) -> torch.Tensor:
+        made = model(torch.randn(3, 4)).square().mean()
+        if change:
+            made = made / 2
+        return trained(made)
+
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
+
+
+def test_of_two_divisions_the_line_of_one_side_alone_is_told(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, twice_divided, True, False, "L0")
+
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    words = with_line("only the target calls Tensor.__truediv__ (@made = made / 2)")
+    assert words in verdict["sentence"]
+
+
 def test_a_number_by_which_gradients_alone_grow(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, of_scale, 4.0, 2.0, "L0")
 
@@ -487,3 +511,76 @@ def test_what_comes_behind_a_part_is_not_missing(tmp_path: Path) -> None:
         r"Module.parts.1.Linear.forward.0 in Module.Parts.forward.0",
         verdict["sentence"],
     ), verdict["sentence"]
+
+
+coarse: set[bool] = set()  # not an attribute of a module: comparisons would name it
+
+
+class Coarse(nn.Module):
+    """A convolution that may be written as a function, in a coarse type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if True in coarse:
+            weights = self.conv.weight.bfloat16(), self.conv.bias.bfloat16()
+            made = functional.conv2d(x.bfloat16(), *weights, 2, 1).float()
+        else:
+            made = self.conv(x)
+        return self.head(made.mean((2, 3)))
+
+
+def convolving(debugger: PrecisionDebugger, is_coarse: bool) -> None:
+    coarse.clear()
+    coarse.add(is_coarse)
+    model = Coarse()
+
+    def loss(_: int) -> torch.Tensor:
+        return model(torch.randn(3, 2, 8, 8)).square().mean()
+
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
+
+
+def test_one_number_for_all_axes_is_no_other_argument(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, convolving, True, False, "L0")
+
+    assert verdict["class"] == "precision", verdict["sentence"]
+    assert "Tensor.bfloat16" in verdict["sentence"]
+
+
+def matching(debugger: PrecisionDebugger, change: str) -> None:
+    """The loss is that of the box which is nearest to the true one."""
+    layers = nn.Linear(4, 12), nn.Linear(12, 12)
+    truth = torch.rand(3, 2, 4) + 0.3 * (change == "truth")
+
+    def loss(number: int) -> torch.Tensor:
+        first = layers[0](torch.randn(2, 4))
+        second = layers[1](first)
+        total = torch.zeros(())
+        for made in (first, first if change == "first" else second):
+            for boxes, wanted in zip(made.unflatten(-1, (3, 4)), truth[number], strict=True):
+                costs = (boxes.detach() - wanted).square().sum(-1).tolist()
+                best = torch.tensor([costs.index(min(costs))])
+                total = total + functional.l1_loss(boxes[best], wanted[None])
+        return total
+
+    models = nn.ModuleList(layers)
+    fit(debugger, models, torch.optim.SGD(models.parameters(), 0.1), loss)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "words"),
+    [
+        ("truth", "data", "a tensor without a gradient, differs"),
+        ("first", "order", "is fed with the result of"),
+    ],
+)
+def test_places_that_are_chosen_by_values_are_no_cause(
+    change: str, expected: str, words: str, tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, matching, change, "", "L0")
+
+    assert verdict["class"] == expected, verdict["sentence"]
+    assert words in verdict["sentence"]

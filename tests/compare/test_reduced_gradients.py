@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
-from builders.two_runs import recorded_steps, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -50,3 +50,29 @@ def test_gradients_summed_by_ones_own_calls_are_a_multiple(
     assert verdict["class"] == "gradient", verdict["sentence"]
     assert "the factor is 2" in verdict["sentence"]
     assert any("all_reduce" in words for words in verdict["evidence"])
+
+
+class Slots(nn.Module):
+    """Keeps some rows of what a layer makes, and sums them over all ranks."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity, self.layer = capacity, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = self.layer(x)[: self.capacity]
+        summed = kept.detach().clone()
+        dist.all_reduce(summed)
+        return (kept - summed.mean()).square().sum(0)
+
+
+def test_an_option_comes_before_the_size_of_what_is_sent(tmp_path: Path) -> None:
+    def run(debugger: PrecisionDebugger, capacity: int) -> None:
+        model = Slots(capacity)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        fit(debugger, model, optimizer, lambda _: model(torch.randn(12, 4)).mean())
+
+    verdict = verdict_on(tmp_path, run, 8, 12, "L0")
+
+    assert verdict["class"] == "argument", verdict["sentence"]
+    assert "capacity is 8 in the target, 12 in the reference" in verdict["sentence"]

@@ -148,6 +148,12 @@ def call(api: str = "all_reduce", **more: Any) -> dict[str, Any]:
             [call()],
             "only the target calls all_gather of 6 elements of torch.float32 (train.py:33), step 0",
         ),
+        (
+            [call(source="train.py:35")],
+            [call(source="train.py:31"), call(source="train.py:35")],
+            "only the reference calls all_reduce of 6 elements of torch.float32 (train.py:31), "
+            "step 0",
+        ),
     ],
 )
 def test_calls_between_ranks_that_differ(target: Calls, reference: Calls, words: str) -> None:
@@ -158,6 +164,14 @@ def test_calls_between_ranks_that_differ(target: Calls, reference: Calls, words:
     first = (target or reference)[0]
     moment = Moment.COMMUNICATION if first["passes"] else Moment.FORWARD
     assert found[0].moment is moment
+
+
+def test_what_all_ranks_exchange_in_a_backward_pass_makes_its_gradients() -> None:
+    sent = [call("all_to_all_single", op=None, passes=passes) for passes in (0, 1)]
+
+    (found,) = history([{"communication": sent[:1]}], [{"communication": sent}]).differences()
+
+    assert found.moment is Moment.BACKWARD
 
 
 def verdict(found: list[FactDifference], *, changed: bool) -> Verdict:

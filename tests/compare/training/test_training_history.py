@@ -587,8 +587,8 @@ def test_clipping_of_each_micro_batch() -> None:
     (found,) = said(differences(({"events": [clip(), clip()]}, {"events": [clip()]})))
 
     assert found == (
-        "clipping: the target calls clip_grad_norm_ 2 times, the reference once, with the limit 1 "
-        "(step 0)"
+        "clipping: the target calls clip_grad_norm_ 2 times, the reference once; the limits of the "
+        "target are 1, 1 (step 0)"
     )
 
 
@@ -800,6 +800,16 @@ def test_a_second_call_of_the_optimizer() -> None:
     (found,) = said(differences((again, once)))
 
     assert found.startswith("update: optimizer.step() is called twice in the target, once in")
+
+
+def test_of_several_optimizers_the_one_is_told_that_steps_again() -> None:
+    both, one = step(), step()
+    both["events"] = [*both["events"], both["events"][0] | {"number": 1}]
+    one["events"] = [*one["events"], one["events"][0] | {"call": 1}]
+
+    found = said(differences((one, both)))
+
+    assert re.search(r"step\(\) of optimizer 0, AdamW of .* is called twice in the", found[0])
 
 
 @pytest.mark.parametrize("is_same", [True, False])

@@ -64,10 +64,10 @@ def limits_apart(target: Sequence[Clip], reference: Sequence[Clip]) -> str:
 def _surplus_words(side: str, lacking: str, event: Clip, clips: Sequence[Clip], others: int) -> str:
     """Return that one side limits gradients more often than the other."""
     if others:
-        limits = list(dict.fromkeys(shown(each.max) for each in clips))
+        limits = ", ".join(shown(each.max) for each in clips)
         return (
             f"the {side} calls {event.function} {len(clips)} times, the {lacking} "
-            f"{times_text(others)}, with the limit{'s' * (len(limits) > 1)} {', '.join(limits)}"
+            f"{times_text(others)}; the limits of the {side} are {limits}"
         )
     norm = f", whose total norm is {shown(event.total_norm)}" if event.total_norm else ""
     return (

@@ -8,9 +8,9 @@ afterwards; `verdicts/find_verdict.py` asks them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from difflib import SequenceMatcher
 from typing import Final, NamedTuple
 
+from msprobe.compare.training.aligned import aligned
 from msprobe.compare.training.differences import Effect, FactDifference, Moment
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.verdicts.communication import members
@@ -28,12 +28,14 @@ class OtherCollective(NamedTuple):
         more: how many others differ, in words.
         source: its line; empty where that is not known.
         passes: how many backward passes of the step come before it.
+        moment: of the step.
     """
 
     words: str
     more: str
     source: str
     passes: int
+    moment: Moment
 
 
 def collective_differences(pair: FactsPair) -> Iterator[FactDifference]:
@@ -42,7 +44,7 @@ def collective_differences(pair: FactsPair) -> Iterator[FactDifference]:
     if found is not None:
         yield pair.difference(
             VerdictClass.COMMUNICATION,
-            Moment.COMMUNICATION if found.passes else Moment.FORWARD,
+            found.moment,
             f"{found.words}, step {pair.step}{found.more}",
             effect=Effect.POSSIBLE,
             next=(f"look at {found.source}",) if found.source else (),
@@ -52,11 +54,8 @@ def collective_differences(pair: FactsPair) -> Iterator[FactDifference]:
 def other_collective(pair: FactsPair) -> OtherCollective | None:
     """Return the first call of a step that differs; None without one."""
     target, reference = pair.target.communication, pair.reference.communication
-    keys, others = ([_key(call) for call in side] for side in (target, reference))
     found: list[tuple[Communication, str]] = []
-    matcher = SequenceMatcher(None, keys, others, autojunk=False)
-    for _, start, end, other_start, other_end in matcher.get_opcodes():
-        here, there = target[start:end], reference[other_start:other_end]
+    for _, here, there in aligned(target, reference, _key, _line):
         if [call.api for call in here] == [call.api for call in there]:
             both = zip(here, there, strict=True)
             found += [(a, words) for a, b in both if (words := _words(a, b))]
@@ -68,14 +67,21 @@ def other_collective(pair: FactsPair) -> OtherCollective | None:
     call, words = found[0]
     rest = len(found) - 1
     more = f", and {rest} more such call{'s' * (rest > 1)}" if rest else ""
-    source = (call.source or "").replace("\\", "/").rpartition("/")[2]
+    source = _line(call)
     line = f" ({source})" if source else ""
-    return OtherCollective(words + line, more, source, call.passes)
+    moment = Moment.COMMUNICATION if call.passes else Moment.FORWARD
+    if call.passes and call.op is None and call.peer is None:
+        moment = Moment.BACKWARD  # all ranks get what is theirs: that reduces no gradients
+    return OtherCollective(words + line, more, source, call.passes, moment)
 
 
 def _key(call: Communication) -> tuple[object, ...]:
     """Return what tells one call from the next: a call that one side lacks shifts no other."""
     return call.api, *(getattr(call, name) for name in _NUMBERS)
+
+
+def _line(call: Communication) -> str:
+    return (call.source or "").replace("\\", "/").rpartition("/")[2]
 
 
 def _words(target: Communication, reference: Communication) -> str:

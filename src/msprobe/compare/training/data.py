@@ -64,6 +64,9 @@ class Made(Protocol):
     def __contains__(self, both: object) -> bool:
         """Return whether they are no data."""
 
+    def carried(self, both: tuple[Data, Data]) -> tuple[bool, bool]:
+        """Return for both sides whether an input is made of results of the step before."""
+
     def makes(self, data: Data, *, is_target: bool) -> bool:
         """Return whether recorded calls made an input, which may be one side's alone."""
 
@@ -86,6 +89,7 @@ class DataHistory:
         self._rank = rank
         self._batches: list[_Batch] = []
         self._uneven: FactDifference | None = None
+        self._forgotten: FactDifference | None = None  # a result of the step before
         self._other_order: dict[int, str] = {}
         self._ahead: dict[int, OutlineDifference | None] = {}
         self._draws: dict[int, bool] = {}
@@ -147,6 +151,12 @@ class DataHistory:
         # Calls before the model is first called may have no records: those to blame, that make all
         # later batches otherwise, make the first one, too.
         if made_inside is not None:
+            forgotten = (
+                self._of_forgotten(pair.step, both, made_inside.carried(both))
+                for batch in batches
+                for both in _changed(batch)
+            )
+            self._forgotten = self._forgotten or next(filter(None, forgotten), None)
             faulty = [any(map(made_inside.is_faulty, _changed(batch))) for batch in batches]
             if batches[1:] and all(faulty[1:]):
                 given[0] = replace(given[0], target=(), reference=())
@@ -197,6 +207,8 @@ class DataHistory:
         if uneven is not None:
             may_be_alike = uneven.effect is Effect.CERTAIN and alike_since <= uneven.step
             yield replace(uneven, effect=Effect.POSSIBLE) if may_be_alike else uneven
+        if self._forgotten is not None:
+            yield self._forgotten
         differing = self._differing
         apart = [batch for batch in differing if not _is_rounding(batch)]
         if not apart:
@@ -248,6 +260,25 @@ class DataHistory:
             is_unknown=is_unknown and ahead is None,
             is_drawn=self._draws.get(first.step, False),
             micro=tensor.micro,
+        )
+
+    def _of_forgotten(
+        self, step: int, both: tuple[Data, Data], carried: tuple[bool, bool]
+    ) -> FactDifference | None:
+        """Return that one side alone gives a model what is made of a result of the step before."""
+        if carried[0] is carried[1]:
+            return None
+        side, other = ("target", "reference") if carried[0] else ("reference", "target")
+        data = both[0]
+        return self._difference(
+            step,
+            f"{data.where} of {data.record} is made of a result of the step before in the {side}, "
+            f"not in the {other} (step {step})",
+            Effect.POSSIBLE,
+            verdict=VerdictClass.ORDER,
+            next=(f"look at what the {other} keeps of the step before",),
+            record=data.record,
+            micro=data.micro,
         )
 
     def _difference(self, step: int, words: str, effect: Effect, **more: Any) -> FactDifference:

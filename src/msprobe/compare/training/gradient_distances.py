@@ -98,7 +98,7 @@ def _alone(pair: StepPair) -> _Alone | None:
         return None
     is_same = size == other_size and other_norm > 0.0
     moved = abs(norm - other_norm) / other_norm if is_same else math.inf
-    return _Alone((names or others)[0], moved, size)
+    return _Alone((names or others)[0], moved, max(size, other_size))
 
 
 def rounded_gradients(pair: StepPair, resolution: float, *, is_one_sided: bool = False) -> set[str]:

@@ -166,11 +166,12 @@ class GradientHistory:
         far = [n for n in moved if not changes[n].is_rounding and n not in rounded]
         if far:
             worst = max(far, key=lambda name: changes[name].relative)
+            size = changes[worst].words
+            of_which = f", {'' if len(far) == 1 else f'{worst} '}{size}" if size else ""
             yield _difference(
                 pair,
                 f"{some_of(far, len(changes), 'gradients')} {are(far, 'differs', 'differ')} "
-                f"{_when(far)} (step {pair.pair.step}), "
-                f"{'' if len(far) == 1 else f'{worst} '}{changes[worst].words}",
+                f"{_when(far)} (step {pair.pair.step}){of_which}",
                 [worst],
                 Effect.POSSIBLE,
             )

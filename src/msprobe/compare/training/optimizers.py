@@ -39,7 +39,8 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
     if not pair.ran_through:
         return
     counts = pair.step_counts
-    for number in sorted(counts[0] | counts[1]):
+    several = sorted(counts[0] | counts[1])
+    for number in several:
         numbers = counts[0][number], counts[1][number]
         if numbers[0] == numbers[1]:
             continue
@@ -54,7 +55,7 @@ def count_differences(pair: FactsPair) -> Iterator[FactDifference]:
             continue
         longer = pair.sides[numbers[0] < numbers[1]].optimizer_steps()
         lone = [each.number == number and each.call == min(numbers) for each in longer]
-        which = "optimizer.step()" if number == 0 else f"step() of {_named(pair, number)}"
+        which = f"step() of {_named(pair, number)}" if several[1:] else "optimizer.step()"
         updated = " (parameters are updated twice)" if numbers == (2, 1) else ""
         yield pair.difference(
             VerdictClass.UPDATE,

@@ -6,6 +6,7 @@ A part of a step is chosen by its runs: those within a module, before it, outsid
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from msprobe.operators.operator import Operator
 
 # Numbers that a person writes have fewer digits.
 _COMPUTED: Final = 10
+_OF_NUMBERS: Final = frozenset(("as_tensor", "tensor"))
+_WHOLE: Final = re.compile(r"[-\d\[\], ]+")
 _TRUTH: Final = ("True", "False")
 # They choose what gets a gradient, and no value.
 CUTS: Final = frozenset(("detach", "requires_grad", "_setgradenabled"))
@@ -190,8 +193,14 @@ def operator_name(call: OutlinedCall) -> str:
 
 
 def content_of(call: OutlinedCall) -> Hashable:
-    """Return all that a call is, but for its place and its tensors."""
-    return operator_name(call), call.arguments, *call.named.items()
+    """Return all that a call is, but for its place and its tensors.
+
+    Whole numbers of which it makes a tensor may be places that the program chose by values.
+    """
+    name, given = operator_name(call), call.arguments
+    if name in _OF_NUMBERS and given and _WHOLE.fullmatch(given[0]):
+        given = ("", *given[1:])
+    return name, given, *call.named.items()
 
 
 def words_of(call: OutlinedCall) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
@@ -18,6 +18,7 @@ from itertools import zip_longest
 from typing import Final
 
 from msprobe.compare.sides import Side
+from msprobe.compare.training.aligned import aligned
 from msprobe.compare.training.fed_calls import Feeding, OtherFeed, Wanted, feeding_of
 from msprobe.compare.training.fingerprints import change_of, of_data
 from msprobe.compare.training.gradient_factors import SAME_FACTOR
@@ -65,7 +66,6 @@ _PADDING: Final = frozenset(("constant_pad_nd", "pad", "pad_sequence"))
 _SILENT: Final = CUTS | COPIES
 _UNSEEN: Final = _SILENT | RESHAPES | CASTS  # a cause only where nothing else differs
 _LIMIT: Final = -1e4  # what is masked is set to numbers below it, all to the same effect
-_MOST_COMPARED: Final = 500  # calls between the first and the last that differ, of either side
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +256,12 @@ def _put_between(made: MadeCalls) -> OutlineDifference | None:
 
     None if the other side makes calls of its own, but for those in place of it.
     """
-    parts = [part for part in _aligned(*_without_ends(*made), content_of) if part[0] != "equal"]
-    if len(parts) != 1 and {tag for tag, *_ in parts} not in ({"delete"}, {"insert"}):
+    parts = _apart(*made)
+    if len(parts) != 1 and all(map(any, zip(*parts, strict=True))):
         return None
     for is_target in (True, False):
         known = {*map(operator_name, [*made][is_target]), *_PADDING}
-        for _, *sides in parts:
+        for sides in parts:
             more, others = sides[not is_target], sides[is_target]
             place = next(
                 (i for i, call in enumerate(more) if operator_name(call) not in known), None
@@ -466,10 +466,8 @@ def _differences(
     target: Sequence[OutlinedCall], reference: Sequence[OutlinedCall]
 ) -> Iterator[OutlineDifference]:
     """Yield where calls differ: of the same arguments belong together, then those of a name."""
-    for tag, own, other in _aligned(*_without_ends(target, reference), content_of):
-        if tag == "equal":
-            continue
-        for _, left, right in _aligned(own, other, operator_name):
+    for own, other in _apart(target, reference):
+        for left, right in _by_operator(own, other):
             for one, partner in zip_longest(left, right):
                 if one and partner and operator_name(one) == operator_name(partner):
                     yield from _other_arguments(one, partner)
@@ -477,30 +475,21 @@ def _differences(
                     yield _other_call(one, partner)
 
 
-def _without_ends(
+def _by_operator(
     target: Sequence[OutlinedCall], reference: Sequence[OutlinedCall]
-) -> tuple[Sequence[OutlinedCall], Sequence[OutlinedCall]]:
-    """Return what lies between equal beginnings and equal ends, as far as it is compared."""
-    least = min(len(target), len(reference))
-    keys = [[*map(content_of, calls)] for calls in (target, reference)]
-    first = next((i for i in range(least) if keys[0][i] != keys[1][i]), least)
-    last = next((i for i in range(least - first) if keys[0][~i] != keys[1][~i]), least - first)
-    target, reference = (
-        calls[first : min(len(calls) - last, first + _MOST_COMPARED)]
-        for calls in (target, reference)
-    )
-    return target, reference
+) -> Iterator[tuple[Sequence[OutlinedCall], Sequence[OutlinedCall]]]:
+    """Yield parts of two lists that belong together, where operators tell."""
+    names, others = ([*map(operator_name, calls)] for calls in (target, reference))
+    matcher = SequenceMatcher(None, names, others, autojunk=False)
+    for _, *ends in matcher.get_opcodes():
+        yield target[ends[0] : ends[1]], reference[ends[2] : ends[3]]
 
 
-def _aligned(
-    target: Sequence[OutlinedCall],
-    reference: Sequence[OutlinedCall],
-    key: Callable[[OutlinedCall], Hashable],
-) -> Iterator[tuple[str, Sequence[OutlinedCall], Sequence[OutlinedCall]]]:
-    """Yield parts of two lists that belong together, and `equal` where they are the same."""
-    keys = [[*map(key, calls)] for calls in (target, reference)]
-    for tag, *ends in SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_opcodes():
-        yield tag, target[ends[0] : ends[1]], reference[ends[2] : ends[3]]
+def _apart(
+    target: Sequence[OutlinedCall], reference: Sequence[OutlinedCall]
+) -> list[tuple[Sequence[OutlinedCall], Sequence[OutlinedCall]]]:
+    stretches = aligned(target, reference, content_of, line_of)
+    return [(own, other) for is_same, own, other in stretches if not is_same]
 
 
 def _other_call(target: OutlinedCall | None, reference: OutlinedCall | None) -> OutlineDifference:
@@ -566,10 +555,12 @@ def _arguments(call: OutlinedCall) -> dict[str, str]:
     """Return the arguments of a call by name, but for those that are as if they were left out."""
     defaults = {name: repr(value) for name, value in signature_in(call).defaults.items()}
     given = given_arguments(call)
-    return {name: word for name, word in given.items() if defaults.get(name) != word}
+    return {n: word for n, word in given.items() if not _are_alike(defaults.get(n, ""), word)}
 
 
 def _are_alike(word: str, other: str) -> bool:
+    if word.startswith("[") is not other.startswith("["):  # a stride, say, for each axis or all
+        return len({each for side in (word, other) for each in side.strip("[]").split(", ")}) == 1
     number, expected = number_of(word), number_of(other)
     if number is None or expected is None:
         return word == other

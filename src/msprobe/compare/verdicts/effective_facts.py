@@ -18,6 +18,7 @@ from msprobe.compare.training.differences import Effect, FactDifference, Moment,
 from msprobe.compare.training.gradient_factors import SAME_FACTOR
 from msprobe.compare.training.modes import autocast_epsilon
 from msprobe.compare.verdicts.culprit_classes import (
+    class_and_words,
     class_of,
     is_ruled_by_mode,
     is_within,
@@ -118,7 +119,8 @@ class EffectiveFacts:
                     or (fact.is_drawn_by_host and may_follow_host(culprit))
                     or self._may_be_drawn_inside(culprit, fact, observed)
                 )
-                return is_drawn or any(each.random_input for each in self._findings.steps)
+                is_shown = any(each.random_input for each in self._findings.steps)
+                return is_drawn or is_shown or self._fills_buffers(fact)
             case VerdictClass.MODE:
                 return self._is_of_mode(fact, observed)
             case VerdictClass.PRECISION:
@@ -151,6 +153,18 @@ class EffectiveFacts:
         is_own = comparison.rank == fact.rank
         communicates = any(facts is not None and facts.communication for facts in comparison.facts)
         return observed is not None and observed.draws and (is_own or communicates)
+
+    def _fills_buffers(self, fact: FactDifference) -> bool:
+        """Return whether all that differs are buffers of models that draw random numbers."""
+        return self._culprit is None and any(
+            each.verdict is VerdictClass.UPDATE
+            and each.modules
+            and each.rank == fact.rank
+            and each.step >= fact.step
+            and (observed := self._observed.get((each.step, each.rank))) is not None
+            and observed.draws
+            for each in self._findings.facts
+        )
 
     def _is_of_mode(self, fact: FactDifference, observed: StepObservations | None) -> bool:
         """Return whether another training flag explains the first difference."""
@@ -215,7 +229,10 @@ class EffectiveFacts:
                 moment_of(culprit).phase is Phase.REDUCE
             )
             is_foreign = culprit.row.cause in _FOREIGN_GRADIENTS
-            if is_reduced or is_foreign or is_without_reason(culprit):
+            if is_without_reason(culprit):
+                # A module that is made with other options sends other tensors.
+                return class_and_words(culprit)[0] is not VerdictClass.ARGUMENT
+            if is_reduced or is_foreign:
                 return True
         return any(
             each.step == fact.step

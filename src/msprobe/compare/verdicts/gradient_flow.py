@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
@@ -109,6 +109,14 @@ class GradientFlow:
             if not share.pair.is_matched:
                 self._unmatched.blame_for(share)
 
+    def _blame_further(self, shares: Sequence[Row]) -> None:
+        """Blame calls that one side alone makes besides those of both, for the shares they add.
+
+        Sides that make a gradient by other calls have shares of their own each.
+        """
+        if len({share.status for share in shares}) == 1:
+            self._blame_lone(shares)
+
     def judge_parameter_gradient(self, call: Call, row: Row) -> None:
         """Judge the gradient of a parameter, as it was accumulated."""
         if not call.is_matched and self._module_record(call, RecordKind.FORWARD) is None:
@@ -135,8 +143,10 @@ class GradientFlow:
         # Gradients of the module's other parameters may be all that its calls are seen to make.
         is_told = bool(shares) and any(self._shares.are_all_of(row, s) for s in (shares, added))
         shares += before
-        if any(share.status.is_difference for share in shares):
+        apart = [share for share in shares if share.status.is_difference]
+        if apart:
             mark(row, Origin.INHERITED)
+            self._blame_further(apart)
         elif shares and (self._shares.is_sum_of(row, shares) or add_up(row, added)):
             mark(row, Origin.INHERITED, Cause.SUM_OF_CLOSE)
         elif (

@@ -23,6 +23,7 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.data import Made
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.micro_batches import is_split
+from msprobe.compare.verdicts.carried import Carried
 from msprobe.compare.verdicts.program_flow import Content, ProgramFlow, content_of
 from msprobe.dump.facts import Data, Facts
 from msprobe.dump.formats.dtypes import normal_dtype
@@ -35,8 +36,10 @@ from msprobe.operators.operator import Flow, Operator
 class MadeInside(Made):
     """Inputs of models that calls of the step made of what enters it alike on both sides."""
 
-    def __init__(self, comparison: RankComparison) -> None:
+    def __init__(self, comparison: RankComparison, carried: Carried) -> None:
+        """Take in a step, and what the one before left."""
         self._comparison = comparison
+        self._carried = carried
 
     def __contains__(self, both: object) -> bool:
         """Return whether calls make the inputs of both sides differ, not what these are made of.
@@ -44,6 +47,8 @@ class MadeInside(Made):
         Something else enters the step, if each side has what the other one lacks.
         """
         assert isinstance(both, tuple)
+        if any(self.carried(both)):
+            return True
         makers = self._makers_of(both)
         if not any(makers):
             return False
@@ -71,6 +76,10 @@ class MadeInside(Made):
         apart = found[0].keys() - found[1].keys(), found[1].keys() - found[0].keys()
         are_other_samples = min(map(len, found)) > 1 and all(apart) and any(lone)
         return not (all(lone) or are_other_samples)
+
+    def carried(self, both: tuple[Data, Data]) -> tuple[bool, bool]:
+        """Return for both sides whether an input is made of results of the step before."""
+        return self._carried.of(both)
 
     def makes(self, data: Data, *, is_target: bool) -> bool:
         """Return whether recorded calls made an input that the other side does not take from them.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.across import Across
+from msprobe.compare.verdicts.carried import Carried
 from msprobe.compare.verdicts.computed_again import needs_own_errors, with_own_errors
 from msprobe.compare.verdicts.find_verdict import find_verdict
 from msprobe.compare.verdicts.made_inside import MadeInside, without_received
@@ -61,6 +62,7 @@ class Summary:
         self._unmatched: Counter[str] = Counter()
         self._notes: list[str] = []
         self._training = TrainingHistory()
+        self._carried: defaultdict[int | str, Carried] = defaultdict(Carried)
         self._steps: list[StepObservations] = []
         self._scope = _Scope()
         self._noise: list[NoiseJudgement] = []
@@ -68,7 +70,7 @@ class Summary:
     def add(self, ranks: Sequence[RankComparison]) -> None:
         """Take in a step, and settle its origins: only here all ranks are together."""
         pairs = self._facts_of(ranks)
-        made_inside = {comparison.rank: MadeInside(comparison) for comparison in ranks}
+        made_inside = {each.rank: MadeInside(each, self._carried[each.rank]) for each in ranks}
         if len(ranks) > 1:
             own = {comparison.rank: comparison for comparison in ranks}
             data = [without_received(own[pair.rank], pair) for pair in pairs]
@@ -78,6 +80,7 @@ class Summary:
         self._training.add_data(data, made_inside)
         self._across.settle(ranks, self._training, pairs)
         for comparison in ranks:
+            self._carried[comparison.rank].add(comparison)
             if not self._parts:
                 self._mode = comparison.mode
             self._parts.append(_part(comparison))
