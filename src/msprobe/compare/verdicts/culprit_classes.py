@@ -500,10 +500,16 @@ def _other_call(culprit: Culprit) -> str:
 
 
 def _is_lone_cast(culprit: Culprit) -> bool:
-    """Return whether only one side casts to a floating type; truth values have no precision."""
+    """Return whether only one side casts numbers that have a precision to another floating type.
+
+    Integers and truth values have none: a mask, a count.
+    """
     row = culprit.row
-    is_float = epsilon_of(row.value.dtype) > 0
-    return is_float and not row.pair.is_matched and is_cast(_parsed(culprit))
+    if row.pair.is_matched or not is_cast(_parsed(culprit)):
+        return False
+    given = culprit.comparison.side_of(row.pair).values(row.pair.name)
+    cast = next((each.dtype for each in given if each.is_tensor), row.value.dtype)
+    return min(epsilon_of(cast), epsilon_of(row.value.dtype)) > 0
 
 
 def _parsed(culprit: Culprit) -> RecordName:
