@@ -211,7 +211,9 @@ class Pooled(nn.Module):
         made, mask = self.embed(ids), (ids > 4).long()
         if self.change:
             mask = mask.to(made.dtype)
-        return self.out((made * mask[..., None]).sum(1) / (mask.sum(1) + bool(self.change))[:, None])
+        return self.out(
+            (made * mask[..., None]).sum(1) / (mask.sum(1) + bool(self.change))[:, None]
+        )
 
 
 def pooled(debugger: PrecisionDebugger, change: str | None) -> None:
