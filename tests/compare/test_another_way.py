@@ -313,6 +313,32 @@ def test_another_scale_beside_another_precision(tmp_path: Path) -> None:
     assert (verdict["class"], verdict["confidence"]) == ("precision", "proved"), verdict["sentence"]
 
 
+# --- targets ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.11])
+def test_smoothed_labels_are_given_in_any_way(tmp_path: Path, smoothing: float) -> None:
+    def run(debugger: PrecisionDebugger, is_soft: bool) -> None:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
+        optimizer = torch.optim.RMSprop(model.parameters(), 1e-3)
+        data, labels = torch.randn(4, 6, 6), torch.randint(0, 5, (4, 6))
+        soft = F.one_hot(labels, 5) * (1 - smoothing) + smoothing / 5
+
+        def loss(number: int) -> Tensor:
+            made = model(data[number])
+            if is_soft:
+                return F.cross_entropy(made, soft[number])
+            return F.cross_entropy(made, labels[number], label_smoothing=0.1)
+
+        for number in recorded_steps(debugger, model, 4):
+            update(model, loss(number), optimizer)
+
+    verdict = verdict_on(tmp_path, run, True, False)
+
+    expected = ("equal", "proved") if smoothing == 0.1 else ("data", "likely")
+    assert (verdict["class"], verdict["confidence"]) == expected, verdict["sentence"]
+
+
 # --- parameters -------------------------------------------------------------------------------
 
 
@@ -355,3 +381,23 @@ def test_another_parameter_is_named_without_modules(tmp_path: Path) -> None:
     assert verdict["class"] == "argument", verdict["sentence"]
     words = "called with the parameter 1.weight instead of the parameter 0.weight"
     assert words in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("rate", [0.01, 0.02])
+def test_two_optimizers_may_step_in_either_order(tmp_path: Path, rate: float, level: str) -> None:
+    def run(debugger: PrecisionDebugger, is_turned: bool) -> None:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+        first = torch.optim.SGD(model[0].parameters(), 0.1, momentum=0.9)
+        second = torch.optim.Adagrad(model[2].parameters(), rate if is_turned else 0.01)
+        data = torch.randn(3, 5, 6)
+        for number in recorded_steps(debugger, model):
+            model.zero_grad()
+            model(data[number]).square().mean().backward()
+            for each in (second, first) if is_turned else (first, second):
+                each.step()
+
+    verdict = verdict_on(tmp_path, run, True, False, level)
+
+    expected = ("equal" if rate == 0.01 else "optimizer_setting", "proved")
+    assert (verdict["class"], verdict["confidence"]) == expected, verdict["sentence"]

@@ -198,3 +198,64 @@ def test_other_micro_batches_draw_other_numbers(tmp_path: Path, level: str) -> N
 
     assert (verdict["class"], verdict["confidence"]) == ("data", "likely"), verdict["sentence"]
     assert "for these the model draws other random numbers" in verdict["sentence"]
+
+
+class Pooled(nn.Module):
+    """Averages what a mask of integers leaves, or divides by one more."""
+
+    def __init__(self, change: str | None) -> None:
+        super().__init__()
+        self.embed, self.out, self.change = nn.Embedding(20, 8), nn.Linear(8, 1), change
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        made, mask = self.embed(ids), (ids > 4).long()
+        if self.change:
+            mask = mask.to(made.dtype)
+        return self.out(
+            (made * mask[..., None]).sum(1) / (mask.sum(1) + bool(self.change))[:, None]
+        )
+
+
+def pooled(debugger: PrecisionDebugger, change: str | None) -> None:
+    model, batches = Pooled(change), torch.randint(0, 20, (3, 8, 6))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fit(debugger, model, optimizer, lambda number: model(batches[number]).square().mean())
+
+
+def test_integers_that_one_side_casts_are_no_precision(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, pooled, "one more")
+
+    assert verdict["class"] == "call", verdict["sentence"]
+
+
+def normed(debugger: PrecisionDebugger, change: str | None) -> None:
+    """A norm of batches, called as a module, which counts before, or as a function."""
+    first, norm, last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)
+    model, batches = nn.Sequential(first, norm, last), torch.randn(3, 16, 6)
+
+    def loss(number: int) -> torch.Tensor:
+        x = first(batches[number])
+        if change:
+            state = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+            x = functional.batch_norm(x, *state, change != "no training")
+            norm.num_batches_tracked.add_(1)
+        else:
+            x = norm(x)
+        return last(torch.relu(x)).square().mean()
+
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [("behind", ("equal", "proved")), ("no training", ("argument", "likely"))],
+)
+def test_a_call_that_moves_may_be_given_another_argument(
+    tmp_path: Path, change: str, expected: tuple[str, str]
+) -> None:
+    verdict = verdict_on(tmp_path, normed, change)
+
+    assert (verdict["class"], verdict["confidence"]) == expected, verdict["sentence"]
+    if change == "no training":
+        assert "input.training of Functional.batch_norm.0.forward" in verdict["sentence"]
+        assert verdict["sentence"].endswith("step 0: False instead of True")

@@ -296,3 +296,27 @@ def test_what_is_cut_out_of_a_detached_result_is_no_data(tmp_path: Path) -> None
     verdict = verdict_on(tmp_path, run, "shifted")
     assert verdict["class"] == "argument", verdict["sentence"]
     assert "input.1.1 of Tensor.__getitem__" in verdict["sentence"]
+
+
+def transitions(debugger: PrecisionDebugger, change: str | None) -> None:
+    """A score for each pair of neighbours, looked up by both of them, or the other way round."""
+    model, scores = nn.Linear(6, 4), nn.Parameter(torch.randn(4, 4))
+    optimizer = torch.optim.SGD([*model.parameters(), scores], 0.1)
+    x, tags = torch.randn(3, 5, 6), torch.randint(0, 4, (3, 5, 3))
+
+    def loss(number: int) -> torch.Tensor:
+        own = tags[number]
+        first, second = (1, 0) if change == "exchanged" else (0, 1)
+        second = 2 if change == "other" else second
+        found = scores[own[:, first], own[:, second]]
+        return functional.cross_entropy(model(x[number]), own[:, 0]) - found.mean()
+
+    fit(debugger, model, optimizer, loss)
+
+
+@pytest.mark.parametrize(("change", "expected"), [("exchanged", "argument"), ("other", "data")])
+def test_samples_that_change_places_in_a_call_are_no_other_data(
+    change: str, expected: str, tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, transitions, change)
+    assert verdict["class"] == expected, verdict["sentence"]

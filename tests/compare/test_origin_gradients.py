@@ -352,3 +352,42 @@ def test_a_gradient_that_adds_up_of_close_shares_is_not_blamed(tmp_path: Path, h
     assert found.status("Functional.linear.1.backward.output.1") == "close"
     assert found.status("Module.fc.Linear.parameters_grad.1.weight") == "differs"
     assert found.culprits == ["Module.fc.Linear.parameters_grad.1"] * (hook != 1)
+
+
+@pytest.mark.parametrize("hook", [1.0, 1.001])
+def test_a_gradient_that_is_kept_in_another_order_of_memory_is_not_blamed(
+    tmp_path: Path, hook: float
+) -> None:
+    """One side keeps what was handed back, the other a copy with other projections."""
+    signs = np.sign(RNG.standard_normal((2, 48 * 48)))
+    x, g = RNG.standard_normal((2, 16, 48)).astype(np.float32)
+    moved = RNG.standard_normal((48, 48)).astype(np.float32)
+
+    def tensor(array: Array, number: int, *, is_turned: bool = False) -> Any:
+        elements = (array.T if is_turned else array).ravel().astype(float)
+        about = {"stride": [1, 48]} if is_turned else {}
+        return value(array, number, projections=(signs @ elements).tolist(), **about)
+
+    def written(folder: Path, *, is_target: bool) -> Path:
+        dump = DumpBuilder(folder, "statistics")
+        module, w = "Module.fc.Linear.forward.0", np.eye(48, dtype=np.float32)
+        given, made = [value(x), value(w, **TRAINED)], value(x, 10, **TRAINED)
+        dump.call("Functional.linear.0.forward", given, [made], parent=module)
+        dump.call(module, [value(x)], [made], parameters={"weight": value(w, **TRAINED)})
+        # Products cancel: their rounding is large beside their sum.
+        share = (x.T @ g) * np.float32(1e-2) + moved * np.float32(5e-7 * is_target)
+        coming = value(g, 20)
+        dump.call(
+            "Functional.linear.0.backward", [coming], [None, tensor(share, 30)], parent=module
+        )
+        own = tensor(share, 30)
+        if not is_target:
+            own = tensor(share * np.float32(hook), 31, is_turned=True)
+        dump.gradients("Module.fc.Linear.parameters_grad", weight=own)
+        return dump.write()
+
+    found = compare(
+        written(tmp_path / "t", is_target=True), written(tmp_path / "r", is_target=False)
+    )
+    assert found.status("Functional.linear.0.backward.output.1") == "close"
+    assert found.culprits == ["Module.fc.Linear.parameters_grad"] * (hook != 1)

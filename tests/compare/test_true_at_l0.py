@@ -473,3 +473,63 @@ def test_what_a_module_draws_for_its_part_by_another_seed_is_random(
 
     verdict = verdict_on(tmp_path, run, "seed", level=level)
     assert verdict["class"] == "random", verdict["sentence"]
+
+
+class Gated(nn.Module):
+    """Two projections without a bias, one of which opens a gate for the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(6, 8, bias=False), nn.Linear(6, 8, bias=False)
+        self.down = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if choose("joined", True, False):
+            made = F.linear(x, torch.cat([self.up.weight, self.gate.weight]))
+            gate, up = made.chunk(2, -1)
+        else:
+            gate, up = F.linear(x, self.gate.weight, None), F.linear(x, self.up.weight, None)
+        return self.down(F.silu(gate) * up)
+
+
+def gated(debugger: PrecisionDebugger, change: str | None) -> None:
+    Change.name = change
+    model, batches = Gated(), torch.randn(3, 5, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fit(debugger, model, optimizer, lambda number: model(batches[number]).square().mean())
+
+
+def test_an_argument_that_is_left_out_is_none_that_differs(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, gated, "joined", level="L0")
+
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "bias" not in verdict["sentence"]
+
+
+class Spectral(nn.Module):
+    """Multiplies the frequencies of its input; both transforms may be scaled alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.weight = nn.Linear(6, 16), nn.Parameter(torch.rand(9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = choose("ortho", "ortho", None)
+        found = torch.fft.rfft(self.lift(x), norm=norm) * self.weight
+        return torch.fft.irfft(found, n=16, norm=choose("half", "ortho", norm))
+
+
+def transformed(debugger: PrecisionDebugger, change: str | None) -> None:
+    Change.name = change
+    model, batches = Spectral(), torch.randn(3, 5, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fit(debugger, model, optimizer, lambda number: model(batches[number]).square().mean())
+
+
+@pytest.mark.parametrize(("change", "kind"), [("ortho", "equal"), ("half", "argument")])
+def test_a_word_that_another_call_takes_back_is_no_argument(
+    tmp_path: Path, change: str, kind: str
+) -> None:
+    verdict = verdict_on(tmp_path, transformed, change, level="L0")
+
+    assert verdict["class"] == kind, verdict["sentence"]

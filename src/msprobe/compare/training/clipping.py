@@ -70,10 +70,7 @@ def _surplus_words(side: str, lacking: str, event: Clip, clips: Sequence[Clip], 
             f"{times_text(others)}; the limits of the {side} are {limits}"
         )
     norm = f", whose total norm is {shown(event.total_norm)}" if event.total_norm else ""
-    return (
-        f"the {lacking} does not clip; the {side} calls {event.function} with "
-        f"{shown(event.max)}{norm}"
-    )
+    return f"only the {side} calls {event.function}, with {shown(event.max)}{norm}"
 
 
 def _early(pair: FactsPair, clips: tuple[Clip, Clip]) -> Iterator[FactDifference]:

@@ -440,7 +440,9 @@ def _first_of(found: Sequence[OutlineDifference]) -> OutlineDifference:
     others = len(found) - 1
     verb = "s differ" if others > 1 else " differs"
     more = f"; {others} more call{verb}" if others else ""
-    return replace(first, words=first.words + more)
+    # What a word chooses, another call may take back: the norm of a transform and of its inverse.
+    is_real = first.is_real and (first.ratio is not None or not others)
+    return replace(first, words=first.words + more, is_real=is_real)
 
 
 def _moved(

@@ -56,8 +56,8 @@ def with_shared_names(
 def _numbered_alike(target: Facts, reference: Facts) -> Facts:
     """Return the target's facts with the reference's number of an optimizer of its parameters.
 
-    Optimizers are numbered in the order of a program's first steps: one that is made anew, after a
-    checkpoint was loaded or for a second training, may have another number.
+    Optimizers are numbered in the order of a program's first steps, which may be another one. One
+    that is made anew, after a checkpoint was loaded or for a second training, counts as well.
     """
     own, other = (
         {frozenset(step.parameters.name): step.number for step in facts.optimizer_steps()}
@@ -66,8 +66,8 @@ def _numbered_alike(target: Facts, reference: Facts) -> Facts:
     if len(own) < len({step.number for step in target.optimizer_steps()}):
         return target  # several have the same parameters
     shared = own.keys() & other
-    if {own[names] for names in shared} == {other[names] for names in shared}:
-        return target  # or they step in another order
+    if all(own[names] == other[names] for names in shared):
+        return target
     numbers = {own[names]: other[names] for names in shared}
     new = count(max(*own.values(), *other.values()) + 1)
     for names in own.keys() - shared:

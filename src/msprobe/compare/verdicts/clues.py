@@ -39,6 +39,8 @@ from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
 from msprobe.operators.operator import Family, InPlace, Operator
 
+# What follows, or an earlier step, shows that nothing comes of it.
+_CLEARED: Final = (Cause.HARMLESS, Cause.SAME_GRADIENTS, Cause.HARMLESS_BEFORE)
 # Types of arguments that follow from no data.
 _TOLD: Final = ("float", "str")
 _Extent = tuple[tuple[int, ...], float]
@@ -279,7 +281,7 @@ def _argument_words(row: Row, place: Place) -> str:
 
 def _is_cleared(row: Row) -> bool:
     """Return whether what is made of a value that differs shows it to be without consequence."""
-    return row.status.is_difference and row.cause in (Cause.HARMLESS, Cause.SAME_GRADIENTS)
+    return row.status.is_difference and row.cause in _CLEARED
 
 
 def _is_result(row: Row) -> bool:

@@ -42,7 +42,7 @@ from msprobe.compare.verdicts.custom_functions import (
     lone_call_inside,
 )
 from msprobe.compare.verdicts.made_data import makes_data, other_samples
-from msprobe.compare.verdicts.places import lone_words, moved_words
+from msprobe.compare.verdicts.places import lone_words, moved_call
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.scaled_gradients import extra_pass, loss_of, scaled_words
 from msprobe.compare.verdicts.statistics_error import distance_of
@@ -166,9 +166,10 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     extra = extra_pass(culprit.comparison) if found is VerdictClass.GRADIENT else None
     if extra is not None:
         return VerdictClass.CALL, f"{extra}; {words}"
-    moved = moved_words(culprit.comparison, row.pair) if row.cause is Cause.USED_CALL else ""
-    if moved and found is VerdictClass.CALL:
-        return VerdictClass.ORDER, f"{moved}, step {culprit.comparison.step}"
+    if row.cause is Cause.USED_CALL and found is VerdictClass.CALL:
+        moved = moved_call(culprit.comparison, row.pair)
+        if moved is not None:
+            return moved
     is_called = found in _OF_CALLS
     if is_called and writes_updated(culprit.comparison, row.pair):
         step = culprit.comparison.step
@@ -502,10 +503,16 @@ def _other_call(culprit: Culprit) -> str:
 
 
 def _is_lone_cast(culprit: Culprit) -> bool:
-    """Return whether only one side casts to a floating type; truth values have no precision."""
+    """Return whether only one side casts numbers that have a precision to another floating type.
+
+    Integers and truth values have none: a mask, a count.
+    """
     row = culprit.row
-    is_float = epsilon_of(row.value.dtype) > 0
-    return is_float and not row.pair.is_matched and is_cast(_parsed(culprit))
+    if row.pair.is_matched or not is_cast(_parsed(culprit)):
+        return False
+    given = culprit.comparison.side_of(row.pair).values(row.pair.name)
+    cast = next((each.dtype for each in given if each.is_tensor), row.value.dtype)
+    return min(epsilon_of(cast), epsilon_of(row.value.dtype)) > 0
 
 
 def _parsed(culprit: Culprit) -> RecordName:

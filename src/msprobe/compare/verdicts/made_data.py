@@ -7,12 +7,17 @@ computes something of them, or brings them into another form, is told as what it
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 from msprobe.compare.causes import Cause
+from msprobe.compare.model import OperationPair
+from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.data import tensor_words
+from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.program_flow import ProgramFlow
 from msprobe.compare.verdicts.ranking import Culprit
+from msprobe.dump.values import Role
 
 _TAKES: Final = frozenset(
     {"getitem", "index_select", "narrow", "select", "slice", "masked_select", "take", "gather"}
@@ -25,7 +30,7 @@ def makes_data(culprit: Culprit) -> bool:
     """Return whether a culprit is a call that takes the batch out of what the program was given.
 
     Nothing it takes in comes from a model or is trained, and what it makes gets as it is into the
-    model or its loss, to a call that both sides make.
+    model or its loss, to a call that both sides make, and not as another operand of it.
     """
     row = culprit.row
     side, name = culprit.comparison.side_of(row.pair), row.pair.name
@@ -40,16 +45,35 @@ def makes_data(culprit: Culprit) -> bool:
     ):
         return False
     flow = ProgramFlow(side)
-    alone = {
-        record
+    pairs = {
+        record: pair
         for pair in culprit.comparison.pairs
-        if not pair.is_matched
         for record in (pair.target, pair.reference)
+        if record is not None
     }
     # What computes something of its result by one side alone is a call too many.
-    computing = {name for name in filter(None, alone) if side.operator(name).name not in _MAKES}
-    users = flow.given_to(name, computing)
-    return flow.is_of_data(name) and any(user not in alone for user in users)
+    computing = {
+        each
+        for each, pair in pairs.items()
+        if not pair.is_matched and side.operator(each).name not in _MAKES
+    }
+    users = (pairs[user] for user in flow.given_to(name, computing))
+    return flow.is_of_data(name) and any(
+        user.is_matched and not _is_given_the_same(culprit.comparison, user) for user in users
+    )
+
+
+def _is_given_the_same(comparison: RankComparison, pair: OperationPair) -> bool:
+    """Return whether both sides give a call the same tensors, at other places perhaps."""
+    given = [
+        Counter(
+            fingerprint(each)
+            for each in side.values(name or "")
+            if each.role is Role.INPUT and each.is_tensor
+        )
+        for side, name in zip(comparison.sides, (pair.target, pair.reference), strict=True)
+    ]
+    return given[0] == given[1] and None not in given[0]
 
 
 def other_samples(culprit: Culprit) -> str:

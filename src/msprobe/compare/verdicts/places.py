@@ -6,13 +6,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from msprobe.compare.model import Matched, OperationPair, Origin
 from msprobe.compare.training.differences import Phase
+from msprobe.compare.value_pairs import pair_values
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind, parse_record_name
 from msprobe.dump.values import Role
 
 if TYPE_CHECKING:
-    from msprobe.compare.model import OperationPair
     from msprobe.compare.rank_comparison import RankComparison
 
 
@@ -92,29 +93,44 @@ def lone_words(comparison: RankComparison, pair: OperationPair, detail: str = ""
     return f"only the {side} calls {place.record}{detail}{place.line}"
 
 
-def moved_words(comparison: RankComparison, pair: OperationPair) -> str:
-    """Return that both sides make a call, but before another one and after it; empty if not.
+def moved_call(
+    comparison: RankComparison, pair: OperationPair
+) -> tuple[VerdictClass, str] | None:
+    """Return that both sides make a call, but before another one and after it, as a cause.
 
-    Then neither of the two has a partner: in the order of calls one comes too early.
+    Then neither of the two has a partner, and both are to blame: in the order of calls one comes
+    too early. It may be given another argument as well, which is the cause then.
     """
     own, other = (
         [p for p in comparison.pairs if not p.is_matched and (p.target is None) is is_missing]
         for is_missing in (pair.target is None, pair.target is not None)
     )
-    partner = next((each for each in other if each.name == pair.name), None)
+    blamed = {r.pair.position for r in comparison.rows if r.origin is Origin.INTRODUCED}
+    partner = next((p for p in other if p.name == pair.name and p.position in blamed), None)
     shapes = {_shape_of_result(comparison, each) for each in (pair, partner) if each is not None}
     api = comparison.parsed(pair).base
     counts = {sum(comparison.parsed(p).base == api for p in lone) for lone in (own, other)}
     if partner is None or len(shapes) > 1 or len(counts) > 1:
-        return ""
+        return None
     first, last = sorted((pair, partner), key=lambda each: each.position)
     between = (p for p in comparison.pairs if first.position < p.position < last.position)
     crossed = next((p for p in between if p.is_matched), None)
     if crossed is None:
-        return ""
-    early, late = ("target", "reference") if first.reference is None else ("reference", "target")
+        return None
     place = Place.of(comparison, first)
-    return f"{place.words} is called before {crossed.name} in the {early}, after it in the {late}"
+    both = OperationPair(
+        position=pair.position, target=pair.name, reference=pair.name, match=pair.match
+    )
+    for row in pair_values(*comparison.sides, both):
+        if isinstance(row, Matched) and row.is_argument and row.target.value != row.reference.value:
+            where = f"{row.value.slot} of {place.words}, step {comparison.step}"
+            words = f"{row.target.value!r} instead of {row.reference.value!r}"
+            return VerdictClass.ARGUMENT, f"{where}: {words}"
+    early, late = ("target", "reference") if first.reference is None else ("reference", "target")
+    return VerdictClass.ORDER, (
+        f"{place.words} is called before {crossed.name} in the {early}, after it in the {late}, "
+        f"step {comparison.step}"
+    )
 
 
 def _shape_of_result(comparison: RankComparison, pair: OperationPair) -> object:

@@ -205,7 +205,7 @@ export const sentences = {
   "the {} calls {} with {} before its gradients are complete: their total norm is {} then, and {} when the optimizer gets them (step {})": "{1}在梯度尚未累加完整时就以 {3} 调用 {2}：当时总范数为 {4}，优化器得到的为 {5}（step {6}）", "the {} calls {} with {} before its gradients are complete: their total norm is {} then, and {} when the optimizer gets them": "{1}在梯度尚未累加完整时就以 {3} 调用 {2}：当时总范数为 {4}，优化器得到的为 {5}",
   "{} is called before {} in the {}, after it in the {}, step {}": "{3}在 {2} 之前调用 {1}，{4}则在其之后，step {5}", "{} is called before {} in the {}, after it in the {}": "{3}在 {2} 之前调用 {1}，{4}则在其之后",
   "{} updates {} after {} in the {}, before it in the {} (step {})": "{1}在{4}于 {3} 之后更新 {2}，在{5}则在其之前（step {6}）", "{} updates {} after {} in the {}, before it in the {}": "{1}在{4}于 {3} 之后更新 {2}，在{5}则在其之前",
-  "the {} does not clip; the {} calls {} with {}{} (step {})": "{1}不裁剪；{2}以 {4} 调用 {3}{5}（step {6}）", "the {} does not clip; the {} calls {} with {}{}": "{1}不裁剪；{2}以 {4} 调用 {3}{5}",
+  "only the {} calls {}, with {}{} (step {})": "仅{1}以 {3} 调用 {2}{4}（step {5}）", "only the {} calls {}, with {}{}": "仅{1}以 {3} 调用 {2}{4}",
   "the {} calls {} after optimizer.step(), the {} before it (step {})": "{}在 optimizer.step() 之后调用 {}，{}在其之前（step {}）",
   "the {} calls {} after optimizer.step(), the {} before it": "{}在 optimizer.step() 之后调用 {}，{}在其之前",
   "the total norm is {}": "总范数为 {}",
