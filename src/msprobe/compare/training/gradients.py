@@ -54,6 +54,9 @@ from msprobe.dump.facts import Clip
 _SAME_SUM: Final = 1e-3
 # A part shows in a sum if without it so many times as much is left unexplained.
 _SHOWN: Final = 30.0
+# So far from the factor of the others, or from any, no rounding takes a gradient.
+_ODD_FACTOR: Final = 0.05
+_ODD_RESIDUAL: Final = 0.3
 
 NOT_CLEARED: Final = (
     "the {}'s gradients are not cleared: they are the sum of this step's and those of the step "
@@ -140,12 +143,15 @@ class GradientHistory:
                     return
             # Clipped alike, they may have become so after it.
             when = _when(moved) if pair.is_clipped_alike else "before clipping"
+            odd = [name for name in telling if _is_odd(factors[name], factor.value)]
+            scaled = [name for name in moved if name not in odd]
+            alone = f"{_odd_words(odd, factors, len(changes))}; " if odd else ""
             yield _difference(
                 pair,
-                f"{some_of(moved, len(changes), 'gradients')} {are(moved)} "
+                f"{alone}{some_of(scaled, len(changes), 'gradients')} {are(scaled)} "
                 f"{shown(factor.value)} times the reference's {when} "
                 f"(step {pair.pair.step})" + (f": the factor is {meaning}" if meaning else ""),
-                moved,
+                odd or moved,
                 Effect.CERTAIN if is_of_all else Effect.POSSIBLE,
                 None if is_of_all or telling != moved else _unscaled(pair.pair, factor.value),
                 is_scaled=bool(meaning) and is_of_most,
@@ -175,6 +181,24 @@ class GradientHistory:
                 [worst],
                 Effect.POSSIBLE,
             )
+
+
+def _is_odd(factor: Factor | None, common: float) -> bool:
+    """Return whether a gradient is no such multiple of the reference's as the others are."""
+    if factor is None:
+        return False
+    is_far = factor.residual is not None and factor.residual > _ODD_RESIDUAL
+    return is_far or not math.isclose(factor.value, common, rel_tol=_ODD_FACTOR)
+
+
+def _odd_words(odd: Sequence[str], factors: Mapping[str, Factor | None], total: int) -> str:
+    """Return how the gradients differ that are no such multiples as the others."""
+    names = some_of(odd, total, "gradients")
+    found = [factors[name] for name in odd]
+    values = [each.value for each in found if each is not None and _leaves_nothing(each)]
+    if len(values) == len(odd) and max(values) - min(values) <= SAME_FACTOR * abs(values[0]):
+        return f"{names} {are(odd)} {shown(values[0])} times the reference's"
+    return f"{names} {are(odd, 'differs', 'differ')} otherwise"
 
 
 def _unscaled(pair: FactsPair, factor: float) -> float | None:
