@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
@@ -252,9 +253,10 @@ class GradientFlow:
         )
 
     def _has_lone_user(self, call: Call, row: Row) -> bool:
-        """Return whether a call of one side alone, outside the module, uses a parameter; blames it.
+        """Return whether a call uses a parameter that hands it a gradient on one side alone.
 
-        As the penalty of a loss does.
+        One that this side alone makes is blamed, such as the penalty of a loss; of one that both
+        sides make it is judged by itself what cuts the gradient.
         """
         module = self._module_record(call, RecordKind.FORWARD)
         keys = {
@@ -262,20 +264,21 @@ class GradientFlow:
             for each in (module.inputs if module is not None else ())
             if each.value.role is Role.PARAMETER and each.value.argument == row.value.slot
         }
-        users = [each for each in self._lone_inputs if fingerprint(each.value) in keys - {None}]
-        shares = [self._shares.handed_back(each, each.pair.target is not None) for each in users]
-        lone = [share for share in shares if share is not None and share.value.is_tensor]
+        lone = [s for each in keys - {None} for s in self._lone_shares.get(each, [])]
         self._blame_lone(lone)
         return bool(lone)
 
     @cached_property
-    def _lone_inputs(self) -> list[Row]:
-        """Inputs of the calls that one side alone makes."""
-        return [
-            row
-            for row in self._state.rows
-            if not row.pair.is_matched and row.value.role is Role.INPUT
-        ]
+    def _lone_shares(self) -> dict[Hashable, list[Row]]:
+        """Value → the gradients that calls hand back for it on one side alone."""
+        found: defaultdict[Hashable, list[Row]] = defaultdict(list)
+        for row in self._state.rows:
+            if row.value.role is Role.INPUT and row.value.is_tensor:
+                shares = [self._shares.handed_back(row, is_target) for is_target in (True, False)]
+                lone = [each for each in shares if each is not None and each.value.is_tensor]
+                if len(lone) == 1 and not lone[0].pair.is_matched:
+                    found[fingerprint(row.value)].append(lone[0])
+        return found
 
     def _is_settled_alone(self, call: Call, row: Row) -> bool:
         """Settle a gradient that a side changed after a call handed it back, or that is noise."""
