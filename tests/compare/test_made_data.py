@@ -284,14 +284,17 @@ def test_a_table_that_the_other_side_divides_is_not_changed(
 
 def test_what_is_cut_out_of_a_detached_result_is_no_data(tmp_path: Path) -> None:
     def run(debugger: PrecisionDebugger, change: str | None) -> None:
-        first, second, x = nn.Linear(4, 6), nn.Linear(6, 6), torch.randn(5, 7, 4)
-        optimizer = torch.optim.SGD(second.parameters(), 0.1)
-        for _ in recorded_steps(debugger, [first, second]):
-            made = first(x).detach()
+        models = first, second = nn.Linear(4, 6), nn.Linear(6, 6)
+        updates = [torch.optim.SGD(each.parameters(), 0.1) for each in models]
+        x = torch.randn(5, 7, 4)
+        for _ in recorded_steps(debugger, [*models]):
+            made = first(x)
+            made.square().mean().backward()
+            updates[0].step()  # without it the calls tell already
+            made = made.detach()
             wanted = made[:, :-1] if change else made[:, 1:]
-            optimizer.zero_grad()
             (second(made[:, :-1]) - wanted).square().mean().backward()
-            optimizer.step()
+            updates[1].step()
 
     verdict = verdict_on(tmp_path, run, "shifted")
     assert verdict["class"] == "argument", verdict["sentence"]

@@ -19,6 +19,7 @@ from msprobe.compare.training.fingerprints import (
     change_of,
     in_column,
     of_parameter,
+    of_parameters,
 )
 from msprobe.compare.training.module_settings import owner_words
 from msprobe.compare.training.outlines import difference_behind, difference_of_module
@@ -178,10 +179,9 @@ def _after(facts: Facts) -> dict[str, Fingerprint]:
     start, after = facts.parameters, facts.buffers_after
     if start is None or after is None:
         return {}
-    found = {
+    buffers = {
         name: of_parameter(start, place)
         for place, name in enumerate(start.name)
         if start.kind[place : place + 1] == ["buffer"]
     }
-    changed = {name: of_parameter(after, place) for place, name in enumerate(after.name)}
-    return found | changed
+    return buffers | of_parameters(after)

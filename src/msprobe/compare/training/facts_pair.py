@@ -19,7 +19,7 @@ from msprobe.compare.training.fingerprints import (
     change_of,
     in_column,
     is_part,
-    of_parameter,
+    of_parameters,
 )
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import (
@@ -100,12 +100,7 @@ class FactsPair:
     @cached_property
     def starts(self) -> tuple[dict[str, Fingerprint], dict[str, Fingerprint]]:
         """Parameter or buffer → its fingerprint when the step starts, for both sides."""
-        target, reference = (
-            {}
-            if (columns := facts.parameters) is None
-            else {name: of_parameter(columns, place) for place, name in enumerate(columns.name)}
-            for facts in self.sides
-        )
+        target, reference = (of_parameters(facts.parameters) for facts in self.sides)
         return target, reference
 
     def start_changes(self) -> dict[str, Change]:

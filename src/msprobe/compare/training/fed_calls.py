@@ -324,6 +324,8 @@ class Feeding:
         self._values: list[list[Hashable]] = []
         self._fed: list[list[list[_Value]]] = []
         self._values_of: list[set[Hashable]] = []
+        # Those of which it is not known of which tensor they are made.
+        self._vague: set[Hashable] = set()
 
     def without_writes(self) -> MadeCalls:
         """Return the calls but for what a module writes in its buffers, as counters do."""
@@ -407,6 +409,7 @@ class Feeding:
         """Find the value of each call: those that compute the same from the same have one."""
         table: dict[Hashable, Hashable] = {}
         self._values, self._fed = [], []
+        self._vague.clear()
         for graph, joined, operands, loose in zip(
             self._graphs, self._joined, self._operands, self._loose, strict=True
         ):
@@ -414,6 +417,7 @@ class Feeding:
             all_fed: list[list[_Value]] = []
             changed: dict[_Origin, _Value] = {}
             draws = 0
+            lines: dict[Hashable, str | None] = {}
             for place, key in enumerate(graph.keys):
                 fed: list[_Value] = []
                 for origin in operands[place]:
@@ -426,6 +430,11 @@ class Feeding:
                 ordered = (*sorted(fed[:count], key=repr), *fed[count:])
                 whole = (key, ordered, is_random and draws)
                 values.append(joined.get(place) or table.setdefault(whole, len(table) + 1))
+                # The same of unknown tensors at two lines: these may be two tensors.
+                if any(each is None or self._is_vague(each) for each in fed):
+                    line = graph.calls[place].source
+                    if lines.setdefault(values[place], line) != line:
+                        self._vague.add(values[place])
                 if place in graph.written:
                     changed[graph.written[place]] = (values[place], 0)
             self._values.append(values)
@@ -480,8 +489,15 @@ class Feeding:
         return [
             (one[0], one[1], another[1])
             for one, another in pairs
-            if one[1] != another[1] and not _is_open(one[1]) and not _is_open(another[1])
+            if one[1] != another[1] and not (self._is_open(one[1]) or self._is_open(another[1]))
         ]
+
+    def _is_vague(self, value: _Value) -> bool:
+        return isinstance(value, tuple) and value[0] in self._vague
+
+    def _is_open(self, value: _Value) -> bool:
+        """Return whether a value is unknown, or no tensor."""
+        return value is None or isinstance(value, float) or self._is_vague(value)
 
     def _words(self, own: int, other: int, apart: Sequence[_Slots]) -> str:
         """Return in words how two calls are fed otherwise; empty if with what one side makes."""
@@ -550,11 +566,6 @@ class Feeding:
 
 def _untransposed(value: _Value) -> _Value:
     return (value[0], value[1] % OUTLINED_TURNED) if isinstance(value, tuple) else value
-
-
-def _is_open(value: _Value) -> bool:
-    """Return whether a value is unknown, or no tensor."""
-    return value is None or isinstance(value, float)
 
 
 def _slot(call: OutlinedCall, index: int) -> str:

@@ -229,6 +229,13 @@ def of_parameter(columns: Parameters, place: int) -> Fingerprint:
     )
 
 
+def of_parameters(columns: Parameters | None) -> dict[str, Fingerprint]:
+    """Return parameter or buffer → its fingerprint when a step starts; empty if it is unknown."""
+    if columns is None:
+        return {}
+    return {name: of_parameter(columns, place) for place, name in enumerate(columns.name)}
+
+
 def of_data(data: Data) -> Fingerprint:
     """Return the fingerprint of a tensor that comes in."""
     return Fingerprint(data.dtype, data.checksum, data.norm, data.projections)

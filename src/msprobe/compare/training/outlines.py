@@ -61,6 +61,8 @@ from msprobe.plain_text import times_text
 _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
 # Whole numbers that programs draw are places of samples, say.
 _PICKS: Final = frozenset(("multinomial", "randint", "randint_like", "randperm"))
+# Whole numbers that follow from no size: which elements a mask keeps, how far they are moved.
+_PLACES: Final = frozenset(("diagonal", "shifts"))
 # How much is padded follows from what is loaded.
 _PADDING: Final = frozenset(("constant_pad_nd", "pad", "pad_sequence"))
 _SILENT: Final = CUTS | COPIES
@@ -546,7 +548,9 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
             line_of(target),
             takes_tensor=OUTLINED_TENSOR in words_of(target),
             ratio=_ratio(own, other) if scale == 1 else scale,
-            is_real=(is_real(own) and is_real(other)) or is_word(own) or is_word(other),
+            is_real=(is_real(own) and is_real(other))
+            or any(map(is_word, (own, other)))
+            or name in _PLACES,
             is_computed=is_computed(own) and is_computed(other),
             is_of_noise=operator_in(target).draws_random and operator_name(target) not in _PICKS,
         )

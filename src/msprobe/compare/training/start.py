@@ -207,22 +207,17 @@ def _present(pair: FactsPair) -> Iterator[FactDifference]:
     buffers the calls tell whether they are used: a mask may be kept, or made anew.
     """
     starts = pair.starts
-    buffers = {
-        name
-        for columns in (pair.target.parameters, pair.reference.parameters)
-        if columns is not None
-        for name, kind in zip(columns.name, columns.kind, strict=False)
-        if kind == "buffer"
-    }
+    kinds = kinds_of(pair.target.parameters) | kinds_of(pair.reference.parameters)
     is_renamed = len(starts[0]) == len(starts[1]) and starts[0].keys().isdisjoint(starts[1])
     for side, _, own, other in of_sides(*starts):
         names = [name for name in own if name not in other]
         if names:
+            is_idle = is_renamed or all(kinds.get(name) == "buffer" for name in names)
             yield pair.difference(
                 VerdictClass.PARAMETERS,
                 Moment.PARAMETERS,
                 f"only the {side} has {some_of(names, len(own))}",
-                effect=Effect.NONE if is_renamed or buffers.issuperset(names) else Effect.POSSIBLE,
+                effect=Effect.NONE if is_idle else Effect.POSSIBLE,
                 parameter=names[0],
             )
 

@@ -130,10 +130,15 @@ def lone_users(comparison: RankComparison) -> dict[str, Clue]:
 
 def small_argument(comparison: RankComparison) -> Clue | None:
     """Return the first argument or draw that differs, and may change results within tolerance."""
+    # An optimizer's own calls follow its settings, which facts compare.
+    has_steps = all(each is not None and each.optimizer_steps() for each in comparison.facts)
+    end = comparison.end_of_backward if has_steps else math.inf
     for _, group in itertools.groupby(comparison.rows, key=lambda row: row.pair.position):
         rows = list(group)
         pair = rows[0].pair
         side = comparison.side_of(pair)
+        if pair.position > end:
+            return None
         if side.parsed(pair.name).kind is not RecordKind.FORWARD:
             continue
         tensors = [row for row in rows if row.holds_tensor]
