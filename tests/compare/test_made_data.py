@@ -296,3 +296,27 @@ def test_what_is_cut_out_of_a_detached_result_is_no_data(tmp_path: Path) -> None
     verdict = verdict_on(tmp_path, run, "shifted")
     assert verdict["class"] == "argument", verdict["sentence"]
     assert "input.1.1 of Tensor.__getitem__" in verdict["sentence"]
+
+
+def loading(debugger: PrecisionDebugger, is_made: bool) -> None:
+    """Batches come from a loader while a step is recorded, or were made before, in order."""
+    samples = torch.utils.data.TensorDataset(torch.randn(24, 4), torch.randint(0, 3, (24,)))
+    order = torch.Generator().manual_seed(3)
+    loader = torch.utils.data.DataLoader(samples, 8, shuffle=True, generator=order)
+    made = [tuple(each[i : i + 8] for each in samples.tensors) for i in (0, 8, 16)]
+    batches = iter(made if is_made else loader)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(_: int) -> torch.Tensor:
+        x, labels = next(batches)
+        return nn.functional.cross_entropy(model(x), labels)
+
+    fit(debugger, model, optimizer, loss)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_calls_of_a_loader_that_one_side_does_without_are_data(tmp_path: Path, level: str) -> None:
+    found = verdict_on(tmp_path, loading, True, False, level)
+
+    assert found["class"] == "data", found["sentence"]
