@@ -240,10 +240,13 @@ def _factor_of_statistics(row: Matched) -> Factor | None:
         return Factor(value, None)
     size = float(target.norm) / math.sqrt(max(math.prod(target.shape or ()), 1))
     peak = max(abs(own[0]), abs(own[1]))
+    # Extremes and means alone are nearly a multiple where both are drawn from one range.
+    pairs = [*zip(target.projections or (), reference.projections or (), strict=False)]
     for factor in (value, -value):
         low, high = sorted((factor * other[0], factor * other[1]))
         ends = max(abs(own[0] - high), abs(own[1] - low)) / peak
-        left = max(ends, abs(own[2] - factor * other[2]) / size)
+        projected = (abs(one - factor * two) / float(target.norm) for one, two in pairs)
+        left = max(ends, abs(own[2] - factor * other[2]) / size, *projected)
         if left <= _SAME_DIRECTION:
             return Factor(factor, left)
     return Factor(value, 1.0)  # another direction
