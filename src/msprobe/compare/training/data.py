@@ -306,6 +306,9 @@ class DataHistory:
             and (same or len(made) < 2)
             and (same or len(names) == 1 or called[0].keys() ^ called[1].keys())
         ):
+            # Several models may be called in each: a teacher, say.
+            if all(pair.passes) and counts[0] * pair.passes[1] == counts[1] * pair.passes[0]:
+                counts = pair.passes[0], pair.passes[1]
             words = (
                 f"step {pair.step} has {counts[0]} micro batch{'es' * (counts[0] > 1)} in the "
                 f"target, {counts[1]} in the reference"
