@@ -323,3 +323,54 @@ def test_samples_that_change_places_in_a_call_are_no_other_data(
 ) -> None:
     verdict = verdict_on(tmp_path, transitions, change)
     assert verdict["class"] == expected, verdict["sentence"]
+
+
+def loading(debugger: PrecisionDebugger, is_made: bool) -> None:
+    """Batches come from a loader while a step is recorded, or were made before, in order."""
+    samples = torch.utils.data.TensorDataset(torch.randn(24, 4), torch.randint(0, 3, (24,)))
+    order = torch.Generator().manual_seed(3)
+    loader = torch.utils.data.DataLoader(samples, 8, shuffle=True, generator=order)
+    made = [tuple(each[i : i + 8] for each in samples.tensors) for i in (0, 8, 16)]
+    batches = iter(made if is_made else loader)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(_: int) -> torch.Tensor:
+        x, labels = next(batches)
+        return nn.functional.cross_entropy(model(x), labels)
+
+    fit(debugger, model, optimizer, loss)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_calls_of_a_loader_that_one_side_does_without_are_data(tmp_path: Path, level: str) -> None:
+    found = verdict_on(tmp_path, loading, True, False, level)
+
+    assert found["class"] == "data", found["sentence"]
+
+
+def one_by_one(debugger: PrecisionDebugger, change: str) -> None:
+    """Each sample has boxes of its own, as many as there are; their sides are weighed alike."""
+    model, x = nn.Linear(4, 8), torch.randn(3, 3, 4)
+    boxes = [torch.rand(count, 4) * (2 if change == "boxes" else 1) for count in (1, 2, 3)]
+    weights = torch.tensor([1.0, 1.0, 2.0 if change == "weights" else 1.5, 1.0])
+
+    def loss(number: int) -> torch.Tensor:
+        made = model(x[number]).unflatten(-1, (2, 4))
+        losses = [
+            (torch.cdist(own, wanted) * torch.mul(own, weights).sum()).mean()
+            for own, wanted in zip(made, boxes, strict=True)
+        ]
+        return torch.stack(losses).sum()
+
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize(("change", "verdict"), [("boxes", "data"), ("weights", "argument")])
+def test_what_comes_in_anew_for_each_sample_is_data(
+    change: str, verdict: str, level: str, tmp_path: Path
+) -> None:
+    found = verdict_on(tmp_path, one_by_one, change, "", level)
+
+    assert found["class"] == verdict, found["sentence"]

@@ -218,3 +218,36 @@ def test_weights_that_autocast_casts_once_have_their_gradients(
 def test_a_call_too_many_is_named_beside_autocast(tmp_path: Path, level: str) -> None:
     verdict = verdict_on(tmp_path, accumulate, "scaled", "off", level)
     assert "only the target calls Tensor.__mul__.0" in verdict["sentence"], verdict["sentence"]
+
+
+class Patches(nn.Module):
+    """Cuts pictures into patches, with few weights, under an autocast of its own."""
+
+    def __init__(self, is_coarse: bool) -> None:
+        super().__init__()
+        chosen.clear()
+        chosen.add(is_coarse)
+        self.patch, self.norm, self.head = nn.Conv2d(3, 4, 4, 4), nn.LayerNorm(4), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=True in chosen):
+            x = self.patch(x).flatten(2).transpose(1, 2)
+            made: torch.Tensor = self.head(self.norm(x).mean(1))
+        return made.float()
+
+
+chosen: set[bool] = set()  # not an attribute of a module: comparisons would name it
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_few_rounded_weights_move_as_a_whole_is_precision(seed: int, tmp_path: Path) -> None:
+    def run(debugger: PrecisionDebugger, is_coarse: bool) -> None:
+        torch.manual_seed(seed)
+        model = Patches(is_coarse)
+        x, y = torch.randn(3, 512, 3, 16, 16), torch.randint(0, 5, (3, 512))
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        fit(debugger, model, optimizer, lambda n: nn.functional.cross_entropy(model(x[n]), y[n]))
+
+    verdict = verdict_on(tmp_path, run, False, True)
+
+    assert verdict["class"] == "precision", verdict["sentence"]

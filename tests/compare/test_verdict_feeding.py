@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -705,6 +706,30 @@ def test_parameters_that_change_places_are_named_where_modules_have_no_records(
     words = "called with the parameter up.weight instead of the parameter gate.weight"
     assert words in verdict["sentence"], verdict["sentence"]
     assert verdict["class"] == "argument"
+
+
+def test_parameters_that_change_places_are_named_beside_others_that_hold_the_same(
+    tmp_path: Path,
+) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        gate, up = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+        first = nn.ModuleDict({"gate": gate, "up": up})
+        model, x = nn.ModuleList([first, deepcopy(first)]), torch.randn(3, 16)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        names = ("up", "gate") if change else ("gate", "up")
+
+        def loss(_: int) -> torch.Tensor:
+            made = x
+            for each in model:
+                made = functional.silu(each[names[0]](made)) * each[names[1]](made)
+            return made.sum()
+
+        fit(debugger, model, optimizer, loss)
+
+    sentence = verdict_on(tmp_path, run, "exchanged", level="L1")["sentence"]
+    words = "called with the parameter 0.up.weight (or the parameter 1.up.weight, which holds"
+    assert words in sentence, sentence
+    assert "times the reference's" not in sentence, sentence
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])

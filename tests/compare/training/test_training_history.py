@@ -368,6 +368,23 @@ def test_a_missing_micro_batch() -> None:
     assert found == "data: step 0 has 1 micro batch in the target, 2 in the reference"
 
 
+def test_micro_batches_that_each_call_two_models() -> None:
+    sides = [
+        {
+            "data": [batch(seed, seed) for seed in range(2 * count)],
+            "loss": [
+                {"micro": 2 * i + 1, "value": 1.0, "shape": [], "dtype": "torch.float32"}
+                for i in range(count)
+            ],
+        }
+        for count in (1, 2)
+    ]
+
+    (found,) = said(differences((sides[0], sides[1])))
+
+    assert found == "data: step 0 has 1 micro batch in the target, 2 in the reference"
+
+
 def test_a_number_for_all_samples_is_no_sample() -> None:
     number = {"where": "kwargs.count", "shape": []}
     halves = [batch(1, micro, shape=[2, 2], norm=2.0) for micro in (0, 1)]

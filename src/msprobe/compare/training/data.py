@@ -241,6 +241,8 @@ class DataHistory:
         tensor = (first.target or first.reference)[0]
         is_unknown = not (order or models or is_given or is_permuted)
         ahead = self._ahead.get(first.step) if is_unknown or is_permuted else None
+        if ahead is not None and ahead.source is None and ahead.verdict is VerdictClass.CALL:
+            ahead = None  # of the framework: it loads data
         more = ahead.words if ahead else self._loaders.words
         yield self._difference(
             first.step,

@@ -240,6 +240,7 @@ def _factor_of_statistics(row: Matched) -> Factor | None:
         return Factor(value, None)
     size = float(target.norm) / math.sqrt(max(math.prod(target.shape or ()), 1))
     peak = max(abs(own[0]), abs(own[1]))
+    # Extremes and means alone are nearly a multiple where both are drawn from one range.
     for factor in (value, -value):
         low, high = sorted((factor * other[0], factor * other[1]))
         ends = max(abs(own[0] - high), abs(own[1] - low)) / peak

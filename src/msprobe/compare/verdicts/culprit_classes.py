@@ -58,6 +58,7 @@ from msprobe.operators.operator import Family, Hint
 from msprobe.plain_text import times_text
 
 _CLIP_FILE: Final = re.compile(r"clip_grad")
+_LOADER_FILE: Final = re.compile(r"torch[/\\]utils[/\\]data[/\\]")
 _OPTIMIZER_FILE: Final = re.compile(r"[/\\]optim(?:izers?)?[/\\](?!lr_scheduler)|optimizer[^/\\]*$")
 # Functions that run the model's code, in an optimizer's step, too.
 _USERS_CODE: Final = ("_call_impl", "_inner_call", "closure", "training_step")
@@ -177,7 +178,7 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
             VerdictClass.PARAMETERS,
             f"written otherwise after the backward pass of step {step}: {words}",
         )
-    if is_called and makes_data(culprit):
+    if is_called and (makes_data(culprit) or _is_of_loader(culprit)):
         made = other_samples(culprit) or "the batch is made otherwise"
         return VerdictClass.DATA, f"{made}: {words}"
     return _by_settings(culprit, found, words)
@@ -517,6 +518,15 @@ def _is_lone_cast(culprit: Culprit) -> bool:
 
 def _parsed(culprit: Culprit) -> RecordName:
     return parse_record_name(culprit.row.pair.name)
+
+
+def _is_of_loader(culprit: Culprit) -> bool:
+    """Return whether a lone call puts a batch together, which the other side's program has not to.
+
+    That is a call of the framework's own code which loads data.
+    """
+    is_lone = not culprit.row.pair.is_matched and culprit.kind == "forward"
+    return is_lone and any(_LOADER_FILE.search(frame.file) for frame in _frames(culprit))
 
 
 def _frames(culprit: Culprit) -> list[Frame]:

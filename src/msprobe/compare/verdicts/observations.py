@@ -51,6 +51,7 @@ from msprobe.compare.verdicts.clues import (
     unused_change,
     written_parameter,
 )
+from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.moved_updates import moved_update
 from msprobe.compare.verdicts.places import Clue, Place
 from msprobe.compare.verdicts.proof import Proof
@@ -408,7 +409,26 @@ def _are_samples(comparison: RankComparison, row: Row) -> bool:
         values += [each for each in side.values(row.pair.name) if each.role is Role.OUTPUT]
     facts = comparison.facts[0]
     batch = {each.shape[0] if each.shape else 1 for each in facts.data} if facts else set()
-    return any(value.shape and value.shape[0] in batch for value in values)
+    if any(value.shape and value.shape[0] in batch for value in values):
+        return True
+    return side.parent(row.pair.name) is None and _is_given_anew(comparison, row)
+
+
+def _is_given_anew(comparison: RankComparison, row: Row) -> bool:
+    """Return whether the program gives calls of one kind several such tensors: one a sample.
+
+    A table, or the weights of classes, are the same each time.
+    """
+    base, argument = comparison.parsed(row.pair).base, row.value.argument.partition(".")[0]
+    given = {
+        fingerprint(each.value)
+        for each in comparison.rows
+        if each.origin is Origin.INPUT
+        and each.cause is Cause.OUTSIDE
+        and comparison.parsed(each.pair).base == base
+        and each.value.argument.partition(".")[0] == argument
+    }
+    return len(given - {None}) > 1
 
 
 def _has_same_batches(comparison: RankComparison) -> bool:

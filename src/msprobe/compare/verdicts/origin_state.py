@@ -65,12 +65,12 @@ class StartState:
     def exchanged_parameters(self, row: Row) -> str | None:
         """Return which parameters a row's two values are, if they are not the same one."""
         target, reference = (
-            None if value is None else names.get(_key_of_value(value))
+            [] if value is None else names.get(_key_of_value(value), [])
             for value, names in zip((row.target, row.reference), self._shared_names, strict=True)
         )
-        if target is None or reference is None or target == reference:
+        if not (target and reference) or not {*target}.isdisjoint(reference):
             return None
-        return f"{target} instead of {reference}"
+        return f"{_any_of(target)} instead of {_any_of(reference)}"
 
     def shows_equal(self, row: Row) -> bool:
         """Return whether facts have one checksum for both values of a row: of data, a buffer."""
@@ -110,13 +110,9 @@ class StartState:
         return [_names_by_content(facts) for facts in self._comparison.facts]
 
     @cached_property
-    def _shared_names(self) -> list[dict[Hashable, str]]:
-        """Of each side, those with numbers of their own, by the names that both sides know."""
-        found = [
-            {key: names[0] for key, names in _alike_at_start(facts).items() if len(names) == 1}
-            for facts in (() if self._facts is None else self._facts.sides)
-        ]
-        return found or [{}, {}]
+    def _shared_names(self) -> list[dict[Hashable, list[str]]]:
+        """Of each side, all that hold the same numbers, by the names that both sides know."""
+        return [_alike_at_start(each) for each in self._facts.sides] if self._facts else [{}, {}]
 
     @cached_property
     def _contents(self) -> list[dict[Hashable, set[str | None]]]:

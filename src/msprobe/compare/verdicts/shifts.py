@@ -69,8 +69,10 @@ def shifted(comparison: RankComparison) -> Clue | None:
         is_module = comparison.parsed(row.pair).is_module
         if not row.pair.is_matched and row.value.role is Role.OUTPUT:
             lone.append(row)
-        is_rounded = is_module and (row.value.role is not Role.OUTPUT or row.status is not _EQUAL)
-        if is_rounded or not row.pair.is_matched:
+        is_given = row.value.role is not Role.OUTPUT
+        is_rounded = is_module and row.status is not _EQUAL
+        is_retyped = isinstance(row, Matched) and row.precisions is not None
+        if is_given or is_rounded or is_retyped or not row.pair.is_matched:
             errors.add_rounded(row, is_module=is_module)
         if not isinstance(row, Matched) or row.status is _EQUAL:
             continue

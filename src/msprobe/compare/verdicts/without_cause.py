@@ -91,12 +91,18 @@ def without_cause(findings: Findings) -> Verdict:
     if found is not None:
         return found
     clue = small_cause(findings)
-    if clue is not None and clue.size is not Size.WITHIN:
+    if clue is not None and clue.size is not Size.WITHIN and not _is_of_types(findings, clue):
         return of_clue(findings, clue)
     if first is not None:
         return _rounding(findings, clue)
     fed = _fed_nearly(findings) if inside else None
     return fed or _equal(findings, unmatched, inside)
+
+
+def _is_of_types(findings: Findings, clue: Clue) -> bool:
+    """Return whether the types of both sides explain as much as what a clue without a call says."""
+    is_open = clue.verdict is VerdictClass.UNEXPLAINED and clue.size is Size.SMALL
+    return is_open and bool(_precisions(findings))
 
 
 def _beyond_rounding(findings: Findings, first: StepObservations) -> Verdict | None:
