@@ -93,9 +93,7 @@ def lone_words(comparison: RankComparison, pair: OperationPair, detail: str = ""
     return f"only the {side} calls {place.record}{detail}{place.line}"
 
 
-def moved_call(
-    comparison: RankComparison, pair: OperationPair
-) -> tuple[VerdictClass, str] | None:
+def moved_call(comparison: RankComparison, pair: OperationPair) -> tuple[VerdictClass, str] | None:
     """Return that both sides make a call, but before another one and after it, as a cause.
 
     Then neither of the two has a partner, and both are to blame: in the order of calls one comes
