@@ -119,6 +119,23 @@ def test_the_operand_of_another_call_is_named(tmp_path: Path) -> None:
     assert "instead of the result of Module.field.Sequential.forward.2" in verdict["sentence"]
 
 
+def test_an_input_is_not_named_twice(tmp_path: Path) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        model, x = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 1)), torch.randn(3, 5, 6)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def loss(number: int) -> torch.Tensor:
+            made = model[0](x[number])
+            both = torch.tanh(made), torch.sigmoid(made)
+            return (model[1](both[bool(change)]) + both[1].sum()).square().mean()
+
+        fit(debugger, model, optimizer, loss)
+
+    verdict = verdict_on(tmp_path, run, "other", level="L1")
+
+    assert "input.0 of Functional.linear.1.forward" in verdict["sentence"], verdict["sentence"]
+
+
 def test_the_cast_that_rounds_is_named_not_the_one_back(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, solved, "exp", "exp base")
 

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
 
 from builders.two_runs import fit, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
@@ -52,3 +53,39 @@ def test_a_cast_counts_only_beside_another_type(tmp_path: Path, form: str, kind:
 
     found = verdict_on(tmp_path, run, form, level="L0")
     assert found["class"] == kind, found["sentence"]
+
+
+class Norm(nn.LayerNorm):
+    """Computes in float64 where the class says so."""
+
+    is_fine: ClassVar[bool]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_fine:
+            return super().forward(x)
+        given = (self.weight.double(), self.bias.double(), self.eps)
+        return functional.layer_norm(x.double(), (16,), *given).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """The bias of its keys gets no gradient but rounding, by which RMSprop moves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.query, self.key = Norm(16), nn.Linear(16, 16), nn.Linear(16, 16)
+        nn.init.zeros_(self.key.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return torch.softmax(self.query(x) @ self.key(x).mT, -1) @ x
+
+
+def test_a_finer_type_within_a_module_is_proved_beside_noise(tmp_path: Path) -> None:
+    def run(debugger: PrecisionDebugger, is_fine: bool) -> None:
+        Norm.is_fine = is_fine
+        model, batches = Attention(), torch.randn(3, 4, 6, 16)
+        optimizer = torch.optim.RMSprop(model.parameters(), 1e-3, momentum=0.5, eps=1e-6)
+        fit(debugger, model, optimizer, lambda number: model(batches[number]).square().mean())
+
+    found = verdict_on(tmp_path, run, True, False, level="L0")
+    assert (found["class"], found["confidence"]) == ("precision", "proved"), found["sentence"]

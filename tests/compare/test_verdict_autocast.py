@@ -251,3 +251,29 @@ def test_what_few_rounded_weights_move_as_a_whole_is_precision(seed: int, tmp_pa
     verdict = verdict_on(tmp_path, run, False, True)
 
     assert verdict["class"] == "precision", verdict["sentence"]
+
+
+@pytest.mark.parametrize(("limit", "confidence"), [(5.0, "proved"), (4.9, "likely")])
+def test_autocast_beside_another_number_is_not_proved(
+    tmp_path: Path, limit: float, confidence: str
+) -> None:
+    """At level L0, where no record shows the number and the loss alone tells its effect."""
+
+    def run(debugger: PrecisionDebugger, is_changed: bool) -> None:
+        model = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 8))
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        data, share = torch.randn(3, 16, 8), 0.832 * torch.rand(3, 16, 1)
+
+        def loss(number: int) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_changed):
+                made = model(data[number])
+            ratio = share[number] / (1 - share[number])
+            weight = ratio.clamp(max=limit if is_changed else 5.0) / ratio
+            return (weight * (made.float() - data[number])).square().mean()
+
+        fit(debugger, model, optimizer, loss)
+
+    verdict = verdict_on(tmp_path, run, True, False, "L0")
+
+    assert verdict["class"] == "precision", verdict["sentence"]
+    assert verdict["confidence"] == confidence, verdict["sentence"]

@@ -316,6 +316,15 @@ def difference_of_casts(target: Facts | None, reference: Facts | None) -> Outlin
     return next(_differences(*casts), None) if len(used) > 1 else None
 
 
+def gives_other_numbers(target: Facts | None, reference: Facts | None) -> bool:
+    """Return whether a call that two steps share is given another real number, or another word.
+
+    Numbers that a program computed follow from others.
+    """
+    found = _differences(*made_calls((target, reference)))
+    return any(each.is_real and not each.is_computed for each in found)
+
+
 def _resolutions(facts: Facts) -> Iterator[float]:
     """Yield the resolutions of the floating types of models, of their inputs and of autocast."""
     types = [each.dtype for each in facts.data]

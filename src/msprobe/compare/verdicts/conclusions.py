@@ -158,7 +158,7 @@ class Conclusions:
             and not self._findings.counts[Status.UNREAD]
             and all(each.proof is None or each.proof.is_rounding for each in self._findings.steps)
             and all(each.verdict is fact.verdict for each in self._facts.all())
-            and all(each.small is None for each in self._findings.steps)
+            and not any(each.small or each.has_other_numbers for each in self._findings.steps)
         )
 
     def _agreement(self, fact: FactDifference) -> Iterator[str]:

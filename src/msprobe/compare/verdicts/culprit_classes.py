@@ -476,7 +476,7 @@ def _named_slot(culprit: Culprit) -> str:
         # Signatures are PyTorch's, whose call is the other one.
         argument, record = row.reference.argument, parse_record_name(row.pair.reference or "")
     name = signature_of(record.base).name_of(argument.partition(".")[0])
-    is_known = name.isdigit() or name == value.argument.partition(".")[0]
+    is_known = name.isdigit() or name in (value.argument.partition(".")[0], Role.INPUT)
     return value.slot if is_known else f"{value.slot} ({name})"
 
 

@@ -31,6 +31,7 @@ from msprobe.compare.training.outlines import (
     difference_by_factor,
     difference_of_casts,
     difference_of_labels,
+    gives_other_numbers,
 )
 from msprobe.compare.training.random_calls import draws_within, takes_chance
 from msprobe.compare.verdicts.cleared_gradients import (
@@ -54,6 +55,7 @@ from msprobe.compare.verdicts.clues import (
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.moved_updates import moved_update
 from msprobe.compare.verdicts.places import Clue, Place
+from msprobe.compare.verdicts.precision_policy import autocast_alone
 from msprobe.compare.verdicts.proof import Proof
 from msprobe.compare.verdicts.shifts import shifted
 from msprobe.compare.verdicts.turns import Turns, turns_of
@@ -135,6 +137,8 @@ class StepObservations:
             within the tolerance of its type.
         shifted: a value that moves as a whole, though within the tolerance of its type; or the call
             of one side alone that makes it.
+        has_other_numbers: one side alone runs under autocast, and a call without a record is given
+            another number as well.
         evened: a call or argument that makes the result of a module differ, though what is made of
             that agrees.
         ahead: the call before that of a model that differs, where calls have no records and what
@@ -192,6 +196,7 @@ class StepObservations:
     ahead: OutlineDifference | None = None
     behind: OutlineDifference | None = None
     cast: OutlineDifference | None = None
+    has_other_numbers: bool = False
     unused: Clue | None = None
     written: Clue | None = None
     moved: Clue | None = None
@@ -292,6 +297,9 @@ def observe(
         ahead=_ahead(comparison, differing[0]) if forward_differs else None,
         behind=behind,
         cast=difference_of_casts(*comparison.facts) if comparison.has_modules_only else None,
+        has_other_numbers=comparison.has_modules_only
+        and autocast_alone(comparison) > 0
+        and gives_other_numbers(*comparison.facts),
         unused=unused_change(comparison),
         written=written_parameter(comparison, inexact),
         moved=moved_update(comparison, differing[0].pair) if differing else None,

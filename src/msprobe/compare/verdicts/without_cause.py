@@ -331,8 +331,10 @@ def _fed_nearly(findings: Findings) -> Verdict | None:
     That the results agree whichever of the two it is given does not excuse it.
     """
     for each in findings.steps:
-        if each.unnoticed is not None and each.unnoticed.size is Size.SMALL:
-            return _of_hidden(findings, each, each.unnoticed)
+        clue = each.unnoticed  # a cast is no feeding
+        is_fed = clue is not None and clue.verdict is VerdictClass.ORDER
+        if clue is not None and is_fed and clue.size is Size.SMALL:
+            return _of_hidden(findings, each, clue)
     return None
 
 
