@@ -223,7 +223,9 @@ def _early_call(comparison: RankComparison) -> tuple[Row, OutlineDifference] | N
     is_early = row is not None and row.pair.position < comparison.end_of_forward
     if row is None or not (is_early and row.pair.is_matched and comparison.has_modules_only):
         return None
-    if not row.holds_tensor or row.value.role is Role.PARAMETER or _is_cleared(row):
+    if not row.holds_tensor or row.value.role is Role.PARAMETER:
+        return None
+    if row.cause is Cause.SAME_GRADIENTS:
         return None
     made_by = difference_inside if _is_result(row) else difference_before
     call = made_by(comparison.sides, (row.pair.target, row.pair.reference))
