@@ -40,7 +40,9 @@ def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
                 f"the {side} calls {late.function} after optimizer.step(), the {lacking} before it"
             )
             yield _clipping(pair, words, _effect_of(late))
-        if len(own_clips) > len(others):
+        steps = [getattr(pair, name).optimizer_steps() for name in (side, lacking)]
+        # A step that was left before its end lacks the optimizer's, too.
+        if len(own_clips) > len(others) and bool(steps[0]) is bool(steps[1]):
             event = max(own_clips[len(others) :], key=_strength)
             words = _surplus_words(side, lacking, event, own_clips, len(others))
             # Of micro batches, say: then they are not the last thing before the optimizer.

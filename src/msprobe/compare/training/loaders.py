@@ -27,6 +27,7 @@ _WORKINGS: Final = frozenset(
     }
 )
 _MOST: Final = 2
+_LONGEST: Final = 40  # a text that is shown
 
 _Loader = dict[str, str]
 
@@ -63,7 +64,11 @@ def loader_change(pair: FactsPair) -> LoaderChange:
         names = [name for name in one.keys() | partner if one.get(name) != partner.get(name)]
         for name in sorted(names):
             values = [side.get(name, "not set") for side in (one, partner)]
-            words.append(f"{name} of a data loader is {values[0]} instead of {values[1]}")
+            words.append(
+                f"{name} of a data loader is {values[0]} instead of {values[1]}"
+                if max(map(len, values)) <= _LONGEST
+                else f"{name} of a data loader differs"
+            )
             if name == _BATCH_SIZE and all(map(str.isdecimal, values)):
                 sizes = int(values[0]), int(values[1])
     return LoaderChange("; ".join(words[:_MOST]), sizes)

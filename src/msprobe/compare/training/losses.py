@@ -109,7 +109,7 @@ def other_loss(
         meanings = meanings_of(pair, 1)
         # Other passes take gradients of something else: a penalty, derivatives of an equation.
         micro = sum(_is_alike(each, reference) for each in losses[1] if each.micro < target.micro)
-        of_micro = f", micro batch {micro}" if micro else ""
+        of_micro = f", micro batch {micro}" if micro and not pair.evaluates_loss else ""
         texts = shown_apart(value, expected)
         values = (
             f"the loss is {texts[0]} in the target, {texts[1]} in the reference "

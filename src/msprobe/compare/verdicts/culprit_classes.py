@@ -432,8 +432,8 @@ def _line_words(culprit: Culprit, own: str) -> str:
     frame = parse_frame(line)
     if frame is None:
         return ""
-    count = sum(line in each for each in made)
-    return f"; the first of {count} calls that {frame.place} makes in the {own} alone"
+    # Like calls elsewhere may have taken the partners of some: how many there are is not known.
+    return f"; one of the calls that {frame.place} makes in the {own} alone"
 
 
 def _lone_run(comparison: RankComparison, pair: OperationPair) -> list[str]:
