@@ -44,6 +44,8 @@ _CLEARED: Final = (Cause.HARMLESS, Cause.SAME_GRADIENTS, Cause.HARMLESS_BEFORE)
 # Types of arguments that follow from no data.
 _TOLD: Final = ("float", "str")
 _Extent = tuple[tuple[int, ...], float]
+# Where a result is written changes no number.
+_IN_PLACE_FLAG: Final = ".inplace"
 _IN_PLACE: Final = re.compile(r"[^_]_$")
 
 
@@ -150,7 +152,7 @@ def small_argument(comparison: RankComparison) -> Clue | None:
         idle = [
             row
             for row in rows
-            if row.cause is Cause.NO_EFFECT
+            if (row.cause is Cause.NO_EFFECT and not row.value.slot.endswith(_IN_PLACE_FLAG))
             or (is_small and row.cause is Cause.HARMLESS and row.value.type in _TOLD)
         ]
         # Where what a call is given differs as well, its effect hides in the rounding of that. That
