@@ -48,7 +48,7 @@ def reading(debugger: PrecisionDebugger, change: str | None) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 @pytest.mark.parametrize(
     ("change", "verdict", "words"),
     [
@@ -63,3 +63,4 @@ def test_what_a_step_leaves_for_the_next_one_is_no_data(
 ) -> None:
     found = verdict_on(tmp_path, reading, change, level=level)
     assert (found["class"], words in found["sentence"]) == (verdict, True), found["sentence"]
+    assert "None" not in found["sentence"]

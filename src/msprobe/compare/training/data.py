@@ -274,8 +274,8 @@ class DataHistory:
         data = both[0]
         return self._difference(
             step,
-            f"{data.where} of {data.record} is made of a result of the step before in the {side}, "
-            f"not in the {other} (step {step})",
+            f"{data.where} of {data.record or 'the model'} is made of a result of the step before "
+            f"in the {side}, not in the {other} (step {step})",
             Effect.POSSIBLE,
             verdict=VerdictClass.ORDER,
             next=(f"look at what the {other} keeps of the step before",),

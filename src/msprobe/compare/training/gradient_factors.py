@@ -19,6 +19,7 @@ from msprobe.dump.facts import Facts, Scaler
 SAME_FACTOR: Final = 2e-3
 """Gradients of one factor agree this far, relative; coarse types need more."""
 # Of the norm: what the rounding of coarse types leaves to a factor.
+_ALONG: Final = 0.2  # projections of a multiple, beside rounding to a coarse type
 _SAME_DIRECTION: Final = 2e-2
 # Noise moves the norm, too, but leaves more than this share of its difference to a factor.
 _MOST_LEFT: Final = 0.5
@@ -244,9 +245,9 @@ def _factor_of_statistics(row: Matched) -> Factor | None:
     for factor in (value, -value):
         low, high = sorted((factor * other[0], factor * other[1]))
         ends = max(abs(own[0] - high), abs(own[1] - low)) / peak
-        moved = _projected_distance(row, factor) / float(target.norm)
-        left = max(ends, abs(own[2] - factor * other[2]) / size, moved)
-        if left <= _SAME_DIRECTION:
+        left = max(ends, abs(own[2] - factor * other[2]) / size)
+        is_along = _projected_distance(row, factor) <= _ALONG * float(target.norm)
+        if left <= _SAME_DIRECTION and is_along:
             return Factor(factor, left)
     return Factor(value, 1.0)  # another direction
 
