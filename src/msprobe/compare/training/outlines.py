@@ -574,10 +574,13 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
 
 
 def _arguments(call: OutlinedCall) -> dict[str, str]:
-    """Return the arguments of a call by name, but for those that are as if they were left out."""
+    """Return the arguments of a call by name, but for those that are as if they were left out.
+
+    `None` is, where no default is known: functions that are written in C have no signature.
+    """
     defaults = {name: repr(value) for name, value in signature_in(call).defaults.items()}
     given = given_arguments(call)
-    return {name: word for name, word in given.items() if defaults.get(name) != word}
+    return {name: word for name, word in given.items() if defaults.get(name, "None") != word}
 
 
 def _are_alike(word: str, other: str) -> bool:
