@@ -567,10 +567,13 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
 
 
 def _arguments(call: OutlinedCall) -> dict[str, str]:
-    """Return the arguments of a call by name, but for those that are as if they were left out."""
+    """Return the arguments of a call by name, but for those that are as if they were left out.
+
+    `None` is, where no default is known: functions that are written in C have no signature.
+    """
     defaults = {name: repr(value) for name, value in signature_in(call).defaults.items()}
     given = given_arguments(call)
-    return {n: word for n, word in given.items() if not _are_alike(defaults.get(n, ""), word)}
+    return {n: w for n, w in given.items() if not _are_alike(defaults.get(n, "None"), w)}
 
 
 def _are_alike(word: str, other: str) -> bool:
