@@ -1213,3 +1213,23 @@ def test_a_factor_that_is_two_numbers_may_be_either() -> None:
         "the number of micro batches or world size, 2: they are summed" in each
         for each in said(differences(sides, sides, ranks=2))
     )
+
+
+def clipped_gradients(odd: float) -> Parts:
+    """A step of twelve gradients, eleven of which a limit makes smaller, as the odd one is larger."""
+    drawn = np.random.default_rng(5)
+    gradients = {f"p{number}": drawn.normal(size=6) for number in range(12)}
+    scale = 1.0 if odd == 1.0 else 0.99
+    got = {name: each * scale * (odd if name == "p3" else 1.0) for name, each in gradients.items()}
+    before = {name: np.ones(6) for name in got}
+    return {
+        "parameters": start_state(before),
+        "events": [optimizer_step(before, got, adamw(before, got))],
+    }
+
+
+def test_the_gradient_that_is_another_multiple_is_told_first() -> None:
+    found = said(differences((clipped_gradients(2.0), clipped_gradients(1.0))))
+
+    assert found[0].startswith("gradient: p3 is 1.98 times the reference's; 11 of 12 gradients (p0")
+    assert "are 0.99 times the reference's when the optimizer gets them" in found[0]
