@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from builders.two_runs import fit, verdict_on  # noqa: E402
+from builders.two_runs import fit, recorded_steps, verdict_on  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -190,3 +190,38 @@ def test_what_a_module_draws_for_a_buffer_hangs_on_the_seed(tmp_path: Path) -> N
     found = verdict_on(tmp_path, restarting, 7, 1, level="L0")
     assert found["class"] == "random", found["sentence"]
     assert "the state of the generator cpu differs when step 0 starts" in found["sentence"]
+
+
+def surgery(debugger: PrecisionDebugger, change: str) -> None:
+    """Take from the gradients of one task what is against those of the other, by hand."""
+    model = nn.ModuleList([nn.Linear(5, 6), nn.Linear(6, 1), nn.Linear(6, 1)])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = torch.randn(3, 7, 5)
+    for step in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        hidden = torch.tanh(model[0](data[step]))
+        outs = model[1](hidden), model[2](hidden)
+        losses = outs[0].square().mean(), outs[change == "head"].abs().mean()
+        shared = list(model[0].parameters())
+        own, other = (torch.autograd.grad(each, shared, retain_graph=True) for each in losses)
+        (losses[0] + losses[1]).backward()
+        for parameter, first, second in zip(shared, own, other, strict=True):
+            dot = (first * second).sum()
+            if dot > 0 or change == "eps":
+                size = second.square().sum() + (1.0 if change == "eps" else 1e-12)
+                parameter.grad = first + second - dot / size * second
+        optimizer.step()
+
+
+def test_what_a_program_makes_of_gradients_is_told_at_l0(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, surgery, "eps", "", level="L0")
+
+    assert verdict["class"] in ("argument", "call"), verdict["sentence"]
+    assert "gradients" in verdict["sentence"]
+
+
+def test_what_is_fed_otherwise_comes_before_calls_that_follow_from_it(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, surgery, "head", "", level="L0")
+
+    assert verdict["class"] == "order", verdict["sentence"]
+    assert "is fed with the result of Module.2.Linear.forward.0" in verdict["sentence"]

@@ -1216,7 +1216,7 @@ def test_a_factor_that_is_two_numbers_may_be_either() -> None:
 
 
 def clipped_gradients(odd: float) -> Parts:
-    """A step of twelve gradients, eleven of which a limit makes smaller, as the odd one is larger."""
+    """A step of twelve gradients; a limit makes eleven smaller, as the odd one is larger."""
     drawn = np.random.default_rng(5)
     gradients = {f"p{number}": drawn.normal(size=6) for number in range(12)}
     scale = 1.0 if odd == 1.0 else 0.99

@@ -107,9 +107,9 @@ class GradientHistory:
         is_clipped = both is not got
         # Sums in another order are no other gradients.
         same = near_gradients(*got)
-        if is_clipped:
-            # One that changes the total norm changes all that are clipped with it.
-            same |= near_gradients(*both)
+        # One that changes the total norm changes all that are clipped with it.
+        unclipped = near_gradients(*both) - same if is_clipped else set()
+        same |= unclipped
         moved = [
             name
             for name, change in changes.items()
@@ -173,11 +173,12 @@ class GradientHistory:
         if far:
             worst = max(far, key=lambda name: changes[name].relative)
             size = changes[worst].words
+            when = "before clipping" if unclipped else _when(far)
             of_which = f", {'' if len(far) == 1 else f'{worst} '}{size}" if size else ""
             yield _difference(
                 pair,
                 f"{some_of(far, len(changes), 'gradients')} {are(far, 'differs', 'differ')} "
-                f"{_when(far)} (step {pair.pair.step}){of_which}",
+                f"{when} (step {pair.pair.step}){of_which}",
                 [worst],
                 Effect.POSSIBLE,
             )

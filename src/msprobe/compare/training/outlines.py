@@ -425,6 +425,9 @@ def _difference_in(ways: Sequence[MadeCalls], feeding: Feeding | None) -> Outlin
             own, other = _without(calls, left_out)
             found = list(_differences(own, other))
             if found and not _is_same(own, other):
+                # What one side alone makes is no cause of what is fed otherwise before it is used.
+                if isinstance(feed, OtherFeed) and feed.is_first:
+                    return _fed_otherwise(feed)
                 return _first_of(found)
             moved = _moved(found, own, other) if found and (feed or not feeding) else None
             is_told = isinstance(feed, OtherFeed) and (feed.is_first or not found)

@@ -93,10 +93,15 @@ class Conclusions:
             verdict, words = VerdictClass.COMMUNICATION, f"{late.words}; {words}"
         elif late is not None:
             evidence.insert(0, late.words)
+        changed = None if lone or late else self._changed_behind(fact)
+        if changed is not None:
+            verdict, words = changed.verdict, f"{changed.words}; {words}"
         return self._findings.conclude(
             verdict,
             words + self._ranks_of(fact),
-            Confidence.PROVED
+            Confidence.LIKELY
+            if changed is not None
+            else Confidence.PROVED
             if fact.effect is Effect.CERTAIN or self._is_alone(fact) or self._is_proved(fact)
             else Confidence.LIKELY,
             evidence=evidence,
@@ -113,6 +118,7 @@ class Conclusions:
             next_steps=[
                 *(late.place.next if late is not None else []),
                 *(lone.place.next if lone is not None else []),
+                *(changed.next if changed is not None else ()),
                 *fact.next,
             ],
         )
@@ -127,6 +133,15 @@ class Conclusions:
         if now is None or fact.moment is not Moment.REDUCE:
             return None
         return now.lone_users.get(fact.parameter or "")
+
+    def _changed_behind(self, fact: FactDifference) -> OutlineDifference | None:
+        """Return the call without a record that differs where all of a step agrees but gradients.
+
+        The program changes them after the backward pass.
+        """
+        own = self._observed.get((fact.step, fact.rank))
+        is_open = fact.moment is Moment.REDUCE and fact.effect is Effect.POSSIBLE
+        return own.behind if own is not None and is_open and own.is_exact else None
 
     def _late_call(self, step: int, rank: int | str) -> Clue | None:
         observed = self._observed.get((step, rank))

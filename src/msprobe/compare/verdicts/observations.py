@@ -235,6 +235,7 @@ def observe(
             is_exact=True,
             is_shared_exact=True,
             unused=unseen_write(comparison),
+            behind=difference_behind(*comparison.facts),
             draws=draws_within(*comparison.facts),
             **_work(comparison),
             broken_off=_broken_off(comparison),
