@@ -6,7 +6,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from msprobe.compare.model import Matched, OperationPair, Origin
+from msprobe.compare.model import Matched, OperationPair
 from msprobe.compare.training.differences import Phase
 from msprobe.compare.value_pairs import pair_values
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -96,16 +96,15 @@ def lone_words(comparison: RankComparison, pair: OperationPair, detail: str = ""
 def moved_call(comparison: RankComparison, pair: OperationPair) -> tuple[VerdictClass, str] | None:
     """Return that both sides make a call, but before another one and after it, as a cause.
 
-    Then neither of the two has a partner, and each makes or takes a difference: in the order of
-    calls one comes too early. It may be given another argument as well, which is the cause then.
+    Then neither of the two has a partner, and neither is without consequence: in the order of calls
+    one comes too early. It may be given another argument as well, which is the cause then.
     """
     own, other = (
         [p for p in comparison.pairs if not p.is_matched and (p.target is None) is is_missing]
         for is_missing in (pair.target is None, pair.target is not None)
     )
-    origins = Origin.INTRODUCED, Origin.INHERITED
-    apart = {row.pair.position for row in comparison.rows if row.origin in origins}
-    partner = next((p for p in other if p.name == pair.name and p.position in apart), None)
+    felt = {row.pair.position for row in comparison.rows if row.origin is not None}
+    partner = next((p for p in other if p.name == pair.name and p.position in felt), None)
     shapes = {_shape_of_result(comparison, each) for each in (pair, partner) if each is not None}
     api = comparison.parsed(pair).base
     counts = {sum(comparison.parsed(p).base == api for p in lone) for lone in (own, other)}
