@@ -239,8 +239,10 @@ class _Agreement:
                 and (row.holds_tensor or isinstance(row, Matched))
                 and not any(map(is_opaque, row.values))
             ]
-            self._results[module.start] = bool(outputs) and _agree(
-                outputs, module.inputs, self._resolution(module)
+            self._results[module.start] = (
+                bool(outputs)
+                and all(map(_is_shown, outputs))
+                and _agree(outputs, module.inputs, self._resolution(module))
             )
         return self._results[module.start]
 
@@ -327,6 +329,17 @@ def _is_number(module: Call) -> bool:
     """Return whether all that a module returns is a single number, such as a loss."""
     made = [value for row in module.outputs for value in row.values if value.is_tensor]
     return bool(made) and all(math.prod(value.shape or ()) == 1 for value in made)
+
+
+def _is_shown(row: Row) -> bool:
+    """Return whether anything is known of what a row's tensors hold.
+
+    Nothing is of what other ranks still send.
+    """
+    return row.metrics is not None or all(
+        not each.is_tensor or each.md5 or each.max is not None or 0 in (each.shape or ())
+        for each in row.values
+    )
 
 
 def _agree(results: Iterable[Row], taken_in: Iterable[Row], resolution: float) -> bool:

@@ -204,7 +204,8 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
     if not row.pair.is_matched:
         return None
     names = row.pair.target, row.pair.reference
-    if row.cause in (Cause.CHANGED_BETWEEN, Cause.CHANGED_STATE):
+    # A module's own code is blamed for the input of a part where nothing tells what it returns.
+    if row.cause in (Cause.CHANGED_BETWEEN, Cause.CHANGED_STATE, Cause.SURROUNDING_CODE):
         return difference_before(comparison.sides, names)
     is_result = culprit.kind == "forward" and row.value.role is Role.OUTPUT
     if not is_result or found not in _OF_OWN_CODE:
