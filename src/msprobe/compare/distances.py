@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Final
 
-# Of a hundred distances so many are beyond each of two ends, and so many standard deviations off.
+# This share of distances is beyond each of two ends.
 _BEYOND: Final = 0.01
-_DEVIATIONS: Final = 2.33
 # Ends so near to each other make one number.
 _NARROW: Final = 1.25
 
@@ -29,6 +29,7 @@ class Distance:
         most: they are no further apart than this.
         draws: how many random projections of one size the value is the root mean square of; 0
             where it is another estimate.
+        choices: of how many distances it is the largest: that of many estimates is too large.
     """
 
     value: float
@@ -36,18 +37,24 @@ class Distance:
     is_exact: bool = False
     most: float = math.inf
     draws: float = 0.0
+    choices: int = 1
 
     def scaled(self, factor: float) -> Distance:
         """Return the distance in another unit."""
         ends = self.value * factor, self.least * factor, self.most * factor
         return replace(self, value=ends[0], least=ends[1], most=ends[2])
 
+    def largest_of(self, count: int) -> Distance:
+        """Return the same as the largest of so many."""
+        return replace(self, choices=count)
+
     @property
     def ends(self) -> tuple[float, float]:
         """Two numbers between which the distance lies almost certainly."""
         if self.is_exact or not self.draws:
             return self.value, self.value
-        low, high = (self.value / root for root in _roots_of_chi_squared(self.draws))
+        beyond = _BEYOND / self.choices, _BEYOND
+        low, high = (self.value / root for root in _roots_of_chi_squared(self.draws, beyond))
         return max(low, self.least), min(high, self.most)
 
     def __str__(self) -> str:
@@ -62,16 +69,16 @@ class Distance:
         return f"{_two_digits(low, math.floor):g} to {_two_digits(high, math.ceil):g}"
 
 
-def _roots_of_chi_squared(draws: float) -> tuple[float, float]:
+def _roots_of_chi_squared(draws: float, beyond: tuple[float, float]) -> tuple[float, float]:
     """Return the roots of the upper and lower quantile of χ² per degree of freedom.
 
     That of two is an exponential distribution; others as Wilson and Hilferty (1931).
     """
     if draws <= 2:
-        return math.sqrt(-math.log(_BEYOND)), math.sqrt(-math.log1p(-_BEYOND))
+        return math.sqrt(-math.log(beyond[0])), math.sqrt(-math.log1p(-beyond[1]))
     spread = 2 / (9 * draws)
-    most, least = (1 - spread + sign * _DEVIATIONS * math.sqrt(spread) for sign in (1, -1))
-    return most**1.5, max(least, 0.1) ** 1.5
+    above, below = (NormalDist().inv_cdf(1 - each) * math.sqrt(spread) for each in beyond)
+    return (1 - spread + above) ** 1.5, max(1 - spread - below, 0.1) ** 1.5
 
 
 def _two_digits(number: float, way: Callable[[float], float]) -> float:

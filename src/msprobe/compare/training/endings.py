@@ -32,7 +32,6 @@ def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
                 VerdictClass.INCOMPLETE,
                 moment if is_cut else Moment.UPDATE,
                 f"step {pair.step} of the {side} {ended.words}; that of the other side is whole",
-                effect=Effect.CERTAIN if is_cut else Effect.POSSIBLE,
                 record=ended.record,
                 is_passed_on=ended.is_passed_on,
                 next=(f"record the {side} again, and compare whole steps",),

@@ -83,6 +83,11 @@ class Change(NamedTuple):
         """Whether nothing that is known of the difference is beyond a few roundings."""
         return self.relative <= ROUNDINGS * self.epsilon
 
+    def largest_of(self, count: int) -> Change:
+        """Return the same as the largest of so many, which is too large an estimate."""
+        distance = self.distance
+        return self if distance is None else self._replace(distance=distance.largest_of(count))
+
     @property
     def words(self) -> str:
         """The size in words."""

@@ -54,6 +54,8 @@ from msprobe.dump.facts import Clip
 _SAME_SUM: Final = 1e-3
 # A part shows in a sum if without it so many times as much is left unexplained.
 _SHOWN: Final = 30.0
+# So far apart are gradients of ranks that are not those of one with another clipping.
+_OWN: Final = 0.05
 # So far from the factor of the others, or from any, no rounding takes a gradient.
 _ODD_FACTOR: Final = 0.05
 _ODD_RESIDUAL: Final = 0.3
@@ -143,7 +145,12 @@ class GradientHistory:
                     return
             # Clipped alike, they may have become so after it.
             when = _when(moved) if pair.is_clipped_alike else "before clipping"
-            odd = [name for name in telling if _is_odd(factors[name], factor.value)]
+            odd = [
+                name
+                for name in telling
+                if _is_odd(factors[name], factor.value)
+                or bool(both[0][name].norm) is not bool(both[1][name].norm)
+            ]
             scaled = [name for name in moved if name not in odd]
             alone = f"{_odd_words(odd, factors, len(changes))}; " if odd else ""
             yield _difference(
@@ -172,7 +179,7 @@ class GradientHistory:
         far = [n for n in moved if not changes[n].is_rounding and n not in rounded]
         if far:
             worst = max(far, key=lambda name: changes[name].relative)
-            size = changes[worst].words
+            size = changes[worst].largest_of(len(far)).words
             when = "before clipping" if unclipped else _when(far)
             of_which = f", {'' if len(far) == 1 else f'{worst} '}{size}" if size else ""
             yield _difference(
@@ -394,7 +401,8 @@ def unreduced(pairs: Sequence[StepPair]) -> Iterator[FactDifference]:
             name
             for name in own[0]
             if all(name in each for each in (*own, *other))
-            and not _are_alike([each[name] for each in own])
+            and any(distance(each[name], own[0][name], 0.0) > _OWN for each in own)
+            and not any(_are_alike([each[name], other[0][name]]) for each in own)
             and _are_alike([each[name] for each in other])
         ]
         if not names:

@@ -451,7 +451,7 @@ class TrainingHistory:
             self.changed_steps.add(pair.step)
         for name, change in changes.items():
             if not change.is_rounding:
-                found_apart = Apart(change, name)
+                found_apart = Apart(change.largest_of(len(changes)), name)
                 for kept in (self.apart,) if name in read else (self.apart, self.unread):
                     before = kept.get(pair.step, found_apart)
                     kept[pair.step] = max(found_apart, before, key=attrgetter("order"))
@@ -487,8 +487,12 @@ def _drawn(fact: FactDifference, others: Sequence[FactDifference]) -> FactDiffer
     for each in others:
         may_draw = each.moment is Moment.RANDOM and each.effect is not Effect.NONE
         is_before = each.rank == fact.rank and each.step <= fact.step
-        is_needed = fact.is_partial or (
-            fact.is_unknown and (fact.is_drawn or each.is_drawn_by_host)
+        # A program that draws by its host's generator may make other calls before the model.
+        is_branch = fact.verdict is VerdictClass.CALL and each.is_drawn_by_host
+        is_needed = (
+            fact.is_partial
+            or is_branch
+            or (fact.is_unknown and (fact.is_drawn or each.is_drawn_by_host))
         )
         if may_draw and is_before and is_needed:
             words = f"{each.words}, and {fact.words}"

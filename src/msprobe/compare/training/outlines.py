@@ -401,7 +401,10 @@ def difference_of_labels(target: Facts | None, reference: Facts | None) -> Outli
     call = difference_outside(target, reference)
     if call is None:
         return OutlineDifference(VerdictClass.DATA, labels, None, takes_tensor=True)
-    return replace(call, words=f"{labels}; {call.words}")
+    # They differ by more than a cast rounds.
+    is_cast = call.verdict is VerdictClass.PRECISION
+    verdict = VerdictClass.CALL if is_cast else call.verdict
+    return replace(call, verdict=verdict, words=f"{labels}; {call.words}")
 
 
 def _first_difference(made: MadeCalls) -> OutlineDifference | None:

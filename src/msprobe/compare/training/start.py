@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,6 +18,7 @@ from msprobe.compare.training.differences import (
 )
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, apart_together
+from msprobe.compare.training.generators import differing_generators
 from msprobe.compare.training.gradient_factors import common_factor, factor_between
 from msprobe.compare.training.module_settings import owner_words
 from msprobe.compare.training.outlines import difference_of_writes
@@ -76,7 +77,9 @@ def parameter_differences(
             Moment.PARAMETERS,
             reshaped.removeprefix("; "),
             # One that is only padded, say, draws no other numbers for those that follow.
-            effect=Effect.CERTAIN if moved else Effect.POSSIBLE,
+            effect=Effect.CERTAIN
+            if moved or differing_generators(pair.target, pair.reference)
+            else Effect.POSSIBLE,
             next=("make both models with the same options",),
         )
     yield from moved
@@ -128,7 +131,7 @@ def _moved(
         if not far:
             continue
         worst = max(far, key=lambda name: changes[name].relative)
-        change = changes[worst]
+        change = changes[worst].largest_of(len(far))
         size = change.ending
         together = apart_together((changes[name], pair.starts[1][name].norm) for name in far)
         if together and not change.not_finite:
@@ -195,9 +198,17 @@ def _reshaped(pair: FactsPair) -> str:
     shapes = [shown([*shape]) for shape in pair.reshaped[names[0]]]
     first = "" if len(names) == 1 else "the first "
     return (
-        f"; {some_of(names, len(pair.starts[0]))} {are(names, 'has', 'have')} another shape, "
+        f"; {some_of(names, _total(pair.starts[0], pair, names))} {are(names, 'has', 'have')} "
+        f"another shape, "
         f"{first}{shapes[0]} instead of {shapes[1]}"
     )
+
+
+def _total(own: Iterable[str], pair: FactsPair, names: Sequence[str]) -> int:
+    """Return how many parameters a side has; with its buffers, where some names are of these."""
+    kinds = kinds_of(pair.target.parameters) | kinds_of(pair.reference.parameters)
+    told = {kinds.get(name) for name in names}
+    return sum(kinds.get(name) in told for name in own)
 
 
 def _present(pair: FactsPair) -> Iterator[FactDifference]:
@@ -216,7 +227,7 @@ def _present(pair: FactsPair) -> Iterator[FactDifference]:
             yield pair.difference(
                 VerdictClass.PARAMETERS,
                 Moment.PARAMETERS,
-                f"only the {side} has {some_of(names, len(own))}",
+                f"only the {side} has {some_of(names, _total(own, pair, names))}",
                 effect=Effect.NONE if is_idle else Effect.POSSIBLE,
                 parameter=names[0],
             )
