@@ -21,7 +21,7 @@ from builders.facts import (
     optimizer_step,
     start_state,
 )
-from msprobe.compare.training.differences import Effect, FactDifference
+from msprobe.compare.training.differences import Effect, FactDifference, Moment
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.history import TrainingHistory
 
@@ -75,14 +75,14 @@ def test_the_states_of_generators_that_nobody_draws_from_mean_nothing(undrawn, f
     assert [name for name in ("python", "numpy", "cpu") if name in words] == found
 
 
-@pytest.mark.parametrize(("losses", "effect"), [(0, Effect.CERTAIN), (1, Effect.POSSIBLE)])
-def test_a_step_that_was_never_stopped_is_cut_if_it_trains_less(losses, effect) -> None:
+@pytest.mark.parametrize(("losses", "moment"), [(0, Moment.FORWARD), (1, Moment.UPDATE)])
+def test_a_step_that_was_never_stopped_is_cut_if_it_trains_less(losses, moment) -> None:
     loss = {"micro": 0, "value": 2.0, "shape": [], "dtype": "torch.float32"}
     cut = {"ended": {"how": "unstopped"}, "loss": [loss] * losses}
     whole = {"ended": {"how": "whole"}, "loss": [loss]}
 
     found = [each for each in differences((cut, whole)) if "never stopped" in each.words]
-    assert [each.effect for each in found] == [effect]
+    assert [(each.effect, each.moment) for each in found] == [(Effect.CERTAIN, moment)]
 
 
 @pytest.mark.parametrize(("how", "count"), [("unstopped", 0), ("whole", 1)])

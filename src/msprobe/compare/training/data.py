@@ -97,6 +97,7 @@ class DataHistory:
         self.split: str | None = None
         self._is_recorded = True
         self._has_passes = False  # backward ones
+        self._has_several = False  # calls of models for each of them
 
     def add(self, pair: FactsPair, made_inside: Made | None = None) -> None:
         """Take in the batches of a step.
@@ -107,6 +108,7 @@ class DataHistory:
         """
         sides = [by_micro(facts.data) for facts in pair.sides]
         self._has_passes |= any(pair.passes)
+        self._has_several |= max(map(len, sides)) > max(pair.passes) > 0
         if not all(sides):
             self._is_recorded = False
             return
@@ -309,10 +311,17 @@ class DataHistory:
         known = {key: batch for batch in self._batches for key in batch.keys[1:]}
         if first.keys[0] in known:
             other = known[first.keys[0]]
-            return f"{_place(first)} is the batch that the reference has in step {other.step}" + (
-                f", micro batch {other.micro}" if other.micro else ""
+            return (
+                f"{self._place(first)} is the batch that the reference has in step {other.step}"
+                + (f", micro batch {other.micro}" if other.micro else "")
             )
         return ""
+
+    def _place(self, batch: _Batch) -> str:
+        if batch.micro and self._has_several:
+            return f"what call {batch.micro} of the model gets in step {batch.step}"
+        micro = f"micro batch {batch.micro} of " if batch.micro else "the batch of "
+        return f"{micro}step {batch.step}"
 
     def _batch_words(self, apart: Sequence[_Batch]) -> str:
         batch = apart[0]
@@ -320,11 +329,13 @@ class DataHistory:
         total = len(self._batches)
         share = f" ({len(apart)} of {total} batches differ)" if total > 1 else ""
         if alone and not changed:
-            return f"in {_place(batch)} the model gets other arguments: {'; '.join(alone)}{share}"
+            return (
+                f"in {self._place(batch)} the model gets other arguments: {'; '.join(alone)}{share}"
+            )
         changed += alone
         if not changed:
-            return f"{_place(batch)} holds other tensors{share}"
-        return f"{_place(batch)} differs: {'; '.join(changed[:2])}{share}"
+            return f"{self._place(batch)} holds other tensors{share}"
+        return f"{self._place(batch)} differs: {'; '.join(changed[:2])}{share}"
 
 
 def _without(batch: _Batch, made_inside: Made) -> _Batch:
@@ -369,11 +380,6 @@ def _alone_words(batch: _Batch) -> list[str]:
         for side, _, own, other in of_sides(target, reference)
         for where in sorted(own - other)
     ]
-
-
-def _place(batch: _Batch) -> str:
-    micro = f"micro batch {batch.micro} of " if batch.micro else "the batch of "
-    return f"{micro}step {batch.step}"
 
 
 def _tensors(batch: _Batch) -> list[tuple[Data, Data]]:

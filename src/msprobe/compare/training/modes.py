@@ -169,7 +169,9 @@ def autocast_epsilon(facts: Facts) -> float:
 
 def _frozen(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDifference]:
     columns = pair.target.parameters or pair.reference.parameters
-    total = sum(kind == "parameter" for kind in columns.kind) if columns else 0
+    ties = () if columns is None else (each for each in columns.same_as if each is not None)
+    kinds = () if columns is None else columns.kind
+    total = sum(kind == "parameter" for kind in kinds) - len(list(ties))
     frozen = set(target.requires_grad_false), set(reference.requires_grad_false)
     idle = _without_gradients(pair.target), _without_gradients(pair.reference)
     for (side, apart, own, other), unused in zip(of_sides(*frozen), reversed(idle), strict=True):

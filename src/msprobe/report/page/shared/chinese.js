@@ -220,7 +220,7 @@ export const sentences = {
   "look at {}": "查看 {}",
   // data
   "feed both runs with the same batches in the same order, then compare again": "以相同顺序向两侧输入相同批次，然后重新比较", "{}step {}": "{}step {}",
-  "micro batch {} of ": "微批次 {}，", "the batch of ": "批次，", "{} differs: {}{}": "{} 不同：{}{}", "only the {} is given {}": "仅{}得到 {}",
+  "what call {} of the model gets in step {}": "step {2} 中第 {1} 次模型调用的输入", "micro batch {} of ": "微批次 {}，", "the batch of ": "批次，", "{} differs: {}{}": "{} 不同：{}{}", "only the {} is given {}": "仅{}得到 {}",
   "{} has the shape {} instead of {}": "{} 的形状为 {}，而非 {}", "{} is {} instead of {}": "{} 为 {}，而非 {}",
   "{} holds the same values in another order": "{} 的值相同，但顺序不同",
   "{} of {} is made of a result of the step before in the {}, not in the {} (step {})": "{2} 的 {1} 在{3}由上一 step 的结果得到，在{4}则不是（step {5}）",
