@@ -206,7 +206,7 @@ def _distance(
         return Distance(relative, least)
     is_zero = 0.0 in (target.norm, reference.norm)
     if is_zero or all(map(_is_number, (target, reference))):
-        return Distance(relative, least, is_exact=True)
+        return Distance(relative, relative, is_exact=True, most=relative)
     if not (target.norm and reference.norm):
         return Distance(relative, least)
     both = zip(target.projections or (), reference.projections or (), strict=False)
