@@ -12,6 +12,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from msprobe.compare.model import Matched, Row
+from msprobe.compare.rounding import resolution_of
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Fingerprint
 from msprobe.dump.facts import Facts, Scaler
@@ -21,6 +22,10 @@ SAME_FACTOR: Final = 2e-3
 # Of the norm: what the rounding of coarse types leaves to a factor.
 _ALONG: Final = 0.2  # projections of a multiple, beside rounding to a coarse type
 _SAME_DIRECTION: Final = 2e-2
+# Of the norm, or so many roundings: what a multiple that is said leaves; projections leave more.
+_TOLD: Final = 1e-3
+_ROUNDINGS: Final = 4.0
+_OF_PROJECTIONS: Final = 5.0
 # Noise moves the norm, too, but leaves more than this share of its difference to a factor.
 _MOST_LEFT: Final = 0.5
 _LITTLE: Final = 0.1
@@ -224,8 +229,17 @@ def factor_of_row(row: Row) -> Factor | None:
 def multiple_words(row: Row) -> str:
     """Return that a value is a multiple of the reference's, in words; empty if it is none."""
     factor = factor_of_row(row) if row.holds_tensor else None
-    is_multiple = factor is not None and factor.is_multiple and factor.is_proved
-    return f"{factor.value:.6g} times the reference's" if factor and is_multiple else ""
+    if factor is None or not (factor.is_multiple and factor.is_proved):
+        return ""
+    # What is only near to a multiple is something else.
+    limit = max(_TOLD, _ROUNDINGS * resolution_of(row.values))
+    if (factor.residual or 0.0) > limit:
+        return ""
+    if isinstance(row, Matched) and row.metrics is None:
+        left = _projected_distance(row, factor.value)
+        if left > _OF_PROJECTIONS * limit * float(row.target.norm or 0.0):
+            return ""
+    return f"{factor.value:.6g} times the reference's"
 
 
 def _factor_of_statistics(row: Matched) -> Factor | None:
