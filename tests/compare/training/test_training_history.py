@@ -644,7 +644,9 @@ def scheduled(rates: Sequence[float]) -> list[Parts]:
     ("target", "words"),
     [
         ([0.2, 0.3, 0.4], "0.2 in the target, 0.1 in the reference .*the target is 1 step ahead"),
-        ([0.0, 0.0, 0.1], "0 in the target, 0.1 in the reference .*the target is 2 steps behind"),
+        ([0.0, 0.1, 0.2], "0 in the target, 0.1 in the reference .*the target is 1 step behind"),
+        # One rate that is the same is no shift.
+        ([0.0, 0.0, 0.1], r"0 in the target, 0.1 in the reference \(step 0, all 3 parameters\)$"),
         ([0.1, 0.2, 0.35], "0.35 in the target, 0.3 in the reference"),
     ],
 )

@@ -156,11 +156,11 @@ def steps_ahead(
 ) -> int:
     """Return k if the target has at each step what the reference has k steps later; else 0.
 
-    That must explain a step in which they differ.
+    That must explain a step in which they differ, and more than one: one is the same by chance.
     """
     orders = (1, target, reference), (-1, reference, target)
     differs = [not same(*pair) for pair in zip(target, reference, strict=False)]
-    for distance in range(1, min(len(target), _FARTHEST_SHIFT)):
+    for distance in range(1, min(len(target) - 1, _FARTHEST_SHIFT)):
         if not any(differs[:-distance]):
             return 0
         for sign, early, late in orders:
