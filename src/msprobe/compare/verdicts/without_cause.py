@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msprobe.compare.model import Mode, Status
-from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
+from msprobe.compare.training.differences import Effect, FactDifference, Phase
 from msprobe.compare.training.outlines import OutlineDifference
 from msprobe.compare.verdicts.next_steps import few_inputs, for_inputs
 from msprobe.compare.verdicts.observations import StepObservations
@@ -310,17 +310,6 @@ def _unexplained(findings: Findings) -> Verdict:
         hidden = next((each for each in findings.steps if each.unnoticed is not None), None)
         if hidden is not None and hidden.unnoticed is not None and hidden.step <= observed.step:
             return _of_hidden(findings, hidden, hidden.unnoticed)
-        alone = _lone_parameters(findings, observed.step)
-        if alone is not None:
-            return findings.conclude(
-                VerdictClass.PARAMETERS,
-                f"{alone.words}; the difference jumps most in {_jump_words(jump)} (step "
-                f"{observed.step})",
-                Confidence.POSSIBLE,
-                chosen=alone,
-                where=Where.at(jump.place, observed.rank),
-                next_steps=alone.next,
-            )
         words = f"the difference jumps most in {_jump_words(jump)} (step {observed.step})"
         where = Where.at(jump.place, observed.rank)
         more += jump.place.next
@@ -334,18 +323,6 @@ def _unexplained(findings: Findings) -> Verdict:
         where=where,
         next_steps=[*more, "record one run twice: is it equal to itself?"],
     )
-
-
-def _lone_parameters(findings: Findings, last: int) -> FactDifference | None:
-    """Return the parameters that one side alone has, in a step up to one.
-
-    They may compute the same at first, as a factor that is 1: an update makes another one of it.
-    """
-    for fact in findings.facts:
-        is_open = fact.moment is Moment.PARAMETERS and fact.effect is Effect.POSSIBLE
-        if is_open and fact.verdict is VerdictClass.PARAMETERS and fact.step <= last:
-            return fact
-    return None
 
 
 def _fed_nearly(findings: Findings) -> Verdict | None:
