@@ -27,7 +27,7 @@ _WORKINGS: Final = frozenset(
     }
 )
 _MOST: Final = 2
-_LONGEST: Final = 40  # a text that is shown
+_LONGEST: Final = 24  # a text that is shown
 
 _Loader = dict[str, str]
 
