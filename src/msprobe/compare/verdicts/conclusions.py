@@ -94,7 +94,9 @@ class Conclusions:
         elif late is not None:
             evidence.insert(0, late.words)
         changed = None if lone or late else self._changed_behind(fact)
-        if changed is not None:
+        if changed is not None and fact.multiple is not None:
+            words, changed = f"{words}; {changed.words}", None  # it is what multiplies them
+        elif changed is not None:
             verdict, words = changed.verdict, f"{changed.words}; {words}"
         return self._findings.conclude(
             verdict,
