@@ -234,18 +234,21 @@ def distance_of(row: Row) -> Distance | None:
     if is_exact or not isinstance(row, Matched):
         return Distance(row.error, is_exact=is_exact)
     found = statistics_error(row.target, row.reference, EXACT)
-    return Distance(row.error, min(found.least, row.error))
+    # What is beyond the four statistics is an estimate from the projections.
+    is_drawn = row.error > found.least
+    draws = len(row.target.projections or ()) if is_drawn else 0
+    return Distance(row.error, min(found.least, row.error), draws=draws)
 
 
 def describe_statistics(target: Value, reference: Value, worst: str) -> str:
     """Return the statistic that changed most, in words."""
     if worst == _PROJECTIONS:
         difference = estimated_difference(target, reference) or 0.0
-        size = _finite(reference.norm)
-        share = f", {difference / abs(size):.2g} of the norm" if size else ""
-        return (
-            f"elements differ by about {difference:.3g} in L2{share}; max, min, mean and norm agree"
-        )
+        size = abs(float(_finite(reference.norm) or 0.0))
+        if not size:
+            return "elements differ; max, min, mean and norm agree"
+        distance = Distance(difference / size, most=2.0, draws=len(target.projections or ()))
+        return f"elements differ by {distance} of the norm; max, min, mean and norm agree"
     target_value, reference_value = getattr(target, worst), getattr(reference, worst)
     return f"{worst} {_shown(target_value)} instead of {_shown(reference_value)}"
 

@@ -393,7 +393,7 @@ export const sentences = {
   "the checksums differ": "校验和不同", "one side has no statistics to compare": "一侧没有可比较的统计量", "{} {} instead of {}": "{} 为 {}，而非 {}",
   "max {} instead of {}": "最大值为 {}，而非 {}", "min {} instead of {}": "最小值为 {}，而非 {}", "mean {} instead of {}": "均值为 {}，而非 {}",
   "norm {} instead of {}": "范数为 {}，而非 {}",
-  "elements differ by about {} in L2{}; max, min, mean and norm agree": "元素的 L2 差异约为 {}{}；最大值、最小值、均值与范数一致",
+  "elements differ by {} of the norm; max, min, mean and norm agree": "元素相差范数的 {}；最大值、最小值、均值与范数一致", "elements differ; max, min, mean and norm agree": "元素不同；最大值、最小值、均值与范数一致",
   "only finite values": "仅有限值", "{} of the norm": "为范数的 {}",
   // culprits
   "{} of {} differs{}, though what the call was given agrees": "{2} 的 {1} 有差异{3}，而调用的输入一致",
