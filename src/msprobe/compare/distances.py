@@ -62,7 +62,8 @@ class Distance:
         if self.is_exact:
             return f"{self.value:.2g}"
         if 0 < self.value <= 2 * self.least:
-            return f"at least {self.least:.2g}"  # no less than half of what is estimated
+            # No less than half of what is estimated.
+            return f"at least {_two_digits(self.least, math.floor):g}"
         low, high = self.ends
         if high <= _NARROW * low or not math.isfinite(high):
             return f"about {self.value:.2g}"
@@ -85,4 +86,5 @@ def _two_digits(number: float, way: Callable[[float], float]) -> float:
     if number <= 0:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(number)) - 1)
-    return float(f"{way(number / unit) * unit:.2g}")
+    # 0.7 / 0.01 is a little less than 70.
+    return float(f"{way(round(number / unit, 6)) * unit:.2g}")
