@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Final
 
 from msprobe.compare.matching.signatures import Signature, signature_of
@@ -13,7 +14,13 @@ from msprobe.compare.model import Added, Matched, Missing, OperationPair, Row
 from msprobe.compare.sides import MINDSPORE, Side
 from msprobe.dump.record_names import RecordKind, RecordName
 from msprobe.dump.values import Role, Value
-from msprobe.operators.lookup import operator_of, parameter_name
+from msprobe.operators.lookup import (
+    default_in_mindspore,
+    keyword_name,
+    operator_of,
+    parameter_name,
+)
+from msprobe.operators.operator import Operator
 
 _KEYWORDS: Final = "kwargs."
 _OPERANDS: Final = 2
@@ -79,6 +86,8 @@ def pair_lists(
     if crosses:
         matcher.part_other_kinds()
         matcher.pair_parameters()
+        if not has_gradients and not parsed.is_module:
+            matcher.pair_keyword_names(operator_of(reference.prefix, reference.path))
     elif not parsed.is_module:
         functions = parsed.base, reference.base
         matcher.pair_by_name(*map(signature_of, functions), in_output=has_gradients)
@@ -88,7 +97,9 @@ def pair_lists(
         roles.append(Role.OUTPUT)
     matcher.pair_keywords(roles)
     rows = _rows(pair, target_values, reference_values, matcher.partners)
-    return [row for row in rows if not _is_setting(row)] if crosses else rows
+    if not crosses:
+        return rows
+    return [_with_default(row, reference) for row in rows if not _is_setting(row)]
 
 
 def _exchange_operands(rows: list[Row], parsed: RecordName) -> None:
@@ -137,6 +148,25 @@ def _is_setting(row: Row) -> bool:
         return False
     record = row.pair.target if isinstance(row, Missing) else row.pair.reference
     return record is not None and record.startswith("Primitive.")
+
+
+def _with_default(row: Row, name: RecordName) -> Row:
+    """Return the row of an argument of PyTorch's, beside what MindSpore takes where it is left out.
+
+    Args:
+        row: of two frameworks; unchanged where both take the same.
+        name: of a function of either framework.
+    """
+    value = row.value
+    if isinstance(row, Matched) or value.role is not Role.INPUT or value.is_tensor:
+        return row
+    default = default_in_mindspore(operator_of(name.prefix, name.path), value.argument)
+    if default is None or value.value == default:
+        return row
+    other = copy(value)
+    other.value = default
+    both = (other, value) if isinstance(row, Missing) else (value, other)
+    return Matched(pair=row.pair, target=both[0], reference=both[1])
 
 
 def _values_of_both(
@@ -231,6 +261,18 @@ class _ValueMatcher:
     def pair_parameters(self) -> None:
         """Pair parameters that the frameworks call differently."""
         self._pair_names(_PARAMETER_ROLES, _parameter_name, _parameter_name)
+
+    def pair_keyword_names(self, operator: Operator) -> None:
+        """Pair keyword arguments that the frameworks call differently."""
+
+        def own_name(value: Value) -> str:
+            return keyword_name(operator, value.argument)
+
+        def keyword(value: Value) -> str:
+            name = own_name(value)
+            return "" if name[:1].isdigit() else name  # one by its place pairs by that
+
+        self._pair_names((Role.INPUT,), own_name, keyword)
 
     def _pair_names(
         self, roles: Sequence[Role], name: Callable[[Value], str], other: Callable[[Value], str]

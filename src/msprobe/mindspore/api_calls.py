@@ -24,6 +24,7 @@ from msprobe.mindspore.api_choice import ApiChoice
 from msprobe.mindspore.api_table import Api, ApiTable
 from msprobe.mindspore.describing import describe_attributes
 from msprobe.mindspore.early_bound import EarlyBound
+from msprobe.mindspore.gradient_limits import GradientLimits
 from msprobe.mindspore.graph_taps import InputEdges, Tapping
 from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.jit_calls import is_compiling
@@ -54,14 +55,22 @@ class ApiObserver:
         only_compiled: whether only calls of compiled code are recorded, which `record` is given.
     """
 
-    def __init__(self, session: Session, table: ApiTable, recomputations: Recomputations) -> None:
+    def __init__(
+        self,
+        session: Session,
+        table: ApiTable,
+        recomputations: Recomputations,
+        limits: GradientLimits | None = None,
+    ) -> None:
         """Create it, not yet installed.
 
         Args:
             session: receives the events.
             table: the APIs to record.
             recomputations: recognises repeated calls.
+            limits: takes the calls that limit gradients.
         """
+        self._limits = limits
         self._recomputations = recomputations
         self._session = session
         self._table = table
@@ -128,7 +137,7 @@ class ApiObserver:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self.is_on() or not is_of_user_or_layer(sys._getframe(1).f_code):
                 return original(*args, **kwargs)
-            return self.record(name, original, args, kwargs)
+            return self._observe(name, original, args, kwargs)
 
         functools.update_wrapper(call, original)
         return call
@@ -137,7 +146,7 @@ class ApiObserver:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self.is_on():
                 return original(*args, **kwargs)
-            return self.record(name, original, args, kwargs)
+            return self._observe(name, original, args, kwargs)
 
         functools.update_wrapper(call, original)
         return call
@@ -159,6 +168,23 @@ class ApiObserver:
             and threading.get_ident() == session.thread
             and not is_compiling()
         )
+
+    def _observe(
+        self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        limits = self._limits
+        if limits is None or not limits.takes(name, args, kwargs):
+            return self.record(name, run, args, kwargs)
+        if limits.are_recorded:
+            result = self.record(name, run, args, kwargs)
+        else:
+            self._inside = True
+            try:
+                result = run(*args, **kwargs)
+            finally:
+                self._inside = False
+        limits.put(name, args, kwargs)
+        return result
 
     def record(
         self,

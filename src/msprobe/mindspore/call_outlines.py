@@ -14,6 +14,7 @@ from msprobe.capture.session import Session
 from msprobe.capture.stacks import calling_frame
 from msprobe.mindspore.api_calls import ApiObserver
 from msprobe.mindspore.api_table import ApiTable
+from msprobe.mindspore.gradient_limits import GradientLimits
 from msprobe.mindspore.guard import quietly
 
 _FRAMEWORK: Final = f"{Path(mindspore.__file__).parent}"
@@ -23,9 +24,15 @@ _WORDS: Final = (type(mindspore.float32), type(mindspore.int32), type(mindspore.
 class CallOutlines(ApiObserver):
     """Puts the outline of each step into its facts; calls that are observed have no record."""
 
-    def __init__(self, session: Session, table: ApiTable, recomputations: Recomputations) -> None:
+    def __init__(
+        self,
+        session: Session,
+        table: ApiTable,
+        recomputations: Recomputations,
+        limits: GradientLimits | None = None,
+    ) -> None:
         """Create it, not yet installed; see `ApiObserver`."""
-        super().__init__(session, table, recomputations)
+        super().__init__(session, table, recomputations, limits)
         self._outlines = Outlines(session, (mindspore.Tensor,), _WORDS, _FRAMEWORK)
 
     def begin(self) -> None:

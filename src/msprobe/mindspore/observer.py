@@ -20,6 +20,7 @@ from msprobe.mindspore.bytecode_jit import run_as_python
 from msprobe.mindspore.call_outlines import CallOutlines
 from msprobe.mindspore.cell_hooks import CellNames, CellObserver
 from msprobe.mindspore.free_primitives import FreePrimitives
+from msprobe.mindspore.gradient_limits import GradientLimits
 from msprobe.mindspore.guard import quietly
 from msprobe.mindspore.immediate_operators import ImmediateOperators
 from msprobe.mindspore.jit_calls import cells_of, name_of
@@ -59,12 +60,13 @@ class Observer:
             from msprobe.mindspore.noise import NoiseMode  # MindSpore before 2.10 has no such modes
 
             self._noise = NoiseMode(session, seed)
+        limits = GradientLimits(session)
         self.apis = None
         if level in (Level.L1, Level.MIX):
-            self.apis = ApiObserver(session, table, self._recomputations)
+            self.apis = ApiObserver(session, table, self._recomputations, limits)
         self._outlines: CallOutlines | None = None
         if level is Level.L0 and session.config.facts:
-            self._outlines = CallOutlines(session, table, self._recomputations)
+            self._outlines = CallOutlines(session, table, self._recomputations, limits)
         self._primitives = PrimitiveObserver(session, self.apis) if self.apis else None
         self._free = FreePrimitives(session, self.apis) if self.apis else None
         self._records_cells = level in (Level.L0, Level.MIX)

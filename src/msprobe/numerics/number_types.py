@@ -20,6 +20,9 @@ class Kind(StrEnum):
     OTHER = "other"
 
 
+WHOLE: Final = frozenset((Kind.BOOL, Kind.INTEGER))
+"""Kinds of numbers that do not round."""
+
 _EPSILON: Final = {
     **{name: kind.epsilon for name, kind in FLOATS.items()},
     **{name: FLOATS[part].epsilon for name, part in COMPLEX_PARTS.items()},

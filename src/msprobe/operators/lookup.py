@@ -14,7 +14,14 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from msprobe.operators.operator import Hint, Operator
-from msprobe.operators.table import FURTHER, HINTS, MINDSPORE_ARGUMENTS, TABLE
+from msprobe.operators.table import (
+    FURTHER,
+    HINTS,
+    MINDSPORE_ARGUMENTS,
+    MINDSPORE_DEFAULTS,
+    MINDSPORE_KEYWORDS,
+    TABLE,
+)
 
 # Prefixes of functions that are the same operators under the same names.
 _SHARED_PREFIXES: Final = frozenset(
@@ -145,6 +152,24 @@ def is_in_place(api: str) -> bool:
 def parameter_name(name: str) -> str:
     """Return PyTorch's name of a layer's parameter: ``weight`` for MindSpore's ``gamma``."""
     return _PARAMETERS.get(name, name)
+
+
+def keyword_name(operator: Operator, name: str) -> str:
+    """Return PyTorch's name of a keyword argument: ``dim`` for MindSpore's ``axis``."""
+    own = f"{operator.name}.{name}"
+    return MINDSPORE_KEYWORDS.get(own) or MINDSPORE_KEYWORDS.get(name, name)
+
+
+def default_in_mindspore(operator: Operator, keyword: str) -> float | None:
+    """Return what a function of MindSpore takes for an argument that a call leaves out.
+
+    Args:
+        operator: that it computes.
+        keyword: PyTorch's name of the argument.
+
+    Returns: None where it is the same as in PyTorch, or not known.
+    """
+    return MINDSPORE_DEFAULTS.get(f"{operator.name}.{keyword}")
 
 
 def _plain(api: str) -> str:

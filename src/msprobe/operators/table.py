@@ -588,3 +588,18 @@ MINDSPORE_ARGUMENTS: Final = {
     "Primitive.AllGather": "input_tensor",
     "Primitive.ReduceScatter": "input",
 }
+
+# MindSpore's names of keyword arguments for which PyTorch has another one; after a dot, those of
+# one operator.
+MINDSPORE_KEYWORDS: Final = {
+    "axis": "dim",
+    "axes": "dims",
+    "keep_dims": "keepdim",
+    "keepdims": "keepdim",
+    "epsilon": "eps",
+    "leaky_relu.alpha": "negative_slope",
+}
+
+# What functions of MindSpore take where a call leaves out an argument, if PyTorch's take another
+# value: operator and PyTorch's name of the argument.
+MINDSPORE_DEFAULTS: Final = {"leaky_relu.negative_slope": 0.2}

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from msprobe.compare.training.data_pairing import (
     by_micro,
@@ -38,9 +38,7 @@ from msprobe.compare.training.random_calls import draw_ahead
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data
 from msprobe.dump.formats.dtypes import normal_dtype
-from msprobe.numerics.number_types import Kind, kind_of
-
-_WHOLE: Final = {Kind.BOOL, Kind.INTEGER}
+from msprobe.numerics.number_types import WHOLE, Kind, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +414,7 @@ def _is_rounding(batch: _Batch) -> bool:
         return False
     return all(
         target.shape == reference.shape
-        and (_kind(target) is _kind(reference) or {_kind(target), _kind(reference)} <= _WHOLE)
+        and (_kind(target) is _kind(reference) or {_kind(target), _kind(reference)} <= WHOLE)
         and _change(target, reference).is_rounding
         for target, reference in _tensors(batch)
     )
@@ -430,7 +428,7 @@ def _other_types(batches: Sequence[_Batch]) -> str | None:
         return None
     (target, reference), *_ = types
     # Integers do not round: statistics and projections of another type are the same.
-    if target == reference or kind_of(target) not in _WHOLE:
+    if target == reference or kind_of(target) not in WHOLE:
         return None
     return (
         f"the data agree, as {target} in the target and {reference} in the reference (batches: "

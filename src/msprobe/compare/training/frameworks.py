@@ -11,6 +11,8 @@ from msgspec.structs import asdict, replace
 
 from msprobe.compare.training.facts_pair import EARLY_EPS
 from msprobe.dump.facts import (
+    Clip,
+    Data,
     Event,
     Facts,
     Modes,
@@ -19,6 +21,7 @@ from msprobe.dump.facts import (
     Parameters,
 )
 from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.numerics.number_types import WHOLE, kind_of
 from msprobe.operators.lookup import parameter_name
 
 _MINDSPORE: Final = "mindspore.version"
@@ -32,6 +35,12 @@ _NUMBERS: Final = {
 }
 _ATTRIBUTES: Final = {"eps": ("eps", "epsilon"), "p": ("p",)}
 _STATES: Final = {"moment1": "exp_avg", "moment2": "exp_avg_sq", "accum": "momentum_buffer"}
+# The norm is one of all gradients in each of them.
+_CLIPPING: Final = {
+    "clip_by_global_norm": "clip_grad_norm_",
+    "clip_by_norm": "clip_grad_norm_",
+    "clip_by_value": "clip_grad_value_",
+}
 _BUFFER: Final = "buffer"
 _BETAS: Final = ("beta1", "beta2")
 _COUNT: Final = "num_batches_tracked"  # PyTorch alone counts what it normalised
@@ -65,7 +74,7 @@ def in_shared_terms(target: Facts, reference: Facts) -> tuple[Facts, Facts]:
         modes=own.modes and _modes(own.modes, kinds),
         parameters=own.parameters and _parameters(own.parameters, kinds),
         buffers_after=own.buffers_after and _parameters(own.buffers_after, kinds),
-        data=[replace(each, dtype=_dtype(each.dtype)) for each in own.data],
+        data=[*map(_data, own.data)],
         loss=[replace(each, dtype=_dtype(each.dtype)) for each in own.loss],
         events=[_translated(event, kinds, steps) for event in own.events],
     )
@@ -74,6 +83,7 @@ def in_shared_terms(target: Facts, reference: Facts) -> tuple[Facts, Facts]:
         other,
         settings=_comparable(other.settings),
         parameters=columns and _without_counts(columns),
+        data=[*map(_data, other.data)],
         events=[_as_far_as(event, translated) for event in other.events],
     )
     return (own, other) if is_target else (other, own)
@@ -131,6 +141,18 @@ def _is_number(text: str) -> bool:
     return True
 
 
+def _data(data: Data) -> Data:
+    """Return data in a type that both frameworks take: samples of integers have any width.
+
+    The checksum is one of their numbers then.
+    """
+    dtype = normal_dtype(data.dtype)
+    if kind_of(dtype) not in WHOLE or data.checksum is None:
+        return replace(data, dtype=f"torch.{dtype}")
+    numbers = (data.max, data.min, data.mean, data.norm, data.projections)
+    return replace(data, dtype="torch.int64", checksum=repr(numbers))
+
+
 def _dtype(raw: str) -> str:
     return f"torch.{normal_dtype(raw)}"
 
@@ -145,6 +167,8 @@ def _name(name: str, names: Container[str]) -> str:
 def _translated(
     event: Event, names: Container[str], others: Mapping[tuple[int, int], OptimizerStep]
 ) -> Event:
+    if isinstance(event, Clip):
+        return replace(event, function=_CLIPPING.get(event.function, event.function))
     if not isinstance(event, OptimizerStep):
         return event
     columns = event.parameters

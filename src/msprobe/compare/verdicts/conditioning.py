@@ -29,6 +29,10 @@ _ACCUMULATION: Final = 2.0**-23
 _ROUNDINGS: Final = 4.0
 # Slopes of smooth activations: at most 1.13 (GELU, SiLU).
 _SLOPE: Final = 1.2
+# Below it exp is zero in float32; sums with a larger difference are not rounded to anything.
+_LEAST_EXPONENT: Final = 104.0
+_MASKED: Final = 1e4  # the exponents of what is masked are larger
+_STATISTICS: Final = 2.0**-52  # their rounding: sums in float64
 # What an operation that nothing is known of may do to the relative error of its inputs.
 _UNKNOWN_GROWTH: Final = 50.0
 # A batch holds groups with less spread than the whole.
@@ -357,7 +361,7 @@ def _exponential_forward(
     family: Family, operands: Sequence[Operand], result: Operand
 ) -> tuple[float, float]:
     """Softmax and exp turn absolute errors into relative ones, logarithms the reverse."""
-    largest = sum(op.largest_error for op in operands)
+    largest = sum(map(_exponent_error, operands))
     error = sum(op.error for op in operands)
     out = result.epsilon * result.size
     passed = 2 * largest * result.size + error
@@ -368,9 +372,17 @@ def _exponential_forward(
     if family is Family.ATTENTION:
         passed += _UNKNOWN_GROWTH * sum(op.relative for op in operands) * result.size
     own = _ROUNDINGS * out
-    peak = max((op.peak for op in operands), default=0.0)
     # The argument of exp is itself rounded, and shifted by the largest one.
+    peak = min(max((op.peak for op in operands), default=0.0), _LEAST_EXPONENT)
     return own + 2 * _ACCUMULATION * peak * result.size, passed
+
+
+def _exponent_error(operand: Operand) -> float:
+    """Return how far elements whose exponential is not zero may be apart."""
+    if operand.peak < _MASKED:
+        return operand.largest_error
+    # Beside numbers that mask others no statistic shows where the error is, nor a small one.
+    return operand.error + _ROUNDINGS * _STATISTICS * operand.size
 
 
 def _normalising_gradient(
