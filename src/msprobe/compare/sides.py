@@ -23,6 +23,7 @@ from msprobe.dump.stack_frames import (
 from msprobe.dump.values import Role, Value
 from msprobe.errors import UnsupportedError
 from msprobe.operators.lookup import operator_named, operator_of
+from msprobe.operators.mindspore_layers import DEFERRING
 from msprobe.operators.operator import Operator
 
 MINDSPORE: Final = "mindspore"
@@ -271,14 +272,14 @@ class Side:
             for name in records
             for value in self.view.records.values_of(name)
         }
-        taken = [(found.get((record, slot)), whole) for record, slot, whole in joined.slots]
-        return [
-            msgspec.structs.replace(
-                value, slot=whole, role=Role.INPUT if value.role is Role.OTHER else value.role
-            )
-            for value, whole in taken
-            if value is not None
-        ]
+        taken: dict[str, list[Value]] = {}
+        for record, slot, whole in joined.slots:
+            known = found.get((record, slot))
+            parts = [known] if known is not None else list(_elements(found, record, slot))
+            defers = known is not None and isinstance(known.value, str) and known.value in DEFERRING
+            if parts and whole not in taken and not defers:
+                taken[whole] = [_as_part(value, slot, whole) for value in parts]
+        return [value for values in taken.values() for value in values]
 
     def _module_around(self, name: str) -> str | None:
         around = map(self.parsed, self.around(name))
@@ -312,3 +313,17 @@ class Side:
             if seen >= _TENSORS_TO_LOOK_AT:
                 break
         return Mode.TENSOR if has_files else Mode.STATISTICS
+
+
+def _elements(found: Mapping[tuple[str, str], Value], record: str, slot: str) -> Iterator[Value]:
+    """Yield the elements of a list in a record."""
+    place = 0
+    while (value := found.get((record, f"{slot}.{place}"))) is not None:
+        yield value
+        place += 1
+
+
+def _as_part(value: Value, slot: str, whole: str) -> Value:
+    """Return a value of a record, or an element of it, as one of the operation around it."""
+    role = Role.INPUT if value.role is Role.OTHER else value.role
+    return msgspec.structs.replace(value, slot=whole + value.slot[len(slot) :], role=role)

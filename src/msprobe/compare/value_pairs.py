@@ -6,19 +6,17 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from typing import Final
 
+from msprobe.compare.framework_rows import in_shared_terms, one_for_all_axes, parameter_of
 from msprobe.compare.matching.signatures import Signature, signature_of
 from msprobe.compare.model import Added, Matched, Missing, OperationPair, Row
 from msprobe.compare.sides import MINDSPORE, Side
 from msprobe.dump.record_names import RecordKind, RecordName
 from msprobe.dump.values import Role, Value
 from msprobe.operators.lookup import (
-    default_in_mindspore,
     keyword_name,
     operator_of,
-    parameter_name,
 )
 from msprobe.operators.operator import Operator
 
@@ -64,7 +62,7 @@ def pair_lists(
         names: of both records, taken apart.
         crosses: whether the sides are of two frameworks.
     """
-    target_values, reference_values = values
+    target_values, reference_values = map(one_for_all_axes, values) if crosses else values
     if not reference_values:
         return [Added(pair=pair, target=value) for value in target_values]
     if not target_values:
@@ -97,9 +95,7 @@ def pair_lists(
         roles.append(Role.OUTPUT)
     matcher.pair_keywords(roles)
     rows = _rows(pair, target_values, reference_values, matcher.partners)
-    if not crosses:
-        return rows
-    return [_with_default(row, reference) for row in rows if not _is_setting(row)]
+    return in_shared_terms(rows, reference) if crosses else rows
 
 
 def _exchange_operands(rows: list[Row], parsed: RecordName) -> None:
@@ -132,41 +128,6 @@ def _apart(value: Value, other: Value) -> float:
     size = max((max(abs(a), abs(b)) for a, b in both), default=0.0)
     apart = max((abs(a - b) for a, b in both if a != b), default=0.0)
     return apart / size if apart and math.isfinite(size) else apart
-
-
-def _is_setting(row: Row) -> bool:
-    """Return whether a value has no partner because the frameworks keep it otherwise.
-
-    A primitive of MindSpore has arguments of PyTorch's as its attributes, and a cell has PyTorch's
-    buffers as parameters.
-    """
-    if isinstance(row, Matched):
-        return False
-    if row.value.role is Role.PARAMETER:
-        return _parameter_name(row.value).startswith("running_")
-    if row.value.role is not Role.INPUT or row.value.is_tensor:
-        return False
-    record = row.pair.target if isinstance(row, Missing) else row.pair.reference
-    return record is not None and record.startswith("Primitive.")
-
-
-def _with_default(row: Row, name: RecordName) -> Row:
-    """Return the row of an argument of PyTorch's, beside what MindSpore takes where it is left out.
-
-    Args:
-        row: of two frameworks; unchanged where both take the same.
-        name: of a function of either framework.
-    """
-    value = row.value
-    if isinstance(row, Matched) or value.role is not Role.INPUT or value.is_tensor:
-        return row
-    default = default_in_mindspore(operator_of(name.prefix, name.path), value.argument)
-    if default is None or value.value == default:
-        return row
-    other = copy(value)
-    other.value = default
-    both = (other, value) if isinstance(row, Missing) else (value, other)
-    return Matched(pair=row.pair, target=both[0], reference=both[1])
 
 
 def _values_of_both(
@@ -260,7 +221,7 @@ class _ValueMatcher:
 
     def pair_parameters(self) -> None:
         """Pair parameters that the frameworks call differently."""
-        self._pair_names(_PARAMETER_ROLES, _parameter_name, _parameter_name)
+        self._pair_names(_PARAMETER_ROLES, parameter_of, parameter_of)
 
     def pair_keyword_names(self, operator: Operator) -> None:
         """Pair keyword arguments that the frameworks call differently."""
@@ -401,10 +362,6 @@ def _longest_prefix(key: str, rules: Mapping[str, object] | set[str]) -> str | N
             return key
         key = key.rpartition(".")[0]
     return None
-
-
-def _parameter_name(value: Value) -> str:
-    return parameter_name(value.slot.rpartition(".")[2])
 
 
 def _key(slot: str) -> str:

@@ -23,7 +23,7 @@ class Step:
             or nothing of interest. Empty for a call beside the others, such as of a constant.
         is_optional: whether some layers do without it.
         attributes: attributes of a primitive that are arguments of the operator, and their names
-            in PyTorch.
+            in PyTorch. Of several for one argument the first counts that is not in `DEFERRING`.
     """
 
     api: str
@@ -47,6 +47,9 @@ class Decomposition:
     steps: tuple[Step, ...]
 
 
+DEFERRING: Final = frozenset(("pad",))
+"""Values of attributes that leave it to another attribute."""
+
 CASTS: Final = frozenset(("astype", "cast", "to", "Cast"))
 """Layers call one for each parameter, also where it has the type already."""
 
@@ -56,6 +59,13 @@ _WEIGHT: Final = (FLOW, "weight")
 _CAST: Final = Step("Cast", is_optional=True)
 _AFFINE: Final = ("weight", "bias")
 _EPS: Final = (("epsilon", "eps"),)
+_WINDOW: Final = (
+    ("stride", "stride"),
+    ("pad_mode", "padding"),
+    ("pad", "padding"),
+    ("dilation", "dilation"),
+    ("group", "groups"),
+)
 _LAYER_NORM: Final = Step("LayerNorm", (FLOW, *_AFFINE), attributes=_EPS)
 
 DECOMPOSITIONS: Final = (
@@ -65,8 +75,8 @@ DECOMPOSITIONS: Final = (
         "Conv2D",
         (Step("ExpandDims"), Step("Conv2D", _WEIGHT), _BIAS, Step("Squeeze")),
     ),
-    Decomposition("conv2d", "Conv2D", (Step("Conv2D", _WEIGHT), _BIAS)),
-    Decomposition("conv3d", "Conv3D", (Step("Conv3D", _WEIGHT), _BIAS)),
+    Decomposition("conv2d", "Conv2D", (Step("Conv2D", _WEIGHT, attributes=_WINDOW), _BIAS)),
+    Decomposition("conv3d", "Conv3D", (Step("Conv3D", _WEIGHT, attributes=_WINDOW), _BIAS)),
     Decomposition("conv_transpose2d", "Conv2DTranspose", (Step("Conv2DTranspose", _WEIGHT), _BIAS)),
     Decomposition("layer_norm", "LayerNorm", (_LAYER_NORM,)),
     Decomposition(
@@ -74,7 +84,11 @@ DECOMPOSITIONS: Final = (
         "BatchNorm",
         (
             _RESHAPE,
-            Step("BatchNorm", (FLOW, *_AFFINE, "running_mean", "running_var"), attributes=_EPS),
+            Step(
+                "BatchNorm",
+                (FLOW, *_AFFINE, "running_mean", "running_var"),
+                attributes=(("is_training", "training"), ("momentum", "momentum"), *_EPS),
+            ),
             _RESHAPE,
         ),
     ),

@@ -67,6 +67,7 @@ def _sent(
 _CORE: Final = Importance.CORE
 _LOW: Final = Importance.LOW
 _LAYER: Final = "input weight bias"
+_WINDOW: Final = f"{_LAYER} stride padding dilation groups"
 _NORM: Final = "input running_mean running_var weight bias training momentum eps"
 _DST: Final = Argument(1, "dst")
 _SRC: Final = Argument(1, "src")
@@ -92,7 +93,7 @@ TABLE: Final = (
     ),
     _ops("kron vecdot cosine_similarity", Family.BILINEAR),
     _ops("conv1d", Family.CONVOLUTION, _CORE, arguments=_LAYER),
-    _ops("conv2d conv3d", Family.CONVOLUTION, _CORE, arguments=_LAYER, may_vary=True),
+    _ops("conv2d conv3d", Family.CONVOLUTION, _CORE, arguments=_WINDOW, may_vary=True),
     _ops("conv_transpose1d", Family.CONVOLUTION, _CORE, arguments=_LAYER),
     _ops("conv_transpose2d:conv2d_transpose", Family.CONVOLUTION, _CORE, arguments=_LAYER),
     _ops("conv_transpose3d:conv3d_transpose", Family.CONVOLUTION, _CORE, arguments=_LAYER),

@@ -146,7 +146,12 @@ def _shared_slots(
 ) -> tuple[Mapping[str, str], frozenset[str]]:
     """Return slots of joined calls → slots of the partner, and which of the partner to compare."""
     slots = argument_slots(side.operator(joined), kind, values)
-    taken = {slots.get(value.slot, value.slot) for value in side.values(joined)}
+    taken = {_argument(slots.get(value.slot, value.slot)) for value in side.values(joined)}
     return slots, frozenset(
-        value.slot for value in values if value.is_tensor or value.slot in taken
+        value.slot for value in values if value.is_tensor or _argument(value.slot) in taken
     )
+
+
+def _argument(slot: str) -> tuple[str, ...]:
+    """Return which argument holds a slot: one that a side has a list for, the other a number."""
+    return tuple(slot.split(".")[:2])

@@ -34,7 +34,14 @@ _NUMBERS: Final = {
     "p": re.compile(r"\bp=([-+.\de]+)"),
 }
 _ATTRIBUTES: Final = {"eps": ("eps", "epsilon"), "p": ("p",)}
-_STATES: Final = {"moment1": "exp_avg", "moment2": "exp_avg_sq", "accum": "momentum_buffer"}
+_STATES: Final = {
+    "moment1": "exp_avg",
+    "moment2": "exp_avg_sq",
+    "accum": "momentum_buffer",
+    "moments": "momentum_buffer",
+}
+_CLASSES: Final = {"momentum": "sgd"}  # one rule, where PyTorch has no dampening
+_NESTEROV: Final = "use_nesterov"
 # The norm is one of all gradients in each of them.
 _CLIPPING: Final = {
     "clip_by_global_norm": "clip_grad_norm_",
@@ -189,7 +196,7 @@ def _translated(
     if other is None:
         return event
     of_class = event.class_name.rpartition(".")[2].lower()
-    if of_class == other.class_name.rpartition(".")[2].lower():
+    if _CLASSES.get(of_class, of_class) == other.class_name.rpartition(".")[2].lower():
         event = replace(event, class_name=other.class_name)
     return _as_far_as(event, {(event.number, event.call): other})
 
@@ -198,6 +205,8 @@ def _options(step: OptimizerStep, group: OptimizerGroup) -> dict[str, Any]:
     options: dict[str, Any] = dict(group.options)
     if all(name in options for name in _BETAS):
         options["betas"] = [options.pop(name) for name in _BETAS]
+    if _NESTEROV in options:
+        options["nesterov"] = options.pop(_NESTEROV)
     if step.class_name == _EARLY_EPS_CLASS:
         options[EARLY_EPS] = True
     return options
