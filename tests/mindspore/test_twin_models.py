@@ -131,8 +131,8 @@ def test_other_statistics_of_a_normalisation_are_seen(tmp_path: Path) -> None:
     net.norm = nn.BatchNorm2d(4, momentum=0.5)  # PyTorch's 0.1 is 0.9 here
     record(tmp_path, net, nn.MSELoss(), values(40, 2, 3, 6, 6), values(41, 2, 2))
     verdict = msprobe.compare_dumps(tmp_path, DATA / "torch_convolutions").summary["verdict"]
-    assert verdict["class"] == "update"
-    assert "(norm.running_mean, norm.running_var) differ after step 0" in verdict["sentence"]
+    assert verdict["class"] == "argument"
+    assert "0.5 instead of 0.1" in verdict["sentence"]
 
 
 class LossyDense(nn.Dense):

@@ -4,6 +4,7 @@
 cd tests/mindspore/data
 python make_torch_models.py transformer torch_transformer
 python make_torch_models.py convolutions torch_convolutions
+python make_torch_models.py masked torch_masked
 """
 
 from __future__ import annotations
@@ -65,11 +66,51 @@ def record(folder: Path, net: nn.Module, loss: nn.Module, *data: torch.Tensor) -
     debugger.step()
 
 
+class Masked(nn.Module):
+    """Convolutions, and attention among their pixels that sees no later ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, WIDTH, 3, padding=1)
+        self.second = nn.Conv2d(WIDTH, WIDTH, 3, stride=2, padding=1, bias=False)
+        self.norm, self.qkv = nn.BatchNorm2d(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.leaky_relu(self.norm(self.first(images)))
+        x = torch.flatten(self.second(x), 2).transpose(1, 2)
+        query, key, value = self.qkv(x).split(WIDTH, -1)
+        scores = torch.matmul(query, key.transpose(-1, -2)) / WIDTH**0.5
+        later = torch.triu(torch.ones(x.shape[1], x.shape[1]), diagonal=1).bool()
+        weights = nn.functional.softmax(scores.masked_fill(later, -1e9), dim=-1)
+        return self.head(torch.matmul(weights, value).mean(1))
+
+
+def record_masked(folder: Path) -> None:
+    net = Masked()
+    for seed, (_, parameter) in enumerate(sorted(net.named_parameters())):
+        parameter.data = values(seed, *parameter.shape)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
+    debugger = PrecisionDebugger(dump_path=folder, level="mix")
+    for step in range(2):
+        labels = torch.from_numpy(np.random.default_rng(70 + step).integers(0, 5, 4))
+        debugger.start(net)
+        loss = nn.functional.cross_entropy(net(values(50 + step, 4, 3, 6, 6)), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        debugger.stop()
+        optimizer.step()
+        debugger.step()
+
+
 name, folder = sys.argv[1], Path(sys.argv[2])
 if name == "transformer":
     words = np.random.default_rng(99).integers(0, WORDS, (2, 4))
     inputs, targets = torch.tensor(words[:, :-1], dtype=torch.int32), torch.tensor(words[:, 1:])
     record(folder, Transformer(), nn.CrossEntropyLoss(), inputs, targets.reshape(-1))
+elif name == "masked":
+    record_masked(folder)
 else:
     images, targets = values(40, 2, 3, 6, 6), values(41, 2, 2)
     record(folder, Convolutions(), nn.MSELoss(), images, targets)
