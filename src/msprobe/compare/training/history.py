@@ -49,10 +49,12 @@ from msprobe.compare.training.same_training import has_same_training, total_loss
 from msprobe.compare.training.schedules import ScheduleHistory
 from msprobe.compare.training.shards import ShardHistory
 from msprobe.compare.training.start import (
+    SharedParameters,
     equal_at_start,
     frozen_in_both,
     kinds_of,
     parameter_differences,
+    shared_parameters,
 )
 from msprobe.compare.training.updates import earlier_changes, update_differences
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -134,6 +136,7 @@ class TrainingHistory:
         known_after: step and rank in which parameters were read after both sides' updates.
         meanings: numbers that factors of gradients may come from, by step and rank.
         is_coarse: gradients of divided samples agree only as far as a coarse type resolves them.
+        models: how many parameters the models share, of the first step that tells it.
     """
 
     def __init__(self) -> None:
@@ -146,6 +149,7 @@ class TrainingHistory:
         self._ranks: dict[int | str, _RankHistory] = {}
         self._shards = ShardHistory()
         self.is_coarse = False
+        self.models: SharedParameters | None = None
         self._has_same_gradients = self._has_near_losses = False
         self._jump: float = math.inf
 
@@ -218,6 +222,7 @@ class TrainingHistory:
         made: list[list[StepPair]] = []
         later: list[FactDifference] = []
         for pair in pairs:
+            self.models = self.models or shared_parameters(pair)
             history = self._rank(pair.rank)
             steps = pair.steps
             made.append(steps)

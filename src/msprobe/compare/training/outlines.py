@@ -539,7 +539,12 @@ def _scale(call: OutlinedCall | None) -> float:
 
 def _types(call: OutlinedCall) -> Iterator[float]:
     """Yield the resolutions of the floating types that a call names."""
-    return (epsilon_of(normal_dtype(word)) for word in (operator_name(call), *words_of(call)))
+    return map(_resolution, (operator_name(call), *words_of(call)))
+
+
+def _resolution(word: str) -> float:
+    """Return the resolution of the floating type that a word names; 0 if it names none."""
+    return epsilon_of(normal_dtype(word))
 
 
 def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[OutlineDifference]:
@@ -556,9 +561,13 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
             for each, side in ((own, "target"), (other, "reference"))
         )
         words = f"{slot_words(name)} of {shown(target)} is {', '.join(values)}"
-        is_limit = suggests(target.name, Hint.LIMITS_GRADIENTS)
+        verdict = VerdictClass.ARGUMENT
+        if suggests(target.name, Hint.LIMITS_GRADIENTS):
+            verdict = VerdictClass.CLIPPING
+        elif all(word is not None and _resolution(word) for word in (own, other)):
+            verdict = VerdictClass.PRECISION
         yield OutlineDifference(
-            VerdictClass.CLIPPING if is_limit else VerdictClass.ARGUMENT,
+            verdict,
             words,
             line_of(target),
             takes_tensor=OUTLINED_TENSOR in words_of(target),

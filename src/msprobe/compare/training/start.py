@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from msprobe.compare.training.differences import (
     Effect,
@@ -75,7 +76,7 @@ def parameter_differences(
         yield pair.difference(
             VerdictClass.PARAMETERS,
             Moment.PARAMETERS,
-            reshaped.removeprefix("; "),
+            reshaped.removeprefix("; ") + alone,
             # One that is only padded, say, draws no other numbers for those that follow.
             effect=Effect.CERTAIN
             if moved or differing_generators(pair.target, pair.reference)
@@ -99,6 +100,40 @@ def equal_at_start(pair: FactsPair, kind: str | None = None) -> dict[str, bool]:
         and None not in (found.checksum, reference[name].checksum)
         and kind in (None, kinds.get(name))
     }
+
+
+class SharedParameters(NamedTuple):
+    """How many parameters two models share.
+
+    Attributes:
+        target: parameters of the target's model.
+        reference: those of the reference's.
+        names: parameters of one name and shape.
+        shapes: those of one shape, whatever their names.
+    """
+
+    target: int
+    reference: int
+    names: int
+    shapes: int
+
+
+def shared_parameters(pair: FactsPair) -> SharedParameters | None:
+    """Return how many parameters the models of a step share; None where a side has none."""
+    target, reference = map(_shapes, (pair.target.parameters, pair.reference.parameters))
+    if not target or not reference:
+        return None
+    alike = Counter(target.values()) & Counter(reference.values())
+    names = target.items() & reference.items()
+    return SharedParameters(len(target), len(reference), len(names), alike.total())
+
+
+def _shapes(columns: Parameters | None) -> dict[str, tuple[int, ...]]:
+    """Return parameter → its shape; buffers are left out."""
+    if columns is None:
+        return {}
+    rows = zip(columns.name, columns.kind, columns.shape, strict=False)
+    return {name: tuple(shape) for name, kind, shape in rows if kind == "parameter"}
 
 
 def frozen_in_both(pair: FactsPair) -> frozenset[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -240,9 +240,7 @@ def observe(
             **_work(comparison),
             broken_off=_broken_off(comparison),
         )
-    of_types = [
-        (row, types) for row in inexact if isinstance(row, Matched) and (types := row.precisions)
-    ]
+    of_types = _of_types(comparison) if next(_precisions(inexact), None) else []
     differing = [
         row
         for row in inexact
@@ -282,8 +280,8 @@ def observe(
         has_same_batches=_has_same_batches(comparison),
         proof=comparison.proof,
         factor=factor,
-        precisions=Counter(types for _, types in of_types),
-        first_precision=Place.of(comparison, of_types[0][0].pair) if of_types else None,
+        precisions=Counter(_precisions(of_types)),
+        first_precision=Place.of(comparison, of_types[0].pair) if of_types else None,
         idle_arguments=sum(row.cause is Cause.NO_EFFECT for row in inexact),
         fed_otherwise=_fed_otherwise(comparison, inexact),
         replaces_parameters=any(
@@ -355,6 +353,18 @@ def _broken_off(comparison: RankComparison) -> str | None:
     if ends[0] is None or ends[1] is None or ends[0].words != ends[1].words:
         return None
     return ends[0].words if ends[0].how in (Ending.INTERRUPTED, Ending.KILLED) else None
+
+
+def _of_types(comparison: RankComparison) -> list[Matched]:
+    """Return the rows of two precisions; a type that one call chose comes to others from there."""
+    return [row for row in comparison.rows if isinstance(row, Matched) and row.precisions]
+
+
+def _precisions(rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
+    """Yield the types of rows of two precisions."""
+    for row in rows:
+        if isinstance(row, Matched) and (types := row.precisions):
+            yield types
 
 
 def is_only_retyped(row: Row) -> bool:

@@ -188,6 +188,7 @@ class Summary:
             has_same_updates=self._training.has_same_updates,
             scope=self._scope.words(),
             paired=self._scope.paired,
+            models=self._training.models,
             meanings=self._training.meanings,
             noise=self._noise,
         )
@@ -247,12 +248,13 @@ class _Scope:
     """How two dumps differ in what was recorded, over all comparisons.
 
     Attributes:
-        paired: operations with a partner, and the smaller number of operations of the two sides.
+        paired: operations with a partner, the smaller number of operations of the two sides, and
+            how many there are on both together.
     """
 
     def __init__(self) -> None:
         self._words: dict[str, None] = {}
-        self.paired = (0, 0)
+        self.paired = (0, 0, 0)
 
     def add(self, comparison: RankComparison) -> None:
         """Take in the comparison of a step and rank."""
@@ -269,7 +271,8 @@ class _Scope:
             sum(pair.target is not None for pair in comparison.pairs),
             sum(pair.reference is not None for pair in comparison.pairs),
         )
-        self.paired = self.paired[0] + matched, self.paired[1] + min(sides)
+        paired, least, total = self.paired
+        self.paired = paired + matched, least + min(sides), total + len(comparison.pairs)
 
     def add_steps_alone(self, steps: Mapping[str, Sequence[int]]) -> None:
         """Take in the steps that one side alone recorded, by side."""

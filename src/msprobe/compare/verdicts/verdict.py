@@ -18,6 +18,7 @@ from msprobe.compare.training.differences import (
 )
 from msprobe.compare.training.gradient_factors import Meanings
 from msprobe.compare.training.history import Apart
+from msprobe.compare.training.start import SharedParameters
 from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.own_error import CulpritKey, OwnErrors
 from msprobe.compare.verdicts.places import Place
@@ -128,7 +129,9 @@ class Findings:
         known_after: see `TrainingHistory`.
         has_same_updates: every step left all parameters equal, up to rounding.
         scope: how the two dumps differ in what was recorded.
-        paired: operations with a partner, and the smaller number of operations of the two sides.
+        paired: operations with a partner, the smaller number of operations of the two sides, and
+            how many there are on both together.
+        models: how many parameters the models of the first step share, if it tells that.
         noise: what was found by measured noise, for each step and rank that it was measured for.
         meanings: numbers that factors of gradients may come from, by step and rank.
         own_errors: errors of calls against float64, of those that were computed again.
@@ -151,7 +154,8 @@ class Findings:
     known_after: Collection[tuple[int, int | str]] = ()
     has_same_updates: bool = False
     scope: Sequence[str] = ()
-    paired: tuple[int, int] = (0, 0)
+    paired: tuple[int, int, int] = (0, 0, 0)
+    models: SharedParameters | None = None
     meanings: Mapping[tuple[int, int | str], Meanings] = field(default_factory=dict)
     own_errors: Mapping[CulpritKey, OwnErrors] = field(default_factory=dict)
     noise: Sequence[NoiseJudgement] = ()

@@ -22,24 +22,50 @@ from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 # Where a smaller share of the calls has partners, the two are different programs.
 _LEAST_PAIRED: Final = 1 / 3
 _FEW_CALLS: Final = 6
+# Where a smaller share of the parameters has partners, of all calls this share must.
+_LEAST_OF_ALL: Final = 1 / 2
+_FEW_PARAMETERS: Final = 4
 
 
 def are_different_programs(findings: Findings) -> bool:
-    """Return whether too few calls have partners to compare the two.
+    """Return whether too few calls or parameters have partners to compare the two."""
+    return _pairs_little(findings) or _are_other_models(findings)
 
-    Compiled code shows few calls, and leaves the same parameters.
-    """
-    paired, total = findings.paired
-    is_little = total >= _FEW_CALLS and paired < _LEAST_PAIRED * total
+
+def _pairs_little(findings: Findings) -> bool:
+    """Return whether few calls have partners; compiled code shows few, and updates are the same."""
+    paired, least, _ = findings.paired
+    is_little = least >= _FEW_CALLS and paired < _LEAST_PAIRED * least
     return is_little and not findings.has_same_updates
+
+
+def _are_other_models(findings: Findings) -> bool:
+    """Return whether the models have neither parameters nor calls in common.
+
+    Parts that one side's model has besides leave all of the other's; other names leave the shapes,
+    or the calls.
+    """
+    models, (paired, _, total) = findings.models, findings.paired
+    if models is None or findings.scope:
+        return False
+    least = min(models.target, models.reference)
+    are_named_otherwise = least >= _FEW_PARAMETERS and models.names < _LEAST_PAIRED * least
+    return are_named_otherwise and models.shapes < least and paired < _LEAST_OF_ALL * total
 
 
 def different_programs(findings: Findings) -> Verdict:
     """Return the verdict on two different programs."""
-    paired, total = findings.paired
+    models, (paired, least, total) = findings.models, findings.paired
+    words = f"only {paired} of {least} calls have a partner on the other side"
+    if models is not None and not _pairs_little(findings):
+        words = (
+            f"of {models.target} parameters of the target and {models.reference} of the reference "
+            f"the models share {models.names or 'none'}; only {paired} of {total} calls have a "
+            "partner on the other side"
+        )
     return findings.conclude(
         VerdictClass.DIFFERENT_PROGRAMS,
-        f"only {paired} of {total} calls have a partner on the other side",
+        words,
         Confidence.LIKELY,
         next_steps=["compare two runs of the same model, or map their names (--help)"],
     )
@@ -100,9 +126,9 @@ def without_cause(findings: Findings) -> Verdict:
 
 
 def _is_of_types(findings: Findings, clue: Clue) -> bool:
-    """Return whether the types of both sides explain as much as what a clue without a call says."""
-    is_open = clue.verdict is VerdictClass.UNEXPLAINED and clue.size is Size.SMALL
-    return is_open and bool(_precisions(findings))
+    """Return whether the types of both sides explain as much as a clue that names no other cause."""
+    is_open = clue.verdict in (VerdictClass.UNEXPLAINED, VerdictClass.PRECISION)
+    return is_open and clue.size is Size.SMALL and bool(_precisions(findings))
 
 
 def _beyond_rounding(findings: Findings, first: StepObservations) -> Verdict | None:
@@ -410,7 +436,8 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     elif unmatched and not any(each.unused for each in findings.steps):
         others = "the sides make different calls, without consequence for any value"
     broken = next((each for each in findings.steps if each.broken_off is not None), None)
-    precisions = _precisions(findings) or (_casts(findings) if close or inside else "")
+    # Results that agree to the bit are those of one type.
+    precisions = _precisions(findings) or (_casts(findings) if close else "")
     parts = (
         f"{agreeing} values agree"
         + (f", {close} of them within the tolerance of their types" if close else ""),
