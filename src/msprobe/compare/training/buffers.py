@@ -120,13 +120,14 @@ def _of_kind(
     made, is_argument = owner_words((pair.target.settings, pair.reference.settings), worst)
     verdict = VerdictClass.ARGUMENT if is_argument else VerdictClass.UPDATE
     # Calls compute an average of parameters; buffers are changed in modules, or by other ranks.
-    call = None
+    call, where = None, ""
     if not made and kind == "parameter":
         call = difference_behind(*pair.sides)
     elif not made:
-        call = difference_of_module(*pair.sides, worst.rpartition(".")[0])
+        module = worst.rpartition(".")[0]
+        call, where = difference_of_module(*pair.sides, module), f"in {module} " * bool(module)
     if call is not None:
-        made, verdict = f"; {call.words}", call.verdict
+        made, verdict = f"; {where}{call.words}", call.verdict
     if kind == "parameter" and all(facts.optimizer_steps() for facts in pair.sides):
         verdict = VerdictClass.PARAMETERS  # the program writes it besides
     yield pair.difference(

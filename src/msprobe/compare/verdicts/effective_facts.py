@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msprobe.compare.causes import Cause
@@ -36,6 +36,17 @@ from msprobe.dump.record_names import RecordKind
 
 # Gradients that no recorded call of the rank made.
 _FOREIGN_GRADIENTS: Final = (Cause.UNEXPLAINED_GRADIENT, Cause.OTHER_START)
+
+
+def follows_call(fact: FactDifference, steps: Iterable[StepObservations]) -> bool:
+    """Return whether a model is given a batch after values of an earlier call differ.
+
+    The batch may be made of these, by code that was not recorded.
+    """
+    if fact.moment is not Moment.DATA or fact.verdict is not VerdictClass.DATA:
+        return False
+    place = fact.step, fact.rank
+    return any(s.agreeing_models < fact.micro for s in steps if (s.step, s.rank) == place)
 
 
 class EffectiveFacts:
@@ -94,7 +105,8 @@ class EffectiveFacts:
 
     def _is_effective(self, fact: FactDifference) -> bool:
         """Return whether a difference of the training is the cause of something."""
-        return not self._follows_culprit(fact) and self._has_effect(fact)
+        follows = self._follows_culprit(fact) or follows_call(fact, self._findings.steps)
+        return not follows and self._has_effect(fact)
 
     def _has_effect(self, fact: FactDifference) -> bool:
         if fact.effect is not Effect.POSSIBLE:

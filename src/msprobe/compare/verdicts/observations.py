@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from msprobe.api_prefixes import COMPILED
 from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
-from msprobe.compare.model import Matched, Origin, Row, Status
+from msprobe.compare.model import Matched, OperationPair, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
 from msprobe.compare.training.data_pairing import keys_of
@@ -111,6 +111,7 @@ class StepObservations:
             infinite if all are equal.
         agreeing_passes: the same before one differs.
         exact_models: calls of models before the first whose results are not equal.
+        agreeing_models: calls of models that end before a value of a forward pass differs.
         forward_differs: a value of the forward pass differs.
         backward_differs: a gradient differs.
         random_input: a record whose random state differs though nothing before it does.
@@ -171,6 +172,7 @@ class StepObservations:
     is_shared_exact: bool = False
     updated_exactly: frozenset[str] = frozenset()
     exact_models: int = 0
+    agreeing_models: float = math.inf
     forward_differs: bool = False
     backward_differs: bool = False
     random_input: str | None = None
@@ -264,6 +266,7 @@ def observe(
         is_shared_exact=_is_exact_until(end, inexact),
         updated_exactly=_updated_exactly(comparison, inexact),
         exact_models=_exact_models(comparison),
+        agreeing_models=_models_before(comparison, differing),
         forward_differs=forward_differs,
         backward_differs=bool(backward),
         random_input=next(
@@ -398,10 +401,26 @@ def _passes_before(comparison: RankComparison, rows: Sequence[Row]) -> float:
     return math.inf if first is None else comparison.passes_before(first.pair.position)
 
 
+def _model_calls(comparison: RankComparison) -> list[OperationPair]:
+    return [pair for pair in comparison.pairs if comparison.side_of(pair).is_model_call(pair.name)]
+
+
+def _models_before(comparison: RankComparison, rows: Sequence[Row]) -> float:
+    """Return how many calls of models end before the first row of a forward pass.
+
+    A record follows those of its parts. Where parts of a model are called, backward passes tell.
+    """
+    first = next((row for row in rows if not _is_gradient(comparison, row)), None)
+    if first is None:
+        return math.inf
+    models = _model_calls(comparison)
+    if not models:
+        return comparison.passes_before(first.pair.position)
+    return sum(pair.position < first.pair.position for pair in models)
+
+
 def _exact_models(comparison: RankComparison) -> int:
-    models = [
-        pair for pair in comparison.pairs if comparison.side_of(pair).is_model_call(pair.name)
-    ]
+    models = _model_calls(comparison)
     results: dict[int, bool] = {}
     places = {pair.position for pair in models}
     for row in comparison.rows:

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msprobe.compare.model import Mode, Status
-from msprobe.compare.training.differences import Effect, FactDifference, Phase
+from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.training.outlines import OutlineDifference
+from msprobe.compare.verdicts.effective_facts import follows_call
 from msprobe.compare.verdicts.next_steps import few_inputs, for_inputs
 from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.places import Clue, Size
@@ -90,7 +91,7 @@ def without_cause(findings: Findings) -> Verdict:
     random = next((each for each in findings.steps if each.random_input), None)
     if random is not None:
         return _of_random(findings, random)
-    if findings.inputs and not findings.has_same_data:
+    if findings.inputs and not _has_same_data(findings):
         return _of_inputs(findings)
     given = first_given(findings)
     if given is not None and given.given is not None:
@@ -125,8 +126,15 @@ def without_cause(findings: Findings) -> Verdict:
     return fed or _equal(findings, unmatched, inside)
 
 
+def _has_same_data(findings: Findings) -> bool:
+    """Return whether no batch differs but those that calls may have made."""
+    data = [each for each in findings.facts if each.moment is Moment.DATA]
+    follow = (follows_call(each, findings.steps) for each in data)
+    return findings.has_same_data or (bool(data) and all(follow))
+
+
 def _is_of_types(findings: Findings, clue: Clue) -> bool:
-    """Return whether the types of both sides explain as much as a clue that names no other cause."""
+    """Return whether the types of both sides explain as much as a clue without a cause."""
     is_open = clue.verdict in (VerdictClass.UNEXPLAINED, VerdictClass.PRECISION)
     return is_open and clue.size is Size.SMALL and bool(_precisions(findings))
 
