@@ -192,6 +192,83 @@ def test_different_programs(tmp_path: Path) -> None:
     assert re.search(r"only \d+ of \d+ calls have a partner", verdict["sentence"])
 
 
+class Deep(nn.Module):
+    """A model of many layers, some of them as in `Net`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(6, 6) for _ in range(9)))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return self.last(x)
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_models_that_share_next_to_nothing(tmp_path: Path, level: str) -> None:
+    """A small model's calls may all have partners among those of a large one."""
+    sides = record(tmp_path / "t", level=level), record(tmp_path / "r", level=level, model=Deep)
+
+    verdict = summary_of(*sides)["verdict"]
+
+    assert verdict["class"] == "different_programs", verdict["sentence"]
+    words = "of 8 parameters of the target and 20 of the reference the models share 1; only"
+    assert words in verdict["sentence"]
+
+
+def test_parts_that_one_model_has_besides_are_no_other_program(tmp_path: Path) -> None:
+    class More(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.adapters = nn.ModuleList(nn.Linear(8, 8) for _ in range(12))
+
+        def inner(self, x: Tensor) -> Tensor:
+            for adapter in self.adapters:
+                x = x + adapter(x)
+            return super().inner(x)
+
+    verdict = summary_of(record(tmp_path / "t", model=More), record(tmp_path / "r"))["verdict"]
+
+    assert verdict["class"] in ("call", "parameters"), verdict["sentence"]
+
+
+def test_a_cast_changes_no_result_that_agrees_to_the_bit(tmp_path: Path) -> None:
+    """Where a program computes in two types, a cast to the one that a tensor has does nothing."""
+
+    def inner(net: Net) -> None:
+        net.inner = lambda x: torch.tanh(net.second(x).double()).float()  # type: ignore[method-assign]
+
+    def more(net: Net) -> None:
+        inner(net)
+        plain = net.inner
+        net.inner = lambda x: plain(x.type(torch.float32))  # type: ignore[method-assign]
+
+    sides = record(tmp_path / "t", more, level="L0"), record(tmp_path / "r", inner, level="L0")
+
+    verdict = summary_of(*sides)["verdict"]
+
+    assert (verdict["class"], verdict["confidence"]) == ("equal", "proved"), verdict["sentence"]
+
+
+def test_the_first_value_of_another_type_is_told_though_it_is_equal(tmp_path: Path) -> None:
+    def inner(net: Net, dtype: torch.dtype) -> None:
+        def changed(x: Tensor) -> Tensor:
+            floor = torch.full((8,), -0.25, dtype=dtype)
+            return torch.maximum(net.second(x), floor).exp().float()
+
+        net.inner = changed  # type: ignore[method-assign]
+
+    target = record(tmp_path / "t", lambda net: inner(net, torch.float64))
+    verdict = summary_of(target, record(tmp_path / "r", lambda net: inner(net, torch.float32)))[
+        "verdict"
+    ]
+
+    assert verdict["class"] == "precision", verdict["sentence"]
+    assert "first in Torch.full.0.forward" in verdict["sentence"]
+
+
 def test_a_step_against_another_step(tmp_path: Path) -> None:
     record(tmp_path / "r", steps=2)
 
