@@ -17,7 +17,8 @@ from mindspore import Tensor, nn, ops
 from msprobe.capture.session import reset_session
 from msprobe.mindspore import PrecisionDebugger
 
-REFERENCE = Path(__file__).parent / "data" / "torch_masked"
+DATA = Path(__file__).parent / "data"
+REFERENCES = {"mix": DATA / "torch_masked", "L0": DATA / "torch_masked_modules"}
 WIDTH = 8
 NAMES = {"gamma": "weight", "beta": "bias"}
 SAME_WINDOW = {"pad_mode": "same"}
@@ -38,16 +39,19 @@ class Masked(nn.Cell):
         self.qkv, self.head = nn.Dense(WIDTH, 3 * WIDTH), nn.Dense(WIDTH, 5)
         self.slope = () if change == "slope" else (0.01,)
         self.axis = -2 if change == "axis" else -1
+        self.scale = () if change == "unscaled" else (WIDTH**0.5,)
 
     def construct(self, images: Tensor) -> Tensor:
         x = ops.leaky_relu(self.norm(self.first(images)), *self.slope)
         x = self.second(x)
         x = x.reshape(*x.shape[:2], -1).swapaxes(1, 2)
         query, key, value = ops.split(self.qkv(x), WIDTH, -1)
-        scores = ops.matmul(query, key.swapaxes(-1, -2)) / WIDTH**0.5
+        scores = ops.matmul(query, key.swapaxes(-1, -2))
+        for scale in self.scale:
+            scores = scores / scale
         later = ops.triu(ops.ones((x.shape[1], x.shape[1])), diagonal=1).astype(ms.bool_)
         weights = ops.softmax(scores.masked_fill(later, -1e9), axis=self.axis)
-        return self.head(ops.matmul(weights, value).mean(1))
+        return self.head(ops.matmul(weights, value)[:, -1])
 
 
 def record(folder: Path, change: str = "", level: str = "mix") -> dict:
@@ -59,7 +63,7 @@ def record(folder: Path, change: str = "", level: str = "mix") -> dict:
         path, _, name = one.name.rpartition(".")
         named[f"{path}.{NAMES.get(name, name)}"] = one
     for seed, name in enumerate(sorted(named)):
-        named[name].set_data(values(seed, *named[name].shape))
+        named[name].set_data(0.3 * values(seed, *named[name].shape))
     net.set_train(change != "eval")
     # Given to all at once, a decay leaves out gamma and beta.
     group = [{"params": net.trainable_params(), "weight_decay": 1e-2}]
@@ -78,13 +82,14 @@ def record(folder: Path, change: str = "", level: str = "mix") -> dict:
         optimizer(gradients)
         debugger.step()
     reset_session()
-    return msprobe.compare_dumps(folder, REFERENCE).summary["verdict"]
+    return msprobe.compare_dumps(folder, REFERENCES[level]).summary["verdict"]
 
 
+@pytest.mark.parametrize("level", ["L0", "mix"])
 @pytest.mark.parametrize("change", ["", "first"])
-def test_what_is_right_is_proved(change: str, tmp_path: Path) -> None:
+def test_what_is_right_is_proved(change: str, level: str, tmp_path: Path) -> None:
     """Padding "same" is one element at each end where a convolution moves by one."""
-    verdict = record(tmp_path / "dump", change)
+    verdict = record(tmp_path / "dump", change, level)
     assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
     assert verdict["confidence"] == "proved"
 
@@ -108,5 +113,23 @@ def test_what_is_done_otherwise_is_named(
     change: str, expected: str, words: str, tmp_path: Path
 ) -> None:
     verdict = record(tmp_path / "dump", change)
+    assert verdict["class"] == expected, verdict["sentence"]
+    assert words in verdict["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "words"),
+    [
+        ("slope", "argument", "negative_slope of Functional.leaky_relu"),
+        ("axis", "argument", "dim of Functional.softmax"),
+        ("limit", "clipping", "max_norm 2 in the target, 1 in the reference"),
+        ("unscaled", "call", "only the reference calls Tensor.__truediv__"),
+        ("data", "data", "the batch of step 1 differs: mean of input.0 is"),
+    ],
+)
+def test_outlines_of_modules_name_the_call(
+    change: str, expected: str, words: str, tmp_path: Path
+) -> None:
+    verdict = record(tmp_path / "dump", change, "L0")
     assert verdict["class"] == expected, verdict["sentence"]
     assert words in verdict["sentence"]

@@ -5,6 +5,7 @@ cd tests/mindspore/data
 python make_torch_models.py transformer torch_transformer
 python make_torch_models.py convolutions torch_convolutions
 python make_torch_models.py masked torch_masked
+python make_torch_models.py masked_modules torch_masked_modules
 """
 
 from __future__ import annotations
@@ -83,15 +84,15 @@ class Masked(nn.Module):
         scores = torch.matmul(query, key.transpose(-1, -2)) / WIDTH**0.5
         later = torch.triu(torch.ones(x.shape[1], x.shape[1]), diagonal=1).bool()
         weights = nn.functional.softmax(scores.masked_fill(later, -1e9), dim=-1)
-        return self.head(torch.matmul(weights, value).mean(1))
+        return self.head(torch.matmul(weights, value)[:, -1])
 
 
-def record_masked(folder: Path) -> None:
+def record_masked(folder: Path, level: str) -> None:
     net = Masked()
     for seed, (_, parameter) in enumerate(sorted(net.named_parameters())):
-        parameter.data = values(seed, *parameter.shape)
+        parameter.data = 0.3 * values(seed, *parameter.shape)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
-    debugger = PrecisionDebugger(dump_path=folder, level="mix")
+    debugger = PrecisionDebugger(dump_path=folder, level=level)
     for step in range(2):
         labels = torch.from_numpy(np.random.default_rng(70 + step).integers(0, 5, 4))
         debugger.start(net)
@@ -109,8 +110,8 @@ if name == "transformer":
     words = np.random.default_rng(99).integers(0, WORDS, (2, 4))
     inputs, targets = torch.tensor(words[:, :-1], dtype=torch.int32), torch.tensor(words[:, 1:])
     record(folder, Transformer(), nn.CrossEntropyLoss(), inputs, targets.reshape(-1))
-elif name == "masked":
-    record_masked(folder)
+elif name.startswith("masked"):
+    record_masked(folder, "L0" if name == "masked_modules" else "mix")
 else:
     images, targets = values(40, 2, 3, 6, 6), values(41, 2, 2)
     record(folder, Convolutions(), nn.MSELoss(), images, targets)
@@ -124,4 +125,4 @@ for path in folder.glob("step*/rank/facts.json"):
         for name, text in facts["settings"].items()
         if name.startswith(("torch.version", "module."))
     }
-    path.write_text(json.dumps(facts))
+    path.write_text(json.dumps(facts).replace(f"{Path(__file__).resolve().parent}/", ""))

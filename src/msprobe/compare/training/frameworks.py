@@ -10,6 +10,7 @@ from typing import Any, Final
 from msgspec.structs import asdict, replace
 
 from msprobe.compare.training.facts_pair import EARLY_EPS
+from msprobe.compare.training.shared_outlines import with_shared_outline
 from msprobe.dump.facts import (
     Clip,
     Data,
@@ -67,7 +68,8 @@ def is_of_mindspore(facts: Facts) -> bool:
 def in_shared_terms(target: Facts, reference: Facts) -> tuple[Facts, Facts]:
     """Return the facts of a side of MindSpore and one of PyTorch in PyTorch's terms.
 
-    Names of parameters, element types, optimizers with their settings and states are translated.
+    Names of parameters, element types, optimizers with their settings and states are translated,
+    and outlines keep what both frameworks call alike.
     Settings and states that only one framework has are left out.
     """
     is_target = is_of_mindspore(target)
@@ -75,6 +77,7 @@ def in_shared_terms(target: Facts, reference: Facts) -> tuple[Facts, Facts]:
     columns = other.parameters
     kinds = {} if columns is None else dict(zip(columns.name, columns.kind, strict=True))
     steps = {(step.number, step.call): step for step in other.optimizer_steps()}
+    own, other = (with_shared_outline(facts, is_mindspore=facts is own) for facts in (own, other))
     own = replace(
         own,
         settings=_comparable(own.settings),

@@ -17,6 +17,7 @@ import msgspec
 from msprobe.compare.matching.signatures import Signature, signature_of
 from msprobe.compare.sides import Side
 from msprobe.compare.training.frameworks import are_of_two_frameworks, is_of_mindspore
+from msprobe.compare.training.shared_outlines import with_shared_outline
 from msprobe.dump.facts import Facts, Outline, OutlinedCall, OutlineRun
 from msprobe.dump.record_names import parse_record_name
 from msprobe.operators.lookup import operator_of
@@ -69,11 +70,18 @@ class MadeCalls:
 def made_calls(facts: Sequence[Facts | None], *wanted: Callable[[OutlineRun], bool]) -> MadeCalls:
     """Return the calls of both steps: of all runs, or of those that are wanted.
 
-    Returns: none unless all calls of both steps are known, of one framework.
+    Of two frameworks these are the calls that both make alike.
+
+    Returns: none unless all calls of both steps are known.
     """
     target, reference = facts
-    if target is None or reference is None or are_of_two_frameworks(target, reference):
+    if target is None or reference is None:
         return MadeCalls()
+    if are_of_two_frameworks(target, reference):
+        target, reference = (
+            with_shared_outline(each, is_mindspore=is_of_mindspore(each))
+            for each in (target, reference)
+        )
     outlines = [_known_outline(each) for each in (target, reference)]
     if not all(outline.is_whole for outline in outlines):
         return MadeCalls()
