@@ -6,6 +6,7 @@ A part of a step is chosen by its runs: those within a module, before it, outsid
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -141,12 +142,15 @@ def is_before(
 
     By itself, or in other parts as well.
     """
+    # Modules of the framework may make no call that is told: they end all the same.
+    places = {name: place for place, name in enumerate(side.names)}
     begun = False
 
     def is_before(run: OutlineRun) -> bool:
         nonlocal begun
         around = _modules(side, run)
-        begun = begun or inner in around
+        has_ended = places.get(run.after or "", -1) >= places.get(inner or "", math.inf)
+        begun = begun or inner in around or has_ended
         return record in (around if has_parts else around[:1]) and not begun
 
     return is_before
