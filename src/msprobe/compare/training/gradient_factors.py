@@ -36,6 +36,7 @@ LEAST_POWER: Final = 3
 
 Lower ones may be mistakes.
 """
+_MOST_SAMPLES: Final = 12  # binary logarithm: of a micro batch
 _FEW_SAMPLES: Final = 2  # by their number gradients may be doubled or halved, for other reasons
 # Limits are numbers of two digits; one norm in a thousand is by chance as near to such a number.
 _SAME_LIMIT: Final = 1e-5
@@ -130,7 +131,9 @@ class Meanings:
         if is_near(-1):
             return "-1: their sign is reversed"
         power = round(math.log2(factor)) if 0 < factor < math.inf else 0
-        words = f"2^{power}: a scale that is not taken back" if may_lack_division else f"2^{power}"
+        # It may as well be the size of a batch that is not known.
+        is_scale = may_lack_division and (self.samples or power > _MOST_SAMPLES)
+        words = f"2^{power}: a scale that is not taken back" if is_scale else f"2^{power}"
         return words if abs(power) >= LEAST_POWER and is_near(2.0**power) else ""
 
 

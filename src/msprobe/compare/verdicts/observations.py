@@ -523,6 +523,8 @@ def _is_gradient(comparison: RankComparison, row: Row) -> bool:
 
 
 def _factor(comparison: RankComparison, rows: Sequence[Row]) -> GradientFactor | None:
+    # An activation that one side alone has as a module has gradients that the other does not keep.
+    rows = [row for row in rows if row.pair.is_matched]
     if any(row.status in (Status.ADDED, Status.MISSING) and row.origin is not None for row in rows):
         return None  # no factor takes a gradient away
     factors = [(row, factor_of_row(row)) for row in rows]
