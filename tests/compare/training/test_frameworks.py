@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from msprobe.compare.training.facts_pair import EARLY_EPS
 from msprobe.compare.training.shared_names import with_shared_names
 from msprobe.compare.training.update_rules import rule_of
 from msprobe.dump.facts import (
+    Clip,
     Data,
     Facts,
     Fingerprints,
@@ -19,6 +22,9 @@ from msprobe.dump.facts import (
     OptimizedParameters,
     OptimizerGroup,
     OptimizerStep,
+    Outline,
+    OutlinedCall,
+    OutlineRun,
     Parameters,
 )
 
@@ -148,3 +154,106 @@ def test_adam_of_mindspore_adds_eps_before_it_corrects_the_bias() -> None:
     rate = 0.5 * float(1 - Fraction(9, 16)) ** 0.5 / float(1 - Fraction(1, 4))
     expected = 1 - rate * float(moment) / (float(square) ** 0.5 + 0.125)
     assert abs(float(updated.value[0]) - expected) < 1e-14
+
+
+def shared(ours: Facts, theirs: Facts) -> tuple[Facts, Facts]:
+    settings = ({"mindspore.version": "2"}, {"torch.version": "2"})
+    return with_shared_names(*map(with_settings, (ours, theirs), settings))
+
+
+def with_settings(one: Facts, settings: dict[str, str]) -> Facts:
+    return replace(one, settings=settings)
+
+
+def plain(**parts: Any) -> Facts:
+    return Facts(version=1, step=0, **parts)
+
+
+def words(dtype: str, checksum: str, mean: float = 1.5) -> Data:
+    numbers: dict[str, Any] = {
+        "max": 3,
+        "min": 0,
+        "mean": mean,
+        "norm": 4.0,
+        "projections": (1.0, -2.0),
+    }
+    return Data(
+        micro=0, record=None, where="input.0", shape=[8], dtype=dtype, checksum=checksum, **numbers
+    )
+
+
+def test_whole_numbers_of_any_width_are_the_same_data() -> None:
+    for other, are_same in (
+        (words("torch.int64", "b"), True),
+        (words("torch.int64", "b", 1.0), False),
+    ):
+        own, theirs = shared(plain(data=[words("Int32", "a")]), plain(data=[other]))
+        assert (own.data == theirs.data) is are_same
+
+
+def test_numbers_that_round_keep_their_checksums() -> None:
+    own, theirs = shared(
+        plain(data=[words("Float32", "a")]), plain(data=[words("torch.float32", "b")])
+    )
+    assert own.data[0].dtype == theirs.data[0].dtype
+    assert [own.data[0].checksum, theirs.data[0].checksum] == ["a", "b"]
+
+
+def test_what_limits_all_gradients_has_one_name() -> None:
+    limits: dict[str, Any] = {"max": 1.0, "norm_type": 2.0, "total_norm": 3.0, "parameters": 4}
+    own, theirs = shared(
+        plain(events=[Clip(function="clip_by_global_norm", **limits)]),
+        plain(events=[Clip(function="clip_grad_norm_", **limits)]),
+    )
+    assert own.events == theirs.events
+
+
+def test_states_of_generators_are_not_compared() -> None:
+    own, theirs = shared(plain(random={"numpy": "a"}), plain(random={"numpy": "b"}))
+    assert own.random == theirs.random == {}
+
+
+def outline(*calls: OutlinedCall) -> Facts:
+    run = OutlineRun(parent=None, after=None, body=0)
+    whole = Outline(calls=list(calls), bodies=[list(range(len(calls)))], runs=[run], is_whole=True)
+    return plain(outline=whole)
+
+
+def call(name: str, *arguments: str, source: str | None = "a.py:1", **named: str) -> OutlinedCall:
+    return OutlinedCall(name=name, source=source, arguments=arguments, named=named)
+
+
+def test_outlines_keep_the_calls_that_both_frameworks_make_alike() -> None:
+    ours = outline(
+        call("Tensor.astype", "tensor", "Float32"),
+        call("Functional.dense", "tensor", "tensor", source=None),
+        call("Tensor.transpose", "tensor", "0", "2", "1"),
+        call("Functional.softmax", "tensor", axis="-1"),
+        call("Functional.leaky_relu", "tensor", "0.01"),
+        call("Functional.triu", "tensor", diagonal="1"),
+    )
+    theirs = outline(
+        call("Functional.linear", "tensor", "tensor", source=None),
+        call("Functional.softmax", "tensor", dim="-1", _stacklevel="3", dtype="None"),
+        call("Functional.leaky_relu", "tensor", negative_slope="0.01", inplace="False"),
+        call("Torch.triu", "tensor", diagonal="1"),
+    )
+    own, other = shared(ours, theirs)
+    assert own.outline is not None
+    assert other.outline is not None
+    assert [each.named for each in own.outline.calls] == [
+        each.named for each in other.outline.calls
+    ]
+    assert own.outline.bodies == other.outline.bodies == [[0, 1, 2]]
+
+
+def test_a_default_of_mindspore_that_is_another_one_is_told() -> None:
+    ours, theirs = (
+        outline(call("Functional.leaky_relu", "tensor")),
+        outline(call("Functional.leaky_relu", "tensor", negative_slope="0.01")),
+    )
+    own, other = shared(ours, theirs)
+    assert own.outline is not None
+    assert other.outline is not None
+    assert own.outline.calls[0].named == {"negative_slope": "0.2", "input": "tensor"}
+    assert other.outline.calls[0].named == {"input": "tensor"}
