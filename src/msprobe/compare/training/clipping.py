@@ -100,19 +100,26 @@ def _early(pair: FactsPair) -> Iterator[FactDifference]:
     for both in zip(*limited, strict=True):
         is_same = same(*(each.clip.total_norm for each in both))
         for side, _, own, other in () if is_same else of_sides(*both):
-            clip = own.clip
-            if own.is_beyond and not other.is_beyond and (adds_up or clip.total_norm == 0.0):
-                when = "before its gradients are complete"
-                if not clip.total_norm:
-                    when = "where there is nothing to limit, as before the backward pass"
-                words = (
-                    f"the {side} calls {clip.function} with {shown(clip.max)} {when}: the total "
-                    f"norm is {shown(clip.total_norm)} then, and {shown(own.total_norm)} when the "
-                    "optimizer gets the gradients"
-                )
-                yield _clipping(pair, words, Effect.CERTAIN, Moment.REDUCE)
+            is_early = adds_up or own.clip.total_norm == 0.0
+            if is_early and own.is_beyond and not other.is_beyond:
+                yield _clipping(pair, _early_words(side, own), Effect.CERTAIN, Moment.REDUCE)
         if not is_same or both[0].is_beyond is not both[1].is_beyond:
             return  # what follows is made of it
+
+
+def _early_words(side: str, limited: _Limited) -> str:
+    clip, total = limited.clip, shown(limited.total_norm)
+    if clip.total_norm:
+        return (
+            f"the {side} calls {clip.function} with {shown(clip.max)} before its gradients are "
+            f"complete: their total norm is {shown(clip.total_norm)} then, and {total} when the "
+            "optimizer gets them"
+        )
+    return (
+        f"the {side} calls {clip.function} with {shown(clip.max)} where there is nothing to limit, "
+        f"as before the backward pass: the total norm is 0 then, and {total} when the optimizer "
+        "gets the gradients"
+    )
 
 
 def _limited(pair: FactsPair, side: int) -> Iterator[_Limited]:
