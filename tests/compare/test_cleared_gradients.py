@@ -69,6 +69,25 @@ def test_the_first_cleared_micro_batch_is_named(tmp_path: Path, first: int, side
     assert "(step 0, 4 gradients)" in words
 
 
+def test_gradients_whose_mean_tells_nothing_are_not_counted(tmp_path: Path) -> None:
+    """Those of a bias and of the weight before it add up to zero over the classes."""
+
+    def run(folder: Path, clears: bool) -> Path:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+        data, labels = torch.randn(MICROS, 4, 5), torch.randint(0, 3, (MICROS, 4))
+        with recording(folder) as recorded, recorded.step_of(model):
+            for x, y in zip(data, labels, strict=True):
+                if clears:
+                    model.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+        return folder / "step0" / "rank"
+
+    sides = run(tmp_path / "cleared", True), run(tmp_path / "summed", False)
+
+    assert "(step 0, at least 2 gradients)" in compare(*sides).summary["verdict"]["sentence"]
+
+
 @pytest.mark.parametrize(
     ("clear", "scale"),
     [({}, 1.0), ({}, 0.5), ({2: slice(0, 1)}, 1.0)],

@@ -57,7 +57,10 @@ def cleared_gradients(comparison: RankComparison) -> tuple[str, str] | None:
         told = [each for sums in gradients.values() if (each := _told(sums, place)) is not None]
         cleared = [number for number in told if number]
         if cleared and len(cleared) >= _MOST * len(told):
-            return words.format(min(cleared), comparison.step, len(cleared)), advice
+            count = str(len(cleared))
+            if len(cleared) < len(gradients):
+                count = f"at least {count}"
+            return words.format(min(cleared), comparison.step, count), advice
     return None
 
 
