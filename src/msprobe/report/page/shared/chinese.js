@@ -325,6 +325,7 @@ export const sentences = {
   "{} is called {} in the target, {} in the reference (step {}){}": "{} 在待测侧被调用 {}，标杆侧 {}（step {}）{}",
   "{} is called {} in the target, {} in the reference before {} in {}":
     "在 {5} 中，{4} 之前，{1} 在待测侧被调用 {2}，标杆侧 {3}", "the program": "程序",
+  "{} {} updated by {} in the target, by {} in the reference (step {})": "{1} 在待测侧由 {3} 更新，在标杆侧由 {4} 更新（step {5}）", "{} (optimizer {})": "{}（优化器 {}）",
   "only the {}'s optimizer updates {} (step {}){}": "仅{}的优化器更新 {}（step {}）{}",
   "the {}'s {} has no {} of {} (step {}); the state was lost": "{1}的 {2} 没有 {4} 的 {3}（step {5}）；状态丢失",
   "look at the loop around optimizer.step()": "查看 optimizer.step() 所在的循环", "set {} of {} alike in both runs": "两侧的 {2} 设置相同的 {1}",
