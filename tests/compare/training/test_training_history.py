@@ -785,6 +785,23 @@ def test_parameters_that_are_not_updated() -> None:
     assert found.startswith("update: a.bias is not updated in the target, though it has a gradient")
 
 
+@pytest.mark.parametrize(("size", "is_told"), [(1.0, True), (1e-4, True), (1e-9, False)])
+def test_an_update_that_is_lost_in_rounding_is_one(size: float, is_told: bool) -> None:
+    """Of an optimizer whose rule is not known, one side's gradient is so small beside the other."""
+    before = arrays()
+    small = arrays(1) | {"a.bias": size * arrays(1)["a.bias"]}
+    after = {name: value - 0.1 * arrays(1)[name] for name, value in before.items()}
+    sides = [
+        {"events": [optimizer_step(before, gradient, left, name="program.LARS")]}
+        for gradient, left in ((small, after | {"a.bias": before["a.bias"]}), (arrays(1), after))
+    ]
+
+    found = said(differences((sides[0], sides[1])))
+
+    words = "update: a.bias is not updated in the target, though it has a gradient"
+    assert any(each.startswith(words) for each in found) is is_told
+
+
 def test_an_optimizer_without_a_rule_is_judged_by_size() -> None:
     wrong = {name: each * 1.01 for name, each in RIGHT.items()}
     rounded = {name: each * (1 + 2**-24) for name, each in RIGHT.items()}
