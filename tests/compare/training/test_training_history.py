@@ -335,6 +335,32 @@ def test_order_of_batches(target: Sequence[int], reference: Sequence[int], words
 
 
 @pytest.mark.parametrize(
+    ("shapes", "others", "words"),
+    [
+        ([[3, 2], [9]], [[4, 2], [11]], "input.0 holds 3 samples instead of 4; input.1 has the"),
+        ([[9], [3, 2]], [[11], [4, 2]], "input.0 has the shape (9) instead of (11); input.1 holds"),
+        ([[9], [3], [3]], [[11], [4], [4]], "input.0 has the shape (9) instead of (11); input.1 h"),
+        ([[9], [4, 2]], [[11], [4, 2]], "input.0 has the shape (9) instead of (11)"),
+        ([[9], [3]], [[11], [4]], "input.0 has the shape (9) instead of (11); input.1 has the"),
+    ],
+)
+def test_samples_are_counted_in_what_is_as_long_as_the_batch(shapes, others, words) -> None:
+    target, reference = (
+        {
+            "data": [
+                batch(place, where=f"input.{place}", shape=shape, checksum=str(shape))
+                for place, shape in enumerate(side)
+            ]
+        }
+        for side in (shapes, others)
+    )
+
+    (found,) = said(differences((target, reference)))
+
+    assert found.startswith(f"data: the batch of step 0 differs: {words}")
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"shape": [3, 2], "checksum": "x"}, "input.0 holds 3 samples instead of 4"),

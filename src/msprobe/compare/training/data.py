@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -323,7 +323,9 @@ class DataHistory:
 
     def _batch_words(self, apart: Sequence[_Batch]) -> str:
         batch = apart[0]
-        changed, alone = [tensor_words(*both) for both in _changed(batch)], _alone_words(batch)
+        sizes = samples_of(_tensors(batch))
+        changed = [tensor_words(*both, samples=sizes) for both in _changed(batch)]
+        alone = _alone_words(batch)
         total = len(self._batches)
         share = f" ({len(apart)} of {total} batches differ)" if total > 1 else ""
         if alone and not changed:
@@ -440,14 +442,36 @@ def _change(target: Data, reference: Data) -> Change:
     return change_of(of_data(target), of_data(reference))
 
 
-def tensor_words(target: Data, reference: Data) -> str:
-    """Return how two tensors of a batch differ."""
+def samples_of(tensors: Sequence[tuple[Data, Data]]) -> tuple[int, int] | None:
+    """Return how many samples the batches of both sides hold; None where that is not told.
+
+    Most tensors are as long as that, or the one of most dimensions; a list of words is not.
+    """
+    shapes = [(a.shape, b.shape) for a, b in tensors if a.shape and b.shape]
+    sizes = Counter((own[0], other[0]) for own, other in shapes)
+    votes: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for own, other in shapes:
+        both = own[0], other[0]
+        votes[sizes[both], len(own)].append(both)
+    most = {*votes[max(votes)]} if votes else set()
+    return most.pop() if len(most) == 1 else None
+
+
+def tensor_words(target: Data, reference: Data, *, samples: tuple[int, int] | None) -> str:
+    """Return how two tensors of a batch differ.
+
+    Args:
+        target: the target's.
+        reference: the reference's.
+        samples: how many samples the batch holds on both sides.
+    """
     where = target.where
     if target.shape != reference.shape:
-        if target.shape[1:] == reference.shape[1:] and target.shape and reference.shape:
+        is_longer = target.shape[1:] == reference.shape[1:] and target.shape and reference.shape
+        if is_longer and (target.shape[0], reference.shape[0]) == samples:
             count = target.shape[0]
-            samples = f"{count} sample{'s' * (count != 1)}"
-            return f"{where} holds {samples} instead of {reference.shape[0]}"
+            held = f"{count} sample{'s' * (count != 1)}"
+            return f"{where} holds {held} instead of {reference.shape[0]}"
         return f"{where} has the shape {shown(target.shape)} instead of {shown(reference.shape)}"
     if target.dtype != reference.dtype:
         return f"{where} is {target.dtype} instead of {reference.dtype}"
