@@ -277,7 +277,7 @@ def test_a_call_that_differs_on_some_ranks_is_told_with_them(tmp_path, faulty, e
         ([[0], [1], [2], [3]], "each rank alone instead of ranks 0, 1, 2, 3, on all 4 ranks"),
         (
             [[0, 1], [0, 1], [2, 3], [2, 3]],
-            "groups of ranks (0, 1; 2, 3) instead of ranks 0, 1, 2, 3, on all 4 ranks",
+            "groups of ranks (0, 1 | 2, 3) instead of ranks 0, 1, 2, 3, on all 4 ranks",
         ),
     ],
 )

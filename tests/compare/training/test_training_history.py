@@ -531,8 +531,9 @@ def test_the_same_arguments_by_name_and_by_place_are_no_other_data(
 
 def called(names: str, *seeds: int) -> Parts:
     """Return a step that calls models of these names with batches of these seeds."""
-    calls = enumerate(zip(names, seeds, strict=True))
-    return {"data": [batch(s, i, record=f"Module.{n}.MLP.forward.0") for i, (n, s) in calls]}
+    records = [f"Module.{n}.MLP.forward.{names[:i].count(n)}" for i, n in enumerate(names)]
+    both = enumerate(zip(records, seeds, strict=True))
+    return {"data": [batch(seed, i, record=record) for i, (record, seed) in both]}
 
 
 def test_models_that_are_called_in_another_order() -> None:
@@ -542,10 +543,21 @@ def test_models_that_are_called_in_another_order() -> None:
         "reference calls Module.d.MLP"
     ]
     (found,) = said(differences((called("ggd", 1, 2, 3), called("ggd", 1, 4, 5))))
-    assert found.startswith("data: micro batch 1 of step 0 differs")
+    assert found.startswith("data: what call 1 of Module.g.MLP gets in step 0 differs")
     assert said(differences((called("ggd", 1, 2, 3), called("gdg", 1, 2, 3)))) == []
     (moved,) = said(differences((called("ggd", 4, 1, 2), called("gdg", 1, 2, 4))))
     assert moved.startswith("order: step 0 calls the models in another order: Module.g.MLP in")
+
+
+def test_the_calls_of_each_of_several_models_are_counted() -> None:
+    sides = called("gdgdg", 3, 7, 8, 7, 9), called("gdgdg", 1, 7, 2, 7, 3)
+
+    (found,) = said(differences(sides))
+
+    assert found == (
+        "data: the batch of step 0 is the batch that the reference has in step 0, call 2 of "
+        "Module.g.MLP"
+    )
 
 
 def test_one_of_several_models_that_is_called_more_often() -> None:

@@ -16,6 +16,7 @@ from msprobe.compare.training.data_pairing import (
     calls_other_models,
     key_of,
     keys_of,
+    models_called,
     models_words,
     paired,
     tensors_of,
@@ -38,6 +39,7 @@ from msprobe.compare.training.random_calls import draw_ahead
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data
 from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.dump.record_names import parse_record_name
 from msprobe.numerics.number_types import WHOLE, Kind, kind_of
 
 
@@ -96,6 +98,7 @@ class DataHistory:
         self._is_recorded = True
         self._has_passes = False  # backward ones
         self._has_several = False  # calls of models for each of them
+        self._has_models = False  # several
 
     def add(self, pair: FactsPair, made_inside: Made | None = None) -> None:
         """Take in the batches of a step.
@@ -107,6 +110,7 @@ class DataHistory:
         sides = [by_micro(facts.data) for facts in pair.sides]
         self._has_passes |= any(pair.passes)
         self._has_several |= max(map(len, sides)) > max(pair.passes) > 0
+        self._has_models |= any(len({*models_called(facts)}) > 1 for facts in pair.sides)
         if not all(sides):
             self._is_recorded = False
             return
@@ -311,15 +315,25 @@ class DataHistory:
             other = known[first.keys[0]]
             return (
                 f"{self._place(first)} is the batch that the reference has in step {other.step}"
-                + (f", micro batch {other.micro}" if other.micro else "")
+                + (f", {self._call(other)}" if other.micro else "")
             )
         return ""
 
     def _place(self, batch: _Batch) -> str:
-        if batch.micro and self._has_several:
-            return f"what call {batch.micro} of the model gets in step {batch.step}"
-        micro = f"micro batch {batch.micro} of " if batch.micro else "the batch of "
-        return f"{micro}step {batch.step}"
+        if not batch.micro:
+            return f"the batch of step {batch.step}"
+        if self._has_several or self._has_models:
+            return f"what {self._call(batch)} gets in step {batch.step}"
+        return f"{self._call(batch)} of step {batch.step}"
+
+    def _call(self, batch: _Batch) -> str:
+        """Return which call of its model, or which micro batch, a batch is given to."""
+        name = parse_record_name((batch.reference or batch.target)[0].record or "")
+        if self._has_models and name.index is not None:
+            return f"call {name.index} of {name.base}"
+        if self._has_several or self._has_models:
+            return f"call {batch.micro} of the model"
+        return f"micro batch {batch.micro}"
 
     def _batch_words(self, apart: Sequence[_Batch]) -> str:
         batch = apart[0]

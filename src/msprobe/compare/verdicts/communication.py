@@ -73,7 +73,7 @@ def _groups(of_ranks: Iterable[Sequence[int] | None]) -> str:
     if all(len(each) == 1 for each in groups):
         return "each rank alone"
     more = ["…"] * (len(groups) > _SHOWN_GROUPS)
-    return f"groups of ranks ({'; '.join([*map(_numbers, groups[:_SHOWN_GROUPS]), *more])})"
+    return f"groups of ranks ({' | '.join([*map(_numbers, groups[:_SHOWN_GROUPS]), *more])})"
 
 
 def of_all_ranks(culprit: Culprit, culprits: Iterable[Culprit]) -> dict[int | str, Culprit]:
