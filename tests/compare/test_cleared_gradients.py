@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,25 @@ def test_the_first_cleared_micro_batch_is_named(tmp_path: Path, first: int, side
     assert "(step 0, 4 gradients)" in words
 
 
+def test_gradients_whose_mean_tells_nothing_are_not_counted(tmp_path: Path) -> None:
+    """Those of a bias and of the weight before it add up to zero over the classes."""
+
+    def run(folder: Path, clears: bool) -> Path:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+        data, labels = torch.randn(MICROS, 4, 5), torch.randint(0, 3, (MICROS, 4))
+        with recording(folder) as recorded, recorded.step_of(model):
+            for x, y in zip(data, labels, strict=True):
+                if clears:
+                    model.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+        return folder / "step0" / "rank"
+
+    sides = run(tmp_path / "cleared", True), run(tmp_path / "summed", False)
+
+    assert "(step 0, at least 2 gradients)" in compare(*sides).summary["verdict"]["sentence"]
+
+
 @pytest.mark.parametrize(
     ("clear", "scale"),
     [({}, 1.0), ({}, 0.5), ({2: slice(0, 1)}, 1.0)],
@@ -100,4 +120,32 @@ def test_gradients_left_over_are_known_before_their_elements_are_clipped(
 
     assert verdict["class"] == "gradient"
     assert f"the {side}'s gradients are not cleared" in verdict["sentence"]
+    assert "(step 1)" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("limit", [1e-3, 1e6], ids=["clipped", "below the limit"])
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_the_gradients_of_one_optimizer_that_are_left_over_are_named(
+    tmp_path: Path, level: str, limit: float
+) -> None:
+    def run(debugger: PrecisionDebugger, clears: bool) -> None:
+        model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+        optimizers = [torch.optim.SGD(part.parameters(), 1e-2) for part in (model[0], model[2])]
+        data = torch.randn(3, 4, 5)
+        for number in recorded_steps(debugger, model):
+            for optimizer in optimizers[not clears :]:
+                optimizer.zero_grad()
+            model(data[number]).exp().sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), limit)
+            for optimizer in optimizers:
+                optimizer.step()
+
+    verdict = verdict_on(tmp_path, run, False, True, level)
+
+    assert verdict["class"] == "gradient"
+    names = re.search(
+        r"the target's gradients of 2 of 4 parameters \((.*)\) are", verdict["sentence"]
+    )
+    assert names is not None, verdict["sentence"]
+    assert sorted(names[1].split(", ")) == ["0.bias", "0.weight"]
     assert "(step 1)" in verdict["sentence"]

@@ -267,3 +267,26 @@ def test_a_call_that_differs_on_some_ranks_is_told_with_them(tmp_path, faulty, e
     sentence = compare(tmp_path / "new", tmp_path / "old").result.summary["verdict"]["sentence"]
     assert "3.0 instead of 2.0" in sentence
     assert sentence.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ([[0], [1]], "each rank alone instead of ranks 0, 1, 2, 3, on ranks 0, 1"),
+        ([[0, 1], [0, 1]], "ranks 0, 1 instead of ranks 0, 1, 2, 3, on ranks 0, 1"),
+        ([[0], [1], [2], [3]], "each rank alone instead of ranks 0, 1, 2, 3, on all 4 ranks"),
+        (
+            [[0, 1], [0, 1], [2, 3], [2, 3]],
+            "groups of ranks (0, 1 | 2, 3) instead of ranks 0, 1, 2, 3, on all 4 ranks",
+        ),
+    ],
+)
+def test_another_group_is_told_as_it_is_on_each_rank(tmp_path, groups, words):
+    for rank, own in enumerate([*groups, *[[0, 1, 2, 3]] * (4 - len(groups))]):
+        for side, members in (("new", own), ("old", [0, 1, 2, 3])):
+            x, y = value([1.0, 2.0], 1), value([2.0, 4.0] if len(members) > 2 else [1.0, 2.0], 2)
+            dump = DumpBuilder(tmp_path / side, rank=f"rank{rank}")
+            dump.call("Distributed.all_reduce.0.forward", [x, group(*members)], [y]).write()
+    sentence = compare(tmp_path / "new", tmp_path / "old").result.summary["verdict"]["sentence"]
+    assert sentence.startswith("communication: the group of Distributed.all_reduce.0.forward")
+    assert sentence.endswith(words)

@@ -153,3 +153,35 @@ def test_gradients_that_are_clipped_before_they_are_complete(
         f"the {side} calls clip_grad_norm_ with 0.1 before its gradients are complete"
         in (verdict["sentence"])
     )
+
+
+def limit_each(debugger: PrecisionDebugger, is_early: bool) -> None:
+    """Train three steps of two updates, each of one batch, clipped before backward or after it."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    batches, labels = torch.randn(3, 2, 8, 16), torch.randint(0, 4, (3, 2, 8))
+    for number in recorded_steps(debugger, model):
+        for x, y in zip(batches[number], labels[number], strict=True):
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            if is_early:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            loss.backward()
+            if not is_early:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradients_that_are_clipped_before_there_are_any(
+    tmp_path: Path, level: str, is_early: bool
+) -> None:
+    verdict = verdict_on(tmp_path, limit_each, is_early, not is_early, level=level)
+
+    side = "target" if is_early else "reference"
+    assert verdict["class"] == "clipping", verdict["sentence"]
+    assert (
+        f"the {side} calls clip_grad_norm_ with 0.1 where there is nothing to limit, as before the "
+        "backward pass: the total norm is 0 then" in verdict["sentence"]
+    )

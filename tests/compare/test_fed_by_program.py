@@ -42,7 +42,7 @@ def critical(debugger: PrecisionDebugger, change: str | None) -> None:
     ("change", "verdict", "words"),
     [
         ("mixed", "order", "is fed with the result of Module.0.Linear.forward.0 instead of"),
-        ("samples", "data", "what call 3 of the model gets"),
+        ("samples", "data", "what call 2 of Module.1.Sequential gets"),
     ],
 )
 def test_what_the_program_mixes_otherwise_is_no_data(

@@ -472,6 +472,35 @@ def test_a_parameter_of_no_model_that_one_optimizer_lacks(
     assert "'s optimizer updates optimizer.0.group.1.0" in verdict["sentence"]
 
 
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        ("both", "Adam", "2.bias is updated by SGD and Adam in the target, by Adam in the ref"),
+        ("moved", "Adam", "2.bias is updated by SGD in the target, by Adam in the reference"),
+        ("both", "SGD", "2.bias is updated by SGD (optimizer 0) and SGD (optimizer 1) in the tar"),
+    ],
+)
+def test_a_parameter_that_another_optimizer_updates(
+    tmp_path: Path, change: str, kind: str, words: str, level: str
+) -> None:
+    def run(debugger: PrecisionDebugger, change: str | None) -> None:
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        first, second = [model[0].bias, model[2].weight], [model[0].weight]
+        first += [model[2].bias] if change else []
+        second += [model[2].bias] if change != "moved" else []
+        optimizers = [torch.optim.SGD(first, 0.1), getattr(torch.optim, kind)(second, 0.01)]
+        for _ in recorded_steps(debugger, model):
+            model.zero_grad()
+            model(torch.randn(5, 4)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    verdict = verdict_on(tmp_path, run, change, None, level)
+    assert verdict["class"] == "update", verdict["sentence"]
+    assert words in verdict["sentence"]
+
+
 class RootMeanSquare(nn.Module):
     """A norm of several calls."""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,35 @@ def test_a_missing_reduction_of_the_reference_is_told_too() -> None:
     found = differences(with_gradients(reduced, reduced), with_gradients(*OWN[:2]))
 
     assert found[0].startswith("gradient: the reference's gradients are not averaged")
+
+
+def clipped(gradients: Arrays, names: Sequence[str]) -> tuple[Arrays, dict[str, Any]]:
+    """Return gradients of which some are clipped, and the call that does it."""
+    norm = float(np.linalg.norm([gradients[name] for name in names]))
+    by = {name: 1 / (norm + 1e-6) if name in names else 1.0 for name in gradients}
+    clip = {"kind": "clip", "function": "clip_grad_norm_", "max": 1.0, "norm_type": 2.0}
+    clip |= {"total_norm": norm, "parameters": len(names)}
+    return {name: each * by[name] for name, each in gradients.items()}, clip
+
+
+@pytest.mark.parametrize("names", [["a.weight", "a.bias"], [*OWN[0]]], ids=["some", "all"])
+def test_one_gradient_that_is_not_reduced_is_named_where_all_are_clipped(names: list[str]) -> None:
+    """It changes the total norm, by which the others are divided."""
+    shared = {**mean(*OWN[:2])}
+    sides: list[list[dict[str, Any]]] = [[], []]
+    for own in OWN[:2]:
+        local = {"b.weight": own["b.weight"]}  # on each rank another one, of experts say
+        for side, lone in zip(sides, (own["a.bias"], shared["a.bias"]), strict=True):
+            gradients, clip = clipped({**shared, **local, "a.bias": lone}, names)
+            (rank,) = with_gradients(gradients)
+            side.append({"events": [clip, *rank["events"]]})
+
+    found = differences(*sides)
+
+    assert found[0].startswith(
+        "gradient: the target's gradients of a.bias are not averaged over its 2 ranks: each rank"
+    )
+    assert not any("times the reference's" in each or "a.weight" in each for each in found)
 
 
 def test_a_reduction_within_groups_names_the_groups() -> None:

@@ -335,6 +335,32 @@ def test_order_of_batches(target: Sequence[int], reference: Sequence[int], words
 
 
 @pytest.mark.parametrize(
+    ("shapes", "others", "words"),
+    [
+        ([[3, 2], [9]], [[4, 2], [11]], "input.0 holds 3 samples instead of 4; input.1 has the"),
+        ([[9], [3, 2]], [[11], [4, 2]], "input.0 has the shape (9) instead of (11); input.1 holds"),
+        ([[9], [3], [3]], [[11], [4], [4]], "input.0 has the shape (9) instead of (11); input.1 h"),
+        ([[9], [4, 2]], [[11], [4, 2]], "input.0 has the shape (9) instead of (11)"),
+        ([[9], [3]], [[11], [4]], "input.0 has the shape (9) instead of (11); input.1 has the"),
+    ],
+)
+def test_samples_are_counted_in_what_is_as_long_as_the_batch(shapes, others, words) -> None:
+    target, reference = (
+        {
+            "data": [
+                batch(place, where=f"input.{place}", shape=shape, checksum=str(shape))
+                for place, shape in enumerate(side)
+            ]
+        }
+        for side in (shapes, others)
+    )
+
+    (found,) = said(differences((target, reference)))
+
+    assert found.startswith(f"data: the batch of step 0 differs: {words}")
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"shape": [3, 2], "checksum": "x"}, "input.0 holds 3 samples instead of 4"),
@@ -505,8 +531,9 @@ def test_the_same_arguments_by_name_and_by_place_are_no_other_data(
 
 def called(names: str, *seeds: int) -> Parts:
     """Return a step that calls models of these names with batches of these seeds."""
-    calls = enumerate(zip(names, seeds, strict=True))
-    return {"data": [batch(s, i, record=f"Module.{n}.MLP.forward.0") for i, (n, s) in calls]}
+    records = [f"Module.{n}.MLP.forward.{names[:i].count(n)}" for i, n in enumerate(names)]
+    both = enumerate(zip(records, seeds, strict=True))
+    return {"data": [batch(seed, i, record=record) for i, (record, seed) in both]}
 
 
 def test_models_that_are_called_in_another_order() -> None:
@@ -516,10 +543,21 @@ def test_models_that_are_called_in_another_order() -> None:
         "reference calls Module.d.MLP"
     ]
     (found,) = said(differences((called("ggd", 1, 2, 3), called("ggd", 1, 4, 5))))
-    assert found.startswith("data: micro batch 1 of step 0 differs")
+    assert found.startswith("data: what call 1 of Module.g.MLP gets in step 0 differs")
     assert said(differences((called("ggd", 1, 2, 3), called("gdg", 1, 2, 3)))) == []
     (moved,) = said(differences((called("ggd", 4, 1, 2), called("gdg", 1, 2, 4))))
     assert moved.startswith("order: step 0 calls the models in another order: Module.g.MLP in")
+
+
+def test_the_calls_of_each_of_several_models_are_counted() -> None:
+    sides = called("gdgdg", 3, 7, 8, 7, 9), called("gdgdg", 1, 7, 2, 7, 3)
+
+    (found,) = said(differences(sides))
+
+    assert found == (
+        "data: the batch of step 0 is the batch that the reference has in step 0, call 2 of "
+        "Module.g.MLP"
+    )
 
 
 def test_one_of_several_models_that_is_called_more_often() -> None:
@@ -783,6 +821,23 @@ def test_parameters_that_are_not_updated() -> None:
     (found,) = said(differences((updated(still), updated(RIGHT))))
 
     assert found.startswith("update: a.bias is not updated in the target, though it has a gradient")
+
+
+@pytest.mark.parametrize(("size", "is_told"), [(1.0, True), (1e-4, True), (1e-9, False)])
+def test_an_update_that_is_lost_in_rounding_is_one(size: float, is_told: bool) -> None:
+    """Of an optimizer whose rule is not known, one side's gradient is so small beside the other."""
+    before = arrays()
+    small = arrays(1) | {"a.bias": size * arrays(1)["a.bias"]}
+    after = {name: value - 0.1 * arrays(1)[name] for name, value in before.items()}
+    sides = [
+        {"events": [optimizer_step(before, gradient, left, name="program.LARS")]}
+        for gradient, left in ((small, after | {"a.bias": before["a.bias"]}), (arrays(1), after))
+    ]
+
+    found = said(differences((sides[0], sides[1])))
+
+    words = "update: a.bias is not updated in the target, though it has a gradient"
+    assert any(each.startswith(words) for each in found) is is_told
 
 
 def test_an_optimizer_without_a_rule_is_judged_by_size() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
 from msprobe.compare.training.facts_pair import FactsPair, clip_coefficient, same
@@ -17,7 +17,6 @@ from msprobe.plain_text import times_text
 
 _SAME_COEFFICIENT: Final = 1e-6
 _EUCLIDEAN: Final = 2.0  # order of the norm that all gradients have together here
-_SEVERAL: Final = 2  # backward passes, between which gradients may be limited
 
 
 def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
@@ -25,14 +24,14 @@ def clip_differences(pair: FactsPair) -> Iterator[FactDifference]:
     if not pair.ran_through:
         return
     clips = pair.events(Clip)
+    is_alike = len(clips[0]) == len(clips[1]) and not any(map(_clip_words, *clips))
+    yield from _early(pair) if is_alike else ()
     for own, other in zip(*clips, strict=False):
         words = _clip_words(own, other)
         if words:
             is_told = _clips_all_trained(pair, own, other)
             effect = Effect.NONE if is_told else _clip_effect(own, other)
             yield _clipping(pair, f"{own.function} {words}", effect)
-        elif len(clips[0]) == len(clips[1]) == 1:
-            yield from _early(pair, (own, other))
     for side, lacking, own_clips, others in of_sides(*clips):
         late, early = (_first_after_step(getattr(pair, name)) for name in (side, lacking))
         if late is not None and others and early is None:
@@ -75,35 +74,66 @@ def _surplus_words(side: str, lacking: str, event: Clip, clips: Sequence[Clip], 
     return f"only the {side} calls {event.function}, with {shown(event.max)}{norm}"
 
 
-def _early(pair: FactsPair, clips: tuple[Clip, Clip]) -> Iterator[FactDifference]:
+class _Limited(NamedTuple):
+    """A call that limits gradients, and what the optimizers get that step after it.
+
+    Attributes:
+        clip: the call.
+        total_norm: of the gradients that the optimizers get.
+        is_beyond: it was given all of them, and they are beyond its limit.
+    """
+
+    clip: Clip
+    total_norm: float
+    is_beyond: bool
+
+
+def _early(pair: FactsPair) -> Iterator[FactDifference]:
     """Yield that one side limits gradients before they are complete.
 
     Their total norm is another one then than the other side's, and the optimizer gets more than the
     limit allows. Gradients that are only changed after both sides limited them are no such case.
     """
-    steps = [each for each in pair.steps if each.target.call == 0]
-    gradients = [[g for each in steps for g in each.gradients[side].values()] for side in (0, 1)]
-    got = [math.hypot(*(each.norm or 0.0 for each in side)) for side in gradients]
-    own, other = clips
-    limit, passes = own.max, min(pair.passes)
-    if own.norm_type != _EUCLIDEAN or not limit or passes < _SEVERAL:
-        return
-    if same(own.total_norm, other.total_norm):
-        return
-    is_beyond = [
-        clip.parameters >= len(side) and total > limit * (1 + SAME_FACTOR)
-        for clip, side, total in zip(clips, gradients, got, strict=True)
-    ]
-    of_side = dict(zip(("target", "reference"), zip(clips, got, strict=True), strict=True))
-    for side, _, is_early, is_late in of_sides(*is_beyond):
-        if is_early and not is_late:
-            clip, total = of_side[side]
-            words = (
-                f"the {side} calls {clip.function} with {shown(limit)} before its gradients are "
-                f"complete: their total norm is {shown(clip.total_norm)} then, and {shown(total)} "
-                "when the optimizer gets them"
-            )
-            yield _clipping(pair, words, Effect.CERTAIN, Moment.REDUCE)
+    limited = [[*_limited(pair, side)][::-1] for side in (0, 1)]
+    # Other backward passes may add to what was limited.
+    adds_up = min(pair.passes) > len(limited[0])
+    for both in zip(*limited, strict=True):
+        is_same = same(*(each.clip.total_norm for each in both))
+        for side, _, own, other in () if is_same else of_sides(*both):
+            is_early = adds_up or own.clip.total_norm == 0.0
+            if is_early and own.is_beyond and not other.is_beyond:
+                yield _clipping(pair, _early_words(side, own), Effect.CERTAIN, Moment.REDUCE)
+        if not is_same or both[0].is_beyond is not both[1].is_beyond:
+            return  # what follows is made of it
+
+
+def _early_words(side: str, limited: _Limited) -> str:
+    clip, total = limited.clip, shown(limited.total_norm)
+    if clip.total_norm:
+        return (
+            f"the {side} calls {clip.function} with {shown(clip.max)} before its gradients are "
+            f"complete: their total norm is {shown(clip.total_norm)} then, and {total} when the "
+            "optimizer gets them"
+        )
+    return (
+        f"the {side} calls {clip.function} with {shown(clip.max)} where there is nothing to limit, "
+        f"as before the backward pass: the total norm is 0 then, and {total} when the optimizer "
+        "gets the gradients"
+    )
+
+
+def _limited(pair: FactsPair, side: int) -> Iterator[_Limited]:
+    """Yield the calls of a side that limit gradients, the last one first."""
+    gradients = {id(each.sides[side]): each.gradients[side] for each in pair.steps}
+    norms: list[float] = []
+    for event in reversed(pair.sides[side].events):
+        if isinstance(event, OptimizerStep):
+            norms += [each.norm or 0.0 for each in gradients.get(id(event), {}).values()]
+        elif isinstance(event, Clip):
+            total, limit = math.hypot(*norms), event.max or math.inf
+            is_all = event.norm_type == _EUCLIDEAN and event.parameters >= len(norms)
+            yield _Limited(event, total, is_all and total > limit * (1 + SAME_FACTOR))
+            norms = []
 
 
 def clips_other_parameters(pair: FactsPair) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from msprobe.compare.training.data_pairing import (
     calls_other_models,
     key_of,
     keys_of,
+    models_called,
     models_words,
     paired,
     tensors_of,
@@ -38,6 +39,7 @@ from msprobe.compare.training.random_calls import draw_ahead
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data
 from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.dump.record_names import parse_record_name
 from msprobe.numerics.number_types import WHOLE, Kind, kind_of
 
 
@@ -96,6 +98,7 @@ class DataHistory:
         self._is_recorded = True
         self._has_passes = False  # backward ones
         self._has_several = False  # calls of models for each of them
+        self._has_models = False  # several
 
     def add(self, pair: FactsPair, made_inside: Made | None = None) -> None:
         """Take in the batches of a step.
@@ -107,6 +110,7 @@ class DataHistory:
         sides = [by_micro(facts.data) for facts in pair.sides]
         self._has_passes |= any(pair.passes)
         self._has_several |= max(map(len, sides)) > max(pair.passes) > 0
+        self._has_models |= any(len({*models_called(facts)}) > 1 for facts in pair.sides)
         if not all(sides):
             self._is_recorded = False
             return
@@ -311,19 +315,31 @@ class DataHistory:
             other = known[first.keys[0]]
             return (
                 f"{self._place(first)} is the batch that the reference has in step {other.step}"
-                + (f", micro batch {other.micro}" if other.micro else "")
+                + (f", {self._call(other)}" if other.micro else "")
             )
         return ""
 
     def _place(self, batch: _Batch) -> str:
-        if batch.micro and self._has_several:
-            return f"what call {batch.micro} of the model gets in step {batch.step}"
-        micro = f"micro batch {batch.micro} of " if batch.micro else "the batch of "
-        return f"{micro}step {batch.step}"
+        if not batch.micro:
+            return f"the batch of step {batch.step}"
+        if self._has_several or self._has_models:
+            return f"what {self._call(batch)} gets in step {batch.step}"
+        return f"{self._call(batch)} of step {batch.step}"
+
+    def _call(self, batch: _Batch) -> str:
+        """Return which call of its model, or which micro batch, a batch is given to."""
+        name = parse_record_name((batch.reference or batch.target)[0].record or "")
+        if self._has_models and name.index is not None:
+            return f"call {name.index} of {name.base}"
+        if self._has_several or self._has_models:
+            return f"call {batch.micro} of the model"
+        return f"micro batch {batch.micro}"
 
     def _batch_words(self, apart: Sequence[_Batch]) -> str:
         batch = apart[0]
-        changed, alone = [tensor_words(*both) for both in _changed(batch)], _alone_words(batch)
+        sizes = samples_of(_tensors(batch))
+        changed = [tensor_words(*both, samples=sizes) for both in _changed(batch)]
+        alone = _alone_words(batch)
         total = len(self._batches)
         share = f" ({len(apart)} of {total} batches differ)" if total > 1 else ""
         if alone and not changed:
@@ -440,14 +456,36 @@ def _change(target: Data, reference: Data) -> Change:
     return change_of(of_data(target), of_data(reference))
 
 
-def tensor_words(target: Data, reference: Data) -> str:
-    """Return how two tensors of a batch differ."""
+def samples_of(tensors: Sequence[tuple[Data, Data]]) -> tuple[int, int] | None:
+    """Return how many samples the batches of both sides hold; None where that is not told.
+
+    Most tensors are as long as that, or the one of most dimensions; a list of words is not.
+    """
+    shapes = [(a.shape, b.shape) for a, b in tensors if a.shape and b.shape]
+    sizes = Counter((own[0], other[0]) for own, other in shapes)
+    votes: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for own, other in shapes:
+        both = own[0], other[0]
+        votes[sizes[both], len(own)].append(both)
+    most = {*votes[max(votes)]} if votes else set()
+    return most.pop() if len(most) == 1 else None
+
+
+def tensor_words(target: Data, reference: Data, *, samples: tuple[int, int] | None) -> str:
+    """Return how two tensors of a batch differ.
+
+    Args:
+        target: the target's.
+        reference: the reference's.
+        samples: how many samples the batch holds on both sides.
+    """
     where = target.where
     if target.shape != reference.shape:
-        if target.shape[1:] == reference.shape[1:] and target.shape and reference.shape:
+        is_longer = target.shape[1:] == reference.shape[1:] and target.shape and reference.shape
+        if is_longer and (target.shape[0], reference.shape[0]) == samples:
             count = target.shape[0]
-            samples = f"{count} sample{'s' * (count != 1)}"
-            return f"{where} holds {samples} instead of {reference.shape[0]}"
+            held = f"{count} sample{'s' * (count != 1)}"
+            return f"{where} holds {held} instead of {reference.shape[0]}"
         return f"{where} has the shape {shown(target.shape)} instead of {shown(reference.shape)}"
     if target.dtype != reference.dtype:
         return f"{where} is {target.dtype} instead of {reference.dtype}"

@@ -224,6 +224,13 @@ def clip_factors(facts: Facts) -> dict[tuple[int, int], float]:
     return {(step.number, step.call): clip_coefficient(clip) or 1.0 for step, clip in both}
 
 
+def partial_clip_factor(facts: Facts) -> float:
+    """Return the factor of a clipping of some gradients of an optimizer, if it is the only one."""
+    clips = [event for event in facts.events if isinstance(event, Clip)]
+    is_partial = len(clips) == len(facts.optimizer_steps()) == 1 and not clip_factors(facts)
+    return (clip_coefficient(clips[0]) if is_partial else None) or 1.0
+
+
 def clip_coefficient(clip: Clip) -> float | None:
     """Return the factor by which gradients were scaled; None where it is not known."""
     if clip.norm_type is None or clip.total_norm is None or clip.max is None:
@@ -366,8 +373,17 @@ class StepPair:
 
         Checksums stay those of what the optimizer got.
         """
-        factors = self._clip_factors
-        if factors == [1.0, 1.0]:
+        return self._divided(self._clip_factors)
+
+    @cached_property
+    def unclipped_part(self) -> tuple[dict[str, Fingerprint], dict[str, Fingerprint]]:
+        """The same where clipping was given a part of the gradients: it is true of these alone."""
+        return self._divided([partial_clip_factor(facts) for facts in self.pair.sides])
+
+    def _divided(
+        self, factors: Sequence[float]
+    ) -> tuple[dict[str, Fingerprint], dict[str, Fingerprint]]:
+        if all(factor == 1.0 for factor in factors):
             return self.gradients
         target, reference = (
             {

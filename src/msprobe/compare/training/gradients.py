@@ -61,8 +61,7 @@ _ODD_FACTOR: Final = 0.05
 _ODD_RESIDUAL: Final = 0.3
 
 NOT_CLEARED: Final = (
-    "the {}'s gradients are not cleared: they are the sum of this step's and those of the step "
-    "before"
+    "{} are not cleared: they are the sum of this step's and those of the step before"
 )
 
 
@@ -107,15 +106,14 @@ class GradientHistory:
         yield from _lacking(pair, got)
         changes = pair.changes("gradient")
         is_clipped = both is not got
-        # Sums in another order are no other gradients.
-        same = near_gradients(*got)
-        # One that changes the total norm changes all that are clipped with it.
-        unclipped = near_gradients(*both) - same if is_clipped else set()
-        same |= unclipped
+        same, unclipped = _same_sums(pair)
         moved = [
             name
             for name, change in changes.items()
-            if not change.is_equal and name in both[0] and name in both[1] and name not in same
+            if not change.is_equal
+            and name in both[0]
+            and name in both[1]
+            and name not in same | unclipped
         ]
         if not moved:
             return
@@ -123,7 +121,7 @@ class GradientHistory:
         sizes = dict(zip(pair.columns[0].name, map(math.prod, pair.columns[0].shape), strict=False))
         telling = [n for n in moved if n not in rounded and sizes[n] > PROJECTIONS]
         last = self._last.get(pair.target.number)
-        words = "" if last is None else _stale(moved, both, last)
+        words = "" if last is None else _stale(moved, _agreeing(pair), both, last)
         if words:
             yield _difference(pair, f"{words} (step {pair.pair.step})", moved)
             return
@@ -277,13 +275,43 @@ def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[Fact
             )
 
 
+def gradients_of(side: str, names: Sequence[str], others: int) -> str:
+    """Return gradients of a side in words: which they are, if enough others are not like them."""
+    total = len(names) + others
+    return f"the {side}'s gradients" + (
+        f" of {some_of(names, total)}" if len(names) < MOST * total else ""
+    )
+
+
+def _same_sums(pair: StepPair) -> tuple[set[str], set[str]]:
+    """Return the gradients that are the same sums in another order, and those before clipping.
+
+    One that changes the total norm changes all that are clipped with it.
+    """
+    same = near_gradients(*pair.gradients)
+    clipped = [each for each in (pair.unclipped, pair.unclipped_part) if each is not pair.gradients]
+    return same, set().union(*(near_gradients(*each) for each in clipped)) - same
+
+
+def _agreeing(pair: StepPair) -> int:
+    """Return how many gradients, other than noise, optimizers get alike in a step of both sides."""
+    steps = [each for each in pair.pair.steps if each.target.call == pair.target.call]
+    same = [set[str]().union(*_same_sums(each)) for each in steps]
+    large = [large_gradients(each.gradients[0], 0.0) for each in steps]
+    return sum(len(names & those) for names, those in zip(same, large, strict=True))
+
+
 def _stale(
-    names: Sequence[str], both: tuple[Gradients, Gradients], last: tuple[Gradients, Gradients]
+    names: Sequence[str],
+    agreeing: int,
+    both: tuple[Gradients, Gradients],
+    last: tuple[Gradients, Gradients],
 ) -> str:
     """Return whether gradients are left over from the step before, in words; empty if not.
 
     Args:
         names: the gradients that differ.
+        agreeing: how many others do not.
         both: the gradients of this step, before they were clipped.
         last: those that the optimizer got in the step before.
     """
@@ -295,7 +323,7 @@ def _stale(
             if _is_copy(own[n], earlier.get(n)) and not _is_copy(other[n], earlier.get(n))
         ]
         if stale and len(stale) >= MOST * len(names):
-            return f"the {side}'s gradients are those of the step before"
+            return f"{gradients_of(side, stale, agreeing)} are those of the step before"
         parts = {n: (other[n], earlier[n]) for n in known if n in earlier}
         added = [
             n
@@ -304,14 +332,13 @@ def _stale(
             if is_sum(own[n], each) and not is_sum(own[n], each[:1])
         ]
         if added and len(added) >= MOST * len(names):
-            return NOT_CLEARED.format(side)
-        scaled = {
-            n for two in itertools.pairwise(parts) if _share_weights(two, own, parts) for n in two
-        }
+            return NOT_CLEARED.format(gradients_of(side, added, agreeing))
+        shared = [two for two in itertools.pairwise(parts) if _share_weights(two, own, parts)]
+        scaled = [*dict.fromkeys(itertools.chain.from_iterable(shared))]
         if scaled and len(scaled) >= MOST * len(names):
             return (
-                f"the {side}'s gradients are not cleared: they hold those of the step before, "
-                "scaled as by clipping or unscaling"
+                f"{gradients_of(side, scaled, agreeing)} are not cleared: they hold those of the "
+                "step before, scaled as by clipping or unscaling"
             )
     return ""
 
@@ -395,23 +422,25 @@ def unreduced(pairs: Sequence[StepPair]) -> Iterator[FactDifference]:
     """Yield a missing reduction of gradients over ranks."""
     if len(pairs) < 2:
         return
-    sides = [[each.unclipped[side] for each in pairs] for side in (0, 1)]
-    for side, _, own, other in of_sides(*sides):
-        names = [
-            name
-            for name in own[0]
-            if all(name in each for each in (*own, *other))
-            and any(distance(each[name], own[0][name], 0.0) > _OWN for each in own)
-            and not any(_are_alike([each[name], other[0][name]]) for each in own)
-            and _are_alike([each[name] for each in other])
-        ]
-        if not names:
-            continue
-        for weight, verb in _reductions([each[names[0]] for each in own]):
-            found = [n for n in names if is_sum(other[0][n], [each[n] for each in own], weight)]
-            if len(found) >= MOST * len(names):
-                yield _unreduced(pairs, side, verb, [each[found[0]] for each in own], found)
-                break
+    told: set[str] = set()
+    # Ranks clip by other numbers what they did not reduce.
+    for ranks in ([each.unclipped for each in pairs], [each.unclipped_part for each in pairs]):
+        for side, _, own, other in of_sides(*([each[side] for each in ranks] for side in (0, 1))):
+            names = [
+                name
+                for name in own[0]
+                if name not in told
+                and all(name in each for each in (*own, *other))
+                and any(distance(each[name], own[0][name], 0.0) > _OWN for each in own)
+                and not any(_are_alike([each[name], other[0][name]]) for each in own)
+                and _are_alike([each[name] for each in other])
+            ]
+            for weight, verb in _reductions([each[names[0]] for each in own]) if names else ():
+                found = [n for n in names if is_sum(other[0][n], [each[n] for each in own], weight)]
+                if len(found) >= MOST * len(names):
+                    yield _unreduced(pairs, side, verb, [each[found[0]] for each in own], found)
+                    told.update(found)
+                    break
 
 
 def _reductions(own: Sequence[Fingerprint]) -> Iterator[tuple[float, str]]:
@@ -433,11 +462,11 @@ def _unreduced(
     groups = "; ".join(", ".join(each) for each in members.values())
     how = "each rank has its own" if is_alone else f"only over groups of ranks ({groups})"
     whole = "the mean" if verb == "averaged" else "the sum"
+    whose = gradients_of(side, found, pairs[0].total - len(found))
     return _difference(
         pairs[0],
-        f"the {side}'s gradients are not {verb} over its {len(pairs)} ranks: {how}, and {whole} "
-        f"of them is the other side's (step {pairs[0].pair.step}, "
-        f"{some_of(found, pairs[0].total, 'gradients')})",
+        f"{whose} are not {verb} over its {len(pairs)} ranks: {how}, and {whole} of them is the "
+        f"other side's (step {pairs[0].pair.step})",
         found,
         verdict=VerdictClass.GRADIENT if is_alone else VerdictClass.COMMUNICATION,
     )

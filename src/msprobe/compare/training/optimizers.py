@@ -186,17 +186,50 @@ def _membership(pair: StepPair) -> Iterator[FactDifference]:
             for names in (other - own, own - other)
         )
         alone = sorted(known - other | (outside if own > other else set()))
-        if alone:
-            instead = f"; that of the other side updates {len(strange)} that its model lacks"
+        by_updates: dict[tuple[str, str], list[str]] = {}
+        for name in alone:
+            by_updates.setdefault(_updated_by(pair.pair, name), []).append(name)
+        for (target_by, reference_by), names in by_updates.items():
+            if target_by and reference_by:
+                words = (
+                    f"{some_of(names, len(own))} {are(names)} updated by {target_by} in the "
+                    f"target, by {reference_by} in the reference (step {pair.pair.step})"
+                )
+            else:
+                instead = f"; that of the other side updates {len(strange)} that its model lacks"
+                words = (
+                    f"only the {side}'s optimizer updates {some_of(names, len(own))} (step "
+                    f"{pair.pair.step}){instead if strange else ''}"
+                )
             yield pair.difference(
                 VerdictClass.UPDATE,
                 Moment.OPTIMIZER_SETTING,
-                f"only the {side}'s optimizer updates {some_of(alone, len(own))} (step "
-                f"{pair.pair.step}){instead if strange else ''}",
+                words,
                 effect=Effect.POSSIBLE,
-                parameter=alone[0],
+                parameter=names[0],
                 next=("give the optimizers of both runs the same parameters",),
             )
+
+
+def _updated_by(pair: FactsPair, parameter: str) -> tuple[str, str]:
+    """Return which optimizers update a parameter, for both sides; empty without any."""
+    classes = [
+        {
+            each.number: each.class_name.rpartition(".")[2]
+            for each in facts.optimizer_steps()
+            if parameter in each.parameters.name
+        }
+        for facts in pair.sides
+    ]
+    numbers = classes[0].keys() | classes[1].keys()
+    is_told = len({*classes[0].values(), *classes[1].values()}) == len(numbers)
+    target, reference = (
+        " and ".join(
+            name if is_told else f"{name} (optimizer {each})" for each, name in side.items()
+        )
+        for side in classes
+    )
+    return target, reference
 
 
 def state_differences(pair: StepPair, unchanged: Container[str]) -> Iterator[FactDifference]:

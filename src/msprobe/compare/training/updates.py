@@ -110,7 +110,7 @@ def _idle(
                 name in wrong
                 if name in replays[own].judged
                 # An update may vanish in the rounding of a coarse type, or be as small as that.
-                else _is_moved(sides[1 - own], pair.places[name][1 - own])
+                else _is_moved(sides[1 - own], pair.places[name][1 - own], _share(pair, name, own))
                 and at(sides[0].dtype, pair.places[name][0])
                 == at(sides[1].dtype, pair.places[name][1])
             )
@@ -126,11 +126,20 @@ def _idle(
             )
 
 
-def _is_moved(parameters: OptimizedParameters, place: int) -> bool:
-    """Return whether a step changed a parameter by more than rounding."""
+def _share(pair: StepPair, name: str, side: int) -> float:
+    """Return how large a gradient of one side is beside the other side's, at most 1."""
+    own, other = (side.get(name) for side in (pair.gradients[side], pair.gradients[1 - side]))
+    norms = own and own.norm, other and other.norm
+    return min(1.0, norms[0] / norms[1]) if norms[0] is not None and norms[1] else 1.0
+
+
+def _is_moved(parameters: OptimizedParameters, place: int, share: float) -> bool:
+    """Return whether a step with this share of its gradient changes a parameter beyond rounding."""
     dtype = at(parameters.dtype, place) or ""
     before = in_column(parameters.before, place, dtype)
-    return not change_of(in_column(parameters.after, place, dtype), before).is_rounding
+    change = change_of(in_column(parameters.after, place, dtype), before)
+    is_absorbed = change.distance is not None and change.relative * share <= change.epsilon
+    return not change.is_rounding and not is_absorbed
 
 
 def _misfits(

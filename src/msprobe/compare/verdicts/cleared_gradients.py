@@ -9,17 +9,18 @@ from collections.abc import Mapping
 from typing import Final
 
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Matched, Row
+from msprobe.compare.model import Matched, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import of_sides
 from msprobe.compare.training.fingerprints import Fingerprint
-from msprobe.compare.training.gradients import NOT_CLEARED, is_sum
+from msprobe.compare.training.gradients import NOT_CLEARED, gradients_of, is_sum
 from msprobe.compare.verdicts.history import Parameter, parameter_of
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Value
 
 _SAME_MEAN: Final = 1e-4
 _MOST: Final = 0.9
+_ALIKE: Final = (Status.EQUAL, Status.CLOSE)
 
 _CLEAR: Final = "clear gradients once a step: after the optimizer, before backward"
 
@@ -56,7 +57,10 @@ def cleared_gradients(comparison: RankComparison) -> tuple[str, str] | None:
         told = [each for sums in gradients.values() if (each := _told(sums, place)) is not None]
         cleared = [number for number in told if number]
         if cleared and len(cleared) >= _MOST * len(told):
-            return words.format(min(cleared), comparison.step, len(cleared)), advice
+            count = str(len(cleared))
+            if len(cleared) < len(gradients):
+                count = f"at least {count}"
+            return words.format(min(cleared), comparison.step, count), advice
     return None
 
 
@@ -72,22 +76,24 @@ def left_over(
         last: parameter → what optimizers got of its gradient in the step before.
     """
     rows = [
-        (row, last[name])
+        (name, row)
         for row in comparison.rows
         if isinstance(row, Matched)
-        and row.cause is Cause.ACCUMULATED
         and comparison.parsed(row.pair).kind is RecordKind.PARAMETERS_GRAD
         and (name := name_of_gradient(comparison, row)) in last
     ]
+    agreeing = sum(row.status in _ALIKE and bool(row.target.norm) for _, row in rows)
+    changed = [(name, row) for name, row in rows if row.cause is Cause.ACCUMULATED]
     for side, _, own, other in of_sides(0, 1):
         parts = [
-            (_of(row.values[own]), [_of(row.values[other]), earlier[own]]) for row, earlier in rows
+            (name, _of(row.values[own]), [_of(row.values[other]), last[name][own]])
+            for name, row in changed
         ]
-        added = [
-            whole for whole, both in parts if is_sum(whole, both) and not is_sum(whole, both[:1])
-        ]
-        if added and len(added) >= _MOST * len(rows):
-            return f"{NOT_CLEARED.format(side)} (step {comparison.step})", _CLEAR
+        added = [n for n, whole, two in parts if is_sum(whole, two) and not is_sum(whole, two[:1])]
+        if added and len(added) >= _MOST * len(changed):
+            names = [*dict.fromkeys(added)]
+            words = NOT_CLEARED.format(gradients_of(side, names, agreeing))
+            return f"{words} (step {comparison.step})", _CLEAR
     return None
 
 

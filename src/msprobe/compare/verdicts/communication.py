@@ -7,7 +7,7 @@ A culprit belongs to one rank; the same call of the other ranks tells how far th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TypeGuard
+from typing import Final, TypeGuard
 
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.model import Matched, OperationPair, Row
@@ -15,6 +15,8 @@ from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.values import Role
+
+_SHOWN_GROUPS: Final = 4
 
 
 def is_of_group(row: Row) -> TypeGuard[Matched]:
@@ -51,38 +53,54 @@ def lone_communication(culprit: Culprit) -> OperationPair | None:
     return None
 
 
-def group_words(row: Matched, place: str) -> str:
-    """Return how the group of a call differs, in words."""
-    groups = members(row.target.group_ranks), members(row.reference.group_ranks)
+def group_words(rows: Sequence[Matched], place: str) -> str:
+    """Return how the group of a call differs, in words.
+
+    Args:
+        rows: of the call, one of each rank that is concerned.
+        place: the call in words.
+    """
+    both = zip(*((row.target.group_ranks, row.reference.group_ranks) for row in rows), strict=True)
+    groups = [_groups(side) for side in both]
     return f"the group of {place}: {groups[0]} instead of {groups[1]}"
 
 
-def ranks_words(
-    culprit: Culprit,
-    culprits: Iterable[Culprit],
-    ranks: Collection[int | str],
-    *,
-    is_group: bool,
-) -> str:
-    """Return on which ranks the same call is a culprit, in words; empty for a single rank.
+def _groups(of_ranks: Iterable[Sequence[int] | None]) -> str:
+    """Return the groups in which several ranks make a call, in words."""
+    groups = sorted({tuple(each or ()) for each in of_ranks})
+    if len(groups) == 1:
+        return members(groups[0])
+    if all(len(each) == 1 for each in groups):
+        return "each rank alone"
+    more = ["…"] * (len(groups) > _SHOWN_GROUPS)
+    return f"groups of ranks ({' | '.join([*map(_numbers, groups[:_SHOWN_GROUPS]), *more])})"
 
-    Args:
-        culprit: on one of them.
-        culprits: all of them.
-        ranks: those that were compared.
-        is_group: whether it is of a group of ranks; others are told only where not all have it, in
-            a part of their own, as the words before may end in a sentence.
-    """
+
+def of_all_ranks(culprit: Culprit, culprits: Iterable[Culprit]) -> dict[int | str, Culprit]:
+    """Return rank → the culprit that is the same call there."""
     names = {culprit.row.pair.target, culprit.row.pair.reference} - {None}
-    concerned = {
-        each.comparison.rank
+    return {
+        each.comparison.rank: each
         for each in culprits
         if each.comparison.step == culprit.comparison.step
         and names & {each.row.pair.target, each.row.pair.reference}
     }
+
+
+def ranks_words(
+    concerned: Collection[int | str], ranks: Collection[int | str], *, is_group: bool
+) -> str:
+    """Return on which ranks the same call is a culprit, in words; empty for a single rank.
+
+    Args:
+        concerned: those on which it is one.
+        ranks: those that were compared.
+        is_group: whether it is of a group of ranks; others are told only where not all have it, in
+            a part of their own, as the words before may end in a sentence.
+    """
     if len(ranks) < 2:
         return ""
-    if concerned != set(ranks):
+    if {*concerned} != {*ranks}:
         return on_ranks(concerned, before=", " if is_group else "; ")
     return f", on all {len(ranks)} ranks" if is_group else ""
 
@@ -95,6 +113,8 @@ def on_ranks(ranks: Collection[int | str], *, before: str = ", ") -> str:
 
 def members(ranks: Sequence[int] | None) -> str:
     """Return the ranks of a group in words."""
-    if not ranks:
-        return "all ranks"
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    return f"rank{'s' * (len(ranks) > 1)} {_numbers(ranks)}" if ranks else _numbers(ranks)
+
+
+def _numbers(ranks: Sequence[int] | None) -> str:
+    return ", ".join(map(str, ranks)) if ranks else "all ranks"

@@ -21,7 +21,14 @@ from msprobe.compare.training.differences import (
 from msprobe.compare.training.gradient_factors import Meanings, limited_words
 from msprobe.compare.training.outlines import OutlineDifference
 from msprobe.compare.training.random_calls import same_draw
-from msprobe.compare.verdicts.communication import collective_of, on_ranks, ranks_words
+from msprobe.compare.verdicts.communication import (
+    collective_of,
+    group_words,
+    is_of_group,
+    of_all_ranks,
+    on_ranks,
+    ranks_words,
+)
 from msprobe.compare.verdicts.culprit_classes import (
     class_and_words,
     class_of,
@@ -240,15 +247,23 @@ class Conclusions:
             ],
         )
 
+    def _with_ranks(self, culprit: Culprit, verdict: VerdictClass, words: str) -> str:
+        """Return a culprit in words, with the ranks on which the same call is one."""
+        ranks = {each.rank for each in self._findings.steps}
+        same = of_all_ranks(culprit, self._findings.culprits)
+        is_group = verdict is VerdictClass.COMMUNICATION
+        if is_group and is_of_group(culprit.row):
+            rows = [each.row for each in same.values() if is_of_group(each.row)]
+            words = group_words(rows, culprit_place(culprit))
+        return words + ranks_words(same, ranks, is_group=is_group)
+
     def of_culprit(self, culprit: Culprit) -> Verdict:
         """Return that a call is the cause."""
         culprit = collective_of(culprit, self._findings.culprits)
         if class_of(culprit) in MAY_BE_INSIDE:
             culprit = culprit_inside(culprit, self._findings.culprits)
         verdict, words = found = class_and_words(culprit)
-        ranks = {each.rank for each in self._findings.steps}
-        is_group = verdict is VerdictClass.COMMUNICATION
-        words += ranks_words(culprit, self._findings.culprits, ranks, is_group=is_group)
+        words = self._with_ranks(culprit, *found)
         confidence = Confidence.LIKELY
         next_steps = for_culprit(
             culprit,

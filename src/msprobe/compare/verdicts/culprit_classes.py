@@ -411,7 +411,7 @@ def _own_words(culprit: Culprit) -> str:
             return f"only the {own} calls {where}, a cast to {row.value.dtype}"
         return f"only the {own} calls {where}{_line_words(culprit, own)}"
     if is_of_group(row):
-        return group_words(row, where)
+        return group_words([row], where)
     other = _other_call(culprit)
     if other:
         return f"the target calls {where}, the reference {other}"

@@ -13,7 +13,7 @@ from typing import Final
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import OperationPair
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.training.data import tensor_words
+from msprobe.compare.training.data import samples_of, tensor_words
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.program_flow import ProgramFlow
 from msprobe.compare.verdicts.ranking import Culprit
@@ -82,10 +82,14 @@ def other_samples(culprit: Culprit) -> str:
     if target is None or reference is None:
         return ""
     others = {each.where: each for each in reference.data if not each.micro}
-    for each in target.data:
-        other = others.get(each.where) if not each.micro else None
-        if other is not None and each.shape[:1] != other.shape[:1]:
-            return (
-                f"the batch of step {culprit.comparison.step} differs: {tensor_words(each, other)}"
-            )
+    both = [
+        (each, others[each.where])
+        for each in target.data
+        if not each.micro and each.where in others
+    ]
+    samples = samples_of(both)
+    for each, other in both:
+        if each.shape[:1] != other.shape[:1]:
+            words = tensor_words(each, other, samples=samples)
+            return f"the batch of step {culprit.comparison.step} differs: {words}"
     return ""
