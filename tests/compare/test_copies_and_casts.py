@@ -116,7 +116,7 @@ def test_the_operand_of_another_call_is_named(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, solved, "operand")
 
     assert verdict["class"] == "order", verdict["sentence"]
-    assert "instead of the result of Module.field.Sequential.forward.2" in verdict["sentence"]
+    assert "instead of the result of Functional.linear.5.forward" in verdict["sentence"]
 
 
 def test_an_input_is_not_named_twice(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class CallSignature:
             same values. None without numbers.
         first: kind and rank of its first tensor; None without any.
         shapes: shape of each tensor.
-        numbers: statistics of its tensors, for likeness.
+        numbers: statistics of each tensor, for likeness.
     """
 
     structure: Hashable
@@ -39,7 +39,7 @@ class CallSignature:
     scales: Hashable
     first: tuple[str, int] | None
     shapes: tuple[tuple[int, ...] | None, ...]
-    numbers: tuple[float, ...]
+    numbers: tuple[tuple[float, ...], ...]
 
 
 class HasCalls(Protocol):
@@ -84,33 +84,38 @@ def are_unrelated(first: CallSignature, second: CallSignature) -> bool:
 
 
 def numbers_likeness(first: CallSignature, second: CallSignature) -> float:
-    """Return the likeness of the statistics of two calls: 0 to 1, one half if there are none."""
-    if not first.numbers or not second.numbers:
+    """Return the likeness of the statistics of two calls: 0 to 1, one half if there are none.
+
+    Those of tensors with another number of dimensions are alike by chance.
+    """
+    counts = [sum(map(len, each.numbers)) for each in (first, second)]
+    if not all(counts):
         return _UNKNOWN
     total = 0.0
-    for a, b in zip(first.numbers, second.numbers, strict=False):
-        if a == b:
-            total += 1.0
-        elif math.isfinite(a) and math.isfinite(b):
-            total += max(0.0, 1.0 - abs(a - b) / max(abs(a), abs(b)))
-    return total / max(len(first.numbers), len(second.numbers))
+    tensors = zip(first.shapes, second.shapes, first.numbers, second.numbers, strict=False)
+    for shape, other, numbers, others in tensors:
+        if len(shape or ()) != len(other or ()):
+            continue
+        for a, b in zip(numbers, others, strict=False):
+            if a == b:
+                total += 1.0
+            elif math.isfinite(a) and math.isfinite(b):
+                total += max(0.0, 1.0 - abs(a - b) / max(abs(a), abs(b)))
+    return total / max(counts)
 
 
 def _signature(values: list[Value]) -> CallSignature:
     tensors = [value for value in values if value.is_tensor]
     shapes = tuple(value.shape for value in tensors)
     facts: Hashable = None
-    numbers: list[float] = []
     if tensors:
         known = tuple(_fact(value) for value in values)
         if any(fact is not None for fact in known):
             facts = hash(known)
-        for value in tensors:
-            numbers += [
-                float(number)
-                for number in (value.max, value.min, value.mean, value.norm)
-                if number is not None
-            ]
+    numbers = (
+        tuple(float(each) for each in (v.max, v.min, v.mean, v.norm) if each is not None)
+        for v in tensors
+    )
     outside = tuple(_fact(value) for value in tensors if _is_from_outside(value))
     structure = hash(tuple((value.role, _kind(value.dtype), value.shape) for value in values))
     return CallSignature(

@@ -63,6 +63,8 @@ _CLOSE: Final = 1e-6  # numbers that programs compute in other ways
 _PICKS: Final = frozenset(("multinomial", "randint", "randint_like", "randperm"))
 # Whole numbers that follow from no size: which elements a mask keeps, how far they are moved.
 _PLACES: Final = frozenset(("diagonal", "shifts"))
+# And those that follow from how many sizes there are alone.
+_AXES: Final = frozenset(("axis", "dim", "dim0", "dim1", "dims"))
 # How much is padded follows from what is loaded.
 _PADDING: Final = frozenset(("constant_pad_nd", "pad", "pad_sequence"))
 _SILENT: Final = CUTS | COPIES
@@ -85,6 +87,7 @@ class OutlineDifference:
             as sizes and places, follow from the data.
         is_computed: whether both numbers have the digits of a result.
         is_of_noise: whether the call draws random numbers, which pick no samples.
+        is_of_axis: whether the call works along another axis.
     """
 
     verdict: VerdictClass
@@ -96,6 +99,7 @@ class OutlineDifference:
     is_real: bool = False
     is_computed: bool = False
     is_of_noise: bool = False
+    is_of_axis: bool = False
 
     @property
     def next(self) -> tuple[str, ...]:
@@ -291,10 +295,15 @@ def difference_ahead(
     Args:
         facts: of the target and the reference.
         names: the forward records of the model, which is given another batch.
-        has_same_sizes: it is of the same size, so that noise of another size does not follow.
+        has_same_sizes: it is of the same size, so that noise of another size does not follow, nor
+            another axis.
     """
     calls = made_calls(facts, *map(is_ahead_of, names))
-    told = (e for e in _differences(*calls) if e.is_real or (has_same_sizes and e.is_of_noise))
+    told = (
+        each
+        for each in _differences(*calls)
+        if each.is_real or (has_same_sizes and (each.is_of_noise or each.is_of_axis))
+    )
     models = made_calls(facts, is_of_model, is_of_model)
     return (
         next(told, None)
@@ -577,6 +586,7 @@ def _other_arguments(target: OutlinedCall, reference: OutlinedCall) -> Iterator[
             or name in _PLACES,
             is_computed=is_computed(own) and is_computed(other),
             is_of_noise=operator_in(target).draws_random and operator_name(target) not in _PICKS,
+            is_of_axis=name in _AXES and _are_axes(own or default, other or default),
         )
         return
 
@@ -600,6 +610,13 @@ def _are_alike(word: str, other: str) -> bool:
     if max(number, expected) <= _LIMIT:
         return True
     return number == expected or abs(number - expected) <= _CLOSE * abs(expected)
+
+
+def _are_axes(word: str, other: str) -> bool:
+    """Return whether two words are axes that are counted from the same end."""
+    both = [each.removeprefix("[") for each in (word, other)]
+    is_known = all(each.removeprefix("-")[:1].isdigit() for each in both)
+    return is_known and len({each.startswith("-") for each in both}) == 1
 
 
 def _ratio(word: str | None, other: str | None) -> float | None:

@@ -171,6 +171,10 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         moved = moved_call(culprit.comparison, row.pair)
         if moved is not None:
             return moved
+    again = _called_again(culprit) if found is VerdictClass.ARGUMENT else None
+    if again is not None:
+        lone = lone_words(culprit.comparison, again)
+        return VerdictClass.CALL, f"{lone}, step {culprit.comparison.step}; {words}"
     is_called = found in _OF_CALLS
     if is_called and writes_updated(culprit.comparison, row.pair):
         step = culprit.comparison.step
@@ -427,7 +431,9 @@ def _line_words(culprit: Culprit, own: str) -> str:
     comparison, pair = culprit.comparison, culprit.row.pair
     frames = comparison.side_of(pair).view.frames
     outer = user_frames(frames(pair.name))[1:]
-    made = [user_frames(frames(name)) for name in _lone_run(comparison, pair)] if outer else []
+    is_target = pair.reference is None
+    run = _lone_run(comparison, pair.position, is_target=is_target) if outer else []
+    made = [user_frames(frames(each.name)) for each in run]
     begun = {each[0] for each in made if each}
     line = next((text for text in reversed(outer) if text in begun), "")
     frame = parse_frame(line)
@@ -437,11 +443,29 @@ def _line_words(culprit: Culprit, own: str) -> str:
     return f"; one of the calls that {frame.place} makes in the {own} alone"
 
 
-def _lone_run(comparison: RankComparison, pair: OperationPair) -> list[str]:
-    """Return the calls of one side alone from one of them on, to the next that both sides make."""
-    is_target = pair.reference is None
-    found: list[str] = []
-    for place in range(pair.position, len(comparison.pairs)):
+def _called_again(culprit: Culprit) -> OperationPair | None:
+    """Return the first further call by which one side makes what the other makes at once.
+
+    An argument that it alone has, an index say, is that of one of several calls then, which a line
+    makes in a loop.
+    """
+    comparison, row = culprit.comparison, culprit.row
+    if isinstance(row, Matched):
+        return None
+    is_target = not isinstance(row, Missing)
+    own = row.pair.target if is_target else row.pair.reference
+    side = comparison.side(is_target=is_target)
+    line = side.source_line(own or "")
+    run = _lone_run(comparison, row.pair.position + 1, is_target=is_target) if line else []
+    run = [each for each in run if side.source_line(each.name) == line]
+    api = comparison.parsed(row.pair).base
+    return run[0] if any(comparison.parsed(each).base == api for each in run) else None
+
+
+def _lone_run(comparison: RankComparison, begin: int, *, is_target: bool) -> list[OperationPair]:
+    """Return the calls of one side alone from a place on, to the next that both sides make."""
+    found: list[OperationPair] = []
+    for place in range(begin, len(comparison.pairs)):
         each = comparison.pairs[place]
         parsed = comparison.parsed(each)
         if parsed.kind is not RecordKind.FORWARD or parsed.is_module:
@@ -449,7 +473,7 @@ def _lone_run(comparison: RankComparison, pair: OperationPair) -> list[str]:
         if each.is_matched or len(found) == _MOST_OF_RUN:
             break
         if (each.reference is None) is is_target:
-            found.append(each.name)
+            found.append(each)
     return found
 
 

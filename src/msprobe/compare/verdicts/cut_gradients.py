@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Origin, Row
+from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.data_flow import fingerprints
 from msprobe.compare.verdicts.origin_state import OriginState, is_lacking, lost_gradient, mark
@@ -45,7 +45,7 @@ class CutGradients:
             elif explained or lost_before:
                 row.origin = Origin.INHERITED
             elif cut and lost is not None:
-                mark(row, Origin.INTRODUCED, Cause.DETACHED, _side_without(lost))
+                self._mark_lost(row, forward, lost)
             elif cut:
                 mark(row, Origin.INTRODUCED, Cause.CUT_HERE)
             elif self._unmatched.blame_users(forward, is_target=call.pair.target is not None):
@@ -117,18 +117,36 @@ class CutGradients:
             if common is not None:
                 yield row, common
 
-    def detached_in(self, call: Call, row: Row) -> str | None:
-        """Return the side on which the forward call was given a gradient's input without one.
+    def blame_lost(self, call: Call, row: Row) -> bool:
+        """Blame what a forward call was given without a gradient on one side, if a gradient shows.
 
         Such a call may be given it twice: its gradient is the sum for both places then.
         """
-        given = self._given(call, row)
-        forward = self._state.calls.forward_of(call) if given else None
+        forward, given = self._state.calls.forward_of(call), self._given(call, row)
+        if forward is None:
+            return False
         same = {*map(fingerprints, given)}
-        for each in () if forward is None else forward.inputs:
+        for each in forward.inputs:
             if lost_gradient(each) and (each in given or fingerprints(each) in same):
-                return _side_without(each)
-        return None
+                self._mark_lost(row, forward, each)
+                return True
+        return False
+
+    def _mark_lost(self, row: Row, forward: Call, lost: Row) -> None:
+        """Blame a gradient's input that requires one on one side alone, for the gradient.
+
+        Nothing detached it where the sides give the call the results of other calls.
+        """
+        for each in filter(lost_gradient, forward.inputs):
+            makers = self._state.flow.makers(each)
+            fed = [self._state.rows[index].pair for index in makers.first]
+            if len({id(pair) for pair in fed}) > 1 and all(pair.is_matched for pair in fed):
+                words = " instead of ".join(f"the result of {pair.name}" for pair in fed)
+                mark(each, Origin.INTRODUCED, Cause.OTHER_VALUE, words)
+                each.status = Status.DIFFERS
+                mark(row, Origin.INHERITED)
+                return
+        mark(row, Origin.INTRODUCED, Cause.DETACHED, _side_without(lost))
 
     def _given(self, call: Call, row: Row) -> list[Row]:
         """Return what a call was given where its backward record hands back a gradient."""

@@ -277,7 +277,7 @@ class Outgoing:
         elif call.is_backward and self._cut.explains_missing(call, row):
             mark(row, Origin.INHERITED, Cause.CUT_BEFORE)
         else:
-            self._mark_detached(call, row)
+            self._blame_call(call, row)
 
     def _judge_nonfinite(self, call: Call, row: Row, incoming: Arrivals) -> None:
         if incoming.has_nonfinite:
@@ -331,13 +331,13 @@ class Outgoing:
         elif self._sees_statistics_only and self._unmatched.blame_hidden(call):
             mark(row, Origin.INHERITED, Cause.REORDERED)
         elif call.is_backward:
-            self._mark_detached(call, row)
+            self._blame_call(call, row)
         else:
             mark(row, Origin.INTRODUCED, self._randomness(call, incoming))
 
-    def _mark_detached(self, call: Call, row: Row) -> None:
-        side = self._cut.detached_in(call, row) if call.is_backward else None
-        mark(row, Origin.INTRODUCED, Cause.DETACHED if side else None, side or "")
+    def _blame_call(self, call: Call, row: Row) -> None:
+        if not (call.is_backward and self._cut.blame_lost(call, row)):
+            mark(row, Origin.INTRODUCED)
 
     def _bound(self, call: Call, row: Row, incoming: Arrivals, result: Operand) -> Bound:
         has_inner = call.parsed.is_module and self._state.calls.has_inner(call)

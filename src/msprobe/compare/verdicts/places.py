@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msprobe.compare.model import Matched, OperationPair
 from msprobe.compare.training.differences import Phase
 from msprobe.compare.value_pairs import pair_values
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind, parse_record_name
-from msprobe.dump.values import Role
 
 if TYPE_CHECKING:
     from msprobe.compare.rank_comparison import RankComparison
+
+# Types of arguments that follow from what else a call is given.
+_SIZES: Final = ("int", "slice", "torch.Size")
 
 
 class Place(NamedTuple):
@@ -97,18 +99,17 @@ def moved_call(comparison: RankComparison, pair: OperationPair) -> tuple[Verdict
     """Return that both sides make a call, but before another one and after it, as a cause.
 
     Then neither of the two has a partner, and neither is without consequence: in the order of calls
-    one comes too early. It may be given another argument as well, which is the cause then.
+    one comes too early. It may be given another argument as well, which is the cause then, if it is
+    no size or place: these follow from other samples.
     """
-    own, other = (
-        [p for p in comparison.pairs if not p.is_matched and (p.target is None) is is_missing]
-        for is_missing in (pair.target is None, pair.target is not None)
-    )
+    function, shapes = _function(comparison, pair), _shapes(comparison, pair)
+    lone = [p for p in comparison.pairs if not p.is_matched]
+    lone = [p for p in lone if _function(comparison, p) == function]
+    other = [p for p in lone if (p.target is None) is not (pair.target is None)]
     felt = {row.pair.position for row in comparison.rows if row.origin is not None}
-    partner = next((p for p in other if p.name == pair.name and p.position in felt), None)
-    shapes = {_shape_of_result(comparison, each) for each in (pair, partner) if each is not None}
-    api = comparison.parsed(pair).base
-    counts = {sum(comparison.parsed(p).base == api for p in lone) for lone in (own, other)}
-    if partner is None or len(shapes) > 1 or len(counts) > 1:
+    alike = (p for p in other if p.position in felt and _shapes(comparison, p) == shapes)
+    partner = min(alike, key=lambda each: each.name != pair.name, default=None)
+    if partner is None or len(lone) != 2 * len(other):
         return None
     first, last = sorted((pair, partner), key=lambda each: each.position)
     between = (p for p in comparison.pairs if first.position < p.position < last.position)
@@ -116,21 +117,31 @@ def moved_call(comparison: RankComparison, pair: OperationPair) -> tuple[Verdict
     if crossed is None:
         return None
     place = Place.of(comparison, first)
+    target, reference = (pair, partner) if pair.reference is None else (partner, pair)
     both = OperationPair(
-        position=pair.position, target=pair.name, reference=pair.name, match=pair.match
+        position=pair.position, target=target.name, reference=reference.name, match=pair.match
     )
     for row in pair_values(*comparison.sides, both):
-        if isinstance(row, Matched) and row.is_argument and row.target.value != row.reference.value:
+        if not isinstance(row, Matched) or not row.is_argument or row.target.type in _SIZES:
+            continue
+        if row.target.value != row.reference.value:
             where = f"{row.value.slot} of {place.words}, step {comparison.step}"
             words = f"{row.target.value!r} instead of {row.reference.value!r}"
             return VerdictClass.ARGUMENT, f"{where}: {words}"
     early, late = ("target", "reference") if first.reference is None else ("reference", "target")
+    number = "" if first.name == last.name else f", as {last.name}"
     return VerdictClass.ORDER, (
-        f"{place.words} is called before {crossed.name} in the {early}, after it in the {late}, "
-        f"step {comparison.step}"
+        f"{place.words} is called before {crossed.name} in the {early}, after it in the {late}"
+        f"{number}, step {comparison.step}"
     )
 
 
-def _shape_of_result(comparison: RankComparison, pair: OperationPair) -> object:
+def _function(comparison: RankComparison, pair: OperationPair) -> tuple[str, RecordKind]:
+    parsed = comparison.parsed(pair)
+    return parsed.base, parsed.kind
+
+
+def _shapes(comparison: RankComparison, pair: OperationPair) -> object:
+    """Return the shapes of what a call is given and makes."""
     values = comparison.side_of(pair).values(pair.name)
-    return next((each.shape for each in values if each.role is Role.OUTPUT), None)
+    return [(each.role, each.shape) for each in values if each.is_tensor]

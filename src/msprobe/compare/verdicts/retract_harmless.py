@@ -315,12 +315,18 @@ def _bases(call: Call) -> Iterator[str]:
 def _has_gradients_of_its_own(call: Call, found: Sequence[Row]) -> bool:
     """Return whether the results of the module around do not vouch for a call's gradients.
 
-    What another argument makes of a result may hide in the sum with a larger value.
+    What another argument or tensor makes of a result may hide in the sum with a larger value. A
+    module's own code may make a tensor in another way to the same effect.
     """
-    is_argument = any(row.origin is Origin.INTRODUCED and row.is_argument for row in found)
+    is_given = any(
+        row.origin is Origin.INTRODUCED
+        and row.value.role is Role.INPUT
+        and row.cause is not Cause.SURROUNDING_CODE
+        for row in found
+    )
     return (
         call.is_backward
-        or is_argument
+        or is_given
         or any(row.cause in _OF_GRADIENTS or _is_replaced(row) for row in found)
     )
 
