@@ -34,7 +34,8 @@ from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, change_of, of_data
 from msprobe.compare.training.loaders import LoaderChange, loader_change
 from msprobe.compare.training.micro_batches import SAME_BATCHES, SAME_SUM, is_split, other_counts
-from msprobe.compare.training.outlines import OutlineDifference, difference_ahead
+from msprobe.compare.training.outline_differences import OutlineDifference
+from msprobe.compare.training.outlines import difference_ahead
 from msprobe.compare.training.random_calls import draw_ahead
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Data

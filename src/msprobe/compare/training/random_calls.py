@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msprobe.compare.sides import Side
+from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.training.outlined_calls import (
     MadeCalls,
     content_of,
@@ -21,7 +22,6 @@ from msprobe.compare.training.outlined_calls import (
     shown,
     signature_in,
 )
-from msprobe.compare.training.outlines import OutlineDifference
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts, OutlinedCall
 

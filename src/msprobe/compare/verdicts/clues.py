@@ -21,8 +21,8 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.facts_pair import clip_factors
 from msprobe.compare.training.gradient_distances import SAME_GRADIENT
 from msprobe.compare.training.module_settings import changed_values
+from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.training.outlines import (
-    OutlineDifference,
     difference_before,
     difference_inside,
     difference_of_casts,

@@ -19,7 +19,7 @@ from msprobe.compare.training.differences import (
     shown_names,
 )
 from msprobe.compare.training.gradient_factors import Meanings, limited_words
-from msprobe.compare.training.outlines import OutlineDifference
+from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.training.random_calls import same_draw
 from msprobe.compare.verdicts.communication import (
     collective_of,

@@ -25,8 +25,8 @@ from msprobe.compare.training.module_settings import (
     changed_settings,
     options_of_class,
 )
+from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.training.outlines import (
-    OutlineDifference,
     difference_around,
     difference_before,
     difference_inside,

@@ -24,8 +24,8 @@ from msprobe.compare.training.data_pairing import keys_of
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.fingerprints import Fingerprint
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
+from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.training.outlines import (
-    OutlineDifference,
     difference_before,
     difference_behind,
     difference_by_factor,

@@ -26,8 +26,8 @@ from msprobe.compare.rounding import (
     shift_of,
 )
 from msprobe.compare.training.gradient_distances import shifted_gradient
+from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.training.outlines import (
-    OutlineDifference,
     difference_before,
     difference_inside,
     difference_of_models,

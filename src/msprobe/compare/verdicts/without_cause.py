@@ -11,7 +11,7 @@ from typing import Final
 
 from msprobe.compare.model import Mode, Status
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
-from msprobe.compare.training.outlines import OutlineDifference
+from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.verdicts.effective_facts import follows_call
 from msprobe.compare.verdicts.next_steps import few_inputs, for_inputs
 from msprobe.compare.verdicts.observations import StepObservations
