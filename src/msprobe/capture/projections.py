@@ -13,17 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.capture.statistics import Projections
+from msprobe.dump.records import SIGN_BLOCK, SIGN_PERIOD
 
-_PERIOD: Final = 144
-"""Signs of one repeat."""
-_BLOCK: Final = 7 * _PERIOD
-"""Elements with the same seven times repeated signs."""
 _SIGN_WORDS: Final = 11
 _SEED: Final = 2035
 
 
 _PIECE_BLOCKS: Final = 1024
-PIECE_ELEMENTS: Final = _PIECE_BLOCKS * _BLOCK
+PIECE_ELEMENTS: Final = _PIECE_BLOCKS * SIGN_BLOCK
 """How many elements are widened at a time."""
 
 
@@ -42,7 +39,7 @@ def _make_signs() -> NDArray[np.float64]:
 
 
 SIGNS: Final = _make_signs()
-"""1 and -1; `_PERIOD` of them from a place that is drawn for each block."""
+"""1 and -1; `SIGN_PERIOD` of them from a place that is drawn for each block."""
 
 
 def project(values: NDArray[Any]) -> Projections | None:
@@ -73,14 +70,14 @@ def project_pieces(pieces: Iterable[NDArray[Any]]) -> Projections | None:
 
 
 def _project_blocks(piece: NDArray[np.float64], first_block: int) -> NDArray[np.float64]:
-    count = -(-piece.size // _BLOCK)
-    blocks = np.zeros(count * _BLOCK)
+    count = -(-piece.size // SIGN_BLOCK)
+    blocks = np.zeros(count * SIGN_BLOCK)
     np.copyto(blocks[: piece.size], piece, where=np.isfinite(piece))
-    folded = blocks.reshape(count, -1, _PERIOD).sum(axis=1)
+    folded = blocks.reshape(count, -1, SIGN_PERIOD).sum(axis=1)
     numbers = np.arange(first_block, first_block + count, dtype=np.uint64)
     random = _random_at(numbers + np.uint64(_SIGN_WORDS))
     starts = (random >> np.uint64(55), (random >> np.uint64(46)) & np.uint64(511))
-    places = np.arange(_PERIOD)
+    places = np.arange(SIGN_PERIOD)
     return np.array(
         [(folded * SIGNS[start.astype(np.int64)[:, None] + places]).sum() for start in starts]
     )

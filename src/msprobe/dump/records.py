@@ -18,6 +18,11 @@ from msgspec import UNSET, UnsetType
 JsonTree = Any
 Statistic = float | int | bool | None
 
+SIGN_PERIOD: Final = 144
+"""The signs of projections come again after so many elements, up to the end of a block."""
+SIGN_BLOCK: Final = 7 * SIGN_PERIOD
+"""Elements of a block, each of which has signs from another place."""
+
 
 class TensorRecord(msgspec.Struct):
     """One tensor of a record. Field order and names are the on-disk format; UNSET is left out.

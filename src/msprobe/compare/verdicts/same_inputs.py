@@ -9,19 +9,15 @@ integers projections are none: those of a few small ones are equal by chance.
 from __future__ import annotations
 
 import math
-from typing import Final
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Matched, Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
 from msprobe.compare.verdicts.mask_differences import hides_its_elements
 from msprobe.compare.verdicts.origin_state import OriginState, mark
+from msprobe.dump.records import SIGN_BLOCK, SIGN_PERIOD
 from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
-
-# The signs of projections come again after so many elements, up to the end of a block.
-_PERIOD: Final = 144
-_BLOCK: Final = 1008
 
 
 def doubt_inputs(state: OriginState) -> None:
@@ -138,7 +134,7 @@ def shows_elements(row: Matched) -> bool:
 def _may_hide_exchange(value: Value) -> bool:
     """Return whether parts of a tensor may change places unseen: by whole periods of signs."""
     count = math.prod(value.shape or ())
-    return _PERIOD < count <= _BLOCK and count % _PERIOD == 0
+    return SIGN_PERIOD < count <= SIGN_BLOCK and count % SIGN_PERIOD == 0
 
 
 def _may_round(given: Row, result: Row) -> bool:
