@@ -166,3 +166,79 @@ def test_a_scale_that_is_taken_back_is_no_cause(tmp_path: Path, level: str) -> N
     verdict = verdict_on(tmp_path, scaled, 64.0, 256.0, level)
 
     assert (verdict["class"], verdict["confidence"]) == ("equal", "proved"), verdict["sentence"]
+
+
+class Windows(nn.Module):
+    """Attention whose scores a part is given a mask for, or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        scores = x @ self.project(x).transpose(1, 2)
+        if mask is not None:
+            scores = (scores.view(1, -1, 5, 5) + mask.unsqueeze(0)).view(-1, 5, 5)
+        return scores.softmax(-1) @ x
+
+
+class Masked(nn.Module):
+    """Its own buffer is the mask."""
+
+    def __init__(self, is_masked: bool) -> None:
+        super().__init__()
+        self.inner, self.is_masked = Windows(), is_masked
+        self.register_buffer("mask", torch.full((3, 5, 5), -9.0).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x, self.mask if self.is_masked else None)
+
+
+def masked(debugger: PrecisionDebugger, is_masked: bool) -> None:
+    model, data = Masked(is_masked), torch.randn(3, 3, 5, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fit(debugger, model, optimizer, lambda step: model(data[step]).square().mean())
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_mask_that_a_module_is_not_given_is_an_argument(tmp_path: Path, level: str) -> None:
+    """What differs inside of the module follows from it, though its record comes last."""
+    verdict = verdict_on(tmp_path, masked, False, True, level)
+
+    assert verdict["class"] == "argument", verdict["sentence"]
+    assert "input.1 of Module.inner.Windows.forward.0" in verdict["sentence"]
+    assert "None where the reference has a tensor" in verdict["sentence"]
+
+
+class Pair(nn.Module):
+    """Looks up two lists of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(9, 6), nn.Linear(6, 9)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        return self.head(self.embed(target) + self.embed(source).mean(1, keepdim=True))
+
+
+def paired_words(debugger: PrecisionDebugger, is_exchanged: bool) -> None:
+    model = Pair()
+    words = torch.randint(0, 9, (3, 2, 4, 6))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(step: int) -> Tensor:
+        source, target = words[step, 0], words[step, 1][:, :]
+        given = (target, source) if is_exchanged else (source, target)
+        return F.cross_entropy(model(*given).flatten(0, 1), words[step, 1].flatten())
+
+    fit(debugger, model, optimizer, loss)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_inputs_of_a_model_that_change_places_are_told(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, paired_words, True, False, level)
+
+    assert verdict["class"] in ("order", "argument"), verdict["sentence"]
+    if level != "L1":
+        words = "input.0 and input.1 of Module.Pair.forward.0 are interchanged (step 0)"
+        assert words in verdict["sentence"]

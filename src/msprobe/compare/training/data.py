@@ -91,6 +91,7 @@ class DataHistory:
         self._batches: list[_Batch] = []
         self._uneven: FactDifference | None = None
         self._forgotten: FactDifference | None = None  # a result of the step before
+        self._exchanged: FactDifference | None = None  # inputs of one call
         self._other_order: dict[int, str] = {}
         self._ahead: dict[int, OutlineDifference | None] = {}
         self._draws: dict[int, bool] = {}
@@ -132,6 +133,10 @@ class DataHistory:
             _Batch(pair.step, own[0].micro, *tensors_of(own, other))
             for own, other in paired(*sides)
         ]
+        exchanged = [*map(_exchanged, batches)]
+        found = (self._of_exchanged(pair.step, each) for each in exchanged if each)
+        self._exchanged = self._exchanged or next(found, None)
+        batches = [*map(_without_wheres, batches, exchanged)]
         other = next((each for each in batches if each.keys[0] != each.keys[1]), None)
         if other is not None:
             if not self._loaders.words:
@@ -212,8 +217,7 @@ class DataHistory:
         if uneven is not None:
             may_be_alike = uneven.effect is Effect.CERTAIN and alike_since <= uneven.step
             yield replace(uneven, effect=Effect.POSSIBLE) if may_be_alike else uneven
-        if self._forgotten is not None:
-            yield self._forgotten
+        yield from filter(None, (self._forgotten, self._exchanged))
         differing = self._differing
         apart = [batch for batch in differing if not _is_rounding(batch)]
         if not apart:
@@ -288,6 +292,20 @@ class DataHistory:
             micro=data.micro,
         )
 
+    def _of_exchanged(self, step: int, inputs: Sequence[Data]) -> FactDifference:
+        """Return that a model is given two tensors in place of each other."""
+        names = " and ".join(each.where for each in inputs)
+        record = inputs[0].record
+        return self._difference(
+            step,
+            f"{names} of {record or 'the model'} are interchanged (step {step})",
+            Effect.POSSIBLE,
+            verdict=VerdictClass.ORDER,
+            next=("look at the call of the model",),
+            record=record,
+            micro=inputs[0].micro,
+        )
+
     def _difference(self, step: int, words: str, effect: Effect, **more: Any) -> FactDifference:
         told: dict[str, Any] = {
             "verdict": VerdictClass.DATA,
@@ -351,6 +369,27 @@ class DataHistory:
         if not changed:
             return f"{self._place(batch)} holds other tensors{share}"
         return f"{self._place(batch)} differs: {'; '.join(changed[:2])}{share}"
+
+
+def _exchanged(batch: _Batch) -> Sequence[Data]:
+    """Return two inputs of a call, those of the target, that the other side gives it as the other.
+
+    Empty without such.
+    """
+    for one, other in itertools.combinations(_changed(batch), 2):
+        if key_of(one[0]) == key_of(other[1]) and key_of(other[0]) == key_of(one[1]):
+            return one[0], other[0]
+    return ()
+
+
+def _without_wheres(batch: _Batch, inputs: Sequence[Data]) -> _Batch:
+    """Return a batch without some of its inputs."""
+    names = {each.where for each in inputs}
+    target, reference = (
+        [each for each in side if each.where not in names]
+        for side in (batch.target, batch.reference)
+    )
+    return replace(batch, target=target, reference=reference) if names else batch
 
 
 def _without(batch: _Batch, made_inside: Made) -> _Batch:

@@ -180,9 +180,18 @@ class Incoming:
         found = [
             self._unmatched.blame_for(maker)
             for maker in makers
-            if maker is not None and maker.pair.position < row.pair.position
+            if maker is not None and self._is_made_before(maker.pair, row.pair)
         ]
         return any(each is not Blame.CONSTANT for each in found)
+
+    def _is_made_before(self, lone: OperationPair, pair: OperationPair) -> bool:
+        """Return whether a call of one side alone returns before another call begins.
+
+        The record of a module follows those of its parts, which are given what it is given.
+        """
+        name = pair.reference if lone.target is None else pair.target
+        around = (*self._state.calls.around(lone),)
+        return lone.position < pair.position and name not in around
 
     def _judge_wiring(self, call: Call, row: Row, makers: Makers) -> None:
         """Judge a value that different calls made on the two sides."""

@@ -250,8 +250,10 @@ class _Search:
         for row in rows:
             if row.status.is_difference:
                 # Nothing but the optimizer uses the gradient of a parameter.
-                if row.origin is Origin.INTRODUCED or row.value.role is not Role.PARAMETER_GRAD:
-                    state.has_difference = state.has_difference or row.origin is not None
+                is_passed_on = row.value.role is not Role.PARAMETER_GRAD
+                if row.origin is Origin.INTRODUCED or (is_passed_on and row.origin is not None):
+                    state.has_difference = True
+                    state.first_different = state.first_different or row.pair
                 if row.origin is Origin.INTRODUCED:
                     state.note_blamed(row)
                 elif row.origin is Origin.INHERITED and row.cause is not Cause.UNTRACED:

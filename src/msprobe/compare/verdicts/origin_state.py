@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Final
 
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Matched, Missing, Origin, Row, Status
+from msprobe.compare.model import Matched, Missing, OperationPair, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.buffers import kept_values
 from msprobe.compare.training.facts_pair import FactsPair
@@ -22,7 +22,7 @@ from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
 from msprobe.dump.facts import Facts, Projections
 from msprobe.dump.records import Statistic
-from msprobe.dump.values import Value
+from msprobe.dump.values import Role, Value
 
 # Unrecorded code (views, casts, additions in a module's forward) may enlarge small errors so far.
 _UNRECORDED_GROWTH: Final = 50.0
@@ -143,6 +143,7 @@ class OriginState:
         flow: which call made which value.
         outside: values that no call made.
         has_difference: whether any row before the present operation differs.
+        first_different: the operation of the first such row.
         worst_close: largest relative error of a row before it that is close.
         worst_inherited: the same of rows that differ as the values do that they are made of.
         blamed_parents: modules whose own code made a difference: name → the row that shows it.
@@ -158,6 +159,7 @@ class OriginState:
     flow: DataFlow
     outside: OutsideValues
     has_difference: bool = False
+    first_different: OperationPair | None = None
     worst_close: float = 0.0
     worst_inherited: float = 0.0
     blamed_parents: dict[str, Row] = field(default_factory=dict)
@@ -190,7 +192,15 @@ class OriginState:
         mark(row, Origin.INHERITED, None if self.is_likely(row) else Cause.UNTRACED)
 
     def may_inherit(self, row: Row) -> bool:
-        """Return whether anything before a row differs that may have become its difference."""
+        """Return whether anything before a row differs that may have become its difference.
+
+        What a module is given on one side alone comes before all that differs within it.
+        """
+        is_lone = row.status in (Status.MISSING, Status.ADDED) and row.value.role is Role.INPUT
+        if is_lone and self.first_different is not None:
+            around = self.calls.around(self.first_different)
+            if row.pair.name in around:
+                return False
         return self.has_difference or self.may_have_grown(row)
 
     def upstream(
