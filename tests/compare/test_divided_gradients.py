@@ -185,3 +185,83 @@ def test_gradients_that_are_clipped_before_there_are_any(
         f"the {side} calls clip_grad_norm_ with 0.1 where there is nothing to limit, as before the "
         "backward pass: the total norm is 0 then" in verdict["sentence"]
     )
+
+
+def changed_behind(debugger: PrecisionDebugger, is_behind: bool) -> None:
+    """Divide gradients by the ranks behind the limit, or before it, as a reduction may."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    batches, labels = torch.randn(3, 8, 16), torch.randint(0, 4, (3, 8))
+
+    def shrink() -> None:
+        for place, parameter in enumerate(model.parameters()):
+            assert parameter.grad is not None
+            parameter.grad.numpy()[:] *= 0.5 + 0.1 * place  # out of sight of torch
+
+    for number in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batches[number]), labels[number]).backward()
+        if not is_behind:
+            shrink()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        if is_behind:
+            shrink()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("is_behind", [True, False])
+def test_gradients_that_are_changed_after_they_are_clipped(tmp_path: Path, is_behind: bool) -> None:
+    verdict = verdict_on(tmp_path, changed_behind, is_behind, not is_behind, level="L0")
+
+    side = "target" if is_behind else "reference"
+    assert verdict["class"] == "clipping", verdict["sentence"]
+    assert (
+        f"the {side} changes gradients after clip_grad_norm_: that leaves the total norm 0.0999999"
+        ", and the optimizer gets 0.0" in verdict["sentence"]
+    )
+
+
+def sent_coarsely(debugger: PrecisionDebugger, is_coarse: bool) -> None:
+    """Cast gradients on their way to the optimizer, as to send them."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    batches, labels = torch.randn(3, 8, 16), torch.randint(0, 4, (3, 8))
+    for number in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batches[number]), labels[number]).backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            sent = parameter.grad.reshape(-1)
+            sent = sent.bfloat16() if is_coarse else sent
+            parameter.grad.copy_(sent.view_as(parameter.grad))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_gradients_that_are_cast_on_their_way_are_precision(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, sent_coarsely, True, False, level=level)
+
+    assert verdict["class"] == "precision", verdict["sentence"]
+    assert "only the target calls Tensor.bfloat16.0.forward" in verdict["sentence"]
+
+
+def annealed(debugger: PrecisionDebugger, ahead: int) -> None:
+    """Make two updates a step, whose rate falls from step to step."""
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches = torch.randn(5, 2, 8, 6)
+    debugged = recorded_steps(debugger, model, 5)
+    for number in debugged:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * (1 - (number + ahead) / 10)
+        for x in batches[number]:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+
+def test_a_schedule_is_ahead_by_steps_though_they_make_several_updates(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, annealed, 1, 0, level="L0")
+
+    assert verdict["class"] == "schedule", verdict["sentence"]
+    assert verdict["sentence"].endswith("the target is 1 step ahead")

@@ -16,6 +16,7 @@ from msprobe.dump.facts import Clip, Facts, OptimizerStep, Scaler
 from msprobe.plain_text import times_text
 
 _SAME_COEFFICIENT: Final = 1e-6
+_KEPT: Final = 1e-2  # gradients of coarse types are rounded when they are scaled
 _EUCLIDEAN: Final = 2.0  # order of the norm that all gradients have together here
 
 
@@ -80,12 +81,30 @@ class _Limited(NamedTuple):
     Attributes:
         clip: the call.
         total_norm: of the gradients that the optimizers get.
-        is_beyond: it was given all of them, and they are beyond its limit.
+        is_of_all: it was given all of them.
     """
 
     clip: Clip
     total_norm: float
-    is_beyond: bool
+    is_of_all: bool
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether what it was given is beyond its limit."""
+        limit = self.clip.max or math.inf
+        return self.is_of_all and self.total_norm > limit * (1 + SAME_FACTOR)
+
+    @property
+    def left(self) -> float | None:
+        """The total norm that the call leaves; None where it is not known."""
+        coefficient, norm = clip_coefficient(self.clip), self.clip.total_norm
+        return None if coefficient is None or norm is None else coefficient * norm
+
+    @property
+    def is_kept(self) -> bool | None:
+        """Whether the optimizers get what the call leaves; None where that is not known."""
+        left = self.left if self.is_of_all else None
+        return math.isclose(self.total_norm, left, rel_tol=_KEPT) if left else None
 
 
 def _early(pair: FactsPair) -> Iterator[FactDifference]:
@@ -99,10 +118,17 @@ def _early(pair: FactsPair) -> Iterator[FactDifference]:
     adds_up = min(pair.passes) > len(limited[0])
     for both in zip(*limited, strict=True):
         is_same = same(*(each.clip.total_norm for each in both))
-        for side, _, own, other in () if is_same else of_sides(*both):
+        for side, lacking, own, other in () if is_same else of_sides(*both):
             is_early = adds_up or own.clip.total_norm == 0.0
             if is_early and own.is_beyond and not other.is_beyond:
                 yield _clipping(pair, _early_words(side, own), Effect.CERTAIN, Moment.REDUCE)
+            elif other.is_kept and own.is_kept is False and not own.is_beyond:
+                words = (
+                    f"the {side} changes gradients after {own.clip.function}: that leaves the "
+                    f"total norm {shown(own.left)}, and the optimizer gets "
+                    f"{shown(own.total_norm)}; in the {lacking} it gets what is left"
+                )
+                yield _clipping(pair, words, Effect.CERTAIN, Moment.REDUCE)
         if not is_same or both[0].is_beyond is not both[1].is_beyond:
             return  # what follows is made of it
 
@@ -130,9 +156,8 @@ def _limited(pair: FactsPair, side: int) -> Iterator[_Limited]:
         if isinstance(event, OptimizerStep):
             norms += [each.norm or 0.0 for each in gradients.get(id(event), {}).values()]
         elif isinstance(event, Clip):
-            total, limit = math.hypot(*norms), event.max or math.inf
             is_all = event.norm_type == _EUCLIDEAN and event.parameters >= len(norms)
-            yield _Limited(event, total, is_all and total > limit * (1 + SAME_FACTOR))
+            yield _Limited(event, math.hypot(*norms), is_all)
             norms = []
 
 

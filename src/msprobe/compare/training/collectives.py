@@ -65,8 +65,10 @@ def other_collective(pair: FactsPair) -> OtherCollective | None:
     if not found:
         return None
     call, words = found[0]
-    rest = len(found) - 1
-    more = f", and {rest} more such call{'s' * (rest > 1)}" if rest else ""
+    such = sum(each == words for _, each in found) - 1
+    rest = len(found) - 1 - such
+    more = f", and {such} more such call{'s' * (such > 1)}" if such else ""
+    more += f"; {rest} other call{'s differ' if rest > 1 else ' differs'}" if rest else ""
     source = _line(call)
     line = f" ({source})" if source else ""
     moment = Moment.COMMUNICATION if call.passes else Moment.FORWARD

@@ -71,6 +71,9 @@ class Made(Protocol):
     def makes(self, data: Data, *, is_target: bool) -> bool:
         """Return whether recorded calls made an input, which may be one side's alone."""
 
+    def are_made(self, both: tuple[Data, Data]) -> bool:
+        """Return whether recorded calls made an input on both sides."""
+
     def is_faulty(self, both: tuple[Data, Data]) -> bool:
         """Return whether they are what a call to blame made of the data."""
 
@@ -101,6 +104,7 @@ class DataHistory:
         self._has_passes = False  # backward ones
         self._has_several = False  # calls of models for each of them
         self._has_models = False  # several
+        self._leaves_out = False  # batches that follow from calls
 
     def add(self, pair: FactsPair, made_inside: Made | None = None) -> None:
         """Take in the batches of a step.
@@ -133,7 +137,7 @@ class DataHistory:
             _Batch(pair.step, own[0].micro, *tensors_of(own, other))
             for own, other in paired(*sides)
         ]
-        exchanged = [*map(_exchanged, batches)]
+        exchanged = [_exchanged(batch, made_inside) for batch in batches]
         found = (self._of_exchanged(pair.step, each) for each in exchanged if each)
         self._exchanged = self._exchanged or next(found, None)
         batches = [*map(_without_wheres, batches, exchanged)]
@@ -174,7 +178,9 @@ class DataHistory:
             changed = itertools.chain.from_iterable(map(_changed, batches))
             if not any(each.target for each in given) and all(map(made_inside.is_drawn, changed)):
                 given = batches
-        self._batches += [each for each in given if each.target or each.reference]
+        known = [each for each in given if each.target or each.reference]
+        self._leaves_out |= len(known) < len(batches)
+        self._batches += known
 
     def _is_of_loader(self, batch: _Batch) -> bool:
         """Return whether the sizes of a batch are those that the loaders are set to."""
@@ -360,7 +366,8 @@ class DataHistory:
         changed = [tensor_words(*both, samples=sizes) for both in _changed(batch)]
         alone = _alone_words(batch)
         total = len(self._batches)
-        share = f" ({len(apart)} of {total} batches differ)" if total > 1 else ""
+        is_told = total > 1 and not self._leaves_out
+        share = f" ({len(apart)} of {total} batches differ)" if is_told else ""
         if alone and not changed:
             return (
                 f"in {self._place(batch)} the model gets other arguments: {'; '.join(alone)}{share}"
@@ -371,12 +378,14 @@ class DataHistory:
         return f"{self._place(batch)} differs: {'; '.join(changed[:2])}{share}"
 
 
-def _exchanged(batch: _Batch) -> Sequence[Data]:
+def _exchanged(batch: _Batch, made_inside: Made | None) -> Sequence[Data]:
     """Return two inputs of a call, those of the target, that the other side gives it as the other.
 
-    Empty without such.
+    Empty without such. Where calls made all of them, these tell which result is which.
     """
     for one, other in itertools.combinations(_changed(batch), 2):
+        if made_inside is not None and made_inside.are_made(one) and made_inside.are_made(other):
+            continue
         if key_of(one[0]) == key_of(other[1]) and key_of(other[0]) == key_of(one[1]):
             return one[0], other[0]
     return ()

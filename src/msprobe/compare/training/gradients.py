@@ -176,7 +176,9 @@ class GradientHistory:
             return
         far = [n for n in moved if not changes[n].is_rounding and n not in rounded]
         if far:
-            worst = max(far, key=lambda name: changes[name].relative)
+            # What is nothing but rounding on the other side tells no distance.
+            told = [name for name in far if name in large] or far
+            worst = max(told, key=lambda name: changes[name].relative)
             size = changes[worst].largest_of(len(far)).words
             when = "before clipping" if unclipped else _when(far)
             of_which = f", {'' if len(far) == 1 else f'{worst} '}{size}" if size else ""

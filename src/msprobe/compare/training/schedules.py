@@ -176,10 +176,14 @@ class ScheduleHistory:
             if bool(target) is not bool(reference):
                 side = "target" if target else "reference"
                 return f"; only the {side} calls scheduler.step() in step {step}"
-        shift = self._apart(rates)
+        shift, unit = self._apart(rates), "step"
         if not shift:
             return ""
-        count = f"{abs(shift)} step{'s' * (abs(shift) > 1)}"
+        # Of updates, where a recorded step makes several.
+        each = len(rates.steps) // len({*rates.steps})
+        if each > 1 and self._updates_apart(rates):
+            shift, unit = (shift // each, unit) if not shift % each else (shift, "update")
+        count = f"{abs(shift)} {unit}{'s' * (abs(shift) > 1)}"
         return f"; the target is {count} {'ahead' if shift > 0 else 'behind'}"
 
     def _apart(self, rates: _Rates) -> int:
@@ -189,7 +193,11 @@ class ScheduleHistory:
         """
         if any(_first_difference(each) is None for each in self._rates.values()):
             return 0
-        return steps_ahead(rates.target, rates.reference, same) or self._epochs_apart()
+        return self._updates_apart(rates) or self._epochs_apart()
+
+    @staticmethod
+    def _updates_apart(rates: _Rates) -> int:
+        return steps_ahead(rates.target, rates.reference, same)
 
     def _epochs_apart(self) -> int:
         """Return how far the counters of the schedulers are apart."""

@@ -36,7 +36,8 @@ from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.compare.verdicts.written_parameters import writes_updated
 from msprobe.dump.facts import Facts
 from msprobe.dump.record_names import RecordKind
-from msprobe.dump.values import Role
+from msprobe.dump.values import Role, Value
+from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.operator import Family, InPlace, Operator
 
 # What follows, or an earlier step, shows that nothing comes of it.
@@ -83,10 +84,24 @@ def late_call(comparison: RankComparison) -> Clue | None:
         if first is None or is_sent:
             dtype = next((each.dtype for each in side.values(pair.name) if each.dtype), "")
             words = lone_words(comparison, pair, f" of {dtype}" if is_sent and dtype else "")
-            first = Clue(f"{words} after the backward pass began", Place.of(comparison, pair))
+            first = Clue(
+                f"{words} after the backward pass began",
+                Place.of(comparison, pair),
+                VerdictClass.PRECISION if _coarsens(side.values(pair.name)) else VerdictClass.CALL,
+            )
         if is_sent:
             break
     return first
+
+
+def _coarsens(values: Sequence[Value]) -> bool:
+    """Return whether a call gives the elements that it is given in a coarser type."""
+    tensors = [each for each in values if each.is_tensor]
+    coming, made = (
+        [epsilon_of(each.dtype) for each in tensors if each.role is role]
+        for role in (Role.INPUT, Role.OUTPUT)
+    )
+    return len(coming) == len(made) == 1 and made[0] > coming[0] > 0
 
 
 def lone_users(comparison: RankComparison) -> dict[str, Clue]:

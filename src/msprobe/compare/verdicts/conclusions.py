@@ -98,6 +98,8 @@ class Conclusions:
             and is_communication(parse_record_name(late.place.record))
         ):
             verdict, words = VerdictClass.COMMUNICATION, f"{late.words}; {words}"
+        elif late is not None and late.verdict is VerdictClass.PRECISION and not fact.is_scaled:
+            verdict, words = VerdictClass.PRECISION, f"{late.words}; {words}"
         elif late is not None:
             evidence.insert(0, late.words)
         changed = None if lone or late else self._changed_behind(fact)

@@ -94,6 +94,10 @@ class MadeInside(Made):
             return False
         return any(self._flows[1 - other].makers_of(data))
 
+    def are_made(self, both: tuple[Data, Data]) -> bool:
+        """Return whether recorded calls made an input on both sides."""
+        return all(self._makers_of(both))
+
     def is_faulty(self, both: tuple[Data, Data]) -> bool:
         """Return whether calls make inputs differ that are made of data, and of no results."""
         makers = self._makers_of(both)

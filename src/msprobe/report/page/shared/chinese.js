@@ -216,7 +216,7 @@ export const sentences = {
   "the gradient scaler scales by {} in the target, {} in the reference (step {})": "梯度 scaler 的缩放系数待测侧为 {}，标杆侧为 {}（step {}）",
   "save and load the scaler's state_dict with the checkpoint": "在 checkpoint 中保存并加载 scaler 的 state_dict",
   // communication
-  "and {} more such call{}": "另有 {1} 次这样的调用", "the group of {}: {} instead of {}": "{} 的通信组：{}，而非 {}", "each rank alone": "每个 rank 各自一组", "groups of ranks ({})": "各 rank 分组（{}）",
+  "and {} more such call{}": "另有 {1} 次这样的调用", "{} other call{}": "另有 {1} 次调用不同", "the group of {}: {} instead of {}": "{} 的通信组：{}，而非 {}", "each rank alone": "每个 rank 各自一组", "groups of ranks ({})": "各 rank 分组（{}）",
   "{} of {} is {} instead of {}": "{2} 的 {1} 为 {3}，而非 {4}", "only the {} calls {}": "仅{}调用 {}", "only the {} calls {}, which makes NaN": "仅{}调用 {}，其结果含 NaN", "{}{}, step {}{}": "{}{}，step {}{}",
   "look at {}": "查看 {}",
   // data
@@ -224,6 +224,8 @@ export const sentences = {
   "what {} gets in step {}": "step {2} 中{1}的输入", "call {} of {}": "{2} 的第 {1} 次调用", "call {} of the model": "第 {} 次模型调用", "the batch of step {}": "step {} 的批次", "micro batch {} of step {}": "step {2} 的微批次 {1}", "{} differs: {}{}": "{} 不同：{}{}", "only the {} is given {}": "仅{}得到 {}",
   "{} has the shape {} instead of {}": "{} 的形状为 {}，而非 {}", "{} is {} instead of {}": "{} 为 {}，而非 {}",
   "{} holds the same values in another order": "{} 的值相同，但顺序不同",
+  "{} and {} of {} are interchanged (step {})": "{3} 的 {1} 与 {2} 互换（step {4}）",
+  "the {} changes gradients after {}: that leaves the total norm {}, and the optimizer gets {}; in the {} it gets what is left": "{1}在 {2} 之后改动了梯度：其留下的总范数为 {3}，优化器得到的为 {4}；在{5}得到的即为所留下的",
   "{} of {} is made of a result of the step before in the {}, not in the {} (step {})": "{2} 的 {1} 在{3}由上一 step 的结果得到，在{4}则不是（step {5}）",
   "look at what the {} keeps of the step before": "检查{}保留了上一 step 的哪些结果",
   "the same {} batches come in another order (since step {})": "同样的 {} 个批次以不同顺序输入（自 step {} 起）", "{} batch{}": "{} 个批次",
@@ -458,6 +460,7 @@ export const sentences = {
   "further apart than rounding gets": "差异超出舍入范围",
   "though what it was given is equal; what is made of it agrees again": "而其输入一致；由它得到的结果又一致",
   "only {} of {} calls have a partner on the other side": "{2} 次调用中仅 {1} 次在另一侧有匹配",
+  "of {} parameters of the target and {} of the reference the models share {}": "待测侧 {1} 个、标杆侧 {2} 个参数中，两模型共有 {3} 个",
   "the difference jumps most in {}: its relative error is {}, {} (step {})": "差异在 {} 处跳变最大：其相对误差为 {}，{}（step {}）",
   "the difference jumps most in {} (step {})": "差异在 {} 处跳变最大（step {}）", "{}, first in {}": "{}，首个位于 {}",
   "{} inputs of the model differ": "{} 个模型输入有差异", "{} inputs of the model differ when they come in": "{} 个模型输入在输入时已不同",
