@@ -88,7 +88,7 @@ class Cause(WordedEnum):
     )
     WRITTEN_GRADIENT = (
         "written_gradient",
-        "changed between {} by code that was not recorded",
+        "changed between {} by another backward pass or by code that was not recorded",
     )
     SUM_OF_CLOSE = "sum_of_close", "a sum of gradients that are close"
     CLOSE_GRADIENTS = "close_gradients", "explained by gradients that are close"
