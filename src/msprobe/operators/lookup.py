@@ -13,15 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from msprobe.operators.operator import Hint, Operator
-from msprobe.operators.table import (
-    FURTHER,
-    HINTS,
+from msprobe.operators.mindspore_arguments import (
     MINDSPORE_ARGUMENTS,
     MINDSPORE_DEFAULTS,
     MINDSPORE_KEYWORDS,
-    TABLE,
 )
+from msprobe.operators.operator import Hint, Operator
+from msprobe.operators.table import FURTHER, HINTS, TABLE
 
 # Prefixes of functions that are the same operators under the same names.
 _SHARED_PREFIXES: Final = frozenset(

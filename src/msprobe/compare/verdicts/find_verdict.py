@@ -17,13 +17,12 @@ from msprobe.compare.verdicts.culprit_classes import class_of
 from msprobe.compare.verdicts.effective_facts import EffectiveFacts
 from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
 from msprobe.compare.verdicts.origin_state import is_lacking
+from msprobe.compare.verdicts.other_programs import are_different_programs, different_programs
 from msprobe.compare.verdicts.places import Clue, Size
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.compare.verdicts.without_cause import (
-    are_different_programs,
-    different_programs,
     first_given,
     of_clue,
     small_cause,
