@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from builders.two_runs import recorded_steps, verdict_on
+from builders.two_runs import fit, recorded_steps, verdict_on
 from msprobe.pytorch import PrecisionDebugger
 
 
@@ -54,3 +54,24 @@ def test_the_setting_of_the_loader_is_named(
 def test_how_a_loader_works_is_no_cause(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, denoise, {"pin_memory": False, "timeout": 0}, {})
     assert verdict["class"] == "equal"
+
+
+def noisy(debugger: PrecisionDebugger, seed: int) -> None:
+    """Draw the noise of each batch in the step, from a generator of the program's own."""
+    model, data = nn.Linear(6, 3), torch.randn(3, 8, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    generator = torch.Generator().manual_seed(seed)
+
+    def loss(step: int) -> torch.Tensor:
+        noise = torch.rand(data[step].shape, generator=generator)
+        return model(data[step] * (1 + noise)).square().mean()
+
+    fit(debugger, model, optimizer, loss)
+
+
+def test_numbers_that_are_drawn_for_a_batch_are_told_beside_it(tmp_path: Path) -> None:
+    """At L0 nothing tells whether the loaded batch differs, or what is drawn for it."""
+    verdict = verdict_on(tmp_path, noisy, 1, 2, level="L0")
+
+    assert verdict["class"] in ("data", "random"), verdict["sentence"]
+    assert "the program draws random numbers by Torch.rand (" in verdict["sentence"]

@@ -97,7 +97,7 @@ class DataHistory:
         self._exchanged: FactDifference | None = None  # inputs of one call
         self._other_order: dict[int, str] = {}
         self._ahead: dict[int, OutlineDifference | None] = {}
-        self._draws: dict[int, bool] = {}
+        self._draws: dict[int, str] = {}
         self._loaders = LoaderChange()
         self.split: str | None = None
         self._is_recorded = True
@@ -259,6 +259,9 @@ class DataHistory:
         if ahead is not None and ahead.source is None and ahead.verdict is VerdictClass.CALL:
             ahead = None  # of the framework: it loads data
         more = ahead.words if ahead else self._loaders.words
+        draw = self._draws.get(first.step, "")
+        if draw and is_unknown and not more:
+            more = f"before it calls the model, the program draws random numbers by {draw}"
         yield self._difference(
             first.step,
             order or models or self._batch_words(apart) + (f"; {more}" if more else ""),
@@ -275,7 +278,7 @@ class DataHistory:
             is_partial=agree,
             is_reordered=is_permuted,
             is_unknown=is_unknown and ahead is None,
-            is_drawn=self._draws.get(first.step, False),
+            is_drawn=bool(draw),
             micro=tensor.micro,
         )
 

@@ -28,14 +28,17 @@ from msprobe.dump.facts import Facts, OutlinedCall
 _CHANCES: Final = ("p", "dropout_p")
 
 
-def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> bool:
-    """Return whether both sides draw random numbers before they call a model.
+def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> str:
+    """Return the first call by which both sides draw random numbers before they call a model.
 
     Args:
         facts: of the target and the reference.
         names: the forward records of the model.
+
+    Returns: in words; empty without such calls.
     """
-    return all(_draws(made_calls(facts, *map(is_ahead_of, names))))
+    target, reference = _draws(made_calls(facts, *map(is_ahead_of, names)))
+    return shown(target[0]) if target and reference else ""
 
 
 def same_draw(sides: Sequence[Side], names: Sequence[str | None]) -> OutlineDifference | None:
