@@ -260,7 +260,9 @@ class DataHistory:
             ahead = None  # of the framework: it loads data
         more = ahead.words if ahead else self._loaders.words
         draw = self._draws.get(first.step, "")
-        if draw and is_unknown and not more:
+        # Numbers do not change sizes.
+        has_sizes = all(own.shape == other.shape for both in changed for own, other in both)
+        if draw and is_unknown and has_sizes and not more:
             more = f"before it calls the model, the program draws random numbers by {draw}"
         yield self._difference(
             first.step,
