@@ -183,7 +183,9 @@ class ApiObserver:
                 result = run(*args, **kwargs)
             finally:
                 self._inside = False
+        started = _clock()
         limits.put(name, args, kwargs)
+        self._session.account.spent_s += _clock() - started
         return result
 
     def record(
