@@ -242,3 +242,33 @@ def test_inputs_of_a_model_that_change_places_are_told(tmp_path: Path, level: st
     if level == "L0":  # the other levels record the calls that make the inputs
         words = "input.0 and input.1 of Module.Pair.forward.0 are interchanged (step 0)"
         assert words in verdict["sentence"]
+
+
+def along(debugger: PrecisionDebugger, given: tuple[int, float]) -> None:
+    """Attention with a mask of -1e9, whose scores are rounded otherwise on the other side."""
+    dim, scale = given
+    model, data = nn.Linear(6, 6), torch.randn(3, 4, 5, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+
+    def loss(step: int) -> Tensor:
+        x = data[step]
+        scores = (x * scale) @ model(x).transpose(1, 2) / scale
+        return (scores.masked_fill(later, -1e9).softmax(dim) @ x).square().mean()
+
+    fit(debugger, model, optimizer, loss)
+
+
+@APIS
+@pytest.mark.parametrize(("dim", "expected"), [(-2, "argument"), (-1, None)])
+def test_numbers_that_mask_others_explain_no_other_softmax(
+    tmp_path: Path, level: str, dim: int, expected: str | None
+) -> None:
+    """Their rounding is 64, and changes no exponential."""
+    verdict = verdict_on(tmp_path, along, (dim, 3.0), (-1, 7.0), level)
+
+    if expected is None:  # the scale is no cause: it is taken back
+        assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
+    else:
+        assert verdict["class"] == expected, verdict["sentence"]
+        assert "of Tensor.softmax.0.forward" in verdict["sentence"]
