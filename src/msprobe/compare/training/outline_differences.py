@@ -113,6 +113,10 @@ def _difference_in(ways: Sequence[MadeCalls], feeding: Feeding | None) -> Outlin
         for left_out in (UNSEEN, _SILENT):
             own, other = _without(calls, left_out)
             found = list(differences(own, other))
+            # Of types alone, casts tell where they begin.
+            is_of_types = all(each.verdict is VerdictClass.PRECISION for each in found)
+            if found and is_of_types and left_out is UNSEEN:
+                continue
             if found and not has_same_calls(own, other):
                 # What one side alone makes is no cause of what is fed otherwise before it is used.
                 if isinstance(feed, OtherFeed) and feed.is_first:
