@@ -194,3 +194,11 @@ def test_several_monitors_share_one_limit(tmp_path: Path) -> None:
     assert sys.getrecursionlimit() > before
     monitors[1].close()
     assert sys.getrecursionlimit() == before
+
+
+def test_a_limit_that_is_as_large_as_one_of_ours_may_have_been_is_the_users(tmp_path: Path) -> None:
+    for limit in (LIMIT, 1000, 1400, 2000):  # of 600, 800 and 200 frames are 1000
+        sys.setrecursionlimit(limit)
+        with recording(tmp_path / str(limit), "L0") as debugger, debugger.step_of(NESTED):
+            NESTED(torch.ones(2, 4), 1)
+        assert sys.getrecursionlimit() == limit

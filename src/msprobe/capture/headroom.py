@@ -16,6 +16,7 @@ from msprobe.capture.session import Session
 from msprobe.config import Level
 
 _OUR_FRAMES: Final = 200  # on top of the innermost call
+_ODD: Final = 3
 # CPython 3.11 uses about half a kilobyte of the C stack for each unit, and threads have 8 MB: this
 # much cannot overflow it. A limit that the user set higher is raised by what modules need alone.
 _SAFE: Final = 12_000
@@ -60,6 +61,8 @@ class Headroom:
         limit = sys.getrecursionlimit()
         own = _raised.get(limit, limit)
         enough = max(int(own * 4 / 3), min(int(own * self._factor), _SAFE)) + _OUR_FRAMES
+        # No round number, which the user may set and we would take for one of ours.
+        enough += 10 - enough % 10 + _ODD
         if enough > limit:
             _raised[enough] = own
             sys.setrecursionlimit(enough)
