@@ -151,13 +151,16 @@ def _early_words(side: str, limited: _Limited) -> str:
 def _limited(pair: FactsPair, side: int) -> Iterator[_Limited]:
     """Yield the calls of a side that limit gradients, the last one first."""
     gradients = {id(each.sides[side]): each.gradients[side] for each in pair.steps}
-    norms: list[float] = []
+    norms: list[float | None] = []
     for event in reversed(pair.sides[side].events):
         if isinstance(event, OptimizerStep):
-            norms += [each.norm or 0.0 for each in gradients.get(id(event), {}).values()]
+            norms += [each.norm for each in gradients.get(id(event), {}).values()]
         elif isinstance(event, Clip):
-            is_all = event.norm_type == _EUCLIDEAN and event.parameters >= len(norms)
-            yield _Limited(event, math.hypot(*norms), is_all)
+            # A scaler may skip the optimizer's step, and gradients may be unread.
+            known = [norm for norm in norms if norm is not None]
+            is_told = event.norm_type == _EUCLIDEAN and 0 < len(known) == len(norms)
+            is_all = is_told and event.parameters >= len(norms)
+            yield _Limited(event, math.hypot(*known), is_all)
             norms = []
 
 
