@@ -7,6 +7,7 @@ arrays.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,13 +44,13 @@ class StepSignatures:
     def __init__(self) -> None:
         """Create it; no file is touched before the first step."""
         self.is_continued = False
-        self._writers: dict[Path, SignatureWriter] = {}
+        self._writers: dict[tuple[Path, str], SignatureWriter] = {}
         self._writer: SignatureWriter | None = None
-        self._head: NDArray[Any] = _empty_head()
+        self._head: NDArray[Any] = _EMPTY.copy()
         self._settings: dict[str, Any] = {}
         self._names: Sequence[str] = ()
         self._types: Sequence[str] = ()
-        self._rows: tuple[Prints, Prints, Prints] | None = None
+        self._prints = no_prints(0)
 
     def begin(self, dump_path: Path, rank_name: str) -> StepSignatures:
         """Begin a step; return what takes its facts: this.
@@ -62,16 +63,17 @@ class StepSignatures:
             OSError: the file cannot be written.
             DumpFormatError: the run goes on from one whose file is damaged.
         """
-        path = dump_path / FOLDER / f"{rank_name}{SUFFIX}"
-        writer = self._writers.get(path)
+        place = (dump_path, rank_name)
+        writer = self._writers.get(place)
         if writer is None:
+            path = dump_path / FOLDER / f"{rank_name}{SUFFIX}"
             if not self.is_continued:
                 path.unlink(missing_ok=True)
-            writer = self._writers[path] = SignatureWriter(path)
+            writer = self._writers[place] = SignatureWriter(path)
         self._writer = writer
-        self._head = _empty_head()
+        self._head = _EMPTY.copy()
         self._settings = {}
-        self._names, self._types, self._rows = (), (), None
+        self._names, self._types, self._prints = (), (), no_prints(0)
         return self
 
     def continue_at(self, step: int) -> None:
@@ -108,25 +110,16 @@ class StepSignatures:
         """
         self._settings[name] = values
 
-    def put_parameters(
-        self,
-        names: Sequence[str],
-        types: Sequence[str],
-        before: Prints,
-        gradient: Prints,
-        after: Prints,
-    ) -> None:
+    def put_parameters(self, names: Sequence[str], types: Sequence[str], prints: Prints) -> None:
         """Take the parameters.
 
         Args:
             names: of the parameters.
             types: of the parameters.
-            before: the parameters when the step began.
-            gradient: their gradients.
-            after: the parameters when it ended.
+            prints: shape (3, number of names): of the parameters when the step began, of their
+                gradients, and of the parameters when it ended. Kept and changed.
         """
-        self._names, self._types = names, types
-        self._rows = (before, gradient, _update(before, after))
+        self._names, self._types, self._prints = names, types, prints
 
     def write(self) -> None:
         """Write the step that has begun; nothing if there is none.
@@ -138,10 +131,10 @@ class StepSignatures:
         if writer is None:
             return
         entries = np.empty((len(QUANTITIES), len(self._names)), ENTRY)
-        for row, prints in zip(entries, self._rows or (), strict=False):
-            for field in ENTRY.names or ():
-                row[field] = prints[field]
-        writer.append(self._head, self._names, entries, self._settings, self._types)
+        with np.errstate(invalid="ignore", over="ignore"):
+            if len(self._names):
+                _fill(entries, self._prints)
+            writer.append(self._head, self._names, entries, self._settings, self._types)
 
     def close(self) -> None:
         """Close the files."""
@@ -151,25 +144,25 @@ class StepSignatures:
         self._writers.clear()
 
 
-def no_prints(count: int) -> Prints:
+def no_prints(*shape: int) -> Prints:
     """Return the prints of values that are not there."""
-    return np.repeat(_NONE, count)
+    return np.repeat(_NONE, math.prod(shape)).reshape(shape)
 
 
-def _update(before: Prints, after: Prints) -> Prints:
-    """Return the prints of ``after - before``; the norm is estimated from the projections."""
-    update = after.copy()
-    with np.errstate(invalid="ignore", over="ignore"):
-        update["projections"] -= before["projections"]
-        first, second = update["projections"].T
-        update["norm"] = np.sqrt((first * first + second * second) / 2)
-    return update
+def _fill(entries: NDArray[Any], prints: Prints) -> None:
+    """Put prints into entries, in place of the last row that of the update.
 
-
-def _empty_head() -> NDArray[Any]:
-    head = np.zeros((), HEAD)
-    head["loss"] = np.nan
-    return head
+    Its norm is estimated from the projections: of ``after - before``.
+    """
+    numbers = prints.view(np.float64).reshape(*prints.shape, -1)  # each field has eight bytes
+    update = numbers[2, :, 2:]
+    update -= numbers[0, :, 2:]
+    numbers[2, :, 1] = np.sqrt(np.square(update).sum(axis=1) / 2)
+    entries["checksum"] = prints["checksum"]
+    entries["norm"] = numbers[:, :, 1]
+    entries["projections"] = numbers[:, :, 2:]
 
 
 _NONE: Final = np.array((0, np.nan, (np.nan, np.nan)), PRINT)
+_EMPTY: Final = np.zeros((), HEAD)
+_EMPTY["loss"] = np.nan

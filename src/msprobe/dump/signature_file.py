@@ -76,6 +76,7 @@ _HOST_GENERATORS: Final = ("python", "numpy")
 QUANTITIES: Final = ("parameter", "gradient", "update")
 """What there is for each parameter: before the step, as the optimizer got it, added by the step."""
 
+_ENCODE: Final = json.JSONEncoder(sort_keys=True).encode
 _BLOCK_HEAD: Final = struct.Struct("<4sIQ")
 _BLOCK_TAIL: Final = struct.Struct("<Q4s4s")
 _OFFSETS: Final = struct.Struct("<qq")
@@ -149,11 +150,12 @@ class SignatureWriter:
             self._settings_checksum = crc32(_json(_with_meaning(settings)))
         head = head.copy()
         head["settings"] = self._settings_checksum
-        for quantity, row in zip(QUANTITIES, entries, strict=True):
-            head[quantity] = _sum(row, self._signs)
+        for quantity, summed in zip(QUANTITIES, _sums(entries, self._signs), strict=True):
+            head[quantity] = summed
+        content = head.tobytes()
         offsets = _OFFSETS.pack(self._names[2], self._settings[1])
-        self._offsets.append(self._put(_STEP, offsets + head.tobytes() + entries.tobytes()))
-        self._heads.append(head.tobytes())
+        self._offsets.append(self._put(_STEP, offsets + content + entries.tobytes()))
+        self._heads.append(content)
         if len(self._heads) >= _STEPS_OF_INDEX:
             self._put_index()
 
@@ -439,18 +441,21 @@ def _signs_of(names: Sequence[str]) -> NDArray[np.float64]:
     return 1.0 - 2.0 * np.stack([bits & 1, bits >> 1 & 1], axis=1)
 
 
-def _sum(row: NDArray[Any], signs: NDArray[np.float64]) -> NDArray[Any]:
-    """Return a quantity of all parameters together."""
-    summed = np.zeros((), PRINT)
-    known = row["checksum"] != 0
-    checksums = np.ascontiguousarray(row["checksum"])
-    summed["checksum"] = crc32(checksums.tobytes())
-    if (checksums & SAMPLED).any():
-        summed["checksum"] |= SAMPLED
-    summed["norm"] = np.sqrt(np.square(row["norm"][known]).sum()) if known.any() else np.nan
-    summed["projections"] = (row["projections"][known] * signs[known]).sum(axis=0)
-    return summed
+def _sums(
+    entries: NDArray[Any], signs: NDArray[np.float64]
+) -> Iterator[tuple[int, float, tuple[float, ...]]]:
+    """Yield each quantity of all parameters together, as a `PRINT`."""
+    checksums = np.ascontiguousarray(entries["checksum"])
+    known = checksums != 0
+    sampled = np.bitwise_or.reduce(checksums, axis=1, initial=0) & SAMPLED
+    squares = np.square(entries["norm"]).sum(axis=1, where=known)
+    norms = np.where(known.any(axis=1), np.sqrt(squares), np.nan)
+    signed = (entries["projections"] * signs).sum(axis=1, where=known[:, :, None])
+    for row, flag, norm, both in zip(
+        checksums, sampled.tolist(), norms.tolist(), signed.tolist(), strict=True
+    ):
+        yield crc32(row) | flag, norm, tuple(both)
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=isinstance(value, dict)).encode()
+    return _ENCODE(value).encode()

@@ -37,6 +37,9 @@ _PLAIN: Final = (int, float, str)
 # Where a Mersenne twister stands behind its seed; NumPy's own seed at the start leaves it at 623.
 _SEEDED_STANDS: Final = (623, 624)
 _WORDS: Final = 624  # of its state
+# Of an object of Python's, and of the number that tells where its generator stands.
+_HEAD: Final = object.__basicsize__
+_STAND: Final = 4
 _OWN_FOLDER: Final = str(Path(__file__).parents[1])
 
 _Place = tuple[tuple[CodeType, int], ...]
@@ -212,9 +215,36 @@ class RandomRecorder:
 
 def python_and_numpy_states() -> Iterator[tuple[str, str]]:
     """Yield the generators of Python and NumPy with a checksum of their state; draws nothing."""
-    version, words, gauss = random.getstate()
-    yield "python", state_checksum(array("I", words).tobytes() + repr((version, gauss)).encode())
+    yield "python", state_checksum(_python_state())
     yield "numpy", state_checksum(_numpy_state())
+
+
+def _python_state() -> bytes:
+    """Return the state of Python's shared generator: its words, where it stands, what it keeps."""
+    generator: Any = random._inst  # type: ignore[attr-defined]
+    if not _is_python_readable():
+        version, words, gauss = random.getstate()
+        return array("I", words).tobytes() + repr((version, gauss)).encode()
+    words = _python_words(generator)
+    return words + repr((generator.VERSION, generator.gauss_next)).encode()
+
+
+@functools.cache
+def _is_python_readable() -> bool:
+    """Whether a generator of Python lies in memory as its stand and its words.
+
+    Python makes a number of each word.
+    """
+    generator = random.Random(7)
+    generator.random()
+    if type(generator).__basicsize__ < _HEAD + _STAND + 4 * _WORDS:
+        return False
+    return _python_words(generator) == array("I", generator.getstate()[1]).tobytes()
+
+
+def _python_words(generator: random.Random) -> bytes:
+    memory = ctypes.string_at(id(generator) + _HEAD, _STAND + 4 * _WORDS)
+    return memory[_STAND:] + memory[:_STAND]
 
 
 def _numpy_state() -> bytes:

@@ -131,3 +131,44 @@ class ModelContents:
                 first = self.names.setdefault(id(tensor), name)
                 self.tensors.append((name, tensor, kind))
                 self.same_as.append(None if first is name else first)
+
+
+class HeldTensors:
+    """Parameters and buffers of models, each once, found again in each step.
+
+    Attributes:
+        names: of each, by its place.
+        places: identity → place of each.
+    """
+
+    __slots__ = ("_chosen", "_key", "_prefixes", "names", "places")
+
+    def __init__(self) -> None:
+        """Create it; nothing is known."""
+        self.names: list[str] = []
+        self.places: dict[int, int] = {}
+        self._prefixes: list[str] = []
+        self._key = b""
+        self._chosen: list[int] | None = None
+
+    def find(self, models: NamedModels) -> tuple[list[Tensor], bool]:
+        """Return the tensors, and whether they are those of the last time by the same names."""
+        prefixed = list(models)
+        prefixes = [prefix for prefix, _ in prefixed]
+        key = b""
+        if TENSORS is not None:
+            try:
+                tensors, key = TENSORS.find_tensors([model for _, model in prefixed])
+            except TypeError:  # modules with tables of their own
+                key = b""
+            if key and key == self._key and prefixes == self._prefixes:
+                chosen = self._chosen
+                return tensors if chosen is None else [tensors[place] for place in chosen], True
+        found = ModelContents.of(prefixed)
+        places = [place for place, same in enumerate(found.same_as) if same is None]
+        firsts = [found.tensors[place] for place in places]
+        self._key, self._prefixes = key, prefixes
+        self._chosen = None if len(firsts) == len(found.tensors) else places
+        self.names = [name for name, _, _ in firsts]
+        self.places = {id(tensor): place for place, (_, tensor, _) in enumerate(firsts)}
+        return [tensor for _, tensor, _ in firsts], False

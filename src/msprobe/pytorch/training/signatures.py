@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_code
 from torch.optim.optimizer import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from msprobe.capture.session import Session
 from msprobe.capture.signature import Prints, StepSignatures, no_prints
@@ -26,12 +27,12 @@ from msprobe.pytorch.interception.module_hooks import keyword_arguments
 from msprobe.pytorch.interception.tracing import is_tracing
 from msprobe.pytorch.training.losses import Losses
 from msprobe.pytorch.training.model_calls import ModelCalls
-from msprobe.pytorch.training.model_contents import ModelContents, NamedModels, Prefixed
+from msprobe.pytorch.training.model_contents import HeldTensors, NamedModels, Prefixed
 from msprobe.pytorch.training.optimizer_steps import OptimizerSteps, described, options_of
 from msprobe.pytorch.training.start_state import autocast_types, random_states
 from msprobe.pytorch.training.training_calls import TrainingCalls
-from msprobe.pytorch.values.prints import TensorPrints
-from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors
+from msprobe.pytorch.values.prints import KnownPrints, TensorPrints
+from msprobe.pytorch.values.tensor_columns import Ask
 
 _WHERE: Final = "signature"
 
@@ -60,7 +61,7 @@ class SignatureObserver:
         self._optimizers = OptimizerSteps(session, lambda _: lambda: None, self._draft_of)
         self._clipping = TrainingCalls(session, lambda _: lambda: None)
         self._parameters = _Parameters()
-        self._sees_inside = False
+        self._hooks = _DataHooks(self)
         self._gradients: list[tuple[list[int], TensorPrints]] = []
         self._taken: Counter[int] = Counter()
 
@@ -73,7 +74,8 @@ class SignatureObserver:
         """Begin to watch; the session's undo stacks get every way back."""
         session = self._session
         quietly(session, _WHERE, self._begin_step)
-        session.attempt("hooking models", self._install_data)
+        session.undo.callback(self._hooks.remove)
+        session.attempt("hooking models", self._hooks.arm)
         if session.facts.is_open and not self._losses.is_installed:
             session.attempt("hooking backward", self._losses.install, self._backward)
         session.attempt("hooking optimizers", self._optimizers.install)
@@ -92,63 +94,60 @@ class SignatureObserver:
         self._begun = session.account
         session.facts.put("random", random_states())
         self._sink.put_settings(CLIPPING, [])
-        found = ModelContents.of(self._models)
-        firsts = [
-            (name, tensor)
-            for (name, tensor, _), same in zip(found.tensors, found.same_as, strict=True)
-            if same is None
-        ]
-        self._parameters.begin([name for name, _ in firsts], [tensor for _, tensor in firsts])
+        self._parameters.begin(self._models)
         self._gradients.clear()
         self._taken.clear()
         session.step_undo.callback(quietly, session, _WHERE, self._end_step)
 
     def _end_step(self) -> None:
-        names, types, before, after = self._parameters.end()
-        gradient = no_prints(len(names))
-        for places, prints in self._gradients:
-            found = prints.wait()
+        names, types, prints = self._parameters.end()
+        gradient = prints[1]
+        for places, reading in self._gradients:
+            found = reading.wait()
             if len(self._gradients) == 1 and places == list(range(len(names))):
-                gradient = found
+                gradient[:] = found
                 break
             earlier = gradient["checksum"][places]
             gradient[places] = found
             # An optimizer may step several times.
             gradient["checksum"][places] = earlier * np.uint64(31) + found["checksum"]
-        self._sink.put_parameters(names, types, before, gradient, after)
+        self._sink.put_parameters(names, types, prints)
 
     # -- data ----------------------------------------------------------------------------------
 
-    def _install_data(self) -> None:
-        hook = module_code.register_module_forward_pre_hook(self._before)
-        self._session.undo.callback(hook.remove)
+    def is_model(self, module: nn.Module) -> bool:
+        """Return whether this is one of the models."""
+        return id(module) in self._roots
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if self._sees_inside or id(module) in self._roots:
-            self.enter(module, args, sys._getframe(1))
+    @property
+    def has_one_model(self) -> bool:
+        """Whether there is one model, which has no other inside."""
+        return len(self._roots) == 1
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
-        """Take the data of a call of a model that begins.
+    def enter(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> bool:
+        """Take the data of a call that begins, if it is one of a model.
 
         Args:
             module: what is called.
             args: the positional arguments.
             frame: torch's, which calls the hooks of the module.
+
+        Returns: whether it is a call of a model that is followed.
         """
         session = self._session
-        if id(module) not in self._roots:
-            if self._sees_inside:
-                self._sees_inside = False
-                quietly(session, "autocast", self._put_autocast)
-            return
-        if torch.compiler.is_compiling() or is_tracing():
-            return
+        if not self.is_model(module) or torch.compiler.is_compiling() or is_tracing():
+            return False
         # Accelerate enters autocast within the call of a model.
-        self._sees_inside = True
-        quietly(session, "autocast", self._put_autocast)
+        self._hooks.look_inside()
+        self.look_at_autocast()
         if threading.get_ident() == session.thread and torch._C._current_graph_task_id() == -1:
             kwargs = keyword_arguments(frame)
             quietly(session, "data", self._data.begin, module, args, kwargs, None)
+        return True
+
+    def look_at_autocast(self) -> None:
+        """Take the types in which the model computes now."""
+        quietly(self._session, "autocast", self._put_autocast)
 
     def _put_autocast(self) -> None:
         types = [dtype.removeprefix("torch.") for _, dtype in autocast_types()]
@@ -163,13 +162,10 @@ class SignatureObserver:
 
     def take_gradients(self, optimizer: Optimizer, number: int) -> None:
         """Read the gradients of an optimizer, and its parameters if no model has them."""
-        parameters: list[Tensor] = []
-        places: list[int] = []
-        for index, group in enumerate(optimizer.param_groups):
-            parameters += group["params"]
-            prefix = f"optimizer.{number}.group.{index}."
-            places += self._parameters.places_of(group["params"], prefix)
-        self._gradients.append((places, TensorPrints([one.grad for one in parameters])))
+        groups = [group["params"] for group in optimizer.param_groups]
+        places = self._parameters.places_of(groups, number)
+        gradients = [one.grad for parameters in groups for one in parameters]
+        self._gradients.append((places, TensorPrints(gradients)))
 
     def put_settings(self, optimizer: Optimizer, number: int) -> None:
         """Take the settings of an optimizer."""
@@ -181,6 +177,80 @@ class SignatureObserver:
         if groups and self._taken[number] > 1:
             groups[0][OPTIMIZER_STEPS] = self._taken[number]
         self._sink.put_settings(f"{number}.{type(optimizer).__name__}", groups)
+
+
+class _DataHooks:
+    """The hooks that see calls of the models begin.
+
+    They are torch's global ones: a hook of a module would be copied and saved with it. While torch
+    has one, each call of any module takes a longer way. So the hook is away during a call of the
+    model, as long as it lives: torch's code around the call keeps the last hook until the end.
+    """
+
+    def __init__(self, observer: SignatureObserver) -> None:
+        self._observer = observer
+        self._is_wanted = False
+        self._armed: RemovableHandle | None = None
+        self._inside: RemovableHandle | None = None
+
+    def arm(self) -> None:
+        """See the next call of a model, until `remove`."""
+        self._is_wanted = True
+        if self._armed is None:
+            self._armed = module_code.register_module_forward_pre_hook(_DataHook(self))
+
+    def see(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Take a call that begins; torch's code calls the hook that calls this."""
+        observer = self._observer
+        if observer.enter(module, args, sys._getframe(2)) and observer.has_one_model:
+            self._disarm()
+
+    def look_inside(self) -> None:
+        """Have a look at autocast when the next module is called that is no model."""
+        if self._inside is None:
+            self._inside = module_code.register_module_forward_pre_hook(self._see_inside)
+
+    def hook_is_gone(self) -> None:
+        """Note that the call of a model is over, during which the hook was away."""
+        if self._is_wanted and self._armed is None:
+            self._end_inside()
+            self.arm()
+
+    def remove(self) -> None:
+        """See nothing any more."""
+        self._is_wanted = False
+        self._disarm()
+        self._end_inside()
+
+    def _see_inside(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
+        if not self._observer.is_model(module):
+            self._end_inside()
+            self._observer.look_at_autocast()
+
+    def _disarm(self) -> None:
+        armed, self._armed = self._armed, None
+        if armed is not None:
+            armed.remove()
+
+    def _end_inside(self) -> None:
+        inside, self._inside = self._inside, None
+        if inside is not None:
+            inside.remove()
+
+
+class _DataHook:
+    """A hook that tells when nothing holds it any more."""
+
+    __slots__ = ("_hooks",)
+
+    def __init__(self, hooks: _DataHooks) -> None:
+        self._hooks = hooks
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._hooks.see(module, args)
+
+    def __del__(self) -> None:
+        self._hooks.hook_is_gone()
 
 
 class _GradientDraft:
@@ -210,47 +280,89 @@ class _GradientDraft:
 
 
 class _Parameters:
-    """The parameters and buffers of a step, and what was read of them at the end of the last."""
+    """The parameters and buffers of a step, and what was read of them at the end of the last.
+
+    Behind those of the models stand parameters that optimizers have, and no model.
+    """
 
     def __init__(self) -> None:
-        self._names: list[str] = []
+        self._held = HeldTensors()
+        self._known = KnownPrints(0)
+        self._dtypes: list[torch.dtype] = []
+        self._types: list[str] = []
+        self._orders: dict[int, tuple[list[int], list[int]]] = {}
+        # Of the step.
         self._tensors: list[Tensor] = []
-        self._places: dict[int, int] = {}
-        self._before: list[TensorPrints] = []
-        self._known = KnownTensors()
+        self._before: TensorPrints | None = None
+        self._further: list[Tensor] = []
+        self._further_names: list[str] = []
+        self._further_before: list[TensorPrints] = []
 
-    def begin(self, names: list[str], tensors: list[Tensor]) -> None:
+    def begin(self, models: NamedModels) -> None:
         """Read the parameters with which a step begins, unless they are as the last one left them.
 
         Args:
-            names: of the tensors.
-            tensors: the parameters and buffers.
+            models: are asked for their parameters and buffers.
         """
-        self._names, self._tensors = names, tensors
-        self._places = dict(zip(map(id, tensors), range(len(tensors)), strict=True))
-        self._known.next_step()
-        self._before = [TensorPrints(tensors, self._known)]
+        self._tensors, are_same = self._held.find(models)
+        if not are_same:
+            self._known = KnownPrints(len(self._tensors))
+            self._orders.clear()
+        self._before = TensorPrints(self._tensors, self._known)
 
-    def places_of(self, tensors: Sequence[Tensor], prefix: str) -> list[int]:
-        """Return the places of parameters; new ones are read, and named by their places here."""
-        known = self._places
-        new = [place for place, one in enumerate(tensors) if id(one) not in known]
-        for place in new:
-            known[id(tensors[place])] = len(self._tensors)
-            self._names.append(prefix + str(place))
-            self._tensors.append(tensors[place])
+    def places_of(self, groups: Sequence[Sequence[Tensor]], number: int) -> list[int]:
+        """Return the places of the parameters of an optimizer; new ones are read, and named.
+
+        Args:
+            groups: the parameters.
+            number: of the optimizer; new ones are named by it, and by their places here.
+        """
+        order = [id(one) for parameters in groups for one in parameters]
+        known = self._orders.get(number)
+        if known is not None and known[0] == order:
+            return known[1]
+        places = dict(self._held.places)
+        count = len(self._tensors)
+        places |= {id(one): count + place for place, one in enumerate(self._further)}
+        new: list[Tensor] = []
+        for index, parameters in enumerate(groups):
+            for place, one in enumerate(parameters):
+                if id(one) not in places:
+                    places[id(one)] = len(places)
+                    new.append(one)
+                    self._further_names.append(f"optimizer.{number}.group.{index}.{place}")
         if new:
-            self._before.append(TensorPrints([tensors[place] for place in new], self._known))
-        return [known[id(one)] for one in tensors]
+            self._further += new
+            self._further_before.append(TensorPrints(new))
+        found = [places[one] for one in order]
+        if max(found, default=0) < count:
+            self._orders[number] = order, found
+        return found
 
-    def end(self) -> tuple[list[str], list[str], Prints, Prints]:
-        """Return names, types, and the prints before and now; forget the parameters."""
-        before = np.concatenate([reading.wait() for reading in self._before])
-        # What is not trained is read again only if it seems to have changed.
-        after = TensorPrints(self._tensors, self._known, Ask.FROZEN).wait()
-        types = [_name_of(tensor.dtype) for tensor in self._tensors]
-        self._tensors, self._before = [], []
-        return self._names, types, before, after
+    def end(self) -> tuple[list[str], list[str], Prints]:
+        """Return names, types, and prints, shape (3, number of names); forget the tensors.
+
+        The first row has the parameters as they were, the last as they are; the other is empty.
+        """
+        tensors, further = self._tensors, self._further
+        names = [*self._held.names, *self._further_names]
+        prints = no_prints(3, len(names))
+        count = len(tensors)
+        if self._before is not None:
+            prints[0, :count] = self._before.wait()
+            # What is not trained is read again only if it seems to have changed.
+            prints[2, :count] = TensorPrints(tensors, self._known, Ask.FROZEN).wait()
+        if further:
+            found = [reading.wait() for reading in self._further_before]
+            prints[0, count:] = np.concatenate(found)
+            prints[2, count:] = TensorPrints(further).wait()
+        dtypes = [one.dtype for one in tensors]
+        if dtypes != self._dtypes:
+            self._dtypes, self._types = dtypes, [_name_of(one) for one in dtypes]
+        types = [*self._types, *(_name_of(one.dtype) for one in further)]
+        self._tensors, self._before = [], None
+        self._further, self._further_names, self._further_before = [], [], []
+        return names, types, prints
 
 
 @cache

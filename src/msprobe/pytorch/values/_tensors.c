@@ -1797,8 +1797,9 @@ static PyMethodDef METHODS[] = {
      "others have their items in the lists, samples if `has_samples` is true. The dictionary `known` learns what is read, and spares reading "
      "again what has not changed, `asks` being 1; 0 reads everything, 2 what is trained"},
     {"fill_prints", fill_prints, METH_VARARGS,
-     "fill_prints(tensors, out, known | None, asks, crc32) -> as fill_columns(); the others have in "
-     "the buffer `out`: uint64 checksum, float64 norm, two float64 projections"},
+     "fill_prints(tensors, out, keys | None, asks, crc32) -> as fill_columns(); the others have in "
+     "the buffer `out`: uint64 checksum, float64 norm, two float64 projections. What has not changed, by "
+     "the buffer `keys` with an uint64 for each that tells how it was when `out` was filled, is left"},
     {"fill_measures", fill_measures, METH_VARARGS,
      "fill_measures(tensors, out, threshold, bins | None, known | None) -> places of the tensors that "
      "are no plain ones on the CPU; the others have in the buffer `out`: max, min, mean, norm, "
@@ -1807,6 +1808,9 @@ static PyMethodDef METHODS[] = {
     {"add_model", add_model, METH_VARARGS,
      "add_model(model, prefix, (names, tensors, same_as, modules, training, parameter, buffer)): see "
      "msprobe.pytorch.training.model_contents"},
+    {"find_tensors", find_tensors, METH_O,
+     "find_tensors(models) -> parameters and buffers of a list of models, in the order of add_model(); "
+     "and bytes that stay the same while the models have the same parts by the same names"},
     {"find_edges", find_edges, METH_VARARGS,
      "find_edges(accumulates, custom, start, inner, leaves, outputs, born, most): see "
      "msprobe.pytorch.gradients.graph_search"},

@@ -115,3 +115,61 @@ static PyObject *add_model(PyObject *module, PyObject *args)
     if (add_module(&to, model, path, Py_None, NULL) < 0) return NULL;
     Py_RETURN_NONE;
 }
+
+/* Everything that gives the tensors of models their names and places. */
+struct parts {
+    PyObject *tensors;
+    const PyObject **addresses;
+    size_t count, room;
+};
+
+static int note_part(struct parts *to, const PyObject *part)
+{
+    if (to->count == to->room) {
+        size_t room = to->room ? 2 * to->room : 1024;
+        const PyObject **larger = PyMem_Realloc(to->addresses, room * sizeof *larger);
+        if (!larger) return PyErr_NoMemory(), -1;
+        to->addresses = larger;
+        to->room = room;
+    }
+    to->addresses[to->count++] = part;
+    return 0;
+}
+
+static int note_parts(struct parts *to, PyObject *module, const struct around *around)
+{
+    PyObject *tables[] = {names._parameters, names._buffers, names._modules}, *key, *part;
+    struct around here = {module, around};
+    int failed = note_part(to, module) < 0 || Py_EnterRecursiveCall(" in the parts of a module");
+    if (failed) return -1;
+    for (int i = 0; !failed && i < 3; i++) {
+        PyObject *table = plain_table(module, tables[i]);
+        Py_ssize_t at = 0;
+        failed = !table;
+        while (!failed && PyDict_Next(table, &at, &key, &part)) {
+            if (part == Py_None || (i == 2 && is_open(&here, part))) continue;
+            failed = note_part(to, key) < 0 ||
+                     (i == 2 ? note_parts(to, part, &here) < 0
+                             : note_part(to, part) < 0 || PyList_Append(to->tensors, part) < 0);
+        }
+        Py_XDECREF(table);
+    }
+    Py_LeaveRecursiveCall();
+    return failed ? -1 : 0;
+}
+
+static PyObject *find_tensors(PyObject *module, PyObject *models)
+{
+    struct parts parts = {PyList_New(0)};
+    int failed = !parts.tensors || !PyList_CheckExact(models);
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(models); i++)
+        failed = note_parts(&parts, PyList_GET_ITEM(models, i), NULL) < 0;
+    Py_ssize_t size_bytes = (Py_ssize_t)(parts.count * sizeof *parts.addresses);
+    PyObject *key = failed ? NULL : PyBytes_FromStringAndSize((const char *)parts.addresses, size_bytes);
+    PyObject *found = key ? PyTuple_Pack(2, parts.tensors, key) : NULL;
+    if (!found && !PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "expected a list of modules");
+    Py_XDECREF(key);
+    Py_XDECREF(parts.tensors);
+    PyMem_Free(parts.addresses);
+    return found;
+}

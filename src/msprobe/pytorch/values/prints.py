@@ -22,7 +22,32 @@ from msprobe.pytorch.values.checksum import crc32_hex
 from msprobe.pytorch.values.memo import TENSORS
 from msprobe.pytorch.values.readable import is_row_major
 from msprobe.pytorch.values.statistics import summarise
-from msprobe.pytorch.values.tensor_columns import Ask, KnownTensors, TensorColumns
+from msprobe.pytorch.values.tensor_columns import Ask, TensorColumns
+
+
+class KnownPrints:
+    """What was last read of a list of tensors, to be read again where they have changed.
+
+    Large plain ones on the CPU have not changed while they have the same memory, torch's counter
+    of their versions has not moved, and some bytes from all over them are the same; see
+    `KnownTensors`. The tensors are the caller's to hold, and to tell apart.
+
+    Attributes:
+        prints: of each.
+        keys: how each was when it was read; 0 where that is unknown.
+    """
+
+    __slots__ = ("keys", "prints")
+
+    def __init__(self, count: int) -> None:
+        """Create it for a number of tensors; nothing is known."""
+        self.prints = no_prints(count)
+        self.keys = np.zeros(count, np.uint64)
+
+    def forget(self, places: Sequence[int]) -> None:
+        """Forget what was read of some."""
+        self.prints[places] = no_prints(len(places))
+        self.keys[places] = 0
 
 
 class TensorPrints:
@@ -32,8 +57,8 @@ class TensorPrints:
 
     def __init__(
         self,
-        tensors: Sequence[Tensor | None],
-        known: KnownTensors | None = None,
+        tensors: list[Tensor | None] | list[Tensor],
+        known: KnownPrints | None = None,
         asks: Ask = Ask.ALL,
     ) -> None:
         """Read tensors as they are now; on an accelerator the work is queued there.
@@ -42,14 +67,17 @@ class TensorPrints:
 
         Args:
             tensors: any tensors; a None makes an empty print.
-            known: as for `TensorColumns`.
+            known: of the same list, read before; brought up to date.
             asks: as for `TensorColumns`.
         """
-        self._prints = no_prints(len(tensors))
-        left = range(len(tensors))
+        count = len(tensors)
+        self._prints = no_prints(count) if known is None else known.prints
+        left: Sequence[int] = range(count)
         if TENSORS is not None:
-            rows = None if known is None else known.rows
-            left = TENSORS.fill_prints(list(tensors), self._prints, rows, asks, crc32)
+            keys = None if known is None else known.keys
+            left = TENSORS.fill_prints(tensors, self._prints, keys, asks, crc32)
+            if known is not None and left:
+                known.forget(left)
         self._places: list[int] = []
         far: list[Tensor] = []
         for place in left:
