@@ -78,6 +78,8 @@ class Session:
         is_forked: whether this process is a forked child, which records nothing.
         undo: removes hooks and wrappers; closed by `stop`.
         step_undo: removes those that must last until the step ends (hooks on parameters).
+        steps_undo: removes those that may stay for the next step; where that saves time, in the
+            task `signature`, it is closed when a step is not wanted, else it is `step_undo`.
         run_undo: removes those that last for the whole run; closed by `close`.
         thread: the thread that called `start`; only it is observed.
         lock: held while recording: hooks of one backward pass run in a thread for each device.
@@ -106,6 +108,7 @@ class Session:
         self.stacks = StackTable(adapter.classify_stack, adapter.is_machinery)
         self.undo = ExitStack()
         self.step_undo = ExitStack()
+        self.steps_undo = ExitStack() if config.task is Task.SIGNATURE else self.step_undo
         self.run_undo = ExitStack()
         self.capturing = False
         self.observing = False
@@ -208,7 +211,10 @@ class Session:
             Whether observing begins: the adapter then installs its hooks.
         """
         self.totals.start(self.step_number)
-        if self.capturing or not self._open_if_wanted(rank):
+        if self.capturing:
+            return False
+        if not self._open_if_wanted(rank):
+            self._remove_lasting()
             return False
         self.current.ending.started()
         self._guarded("start", self.adapter.prepare)
@@ -309,6 +315,7 @@ class Session:
         self._end_step()
         if self.flight is not None:
             self.dumps.end_flight(self.current.ending.judge())
+        self._remove_lasting()
         self.run_undo.close()
         self._dead = True
         self.dumps.close(is_forked=self.is_forked)
@@ -324,7 +331,13 @@ class Session:
             ending.is_stopped = True
         self.stop()
         self.attempt("step", self.step_undo.close)
+        if self.step_number == self.config.last_step:
+            self._remove_lasting()
         self._close_dump()
+
+    def _remove_lasting(self) -> None:
+        if self.steps_undo is not self.step_undo:
+            self.attempt("removing hooks", self.steps_undo.close)
 
     # -- of tasks that write no dump -----------------------------------------------------------
 

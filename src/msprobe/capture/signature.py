@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 from msprobe.dump.facts import Clip, Data, Loss
 from msprobe.dump.signature_file import (
     CLIPPING,
-    ENTRY,
     FOLDER,
     HEAD,
     PRINT,
-    QUANTITIES,
     SUFFIX,
     SignatureWriter,
+    entries_of,
     random_checksum,
 )
 
@@ -50,7 +49,7 @@ class StepSignatures:
         self._settings: dict[str, Any] = {}
         self._names: Sequence[str] = ()
         self._types: Sequence[str] = ()
-        self._prints = no_prints(0)
+        self._prints = no_prints(3, 0)
 
     def begin(self, dump_path: Path, rank_name: str) -> StepSignatures:
         """Begin a step; return what takes its facts: this.
@@ -73,7 +72,7 @@ class StepSignatures:
         self._writer = writer
         self._head = _EMPTY.copy()
         self._settings = {}
-        self._names, self._types, self._prints = (), (), no_prints(0)
+        self._names, self._types, self._prints = (), (), no_prints(3, 0)
         return self
 
     def continue_at(self, step: int) -> None:
@@ -130,11 +129,8 @@ class StepSignatures:
         writer, self._writer = self._writer, None
         if writer is None:
             return
-        entries = np.empty((len(QUANTITIES), len(self._names)), ENTRY)
-        with np.errstate(invalid="ignore", over="ignore"):
-            if len(self._names):
-                _fill(entries, self._prints)
-            writer.append(self._head, self._names, entries, self._settings, self._types)
+        entries = entries_of(self._prints)
+        writer.append(self._head, self._names, entries, self._settings, self._types)
 
     def close(self) -> None:
         """Close the files."""
@@ -147,20 +143,6 @@ class StepSignatures:
 def no_prints(*shape: int) -> Prints:
     """Return the prints of values that are not there."""
     return np.repeat(_NONE, math.prod(shape)).reshape(shape)
-
-
-def _fill(entries: NDArray[Any], prints: Prints) -> None:
-    """Put prints into entries, in place of the last row that of the update.
-
-    Its norm is estimated from the projections: of ``after - before``.
-    """
-    numbers = prints.view(np.float64).reshape(*prints.shape, -1)  # each field has eight bytes
-    update = numbers[2, :, 2:]
-    update -= numbers[0, :, 2:]
-    numbers[2, :, 1] = np.sqrt(np.square(update).sum(axis=1) / 2)
-    entries["checksum"] = prints["checksum"]
-    entries["norm"] = numbers[:, :, 1]
-    entries["projections"] = numbers[:, :, 2:]
 
 
 _NONE: Final = np.array((0, np.nan, (np.nan, np.nan)), PRINT)

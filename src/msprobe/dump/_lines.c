@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * msprobe.dump._lines: the lines of a journal that are not in its file yet, and where in it each
- * record lies; and whether a tree of facts holds NaN or an infinity. Everything is as in lines.py
- * and facts.py.
+ * record lies; whether a tree of facts holds NaN or an infinity; the rows of a signature. Everything
+ * is as in lines.py, facts.py and signature_file.py.
  *
  * No lock is needed: a line is put together first, by code that may run Python's, and then added
  * with its entry of the index without giving Python's lock away.
@@ -481,6 +481,107 @@ static PyObject *holds_nonfinite(PyObject *module, PyObject *tree)
     return found < 0 ? NULL : PyBool_FromLong(found);
 }
 
+/* ---- signatures ------------------------------------------------------------------------------ */
+
+enum { QUANTITIES = 3 };
+
+/* As PRINT and ENTRY in signature_file.py. */
+struct print {
+    uint64_t checksum;
+    double norm, projections[2];
+};
+
+struct entry {
+    uint64_t checksum;
+    double norm;
+    float projections[2];
+};
+
+/* Take the memory of an array with `count` elements, or with any number if that is negative; return how
+ * many, -1 with an exception. */
+static Py_ssize_t take_array(PyObject *array, Py_buffer *into, size_t itemsize, Py_ssize_t count,
+                             int flags)
+{
+    if (PyObject_GetBuffer(array, into, PyBUF_C_CONTIGUOUS | flags) < 0) return -1;
+    Py_ssize_t found = into->len / (Py_ssize_t)itemsize;
+    if (count < 0 || count == found) return found;
+    PyErr_SetString(PyExc_ValueError, "arrays of signatures do not fit together");
+    PyBuffer_Release(into);
+    return -1;
+}
+
+static PyObject *fill_entries(PyObject *module, PyObject *args)
+{
+    PyObject *of, *to;
+    Py_buffer prints, entries;
+    if (!PyArg_ParseTuple(args, "OO", &of, &to)) return NULL;
+    Py_ssize_t count = take_array(of, &prints, sizeof(struct print), -1, 0);
+    if (count < 0) return NULL;
+    if (take_array(to, &entries, sizeof(struct entry), count, PyBUF_WRITABLE) < 0) {
+        PyBuffer_Release(&prints);
+        return NULL;
+    }
+    const struct print *from = prints.buf;
+    Py_ssize_t updates = count / QUANTITIES * (QUANTITIES - 1);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        struct entry *entry = (struct entry *)entries.buf + i;
+        double norm = from[i].norm, both[2] = {from[i].projections[0], from[i].projections[1]};
+        if (i >= updates) {
+            for (int k = 0; k < 2; k++) both[k] -= from[i - updates].projections[k];
+            norm = sqrt((both[0] * both[0] + both[1] * both[1]) / 2);
+        }
+        *entry = (struct entry){from[i].checksum, norm, {(float)both[0], (float)both[1]}};
+    }
+    PyBuffer_Release(&entries);
+    PyBuffer_Release(&prints);
+    Py_RETURN_NONE;
+}
+
+/* Sum a row of entries; return the bits that are set in any of the checksums. */
+static uint64_t sum_row(const struct entry *entries, const double *signs, Py_ssize_t count,
+                        uint64_t *checksums, double *sums)
+{
+    uint64_t bits = 0;
+    double squares = 0, both[2] = {0, 0};
+    for (Py_ssize_t i = 0; i < count; i++) {
+        bits |= checksums[i] = entries[i].checksum;
+        if (!checksums[i]) continue;
+        squares += entries[i].norm * entries[i].norm;
+        for (int k = 0; k < 2; k++) both[k] += entries[i].projections[k] * signs[2 * i + k];
+    }
+    sums[0] = bits ? sqrt(squares) : Py_NAN;
+    sums[1] = both[0];
+    sums[2] = both[1];
+    return bits;
+}
+
+static PyObject *sum_entries(PyObject *module, PyObject *args)
+{
+    PyObject *arrays[4], *found = NULL;
+    Py_buffer views[4];
+    const size_t sizes[] = {sizeof(struct entry), 2 * sizeof(double), sizeof(uint64_t), sizeof(double)};
+    if (!PyArg_ParseTuple(args, "OOOO", arrays, arrays + 1, arrays + 2, arrays + 3)) return NULL;
+    Py_ssize_t count = -1;
+    int taken = 0;
+    for (; taken < 4; taken++) {
+        Py_ssize_t expected[] = {-1, count / QUANTITIES, count, QUANTITIES * QUANTITIES};
+        int flags = taken < 2 ? 0 : PyBUF_WRITABLE;
+        Py_ssize_t size = take_array(arrays[taken], views + taken, sizes[taken], expected[taken], flags);
+        if (size < 0) break;
+        if (!taken) count = size;
+    }
+    if (taken == 4) {
+        uint64_t bits[QUANTITIES];
+        Py_ssize_t row = count / QUANTITIES;
+        for (int i = 0; i < QUANTITIES; i++)
+            bits[i] = sum_row((struct entry *)views[0].buf + i * row, views[1].buf, row,
+                              (uint64_t *)views[2].buf + i * row, (double *)views[3].buf + i * QUANTITIES);
+        found = Py_BuildValue("KKK", bits[0], bits[1], bits[2]);
+    }
+    while (taken) PyBuffer_Release(views + --taken);
+    return found;
+}
+
 /* ---- module ---------------------------------------------------------------------------------- */
 
 static PyObject *setup(PyObject *module, PyObject *args)
@@ -505,6 +606,10 @@ static PyMethodDef METHODS[] = {
     {"join_calls", join_calls, METH_VARARGS,
      "join_calls(calls, outside) -> (lines of construct.json, with a comma between; by stack the names "
      "of its calls), by order; calls with the order `outside` have no line"},
+    {"fill_entries", fill_entries, METH_VARARGS,
+     "fill_entries(prints, entries): see msprobe.dump.signature_file"},
+    {"sum_entries", sum_entries, METH_VARARGS,
+     "sum_entries(entries, signs, checksums, sums): see msprobe.dump.signature_file"},
     {"holds_nonfinite", holds_nonfinite, METH_O,
      "holds_nonfinite(tree) -> whether there is a NaN or an infinity in structs, dicts, lists, tuples"},
     {NULL, NULL, 0, NULL},

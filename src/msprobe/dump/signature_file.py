@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from msprobe.dump.crc import crc32
 from msprobe.dump.facts import WITHOUT_MEANING
+from msprobe.dump.lines import NATIVE
 from msprobe.errors import DumpFormatError
 from msprobe.files import reading
 
@@ -54,7 +55,8 @@ HEAD: Final = np.dtype(
 )
 """One step: checksums (0 where unknown), numbers (NaN where unknown), and all parameters summed."""
 
-SAMPLED: Final = np.uint64(1 << 63)
+_SAMPLED: Final = 1 << 63
+SAMPLED: Final = np.uint64(_SAMPLED)
 """Set in a checksum that is not of all bytes: that of the norm and some elements, as accelerators
 make it; the norm then takes the place of the projections."""
 
@@ -150,8 +152,11 @@ class SignatureWriter:
             self._settings_checksum = crc32(_json(_with_meaning(settings)))
         head = head.copy()
         head["settings"] = self._settings_checksum
-        for quantity, summed in zip(QUANTITIES, _sums(entries, self._signs), strict=True):
-            head[quantity] = summed
+        checksums, sums = np.empty(entries.shape, np.uint64), np.empty((len(QUANTITIES), 3))
+        flags = _sum_entries(entries, self._signs, checksums, sums)
+        rows = zip(QUANTITIES, checksums, flags, sums.tolist(), strict=True)
+        for quantity, row, flag, (norm, *projections) in rows:
+            head[quantity] = (crc32(row) | flag & _SAMPLED, norm, tuple(projections))
         content = head.tobytes()
         offsets = _OFFSETS.pack(self._names[2], self._settings[1])
         self._offsets.append(self._put(_STEP, offsets + content + entries.tobytes()))
@@ -441,20 +446,63 @@ def _signs_of(names: Sequence[str]) -> NDArray[np.float64]:
     return 1.0 - 2.0 * np.stack([bits & 1, bits >> 1 & 1], axis=1)
 
 
-def _sums(
-    entries: NDArray[Any], signs: NDArray[np.float64]
-) -> Iterator[tuple[int, float, tuple[float, ...]]]:
-    """Yield each quantity of all parameters together, as a `PRINT`."""
-    checksums = np.ascontiguousarray(entries["checksum"])
+_without_warnings: Final = np.errstate(invalid="ignore", over="ignore")  # of infinities
+
+
+@_without_warnings
+def _fill_in_python(prints: NDArray[Any], entries: NDArray[Any]) -> None:
+    numbers = prints.view(np.float64).reshape(*prints.shape, 4)  # each field has eight bytes
+    entries["checksum"] = prints["checksum"]
+    entries["norm"] = numbers[:, :, 1]
+    entries["projections"] = numbers[:, :, 2:]
+    update = numbers[2, :, 2:] - numbers[0, :, 2:]
+    entries["norm"][2] = np.sqrt(np.square(update).sum(axis=1) / 2)
+    entries["projections"][2] = update
+
+
+@_without_warnings
+def _sum_in_python(
+    entries: NDArray[Any],
+    signs: NDArray[np.float64],
+    checksums: NDArray[np.uint64],
+    sums: NDArray[np.float64],
+) -> list[int]:
+    """Sum each quantity over all parameters.
+
+    Args:
+        entries: as in `SignatureWriter.append`.
+        signs: see `_signs_of`.
+        checksums: those of the entries are copied there.
+        sums: shape (3, 3), gets norm and projections of each quantity.
+
+    Returns: for each quantity the bits that are set in any of its checksums.
+    """
+    checksums[:] = entries["checksum"]
     known = checksums != 0
-    sampled = np.bitwise_or.reduce(checksums, axis=1, initial=0) & SAMPLED
     squares = np.square(entries["norm"]).sum(axis=1, where=known)
-    norms = np.where(known.any(axis=1), np.sqrt(squares), np.nan)
-    signed = (entries["projections"] * signs).sum(axis=1, where=known[:, :, None])
-    for row, flag, norm, both in zip(
-        checksums, sampled.tolist(), norms.tolist(), signed.tolist(), strict=True
-    ):
-        yield crc32(row) | flag, norm, tuple(both)
+    sums[:, 0] = np.where(known.any(axis=1), np.sqrt(squares), np.nan)
+    signed = entries["projections"] * signs
+    sums[:, 1:] = signed.sum(axis=1, where=known[:, :, None])
+    bits: list[int] = np.bitwise_or.reduce(checksums, axis=1, initial=0).tolist()
+    return bits
+
+
+_fill_entries: Final = _fill_in_python if NATIVE is None else NATIVE.fill_entries
+_sum_entries: Final = _sum_in_python if NATIVE is None else NATIVE.sum_entries
+
+
+def entries_of(prints: NDArray[Any]) -> NDArray[Any]:
+    """Return the entries of a step; the norm of an update is estimated from its projections.
+
+    Args:
+        prints: shape (3, number of parameters), type `PRINT`: of the parameters when the step
+            began, of their gradients, and of the parameters when it ended.
+
+    Returns: the same shape, type `ENTRY`, in place of the last row the update.
+    """
+    entries = np.empty(prints.shape, ENTRY)
+    _fill_entries(prints, entries)
+    return entries
 
 
 def _json(value: Any) -> bytes:

@@ -76,14 +76,18 @@ class Losses:
         self._entries = 0
 
     def install(self, entry: BackwardEntry) -> None:
-        """Watch backward passes until the step ends."""
-        undo = self._session.step_undo
+        """Watch backward passes until `Session.steps_undo` is closed."""
+        undo = self._session.steps_undo
         self.is_installed = entry.open(undo, self._around)
         undo.callback(self._removed)
 
+    def next_step(self) -> None:
+        """Begin to count anew."""
+        self.count = self._entries = 0
+
     def _removed(self) -> None:
         self.is_installed = False
-        self.count = self._entries = 0
+        self.next_step()
 
     @contextmanager
     def _around(self, roots: Sequence[Any], _gradients: Sequence[Any]) -> Iterator[None]:

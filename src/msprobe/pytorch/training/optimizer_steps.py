@@ -122,22 +122,29 @@ class OptimizerSteps:
         self._installed = False
 
     def install(self) -> None:
-        """Watch the optimizers until the step ends."""
-        if self._installed:
-            return
-        self._installed = True
-        undo = self._session.step_undo
-        undo.callback(self._removed)
-        undo.callback(register_optimizer_step_pre_hook(self._before).remove)
-        undo.callback(register_optimizer_step_post_hook(self._after).remove)
+        """Watch the optimizers until `Session.steps_undo` is closed."""
+        if not self._installed:
+            self._installed = True
+            undo = self._session.steps_undo
+            undo.callback(self._removed)
+            undo.callback(register_optimizer_step_pre_hook(self._before).remove)
+            undo.callback(register_optimizer_step_post_hook(self._after).remove)
         for optimizer in _stepping_now():
-            self._start(optimizer, has_closure=True)
+            running = self._running.get(id(optimizer))
+            if running is None:
+                self._start(optimizer, has_closure=True)
+            elif running.draft is None:  # it began while no step was recorded
+                quietly(self._session, _WHERE, self._begin, optimizer, True, running)
 
-    def _removed(self) -> None:
-        self._installed = False
+    def next_step(self) -> None:
+        """Begin to count anew; steps of optimizers that run now belong to the step that is over."""
         self._calls.clear()
         for running in list(self._running.values()):
             running.end()
+
+    def _removed(self) -> None:
+        self._installed = False
+        self.next_step()
 
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

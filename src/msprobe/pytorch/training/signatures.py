@@ -76,7 +76,7 @@ class SignatureObserver:
         quietly(session, _WHERE, self._begin_step)
         session.undo.callback(self._hooks.remove)
         session.attempt("hooking models", self._hooks.arm)
-        if session.facts.is_open and not self._losses.is_installed:
+        if not self._losses.is_installed:
             session.attempt("hooking backward", self._losses.install, self._backward)
         session.attempt("hooking optimizers", self._optimizers.install)
         self._clipping.install_clipping()
@@ -84,6 +84,8 @@ class SignatureObserver:
     def next_step(self) -> None:
         """Forget the state of the step that is over."""
         self._data.next_step()
+        self._losses.next_step()
+        self._optimizers.next_step()
 
     # -- the step ------------------------------------------------------------------------------
 
