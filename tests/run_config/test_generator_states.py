@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import zlib
 
 import numpy as np
@@ -43,6 +44,25 @@ def test_another_generator_that_numpy_was_given_is_told_by_its_state():
     assert dict(python_and_numpy_states()) == first
     np.random.rand()
     assert dict(python_and_numpy_states())["numpy"] != first["numpy"]
+
+
+@pytest.mark.usefixtures("shared_generators")
+@pytest.mark.parametrize("is_readable", [True, False])
+@pytest.mark.parametrize("drawn", [0, 1, 624, 2000])
+def test_pythons_checksum_is_that_of_its_words_and_what_it_keeps(drawn, is_readable, monkeypatch):
+    monkeypatch.setattr(random_recording, "_is_python_readable", lambda: is_readable)
+    random.seed(7)
+    for _ in range(drawn):
+        random.getrandbits(32)
+    if drawn == 1:
+        random.gauss(0, 1)
+    version, words, gauss = random.getstate()
+    content = struct.pack("625I", *words) + repr((version, gauss)).encode()
+    assert dict(python_and_numpy_states())["python"] == f"{zlib.crc32(content):08x}"
+
+
+def test_python_keeps_its_generator_as_its_memory_is_read():
+    assert random_recording._is_python_readable()
 
 
 @pytest.mark.usefixtures("shared_generators")

@@ -169,6 +169,8 @@ class Run:
         session = self.session
         with session.spending():
             if not session.start(rank=rank):
+                if self.signatures is not None and session.capturing:
+                    self.signatures.see_next_call()
                 return
             use_threads_of_torch()
             self._watch_replicas()

@@ -221,7 +221,7 @@ def python_and_numpy_states() -> Iterator[tuple[str, str]]:
 
 def _python_state() -> bytes:
     """Return the state of Python's shared generator: its words, where it stands, what it keeps."""
-    generator: Any = random._inst  # type: ignore[attr-defined]
+    generator: Any = random._inst
     if not _is_python_readable():
         version, words, gauss = random.getstate()
         return array("I", words).tobytes() + repr((version, gauss)).encode()

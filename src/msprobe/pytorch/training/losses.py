@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections import deque
@@ -118,7 +119,6 @@ class Losses:
             return
         for root, fact in found[: _MOST_ENTRIES - self._entries]:
             self._entries += 1
-            print_ = Fingerprint(root.detach())
             entry = partial(
                 fact,
                 micro=micro,
@@ -127,9 +127,21 @@ class Losses:
                 made_by=_made_by(root) if self._tells_operations else [],
             )
             scale = None if self._scale_of is None else self._scale_of(root)
+            if scale is None and (value := _number_in(root)) is not None:
+                facts.append("loss", entry(value=value))
+                continue
+            print_ = Fingerprint(root.detach())
             prints = [print_] if scale is None else [print_, Fingerprint(scale.detach())]
             deferred = partial(_loss, entry, prints, root.numel())
             facts.append("loss", deferred() if all(one.is_ready for one in prints) else deferred)
+
+
+def _number_in(root: torch.Tensor) -> float | None:
+    """Return the finite number that a plain tensor on the CPU holds alone; None for any other."""
+    if type(root) is not torch.Tensor or not root.is_cpu or root.numel() != 1:
+        return None
+    value = root.item() if root.is_floating_point() else math.nan
+    return value if math.isfinite(value) else None
 
 
 def _loss(entry: Callable[..., Loss], prints: Sequence[Fingerprint], elements: int) -> Loss:

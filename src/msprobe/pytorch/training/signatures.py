@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from types import FrameType
 from typing import Any, Final
@@ -80,6 +80,10 @@ class SignatureObserver:
             session.attempt("hooking backward", self._losses.install, self._backward)
         session.attempt("hooking optimizers", self._optimizers.install)
         self._clipping.install_clipping()
+
+    def see_next_call(self) -> None:
+        """Note that no call of a model runs: a KeyboardInterrupt may have left the last one."""
+        self._session.attempt("hooking models", self._hooks.arm)
 
     def next_step(self) -> None:
         """Forget the state of the step that is over."""
@@ -165,9 +169,9 @@ class SignatureObserver:
     def take_gradients(self, optimizer: Optimizer, number: int) -> None:
         """Read the gradients of an optimizer, and its parameters if no model has them."""
         groups = [group["params"] for group in optimizer.param_groups]
-        places = self._parameters.places_of(groups, number)
-        gradients = [one.grad for parameters in groups for one in parameters]
-        self._gradients.append((places, TensorPrints(gradients)))
+        parameters = [one for group in groups for one in group]
+        places = self._parameters.places_of(parameters, map(len, groups), number)
+        self._gradients.append((places, TensorPrints([one.grad for one in parameters])))
 
     def put_settings(self, optimizer: Optimizer, number: int) -> None:
         """Take the settings of an optimizer."""
@@ -185,74 +189,72 @@ class _DataHooks:
     """The hooks that see calls of the models begin.
 
     They are torch's global ones: a hook of a module would be copied and saved with it. While torch
-    has one, each call of any module takes a longer way. So the hook is away during a call of the
-    model, as long as it lives: torch's code around the call keeps the last hook until the end.
+    has one, each call of any module takes a longer way. So it is away during a call of the model,
+    until a hook of the model's own, which is there as long, sees its end or an exception.
     """
 
     def __init__(self, observer: SignatureObserver) -> None:
         self._observer = observer
-        self._is_wanted = False
-        self._armed: RemovableHandle | None = None
-        self._inside: RemovableHandle | None = None
+        self._begin = self._inside = self._end = _no_handle()
 
     def arm(self) -> None:
         """See the next call of a model, until `remove`."""
-        self._is_wanted = True
-        if self._armed is None:
-            self._armed = module_code.register_module_forward_pre_hook(_DataHook(self))
-
-    def see(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Take a call that begins; torch's code calls the hook that calls this."""
-        observer = self._observer
-        if observer.enter(module, args, sys._getframe(2)) and observer.has_one_model:
-            self._disarm()
+        self._begin.remove()
+        self._begin = module_code.register_module_forward_pre_hook(self._see)
 
     def look_inside(self) -> None:
         """Have a look at autocast when the next module is called that is no model."""
-        if self._inside is None:
-            self._inside = module_code.register_module_forward_pre_hook(self._see_inside)
-
-    def hook_is_gone(self) -> None:
-        """Note that the call of a model is over, during which the hook was away."""
-        if self._is_wanted and self._armed is None:
-            self._end_inside()
-            self.arm()
+        self._inside.remove()
+        self._inside = module_code.register_module_forward_pre_hook(self._see_inside)
 
     def remove(self) -> None:
         """See nothing any more."""
-        self._is_wanted = False
-        self._disarm()
-        self._end_inside()
+        for handle in (self._begin, self._inside, self._end):
+            handle.remove()
+
+    def _see(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        observer = self._observer
+        if observer.enter(module, args, sys._getframe(1)) and observer.has_one_model:
+            self._end.remove()
+            self._end = nn.Module.register_forward_hook(module, _EndHook(self), always_call=True)
+            self._begin.remove()
 
     def _see_inside(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
         if not self._observer.is_model(module):
-            self._end_inside()
+            self._inside.remove()
             self._observer.look_at_autocast()
 
-    def _disarm(self) -> None:
-        armed, self._armed = self._armed, None
-        if armed is not None:
-            armed.remove()
+    def see_end(self, has_result: bool) -> None:
+        """Note that a call of the model is over.
 
-    def _end_inside(self) -> None:
-        inside, self._inside = self._inside, None
-        if inside is not None:
-            inside.remove()
+        Args:
+            has_result: whether it returned something; torch's loop over the hooks of a call that
+                raised must find them as they were.
+        """
+        self._inside.remove()
+        if has_result:
+            self._end.remove()
+        self.arm()
 
 
-class _DataHook:
-    """A hook that tells when nothing holds it any more."""
+class _EndHook:
+    """The hook of a model's own; copies of the model have it, too, if they are made meanwhile."""
 
     __slots__ = ("_hooks",)
 
-    def __init__(self, hooks: _DataHooks) -> None:
+    def __init__(self, hooks: _DataHooks | None = None) -> None:
         self._hooks = hooks
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._hooks.see(module, args)
+    def __call__(self, module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
+        if self._hooks is not None:
+            self._hooks.see_end(result is not None)
 
-    def __del__(self) -> None:
-        self._hooks.hook_is_gone()
+    def __reduce__(self) -> tuple[type[_EndHook], tuple[()]]:
+        return _EndHook, ()
+
+
+def _no_handle() -> RemovableHandle:
+    return RemovableHandle(OrderedDict())
 
 
 class _GradientDraft:
@@ -312,27 +314,30 @@ class _Parameters:
             self._orders.clear()
         self._before = TensorPrints(self._tensors, self._known)
 
-    def places_of(self, groups: Sequence[Sequence[Tensor]], number: int) -> list[int]:
+    def places_of(
+        self, parameters: Sequence[Tensor], sizes: Iterable[int], number: int
+    ) -> list[int]:
         """Return the places of the parameters of an optimizer; new ones are read, and named.
 
         Args:
-            groups: the parameters.
-            number: of the optimizer; new ones are named by it, and by their places here.
+            parameters: of all groups.
+            sizes: of the groups.
+            number: of the optimizer; new ones are named by it, and by their places in it.
         """
-        order = [id(one) for parameters in groups for one in parameters]
+        order = list(map(id, parameters))
         known = self._orders.get(number)
         if known is not None and known[0] == order:
             return known[1]
-        places = dict(self._held.places)
         count = len(self._tensors)
+        places = dict(self._held.places)
         places |= {id(one): count + place for place, one in enumerate(self._further)}
         new: list[Tensor] = []
-        for index, parameters in enumerate(groups):
-            for place, one in enumerate(parameters):
-                if id(one) not in places:
-                    places[id(one)] = len(places)
-                    new.append(one)
-                    self._further_names.append(f"optimizer.{number}.group.{index}.{place}")
+        names = (f"{index}.{place}" for index, size in enumerate(sizes) for place in range(size))
+        for one, name in zip(parameters, names, strict=True):
+            if id(one) not in places:
+                places[id(one)] = len(places)
+                new.append(one)
+                self._further_names.append(f"optimizer.{number}.group.{name}")
         if new:
             self._further += new
             self._further_before.append(TensorPrints(new))
