@@ -116,7 +116,7 @@ class StepSignatures:
             names: of the parameters.
             types: of the parameters.
             prints: shape (3, number of names): of the parameters when the step began, of their
-                gradients, and of the parameters when it ended. Kept and changed.
+                gradients, and of the parameters when it ended.
         """
         self._names, self._types, self._prints = names, types, prints
 

@@ -140,7 +140,10 @@ def _number_in(root: torch.Tensor) -> float | None:
     """Return the finite number that a plain tensor on the CPU holds alone; None for any other."""
     if type(root) is not torch.Tensor or not root.is_cpu or root.numel() != 1:
         return None
-    value = root.item() if root.is_floating_point() else math.nan
+    try:
+        value = root.item() if root.is_floating_point() else math.nan
+    except RuntimeError:  # inside of `vmap` it stands for several
+        return None
     return value if math.isfinite(value) else None
 
 
