@@ -97,8 +97,37 @@ def wanted(debugger: PrecisionDebugger, change: Any) -> None:
     fit(debugger, [model, slow], torch.optim.SGD(model.parameters(), 0.1), loss)
 
 
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return the intersection over union of each box with each other one."""
+    areas = [(box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1]) for box in (a, b)]
+    low = torch.max(a[:, None, :2], b[None, :, :2])
+    high = torch.min(a[:, None, 2:], b[None, :, 2:])
+    both = (high - low).clamp(min=0).prod(dim=-1)
+    return both / (areas[0][:, None] + areas[1][None] - both)
+
+
+def _overlap_of_pairs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    both = (torch.min(a[:, 2:], b[:, 2:]) - torch.max(a[:, :2], b[:, :2])).clamp(min=0).prod(-1)
+    return both / ((a[:, 2:] - a[:, :2]).prod(-1) + (b[:, 2:] - b[:, :2]).prod(-1) - both)
+
+
+def paired(debugger: PrecisionDebugger, change: Any) -> None:
+    """Train by the overlaps of pairs of boxes, or by the diagonal of those of all with all."""
+    model, inputs, low = nn.Linear(5, 4), torch.randn(3, 6, 5), torch.rand(3, 6, 2) * 0.2
+    wanted = torch.cat([low, low + 0.5], -1)
+
+    def loss(number: int) -> torch.Tensor:
+        near, far = model(inputs[number]).sigmoid().chunk(2, -1)
+        boxes = torch.cat([near, near + far], -1)
+        if change:
+            return (1 - _overlap_of_pairs(boxes, wanted[number])).mean()
+        return (1 - _overlap(boxes, wanted[number]).diag()).mean()
+
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.01), loss)
+
+
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
-@pytest.mark.parametrize("training", [same, wanted])
+@pytest.mark.parametrize("training", [same, wanted, paired])
 def test_a_shape_without_consequence_accuses_nobody(
     tmp_path: Path, training: Run, level: str
 ) -> None:

@@ -344,7 +344,12 @@ def _stays(call: Call, row: Row) -> bool:
         return True
     # One that makes up for an input that differs (`norm` of an inverse FFT) has its effect there.
     tensors = (*call.outputs, *(each for each in call.inputs if each.holds_tensor))
-    return row.is_argument and not any(each.status.is_difference for each in tensors)
+    return row.is_argument and not any(map(_shows_effect, tensors))
+
+
+def _shows_effect(row: Row) -> bool:
+    """Return whether a tensor differs, be it in dimensions of size 1 alone."""
+    return row.status.is_difference or len({value.shape for value in row.values}) > 1
 
 
 def _has_equal_inputs(call: Call) -> bool:
