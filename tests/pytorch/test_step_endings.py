@@ -107,6 +107,17 @@ def test_a_batch_that_is_tried_again_in_the_same_step_makes_it_whole(debugger, m
         debugger.step()
     ended = ending(tmp_path)
     assert (ended.how, ended.exception) == (Ending.WHOLE, "ValueError: too wide")
+    assert ended.begun_again == [1]
+
+
+def test_a_start_that_follows_no_stop_of_its_own_step_begins_nothing_again(
+    debugger, model, tmp_path
+):
+    for _ in range(2):
+        debugger.start(model)
+        model(GOOD).sum().backward()
+        debugger.step()
+    assert ending(tmp_path, 1).begun_again == []
 
 
 def test_an_exception_that_the_model_catches_is_no_interruption(debugger, tmp_path):
@@ -204,7 +215,7 @@ def test_a_loop_that_ends_by_stop_iteration_is_whole(debugger, model, tmp_path):
             break
         model(batch).sum().backward()
     debugger.step()
-    assert ending(tmp_path) == WHOLE
+    assert ending(tmp_path) == Ended(how=Ending.WHOLE, begun_again=[1])
 
 
 def test_an_api_that_fails_before_another_way_is_taken(tmp_path):

@@ -17,6 +17,7 @@ from msprobe.capture.call import Call
 from msprobe.dump.facts import Ended, Ending
 
 _MOST_TEXT: Final = 300
+_MOST_AGAIN: Final = 100
 # They end a loop or a generator, and say nothing of an error.
 _ORDINARY: Final = (StopIteration, StopAsyncIteration, GeneratorExit)
 
@@ -35,15 +36,18 @@ class StepEnding:
     Attributes:
         is_stopped: whether the program has called ``stop`` since the last ``start``.
         took_gradients: whether a backward pass has returned.
+        begun_again: calls of the model before each ``start`` that follows no ``stop``.
     """
 
     __slots__ = (
+        "_calls",
         "_climbing",
         "_last",
         "_left",
         "_next_order",
         "_older",
         "_pending",
+        "begun_again",
         "is_stepped",
         "is_stopped",
         "took_gradients",
@@ -59,6 +63,8 @@ class StepEnding:
         self.is_stopped = True
         self.is_stepped = True
         self.took_gradients = False
+        self.begun_again: list[int] = []
+        self._calls = 0
         # Exceptions of the time before the step; only compared, so that they are not kept alive.
         self._older = {id(error) for error in (sys.exc_info()[1], _unhandled())}
         # Of the exception that leaves one call after the other: the next call that it will leave.
@@ -89,11 +95,13 @@ class StepEnding:
 
     def left(self, work: Work) -> None:
         """Note that the exception that is being handled leaves a part of the training."""
+        self._calls += work is Work.FORWARD
         self._note(work, sys.exc_info()[1])
 
     def succeeded(self, work: Work) -> None:
         """Note that a forward call of the model, or a backward pass, returned."""
         self.took_gradients |= work is Work.BACKWARD
+        self._calls += work is Work.FORWARD
         if self._pending:
             self._pending.pop(work, None)
             if work is Work.BACKWARD:
@@ -103,6 +111,11 @@ class StepEnding:
         """Note a call of ``start``: an exception that is being handled now is an older one."""
         self.is_stopped = False
         self._older.add(id(sys.exc_info()[1]))
+
+    def started_again(self) -> None:
+        """Note a call of ``start`` while the step is observed: the program may have left it."""
+        if not self.is_stopped:  # else ``start`` belongs to the step before
+            self.begun_again.append(self._calls)
 
     def stopped(self) -> None:
         """Note a call of ``stop``."""
@@ -136,7 +149,13 @@ class StepEnding:
         if self._pending or (order is not None and self._next_order() == order + 1):
             how = Ending.INTERRUPTED
         text, record = self._left or (None, None)
-        return Ended(how=how, exception=text, record=record, stepped=self.is_stepped)
+        return Ended(
+            how=how,
+            exception=text,
+            record=record,
+            stepped=self.is_stepped,
+            begun_again=self.begun_again[:_MOST_AGAIN],
+        )
 
 
 def remark(ended: Ended) -> str | None:

@@ -212,6 +212,7 @@ class Session:
         """
         self.totals.start(self.step_number)
         if self.capturing:
+            self.current.ending.started_again()
             return False
         if not self._open_if_wanted(rank):
             self._remove_lasting()

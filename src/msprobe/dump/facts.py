@@ -49,6 +49,7 @@ WITHOUT_MEANING: Final = ("foreach", "fused", "capturable", "differentiable", "i
 class Ending(StrEnum):
     """How the recording of a step ended.
 
+    `KILLED`: the process ended at once: by a signal, a crash, or ``os._exit``.
     `UNSTOPPED`: the step or the process ended without a call of ``stop``.
     """
 
@@ -66,12 +67,15 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         exception: class and text of the exception that interrupted it.
         record: name of the record of the innermost call that the exception left.
         stepped: whether ``step`` ended it, and not the end of the program.
+        begun_again: how many calls of the model it had made, each time that ``start`` was called in
+            it without ``stop`` before.
     """
 
     how: Ending
     exception: str | None = None
     record: str | None = None
     stepped: bool = True
+    begun_again: list[int] = []
 
     @property
     def words(self) -> str:
@@ -82,7 +86,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
             exception = textwrap.shorten(text, _MOST_WORDS, placeholder=" …")
             return f"was interrupted by {exception}{where}"
         if self.how is Ending.KILLED:
-            return "was cut off: the process was killed"
+            # Python tells nobody of these ends.
+            return "was cut off: the process was killed, crashed, or ended by os._exit"
         if self.how is Ending.WHOLE:
             return "ended with the program (debugger.step() was not called)"
         return "was never stopped (debugger.stop() was not called)"

@@ -3,22 +3,29 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides
 from msprobe.compare.training.facts_pair import FactsPair
-from msprobe.compare.training.start import kinds_of
+from msprobe.compare.training.start import equal_at_start, kinds_of
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Ended, Ending, Facts
 from msprobe.dump.record_names import RecordKind, parse_record_name
 
 
-def ended_differences(pair: FactsPair) -> Iterator[FactDifference]:
-    """Yield a step that ended early on one side only."""
+def ended_differences(pair: FactsPair, last: FactsPair | None) -> Iterator[FactDifference]:
+    """Yield a step that ended early, or was begun again, on one side only.
+
+    Args:
+        pair: the facts of the step.
+        last: those of the step before.
+    """
     target, reference = pair.target.ended, pair.reference.ended
     if target is None or reference is None:
         return
+    yield from _begun_again(pair, last)
     if target.how is reference.how and pair.is_cut("target") is pair.is_cut("reference"):
         yield from _left_out(pair)
         return
@@ -67,6 +74,49 @@ def _left_out(pair: FactsPair) -> Iterator[FactDifference]:
                 "as the other side has: it was left out, or left early",
                 next=(f"look for an exception that the program of the {side} caught",),
             )
+
+
+def _begun_again(pair: FactsPair, last: FactsPair | None) -> Iterator[FactDifference]:
+    """Yield a step that one side alone begins twice: it went on with another batch, say.
+
+    Some programs call ``start`` twice in each step, or for each micro batch. Where anything differs
+    before, that is the cause of it.
+    """
+    before = (None, None) if last is None else tuple(each.ended for each in last.sides)
+    both = zip(pair.sides, before, strict=True)
+    for side, _, (own, earlier), (other, _) in of_sides(*both):
+        again = own.ended.begun_again if own.ended is not None else []
+        if not again or other.ended is None or other.ended.begun_again:
+            continue
+        made = again[-1]
+        is_habit = earlier is None or earlier.begun_again
+        is_left = made and _calls(own) > _calls(other) and len(own.loss) <= len(other.loss)
+        if (is_left or not (made or is_habit)) and _agrees_before(pair, again[0]):
+            yield pair.difference(
+                VerdictClass.INCOMPLETE,
+                Moment.SETTINGS,
+                f"step {pair.step} of the {side} was left and begun again: debugger.start() was "
+                "called without debugger.stop() and debugger.step() before; it had made "
+                f"{made or 'no'} call{'s' * (made != 1)} of the model",
+                next=(
+                    f"look for an exception or a `continue` by which the program of the {side} "
+                    "leaves the step, and call debugger.stop() and debugger.step() there, too",
+                ),
+            )
+
+
+def _calls(facts: Facts) -> int:
+    """Return how many calls of the model were given data."""
+    return len({each.micro for each in facts.data})
+
+
+def _agrees_before(pair: FactsPair, calls: int) -> bool:
+    """Return whether the state at the start agrees, and what so many calls were given."""
+    sides = (
+        [(each.where, each.checksum) for each in facts.data if each.micro < calls]
+        for facts in pair.sides
+    )
+    return all(equal_at_start(pair).values()) and operator.eq(*sides)
 
 
 def _reads_parameters(facts: Facts) -> bool:

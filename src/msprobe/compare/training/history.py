@@ -393,7 +393,7 @@ class TrainingHistory:
         yield from scaler_differences(pair, had_same_scales=history.has_same_scales)
         if not trains_alike:
             yield from loss_differences(pair, resolution, scale)
-        yield from ended_differences(pair)
+        yield from ended_differences(pair, history.last)
         yield from collective_differences(pair)
         clips = list(clip_differences(pair))
         is_known = any(each.gradients[0] for each in steps)

@@ -144,7 +144,7 @@ class EffectiveFacts:
             case VerdictClass.COMMUNICATION:
                 return self._is_communication_used(fact)
             case VerdictClass.INCOMPLETE:
-                return bool(self._findings.counts[Status.MISSING] or self._findings.counts["added"])
+                return self._is_end_seen(fact)
         if fact.moment in (Moment.LOSS, Moment.REDUCE) or fact.is_unread:
             return observed is not None and (
                 _agrees_until(observed, fact) or self._tells_gradients(fact, observed)
@@ -165,6 +165,13 @@ class EffectiveFacts:
         is_own = comparison.rank == fact.rank
         communicates = any(facts is not None and facts.communication for facts in comparison.facts)
         return observed is not None and observed.draws and (is_own or communicates)
+
+    def _is_end_seen(self, fact: FactDifference) -> bool:
+        """Return whether values tell that a step ended early, or was begun with another batch."""
+        if fact.moment is Moment.SETTINGS:
+            later = self._from(fact)
+            return any(each.forward_differs or each.backward_differs for each in later)
+        return bool(self._findings.counts[Status.MISSING] or self._findings.counts[Status.ADDED])
 
     def _fills_buffers(self, fact: FactDifference) -> bool:
         """Return whether all that differs are buffers of models that draw random numbers."""

@@ -170,7 +170,8 @@ class _Search:
             return False
         if culprit is None:
             return True
-        if fact.verdict is VerdictClass.INCOMPLETE and fact.step == culprit.comparison.step:
+        is_cut = fact.verdict is VerdictClass.INCOMPLETE and fact.moment is not Moment.SETTINGS
+        if is_cut and fact.step == culprit.comparison.step:
             # A call that ended early has no results.
             return is_lacking(culprit.row)
         return when <= self._facts.when_seen(culprit)

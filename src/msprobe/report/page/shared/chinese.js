@@ -311,7 +311,7 @@ export const sentences = {
   "the gradients are {} times the reference's from {} on (step {}, {} gradient{}): the factor is {}": "自 {2} 起梯度是标杆侧的 {1} 倍（step {3}，{4} 个梯度）：系数为 {6}",
   // the end of a recording, the loss
   "was never stopped (debugger.stop() was not called)": "从未停止（未调用 debugger.stop()）", "was interrupted by {}{}": "被 {} 中断{}",
-  "was cut off: the process was killed": "被截断：进程被杀死",
+  "was cut off: the process was killed, crashed, or ended by os._exit": "被截断：进程被杀死、崩溃或以 os._exit 结束",
   "ended with the program (debugger.step() was not called)": "随程序结束（未调用 debugger.step()）", " in {}": "，位于 {}", "an exception": "异常",
   "it is made by {} in the target, by {} in the reference": "待测侧由 {} 产生，标杆侧由 {} 产生",
   "step {} of the {} {}; that of the other side is whole": "{2}的 step {1} {3}；另一侧完整",
@@ -622,6 +622,8 @@ export const sentences = {
   "argument {} of {}, a tensor without a gradient, differs{}": "{2} 的参数 {1}（无梯度的张量）有差异{3}", "argument {}": "参数 {}", "not given": "未给出",
   "only the {} calls {}{}": "仅{}调用 {}{}", " of {} elements of {}": "（{} 个 {} 元素）",
   "in {} the model gets other arguments: {}{}": "{}：模型得到其他参数：{}{}",
+  "step {} of the {} was left and begun again: debugger.start() was called without debugger.stop() and debugger.step() before; it had made {} call{} of the model": "{2}的 step {1} 被中途放弃后重新开始：再次调用 debugger.start() 之前没有调用 debugger.stop() 和 debugger.step()；此前已调用模型 {3} 次",
+  "look for an exception or a `continue` by which the program of the {} leaves the step, and call debugger.stop() and debugger.step() there, too": "在{}的程序中查找离开该 step 的异常或 `continue`，并在那里也调用 debugger.stop() 和 debugger.step()",
   "step {} of the {} has no backward pass and no optimizer step, as the other side has: it was left out, or left early": "{2}的 step {1} 没有反向和优化器步骤，而另一侧有：该步被跳过或提前退出",
   "look for an exception that the program of the {} caught": "查找{}程序捕获的异常",
   "recorded at L0, without the calls {}": "以 L0 级别采集，不含{}的调用", "between the model and its loss": "模型与 loss 之间", "inside of modules": "模块内部", "not what {} made": "并非 {} 的结果",
