@@ -16,6 +16,8 @@ from torch import nn  # noqa: E402
 from builders.recordings import recording  # noqa: E402
 from builders.two_runs import recorded_steps, verdict_on  # noqa: E402
 from compare.judging import compare  # noqa: E402
+from msprobe.compare.training.fingerprints import Fingerprint  # noqa: E402
+from msprobe.compare.training.gradients import is_cleared  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -149,3 +151,19 @@ def test_the_gradients_of_one_optimizer_that_are_left_over_are_named(
     assert names is not None, verdict["sentence"]
     assert sorted(names[1].split(", ")) == ["0.bias", "0.weight"]
     assert "(step 1)" in verdict["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("left", "apart", "is_known"),
+    [(1.0, 1.0, False), (1.0, 1e-3, True), (0.0, 0.0, False), (1e-4, 1e-4, False)],
+    ids=["added", "cleared", "nothing left over", "as small as rounding"],
+)
+def test_gradients_that_agree_are_cleared_if_what_was_left_over_would_show(
+    left: float, apart: float, is_known: bool
+) -> None:
+    def gradient(norm: float, *projections: float) -> Fingerprint:
+        return Fingerprint("torch.float32", norm=norm, projections=projections)
+
+    reference, last = gradient(100.0, 60.0, -80.0), gradient(left, left, 0.5 * left)
+    target = gradient(100.0, 60.0 + apart, -80.0 + 0.5 * apart)
+    assert is_cleared(target, reference, (last, last)) is is_known

@@ -227,6 +227,30 @@ def test_long_sums_are_followed(tmp_path: Path) -> None:
     assert verdict["class"] in ("unexplained", "gradient"), verdict["sentence"]
 
 
+def smoothed(debugger: PrecisionDebugger, share: float) -> None:
+    """Train by two terms, with two numbers, one of which is 1 without smoothing."""
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    inputs = torch.randn(3, 8, 6)
+    for number in recorded_steps(debugger, model):
+        logits = model(inputs[number])
+        right, wrong = functional.logsigmoid(logits), functional.logsigmoid(-logits)
+        loss = -right * (1 - share) - wrong * share  # <smoothed>
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_number_that_is_one_on_one_side_is_an_argument(tmp_path: Path, swapped: bool) -> None:
+    sides = (0.0, 0.1) if swapped else (0.1, 0.0)
+    verdict = verdict_on(tmp_path, smoothed, *sides, "L0")
+    assert verdict["class"] == "argument", verdict["sentence"]
+    values = "1.0 in the target, 0.9" if swapped else "0.9 in the target, 1.0"
+    words = with_lines("argument 1 of Tensor.__mul__ (<smoothed>) is ")
+    assert f"{words}{values} in the reference" in verdict["sentence"]
+
+
 def with_lines(words: str) -> str:
     """Words in which ``<name>`` is the line of this file that ends with ``# <name>``."""
     lines = Path(__file__).read_text("utf-8").splitlines()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -172,6 +172,27 @@ def _is_idle(call: OutlinedCall) -> bool:
     return idle is not None and numbers == [idle] and not call.named
 
 
+def _parents(outline: Outline) -> list[str | None]:
+    """Return of each call of a step the module that makes it."""
+    return [run.parent for run in outline.runs for _ in outline.bodies[run.body]]
+
+
+def _renumbered(outlines: Sequence[Outline], ends: Sequence[int]) -> set[Hashable]:
+    """Return kinds of which both sides make as many calls, and not as many that are idle.
+
+    One of these is given the number 1 on one side: to leave it out would pair the others wrongly.
+    """
+    counts: list[tuple[Counter[Hashable], Counter[Hashable]]] = []
+    for outline, end in zip(outlines, ends, strict=True):
+        made, idle = Counter[Hashable](), Counter[Hashable]()
+        for call, parent in zip(calls_in(outline)[:end], _parents(outline), strict=False):
+            made[operator_name(call), parent] += 1
+            idle[operator_name(call), parent] += _is_idle(call)
+        counts.append((made, idle))
+    (made, idle), (others, idle_others) = counts
+    return {each for each in made if made[each] == others[each] and idle[each] != idle_others[each]}
+
+
 @dataclass(slots=True)
 class _Graph:
     """The calls of one side, from the first one to the last that matters.
@@ -197,13 +218,20 @@ class _Graph:
     written_by_hand: set[str | None] = field(default_factory=set)
 
     @classmethod
-    def of(cls, outline: Outline, end: int, shared: frozenset[str]) -> _Graph:
-        """Return the graph of the calls before a place; names that are not shared tell nothing."""
-        graph = cls(calls_in(outline)[:end])
+    def of(
+        cls, outline: Outline, end: int, shared: frozenset[str], renumbered: Set[Hashable]
+    ) -> _Graph:
+        """Return the graph of the calls before a place.
+
+        Args:
+            outline: the calls of a step.
+            end: the place.
+            shared: names of tensors that are on both sides; others tell nothing.
+            renumbered: kinds of calls that are given other numbers, which may be idle ones.
+        """
+        graph = cls(calls_in(outline)[:end], parents=_parents(outline))
         for run in outline.runs:
-            body = outline.bodies[run.body]
-            graph.parents += [run.parent] * len(body)
-            if any(outline.calls[number].source for number in body):
+            if any(outline.calls[number].source for number in outline.bodies[run.body]):
                 graph.written_by_hand.add(run.parent)
         passed: dict[_Origin, _Origin] = {}
         first: dict[Hashable, int] = {}
@@ -211,7 +239,8 @@ class _Graph:
             call = graph.calls[place]
             fed = [_before(origin, passed, shared) for origin in origins]
             graph.fed.append(fed)
-            if operator_name(call) in _PASSING or _is_idle(call):
+            is_idle = _is_idle(call) and graph.kind(place) not in renumbered
+            if operator_name(call) in _PASSING or is_idle:
                 graph.keys.append(None)
                 if fed:
                     passed[place, 0] = fed[0]
@@ -304,8 +333,9 @@ class Feeding:
         """
         self._made = made
         ends = [max(each, default=-1) + 1 for each in made.places]
+        renumbered = _renumbered(made.outlines, ends)
         self._graphs = [
-            _Graph.of(outline, end, made.shared)
+            _Graph.of(outline, end, made.shared, renumbered)
             for outline, end in zip(made.outlines, ends, strict=True)
         ]
         # Of each call with what it is fed, of a sum of sums all summands, and how many of these,

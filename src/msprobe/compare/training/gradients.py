@@ -54,6 +54,8 @@ from msprobe.dump.facts import Clip
 _SAME_SUM: Final = 1e-3
 # A part shows in a sum if without it so many times as much is left unexplained.
 _SHOWN: Final = 30.0
+# So much of a gradient of the step before tells whether it is part of another one.
+_LEFT_OVER: Final = 0.1
 # So far apart are gradients of ranks that are not those of one with another clipping.
 _OWN: Final = 0.05
 # So far from the factor of the others, or from any, no rounding takes a gradient.
@@ -121,7 +123,7 @@ class GradientHistory:
         sizes = dict(zip(pair.columns[0].name, map(math.prod, pair.columns[0].shape), strict=False))
         telling = [n for n in moved if n not in rounded and sizes[n] > PROJECTIONS]
         last = self._last.get(pair.target.number)
-        words = "" if last is None else _stale(moved, _agreeing(pair), both, last)
+        words = "" if last is None else _stale(moved, _agreeing(pair, self.last), both, last)
         if words:
             yield _difference(pair, f"{words} (step {pair.pair.step})", moved)
             return
@@ -295,12 +297,32 @@ def _same_sums(pair: StepPair) -> tuple[set[str], set[str]]:
     return same, set().union(*(near_gradients(*each) for each in clipped)) - same
 
 
-def _agreeing(pair: StepPair) -> int:
-    """Return how many gradients, other than noise, optimizers get alike in a step of both sides."""
+def _agreeing(pair: StepPair, last: Mapping[str, tuple[Fingerprint, Fingerprint]]) -> int:
+    """Return how many gradients, other than noise, optimizers get alike and cleared."""
     steps = [each for each in pair.pair.steps if each.target.call == pair.target.call]
     same = [set[str]().union(*_same_sums(each)) for each in steps]
     large = [large_gradients(each.gradients[0], 0.0) for each in steps]
-    return sum(len(names & those) for names, those in zip(same, large, strict=True))
+    return sum(
+        is_cleared(*(side[name] for side in each.unclipped), last.get(name))
+        for each, names, those in zip(steps, same, large, strict=True)
+        for name in names & those
+    )
+
+
+def is_cleared(
+    target: Fingerprint,
+    reference: Fingerprint,
+    last: tuple[Fingerprint, Fingerprint] | None,
+) -> bool:
+    """Return whether gradients are nearer to each other than to a sum with that of the step before.
+
+    Beside large gradients those of the step before are as small as rounding, where they are zero
+    they are nothing.
+    """
+    apart = distance(target, reference, 0.0)
+    if last is None or not math.isfinite(apart):
+        return True
+    return apart * (reference.norm or 0.0) < _LEFT_OVER * min(each.norm or 0.0 for each in last)
 
 
 def _stale(

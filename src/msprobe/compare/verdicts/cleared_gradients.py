@@ -13,7 +13,7 @@ from msprobe.compare.model import Matched, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import of_sides
 from msprobe.compare.training.fingerprints import Fingerprint
-from msprobe.compare.training.gradients import NOT_CLEARED, gradients_of, is_sum
+from msprobe.compare.training.gradients import NOT_CLEARED, gradients_of, is_cleared, is_sum
 from msprobe.compare.verdicts.history import Parameter, parameter_of
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Value
@@ -82,7 +82,12 @@ def left_over(
         and comparison.parsed(row.pair).kind is RecordKind.PARAMETERS_GRAD
         and (name := name_of_gradient(comparison, row)) in last
     ]
-    agreeing = sum(row.status in _ALIKE and bool(row.target.norm) for _, row in rows)
+    agreeing = sum(
+        row.status in _ALIKE
+        and bool(row.target.norm)
+        and is_cleared(_of(row.target), _of(row.reference), last[name])
+        for name, row in rows
+    )
     changed = [(name, row) for name, row in rows if row.cause is Cause.ACCUMULATED]
     for side, _, own, other in of_sides(0, 1):
         parts = [
