@@ -303,7 +303,7 @@ def _agreeing(pair: StepPair, last: Mapping[str, tuple[Fingerprint, Fingerprint]
     same = [set[str]().union(*_same_sums(each)) for each in steps]
     large = [large_gradients(each.gradients[0], 0.0) for each in steps]
     return sum(
-        is_cleared(*(side[name] for side in each.unclipped), last.get(name))
+        is_cleared(each.unclipped[0][name], each.unclipped[1][name], last.get(name))
         for each, names, those in zip(steps, same, large, strict=True)
         for name in names & those
     )

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.sides import Side
-from msprobe.compare.training.outline_differences import OutlineDifference
+from msprobe.compare.training.outline_differences import OutlineDifference, differences
 from msprobe.compare.training.outlined_calls import (
     MadeCalls,
     content_of,
@@ -24,6 +25,7 @@ from msprobe.compare.training.outlined_calls import (
 )
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts, OutlinedCall
+from msprobe.dump.record_names import RecordKind
 
 _CHANCES: Final = ("p", "dropout_p")
 
@@ -59,6 +61,25 @@ def same_draw(sides: Sequence[Side], names: Sequence[str | None]) -> OutlineDiff
         return None
     words = f"{shown(call)} draws other numbers"
     return OutlineDifference(VerdictClass.RANDOM, words, line_of(call), takes_tensor=True)
+
+
+def draws_numbers(side: Side, record: str) -> bool:
+    """Return whether a recorded call of a function draws random numbers."""
+    parsed = side.parsed(record)
+    if parsed.is_module or parsed.kind is not RecordKind.FORWARD:
+        return False
+    if not side.operator(record).draws_random:
+        return False
+    signature = signature_of(parsed.base)
+    given = {signature.name_of(v.argument): v.value for v in side.values(record)}
+    return takes_chance({**signature.defaults, **given})
+
+
+def lone_draw(facts: Sequence[Facts | None]) -> OutlineDifference | None:
+    """Return the first call without a record by which one side alone draws random numbers."""
+    draws = ([each for each in calls if _takes_chance(each)] for calls in _draws(made_calls(facts)))
+    found = (each for each in differences(*draws) if each.verdict is VerdictClass.CALL)
+    return next(found, None)
 
 
 def draws_within(target: Facts | None, reference: Facts | None) -> bool:

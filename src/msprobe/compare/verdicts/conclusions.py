@@ -41,6 +41,7 @@ from msprobe.compare.verdicts.culprit_classes import (
 )
 from msprobe.compare.verdicts.custom_functions import MAY_BE_INSIDE, culprit_inside
 from msprobe.compare.verdicts.effective_facts import EffectiveFacts
+from msprobe.compare.verdicts.lone_draws import lone_draw
 from msprobe.compare.verdicts.next_steps import CLIP_ALIKE, for_culprit
 from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
 from msprobe.compare.verdicts.own_error import key_of
@@ -102,6 +103,9 @@ class Conclusions:
             verdict, words = VerdictClass.PRECISION, f"{late.words}; {words}"
         elif late is not None:
             evidence.insert(0, late.words)
+        drawn = self._drawn_before(fact)
+        if drawn is not None:
+            verdict, words = VerdictClass.CALL, f"{drawn.words}, step {drawn.place.step}; {words}"
         changed = None if lone or late else self._changed_behind(fact)
         if changed is not None and fact.multiple is not None:
             words, changed = f"{words}; {changed.words}", None  # it is what multiplies them
@@ -129,6 +133,7 @@ class Conclusions:
             next_steps=[
                 *(late.place.next if late is not None else []),
                 *(lone.place.next if lone is not None else []),
+                *(drawn.place.next if drawn is not None else []),
                 *(changed.next if changed is not None else ()),
                 *fact.next,
             ],
@@ -144,6 +149,21 @@ class Conclusions:
         if now is None or fact.moment is not Moment.REDUCE:
             return None
         return now.lone_users.get(fact.parameter or "")
+
+    def _drawn_before(self, fact: FactDifference) -> Clue | None:
+        """Return the draw of one side alone that leaves a generator in another state.
+
+        None where the generators differ already when the step of the draw starts.
+        """
+        before = self._observed.get((fact.step - 1, fact.rank))
+        if fact.verdict is not VerdictClass.RANDOM or before is None:
+            return None
+        differed = any(
+            each.moment is Moment.RANDOM and (each.step, each.rank) == (before.step, fact.rank)
+            for each in self._findings.facts
+            if each.effect is not Effect.NONE
+        )
+        return None if differed else before.lone_draw
 
     def _changed_behind(self, fact: FactDifference) -> OutlineDifference | None:
         """Return the call without a record that differs where all of a step agrees but gradients.
@@ -288,7 +308,7 @@ class Conclusions:
         moment = moment_of(culprit)
         own = self._findings.own_errors.get(key_of(culprit))
         evidence = []
-        inside = unrecorded_call(culprit, found[0]) or self._other_draw(culprit, found[0])
+        inside = self._call_behind(culprit, found[0])
         if inside is not None:
             verdict, confidence = inside.verdict, Confidence.LIKELY
             words = f"{inside.words}; {culprit_words(culprit)}"
@@ -326,6 +346,23 @@ class Conclusions:
             ),
             next_steps=next_steps,
         )
+
+    def _call_behind(self, culprit: Culprit, found: VerdictClass) -> OutlineDifference | None:
+        """Return the call that makes a culprit differ, if it is another one."""
+        return (
+            self._drawn_ahead(culprit)
+            or unrecorded_call(culprit, found)
+            or self._other_draw(culprit, found)
+        )
+
+    def _drawn_ahead(self, culprit: Culprit) -> OutlineDifference | None:
+        """Return the draw of one side alone before a call that draws other numbers."""
+        if culprit.row.cause is not Cause.RANDOM_NUMBERS or not self._has_same_seeds(culprit):
+            return None
+        draw = lone_draw(culprit.comparison, before=culprit.row.pair.position)
+        if draw is None:
+            return None
+        return OutlineDifference(draw.verdict, draw.words, draw.place.source, takes_tensor=False)
 
     def _other_draw(self, culprit: Culprit, found: VerdictClass) -> OutlineDifference | None:
         """Return which call of a module draws other numbers; None if none is known to.

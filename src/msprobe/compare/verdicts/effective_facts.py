@@ -132,7 +132,8 @@ class EffectiveFacts:
                     or self._may_be_drawn_inside(culprit, fact, observed)
                 )
                 is_shown = any(each.random_input for each in self._findings.steps)
-                return is_drawn or is_shown or self._fills_buffers(fact)
+                is_moved = culprit is None and self._follows_draw(fact)
+                return is_drawn or is_shown or is_moved or self._fills_buffers(fact)
             case VerdictClass.MODE:
                 return self._is_of_mode(fact, observed)
             case VerdictClass.PRECISION:
@@ -165,6 +166,18 @@ class EffectiveFacts:
         is_own = comparison.rank == fact.rank
         communicates = any(facts is not None and facts.communication for facts in comparison.facts)
         return observed is not None and observed.draws and (is_own or communicates)
+
+    def _follows_draw(self, fact: FactDifference) -> bool:
+        """Return whether models draw by a generator that a draw of one side alone has moved."""
+        before = self._observed.get((fact.step - 1, fact.rank))
+        return (
+            before is not None
+            and before.lone_draw is not None
+            and any(
+                each.draws and (each.forward_differs or each.backward_differs)
+                for each in self._from(fact)
+            )
+        )
 
     def _is_end_seen(self, fact: FactDifference) -> bool:
         """Return whether values tell that a step ended early, or was begun with another batch."""

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from msprobe.api_prefixes import COMPILED
 from msprobe.compare.causes import Cause
-from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, OperationPair, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
@@ -33,7 +32,7 @@ from msprobe.compare.training.outlines import (
     difference_of_labels,
     gives_other_numbers,
 )
-from msprobe.compare.training.random_calls import draws_within, takes_chance
+from msprobe.compare.training.random_calls import draws_numbers, draws_within
 from msprobe.compare.verdicts.cleared_gradients import (
     cleared_gradients,
     left_over,
@@ -53,6 +52,7 @@ from msprobe.compare.verdicts.clues import (
     written_parameter,
 )
 from msprobe.compare.verdicts.data_flow import fingerprint
+from msprobe.compare.verdicts.lone_draws import lone_draw
 from msprobe.compare.verdicts.moved_updates import moved_update
 from msprobe.compare.verdicts.places import Clue, Place
 from msprobe.compare.verdicts.precision_policy import autocast_alone
@@ -130,6 +130,7 @@ class StepObservations:
         late_call: the first call that one side alone makes after its backward pass began.
         lone_users: parameter that gets a gradient on one side alone → the first call that this
             side alone makes with it.
+        lone_draw: the first call by which one side alone draws random numbers.
         lone_call: a call of an earlier step that one side alone makes, whose result this one uses.
         knows_updates: both sides recorded what the optimizer got and made of it.
         compiled: the first call of compiled code that makes another result of equal inputs, by
@@ -189,6 +190,7 @@ class StepObservations:
     replaces_parameters: bool = False
     late_call: Clue | None = None
     lone_users: Mapping[str, Clue] = field(default_factory=dict)
+    lone_draw: Clue | None = None
     lone_call: Clue | None = None
     knows_updates: bool = False
     compiled: Clue | None = None
@@ -239,6 +241,7 @@ def observe(
             unused=unseen_write(comparison),
             behind=difference_behind(*comparison.facts),
             draws=draws_within(*comparison.facts),
+            lone_draw=lone_draw(comparison),
             **_work(comparison),
             broken_off=_broken_off(comparison),
         )
@@ -292,6 +295,7 @@ def observe(
         ),
         late_call=late_call(comparison),
         lone_users=lone_users(comparison),
+        lone_draw=lone_draw(comparison),
         lone_call=comparison.lone_call,
         small=small_argument(comparison) or small_option(comparison) or small_call(comparison),
         shifted=shifted(comparison),
@@ -507,14 +511,7 @@ def _ahead(comparison: RankComparison, row: Row) -> OutlineDifference | None:
 
 def _draws(side: Side, record: str) -> bool:
     """Return whether a call of a model draws random numbers: not dropout without chance."""
-    parsed = side.parsed(record)
-    if parsed.is_module or parsed.kind is not RecordKind.FORWARD:
-        return False
-    if not side.operator(record).draws_random or not any(side.around(record)):
-        return False
-    signature = signature_of(parsed.base)
-    given = {signature.name_of(v.argument): v.value for v in side.values(record)}
-    return takes_chance({**signature.defaults, **given})
+    return draws_numbers(side, record) and any(side.around(record))
 
 
 def _is_gradient(comparison: RankComparison, row: Row) -> bool:

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls by which one side alone draws random numbers: what comes after them draws others."""
+
+from __future__ import annotations
+
+import math
+
+from msprobe.compare.model import OperationPair
+from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.training import random_calls
+from msprobe.compare.verdicts.places import Clue, Place, lone_words
+
+
+def lone_draw(comparison: RankComparison, before: float = math.inf) -> Clue | None:
+    """Return the first call by which one side alone draws random numbers.
+
+    Args:
+        comparison: a step and rank.
+        before: place in the order of calls, where these have records.
+    """
+    if comparison.has_modules_only:
+        call = random_calls.lone_draw(comparison.facts)
+        if call is None:
+            return None
+        place = Place(comparison.step, "", "", call.source)
+        return Clue(f"{call.words}, which draws random numbers", place)
+    firsts = [
+        each
+        for each in (_first_alone(comparison, is_target=side) for side in (True, False))
+        if each is not None and each.position < before
+    ]
+    if not firsts:
+        return None
+    words = lone_words(comparison, firsts[0])
+    if len(firsts) == 2:
+        target, reference = (Place.of(comparison, each).words for each in firsts)
+        words = f"the target calls {target}, the reference {reference}"
+    return Clue(f"{words}, which draws random numbers", Place.of(comparison, firsts[0]))
+
+
+def _first_alone(comparison: RankComparison, *, is_target: bool) -> OperationPair | None:
+    """Return the first draw of one side by a function by which it draws more often.
+
+    Where both draw as often, calls that have no partner are out of line.
+    """
+    side = comparison.side(is_target=is_target)
+    lone = (p for p in comparison.pairs if not p.is_matched and (p.reference is None) is is_target)
+    for pair in lone:
+        if not random_calls.draws_numbers(side, pair.name):
+            continue
+        own, other = (
+            sum(each.parsed(name).base == side.parsed(pair.name).base for name in each.names)
+            for each in (side, comparison.side(is_target=not is_target))
+        )
+        if own > other:
+            return pair
+    return None
