@@ -374,3 +374,39 @@ def test_what_comes_in_anew_for_each_sample_is_data(
     found = verdict_on(tmp_path, one_by_one, change, "", level)
 
     assert found["class"] == verdict, found["sentence"]
+
+
+def of_lists(debugger: PrecisionDebugger, change: str) -> None:
+    """The program makes its batch of lists of tokens; what it compares with is made before."""
+    model = nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(24, 1))
+    texts = torch.randint(0, 20, (3, 5, 6)).tolist()
+    if change == "token":
+        texts[1][2][3] = (texts[1][2][3] + 1) % 20
+    wanted = list(torch.randn(3, 7) * (1.01 if change == "target" else 1.0))
+    weights = [1.0, 1.0, 1.0, 1.0, 2.0 if change == "weights" else 1.5, 1.0, 1.0]
+    rows = torch.tensor([0, 1, 2, 3, 4, 0, 2])
+
+    def loss(number: int) -> torch.Tensor:
+        found = model(torch.tensor(texts[number]))[rows, 0]
+        apart = functional.smooth_l1_loss(found, wanted[number], reduction="none")
+        return (apart * torch.tensor(weights)).mean()
+
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize(
+    ("change", "verdict", "words"),
+    [
+        ("token", "data", "input.0.2.3 of Torch.tensor"),
+        ("target", "data", "it differs when it comes in"),
+        ("weights", "argument", "2.0 instead of 1.5"),
+    ],
+)
+def test_lists_of_which_the_batch_is_made_are_data(
+    change: str, verdict: str, words: str, level: str, tmp_path: Path
+) -> None:
+    found = verdict_on(tmp_path, of_lists, change, "", level)
+
+    assert found["class"] == verdict, found["sentence"]
+    assert words in found["sentence"]

@@ -15,7 +15,7 @@ from msprobe.compare.model import OperationPair
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.data import samples_of, tensor_words
 from msprobe.compare.verdicts.data_flow import fingerprint
-from msprobe.compare.verdicts.program_flow import ProgramFlow
+from msprobe.compare.verdicts.program_flow import Content, ProgramFlow, content_of
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.dump.values import Role
 
@@ -24,6 +24,8 @@ _TAKES: Final = frozenset(
 )
 _OVERWRITES: Final = "setitem"
 _MAKES: Final = _TAKES | {_OVERWRITES}
+# They make a tensor of lists of numbers: tokens, say.
+_OF_LISTS: Final = frozenset(("tensor", "as_tensor", "asarray"))
 
 
 def makes_data(culprit: Culprit) -> bool:
@@ -39,6 +41,8 @@ def makes_data(culprit: Culprit) -> bool:
     operation = side.operator(name).name
     is_changed = row.cause is Cause.CHANGED_BETWEEN
     is_resized = not row.pair.is_matched and bool(other_samples(culprit))
+    if operation in _OF_LISTS and row.cause is Cause.ARGUMENT:
+        return _makes_input(culprit)
     if not (is_changed or is_resized) and not (
         (operation in _TAKES and (row.cause is Cause.ARGUMENT or not row.pair.is_matched))
         or (operation == _OVERWRITES and not row.pair.is_matched)
@@ -60,6 +64,17 @@ def makes_data(culprit: Culprit) -> bool:
     users = (pairs[user] for user in flow.given_to(name, computing))
     return flow.is_of_data(name) and any(
         user.is_matched and not _is_given_the_same(culprit.comparison, user) for user in users
+    )
+
+
+def _makes_input(culprit: Culprit) -> bool:
+    """Return whether what a call makes is given to a model, as it is."""
+    comparison, pair = culprit.comparison, culprit.row.pair
+    facts = comparison.facts[pair.target is None]
+    given = set[Content]() if facts is None else {content_of(each) for each in facts.data}
+    values = comparison.side_of(pair).values(pair.name)
+    return any(
+        each.role is Role.OUTPUT and each.is_tensor and content_of(each) in given for each in values
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from msprobe.api_prefixes import COMPILED
 from msprobe.compare.causes import Cause
+from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, OperationPair, Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.sides import Side
@@ -436,7 +437,7 @@ def _exact_models(comparison: RankComparison) -> int:
 
 
 def _are_samples(comparison: RankComparison, row: Row) -> bool:
-    """Return whether a value is made of integers, or of one row for each sample of the batch.
+    """Return whether a value is the target of a loss, or made of integers or a row for each sample.
 
     What is looked up or taken out of it counts as well: a call that only moves elements hands it
     on. One that a side leaves out is an argument, such as the weights of the classes.
@@ -444,7 +445,9 @@ def _are_samples(comparison: RankComparison, row: Row) -> bool:
     values = list(row.values)
     if not all(value.is_tensor for value in values):
         return False
-    if not any(epsilon_of(value.dtype) for value in values):
+    name = signature_of(comparison.parsed(row.pair).base).name_of(row.value.argument)
+    # So do losses call what they compare the result of a model with.
+    if name == "target" or not any(epsilon_of(value.dtype) for value in values):
         return True
     side = comparison.side_of(row.pair)
     if side.operator(row.pair.name).family is Family.MOVING:
