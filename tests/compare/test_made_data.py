@@ -374,3 +374,37 @@ def test_what_comes_in_anew_for_each_sample_is_data(
     found = verdict_on(tmp_path, one_by_one, change, "", level)
 
     assert found["class"] == verdict, found["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_labels_in_another_order_are_made_by_the_call_that_gives_them(
+    tmp_path: Path, level: str
+) -> None:
+    """A call before it is given the same labels, in their own order."""
+
+    class Critic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out, self.embed = nn.Linear(8, 6), nn.Embedding(4, 6)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return (self.out(x) * self.embed(labels)).sum(1)
+
+    def run(debugger: PrecisionDebugger, is_rolled: bool) -> None:
+        makes, critic = nn.Linear(8, 8), Critic()
+        models = nn.ModuleDict({"makes": makes, "critic": critic})
+        optimizer = torch.optim.SGD(models.parameters(), 0.1)
+        data, labels = torch.randn(3, 6, 8).unbind(), torch.randint(0, 4, (3, 6)).unbind()
+
+        def loss(step: int) -> torch.Tensor:
+            real = critic(data[step], labels[step])
+            made = makes(data[step])
+            given = labels[step].roll(1) if is_rolled else labels[step]
+            return real.square().mean() - critic(made, given).mean()
+
+        fit(debugger, models, optimizer, loss)
+
+    verdict = verdict_on(tmp_path, run, True, False, level)
+
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "only the target calls Tensor.roll" in verdict["sentence"]
