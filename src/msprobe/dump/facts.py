@@ -89,11 +89,15 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_passed_on(self) -> bool:
-        """Whether another rank that ended may be what interrupted it: a communication failed."""
-        return self.how is Ending.INTERRUPTED and (
-            (self.record or "").startswith(_COLLECTIVES)
-            or _OF_PEERS.search(self.exception or "") is not None
-        )
+        """Whether another rank that ended may be what ended it: a communication failed, perhaps.
+
+        A program may catch that, and end without a call of ``stop``.
+        """
+        if self.how is not Ending.INTERRUPTED:
+            return self.how is Ending.UNSTOPPED
+        return (self.record or "").startswith(_COLLECTIVES) or _OF_PEERS.search(
+            self.exception or ""
+        ) is not None
 
 
 class Modes(msgspec.Struct, frozen=True, kw_only=True):
