@@ -413,6 +413,18 @@ class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
     groups: list[OptimizerGroup] = []
     parameters: OptimizedParameters = OptimizedParameters()
 
+    @property
+    def _written(self) -> set[tuple[str, str | None, str | None]]:
+        """The parameters that it changes, with their checksums before and after."""
+        columns = self.parameters
+        ends = zip(columns.name, columns.before.checksum, columns.after.checksum, strict=False)
+        return {(name, before, after) for name, before, after in ends if before != after}
+
+    def is_within(self, other: OptimizerStep) -> bool:
+        """Return whether another optimizer's step, which ends after this one, makes it."""
+        own = self._written if self.number != other.number else set()
+        return bool(own) and own <= other._written
+
 
 Event = Clip | Scaler | Schedule | OptimizerStep
 
@@ -461,6 +473,18 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     def optimizer_steps(self) -> list[OptimizerStep]:
         """Return the optimizer steps, in order."""
         return [event for event in self.events if isinstance(event, OptimizerStep)]
+
+    def outer_steps(self) -> list[OptimizerStep]:
+        """Return the same without those that an optimizer makes within its own step, as ZeRO does.
+
+        What such a step does to its parameters, the one around it does to the same ones.
+        """
+        steps = self.optimizer_steps()
+        return [
+            step
+            for place, step in enumerate(steps)
+            if not any(step.is_within(later) for later in steps[place + 1 :])
+        ]
 
     def autocast_types(self) -> Mapping[str, str]:
         """Return the types of autocast in which the step begins, or a model is called first."""

@@ -103,6 +103,17 @@ class FactsPair:
         target, reference = (of_parameters(facts.parameters) for facts in self.sides)
         return target, reference
 
+    @cached_property
+    def turns(self) -> dict[tuple[int, int], int]:
+        """Optimizer of the target and its call → how many steps of others end before it begins."""
+        keys = [(each.number, each.call) for each in self.target.optimizer_steps()]
+        return {key: len(self.outer.intersection(keys[:place])) for place, key in enumerate(keys)}
+
+    @cached_property
+    def outer(self) -> frozenset[tuple[int, int]]:
+        """Optimizers of the target and their calls that none makes within a step of its own."""
+        return frozenset((each.number, each.call) for each in self.target.outer_steps())
+
     def start_changes(self) -> dict[str, Change]:
         """Return parameter or buffer → how far it is apart when the step starts.
 
@@ -408,8 +419,13 @@ class StepPair:
 
     @cached_property
     def turn(self) -> int:
-        """How many optimizer steps of the target's training step come before it."""
-        return self.pair.target.optimizer_steps().index(self.target)
+        """How many optimizer steps of the target's training step end before it begins."""
+        return self.pair.turns[self.target.number, self.target.call]
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether the target's optimizer steps within the step of another one."""
+        return (self.target.number, self.target.call) not in self.pair.outer
 
     @property
     def short_name(self) -> str:
