@@ -222,7 +222,7 @@ def clip_factors(facts: Facts) -> dict[tuple[int, int], float]:
     These are told by how many parameters they were given.
     """
     clips = [event for event in facts.events if isinstance(event, Clip)]
-    steps = facts.optimizer_steps()
+    steps = facts.outer_steps()
     counts = [sum(map(bool, step.parameters.has_gradient)) for step in steps]
     if len(clips) == 1 and clips[0].parameters >= sum(counts):
         both = [(step, clips[0]) for step in steps]
@@ -238,7 +238,7 @@ def clip_factors(facts: Facts) -> dict[tuple[int, int], float]:
 def partial_clip_factor(facts: Facts) -> float:
     """Return the factor of a clipping of some gradients of an optimizer, if it is the only one."""
     clips = [event for event in facts.events if isinstance(event, Clip)]
-    is_partial = len(clips) == len(facts.optimizer_steps()) == 1 and not clip_factors(facts)
+    is_partial = len(clips) == len(facts.outer_steps()) == 1 and not clip_factors(facts)
     return (clip_coefficient(clips[0]) if is_partial else None) or 1.0
 
 
