@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -408,3 +409,26 @@ def test_labels_in_another_order_are_made_by_the_call_that_gives_them(
 
     assert verdict["class"] == "call", verdict["sentence"]
     assert "only the target calls Tensor.roll" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize("loss", [functional.huber_loss, nn.MSELoss()])
+def test_what_a_loss_compares_with_is_data_however_long_the_batch_is(
+    tmp_path: Path, level: str, loss: Any
+) -> None:
+    """One number for each graph, of which the model is given the nodes."""
+
+    def run(debugger: PrecisionDebugger, scale: float) -> None:
+        model = nn.Linear(6, 1)
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        nodes, wanted = torch.randn(3, 20, 6).unbind(), (scale * torch.randn(3, 4)).unbind()
+
+        def graph_loss(step: int) -> torch.Tensor:
+            return loss(model(nodes[step]).view(4, 5).sum(1), wanted[step])
+
+        fit(debugger, model, optimizer, graph_loss)
+
+    verdict = verdict_on(tmp_path, run, 0.9, 1.0, level)
+
+    assert verdict["class"] == "data", verdict["sentence"]
+    assert "it differs when it comes in" in verdict["sentence"]
