@@ -6,8 +6,9 @@ Clipping hides from an optimizer by how much gradients were larger; the total no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -126,10 +127,28 @@ def test_gradients_that_one_side_does_not_divide_are_told(
     assert verdict["class"] in ("gradient", "call"), verdict["sentence"]
 
 
-def limit_between(debugger: PrecisionDebugger, is_early: bool) -> None:
+class Sharded(torch.optim.Optimizer):
+    """Updates the first parameters by another optimizer; those of other ranks come from there."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        own = self.param_groups[0]["params"]
+        self.inner, self.others = torch.optim.AdamW(own[:2], lr), own[2:]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+        for each in self.others:
+            each.sub_(0.01 * each.grad)
+
+
+def limit_between(
+    debugger: PrecisionDebugger, way: tuple[type[torch.optim.Optimizer], bool]
+) -> None:
     """Train three steps of two micro batches, clipped after the first or after both."""
+    make, is_early = way
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    optimizer = make(model.parameters(), lr=1e-3)
     batches, labels = torch.randn(3, 2, 8, 16), torch.randint(0, 4, (3, 2, 8))
     for number in recorded_steps(debugger, model):
         for micro, (x, y) in enumerate(zip(batches[number], labels[number], strict=True)):
@@ -140,12 +159,14 @@ def limit_between(debugger: PrecisionDebugger, is_early: bool) -> None:
         optimizer.zero_grad()
 
 
+@pytest.mark.parametrize("make", [torch.optim.AdamW, Sharded])
 @pytest.mark.parametrize("is_early", [True, False])
 @pytest.mark.parametrize("level", LEVELS)
 def test_gradients_that_are_clipped_before_they_are_complete(
-    tmp_path: Path, level: str, is_early: bool
+    tmp_path: Path, level: str, is_early: bool, make: type[torch.optim.Optimizer]
 ) -> None:
-    verdict = verdict_on(tmp_path, limit_between, is_early, not is_early, level=level)
+    ways = (make, is_early), (make, not is_early)
+    verdict = verdict_on(tmp_path, limit_between, *ways, level=level)
 
     side = "target" if is_early else "reference"
     assert verdict["class"] == "clipping", verdict["sentence"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -410,3 +411,58 @@ def test_lists_of_which_the_batch_is_made_are_data(
 
     assert found["class"] == verdict, found["sentence"]
     assert words in found["sentence"]
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_labels_in_another_order_are_made_by_the_call_that_gives_them(
+    tmp_path: Path, level: str
+) -> None:
+    """A call before it is given the same labels, in their own order."""
+
+    class Critic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out, self.embed = nn.Linear(8, 6), nn.Embedding(4, 6)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return (self.out(x) * self.embed(labels)).sum(1)
+
+    def run(debugger: PrecisionDebugger, is_rolled: bool) -> None:
+        makes, critic = nn.Linear(8, 8), Critic()
+        models = nn.ModuleDict({"makes": makes, "critic": critic})
+        optimizer = torch.optim.SGD(models.parameters(), 0.1)
+        data, labels = torch.randn(3, 6, 8).unbind(), torch.randint(0, 4, (3, 6)).unbind()
+
+        def loss(step: int) -> torch.Tensor:
+            real = critic(data[step], labels[step])
+            made = makes(data[step])
+            given = labels[step].roll(1) if is_rolled else labels[step]
+            return real.square().mean() - critic(made, given).mean()
+
+        fit(debugger, models, optimizer, loss)
+
+    verdict = verdict_on(tmp_path, run, True, False, level)
+
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert "only the target calls Tensor.roll" in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize("loss", [functional.huber_loss, nn.MSELoss()])
+def test_what_a_loss_compares_with_is_data_however_long_the_batch_is(
+    tmp_path: Path, level: str, loss: Any
+) -> None:
+    """One number for each graph, of which the model is given the nodes."""
+
+    def run(debugger: PrecisionDebugger, scale: float) -> None:
+        model = nn.Linear(6, 1)
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        nodes, wanted = torch.randn(3, 20, 6).unbind(), (scale * torch.randn(3, 4)).unbind()
+
+        def graph_loss(step: int) -> torch.Tensor:
+            return loss(model(nodes[step]).view(4, 5).sum(1), wanted[step])
+
+        fit(debugger, model, optimizer, graph_loss)
+
+    verdict = verdict_on(tmp_path, run, 0.9, 1.0, level)
+
+    assert verdict["class"] == "data", verdict["sentence"]
+    assert "it differs when it comes in" in verdict["sentence"]

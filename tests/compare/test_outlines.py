@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -265,6 +266,34 @@ def test_a_model_that_follows_another_faster(level: str, tmp_path: Path) -> None
     assert verdict["class"] == "parameters", verdict["sentence"]
     assert "Tensor.lerp_" in verdict["sentence"]
     assert re.search("0.2 (in the target, 0.1 in|instead of 0.1)", verdict["sentence"])
+
+
+def averaging(debugger: PrecisionDebugger, is_reversed: bool) -> None:
+    """An average of the weights follows them, or they follow it; it is a part of the model."""
+    layer = nn.Linear(4, 2)
+    model = nn.ModuleDict({"layer": layer, "average": copy.deepcopy(layer).requires_grad_(False)})
+    optimizer = torch.optim.Adam(layer.parameters(), 0.01)
+    for _ in recorded_steps(debugger, model):
+        layer(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for average, own in zip(model["average"].parameters(), layer.parameters(), strict=True):
+                written, read = (own, average) if is_reversed else (average, own)
+                written.lerp_(read, 0.1)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize("is_reversed", [True, False])
+def test_an_average_that_is_written_the_other_way_round(
+    level: str, is_reversed: bool, tmp_path: Path
+) -> None:
+    verdict = verdict_on(tmp_path, averaging, is_reversed, not is_reversed, level)
+
+    assert verdict["class"] == "parameters", verdict["sentence"]
+    assert "differ when step 1 starts" in verdict["sentence"]
+    words = r"input.0 and input.1 of Tensor.lerp_.0.forward \(.*\) are interchanged, step 0"
+    assert re.search(words, verdict["sentence"]), verdict["sentence"]
 
 
 class Adapted(nn.Module):

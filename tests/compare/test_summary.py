@@ -24,6 +24,7 @@ KEYS = [
     "reference",
     "verdict",
     "equal",
+    "changed_steps",
     "counts",
     "origins",
     "rows",

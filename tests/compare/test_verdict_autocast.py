@@ -277,3 +277,28 @@ def test_autocast_beside_another_number_is_not_proved(
 
     assert verdict["class"] == "precision", verdict["sentence"]
     assert verdict["confidence"] == confidence, verdict["sentence"]
+
+
+@pytest.mark.parametrize(("wrong", "expected"), [(0.0, "precision"), (0.5, "argument")])
+def test_a_batch_near_one_made_of_a_result_under_autocast_is_no_data(
+    tmp_path: Path, wrong: float, expected: str
+) -> None:
+    """At level L0, where no record shows of what it is made."""
+
+    def run(debugger: PrecisionDebugger, is_coarse: bool) -> None:
+        models = nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, 4)])
+        optimizer = torch.optim.Adam(models.parameters(), 1e-3)
+        data, real = torch.randn(3, 16, 6), torch.randn(3, 16, 8)
+
+        def loss(number: int) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_coarse):
+                with torch.no_grad():
+                    given = real[number] + models[0](data[number])
+                made = models[1](given + wrong * is_coarse)
+            return made.float().square().mean() + models[0](data[number]).square().mean()
+
+        fit(debugger, models, optimizer, loss)
+
+    verdict = verdict_on(tmp_path, run, True, False, "L0")
+
+    assert verdict["class"] == expected, verdict["sentence"]

@@ -108,3 +108,28 @@ def test_a_mask_that_hides_other_places_is_named(tmp_path: Path, level: str) -> 
 
     assert verdict["class"] in {"call", "argument"}, verdict["sentence"]
     assert any(word in verdict["sentence"] for word in ("triu", "where", "__sub__", "masked_fill"))
+
+
+@pytest.mark.parametrize(("least", "expected"), [(0.0, "random"), (0.2, "data")])
+def test_an_index_that_takes_everything_in_order_is_no_call_too_many(
+    tmp_path: Path, least: float, expected: str
+) -> None:
+    """What is drawn for it shifts the numbers that the model draws."""
+
+    def run(debugger: PrecisionDebugger, drops: bool) -> None:
+        model = nn.Sequential(nn.Embedding(11, WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        words = torch.randint(0, 11, (3, 40)).unbind()
+        for number in recorded_steps(debugger, model):
+            given = words[number]
+            if drops:
+                keep = torch.rand(40) >= least
+                given = given[keep]
+            model(given).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    verdict = verdict_on(tmp_path, run, True, False)
+
+    assert verdict["class"] == expected, verdict["sentence"]
+    assert ("only the target calls Tensor." in verdict["sentence"]) is bool(least)

@@ -225,6 +225,24 @@ def test_another_model_comes_before_the_data_that_are_drawn_after_it(
     assert any("the batch of step 0 differs" in each for each in verdict["evidence"])
 
 
+def test_another_start_comes_before_one_of_several_batches_that_is_drawn(tmp_path: Path) -> None:
+    sides = tmp_path / "target", tmp_path / "reference"
+    loaded = torch.linspace(-1.0, 1.0, 30).reshape(5, 6)
+    for side in sides:
+        torch.manual_seed(0)
+        net = nn.Linear(6, 4)
+        if side.name == "target":
+            nn.init.normal_(net.weight, 0.0, 0.02)
+        with recording(side, "L0") as observed, observed.step_of(net):
+            (net(torch.randn(5, 6)).square().mean() - net(loaded).mean()).backward()
+
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] == "parameters", verdict["sentence"]
+    assert "weight differs when step 0 starts" in verdict["sentence"]
+    assert "the state of the generator cpu differs" in verdict["sentence"]
+
+
 @pytest.mark.parametrize("level", ["L1", "mix"])
 def test_a_loss_made_by_a_further_call_is_told_by_that_call(compare: Compare, level: str) -> None:
     verdict = compare(level, Choices(narrow=True))["verdict"]

@@ -173,6 +173,12 @@ def test_values_agree_and_something_else_does_not():
     assert quiet_line(summary).startswith("equal, but: optimizer setting: AdamW beta2 is 0.99")
 
 
+def test_values_agree_and_the_last_update_does_not() -> None:
+    frame = equal_run().frame
+    summary = summary_of(frame, verdict=verdict(), equal=False, changed_steps=[2])
+    assert short_text(frame, summary=summary).startswith("DIFFERENT  optimizer setting: AdamW")
+
+
 def test_the_outcome_is_not_said_twice():
     frame = equal_run().frame
     said = verdict(

@@ -94,11 +94,15 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_passed_on(self) -> bool:
-        """Whether another rank that ended may be what interrupted it: a communication failed."""
-        return self.how is Ending.INTERRUPTED and (
-            (self.record or "").startswith(_COLLECTIVES)
-            or _OF_PEERS.search(self.exception or "") is not None
-        )
+        """Whether another rank that ended may be what ended it: a communication failed, perhaps.
+
+        A program may catch that, and end without a call of ``stop``.
+        """
+        if self.how is not Ending.INTERRUPTED:
+            return self.how is Ending.UNSTOPPED
+        return (self.record or "").startswith(_COLLECTIVES) or _OF_PEERS.search(
+            self.exception or ""
+        ) is not None
 
 
 class Modes(msgspec.Struct, frozen=True, kw_only=True):
@@ -414,6 +418,18 @@ class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
     groups: list[OptimizerGroup] = []
     parameters: OptimizedParameters = OptimizedParameters()
 
+    @property
+    def _written(self) -> set[tuple[str, str | None, str | None]]:
+        """The parameters that it changes, with their checksums before and after."""
+        columns = self.parameters
+        ends = zip(columns.name, columns.before.checksum, columns.after.checksum, strict=False)
+        return {(name, before, after) for name, before, after in ends if before != after}
+
+    def is_within(self, other: OptimizerStep) -> bool:
+        """Return whether another optimizer's step, which ends after this one, makes it."""
+        own = self._written if self.number != other.number else set()
+        return bool(own) and own <= other._written
+
 
 Event = Clip | Scaler | Schedule | OptimizerStep
 
@@ -462,6 +478,18 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     def optimizer_steps(self) -> list[OptimizerStep]:
         """Return the optimizer steps, in order."""
         return [event for event in self.events if isinstance(event, OptimizerStep)]
+
+    def outer_steps(self) -> list[OptimizerStep]:
+        """Return the same without those that an optimizer makes within its own step, as ZeRO does.
+
+        What such a step does to its parameters, the one around it does to the same ones.
+        """
+        steps = self.optimizer_steps()
+        return [
+            step
+            for place, step in enumerate(steps)
+            if not any(step.is_within(later) for later in steps[place + 1 :])
+        ]
 
     def autocast_types(self) -> Mapping[str, str]:
         """Return the types of autocast in which the step begins, or a model is called first."""

@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
     EQUAL = "equal"
     EQUAL_BUT = "equal, but"
-    """All values agree, and the verdict names something else that is different."""
+    """All values and updates agree, and the verdict names something else that is different."""
     EQUAL_RESULTS = "equal results"
     """Calls differ, and perhaps values between them, and what the modules return agrees."""
     DIFFERENT = "different"
@@ -102,7 +102,11 @@ def _outcome(summary: Tree, verdict: Tree) -> Outcome:
         is_plain = verdict.get("class", _EQUAL_CLASS) == _EQUAL_CLASS
         return Outcome.EQUAL if is_plain else Outcome.EQUAL_BUT
     if not count_different(summary["counts"]):
-        return Outcome.UNREAD if summary["counts"]["unread"] else Outcome.EQUAL_BUT
+        if summary["counts"]["unread"]:
+            return Outcome.UNREAD
+        # No value shows what the last update left; facts do.
+        is_changed = summary.get("changed_steps") and verdict.get("class") != _EQUAL_CLASS
+        return Outcome.DIFFERENT if is_changed else Outcome.EQUAL_BUT
     return Outcome.EQUAL_RESULTS if verdict.get("class") == _EQUAL_CLASS else Outcome.DIFFERENT
 
 

@@ -77,6 +77,28 @@ def test_a_missing_reduction_is_told_by_the_ranks_own_gradients(reduce: Any, ver
     assert "each rank has its own" in found[0]
 
 
+def with_shards(*ranks: Arrays) -> list[dict[str, Any]]:
+    """Return the same where each rank has a part updated by an optimizer inside of its own."""
+    found = with_gradients(*ranks)
+    shards = ["a.weight"], ["a.bias", "b.weight"]
+    for own, gradient, names in zip(found, ranks, shards, strict=True):
+        (outer,) = own["events"]
+        before = {name: arrays()[name] for name in names}
+        part = {name: gradient[name] for name in names}
+        after = {name: before[name] - 0.1 * part[name] for name in names}
+        own["events"] = [optimizer_step(before, part, after, number=1), outer]
+    return found
+
+
+def test_a_missing_reduction_is_told_before_what_an_optimizer_hands_on() -> None:
+    reduced = mean(*OWN[:2])
+
+    found = differences(with_shards(*OWN[:2]), with_shards(reduced, reduced))
+
+    assert found[0].startswith("gradient: the target's gradients are not averaged over its 2 ranks")
+    assert not any("a.weight differs" in each or "all 2 gradients" in each for each in found)
+
+
 def test_a_missing_reduction_of_the_reference_is_told_too() -> None:
     reduced = mean(*OWN[:2])
 

@@ -431,9 +431,15 @@ def test_a_number_for_all_samples_is_no_sample() -> None:
     ],
 )
 @pytest.mark.parametrize("how", ["killed", "interrupted"])
-def test_the_rank_that_ended_first_is_named(follows: str, record: str | None, how: str) -> None:
+@pytest.mark.parametrize("is_caught", [False, True])
+def test_the_rank_that_ended_first_is_named(
+    follows: str, record: str | None, how: str, is_caught: bool
+) -> None:
     whole = {"ended": {"how": "whole"}}
     later = {"ended": {"how": "interrupted", "exception": follows, "record": record}}
+    if is_caught:
+        later = {"ended": {"how": "unstopped"}}
+        whole["loss"] = [{"micro": 0, "value": 2.0, "shape": [], "dtype": "torch.float32"}]
     first = {"ended": {"how": how, "exception": "ValueError: x", "record": None}}
 
     [found] = [
@@ -695,6 +701,22 @@ def test_learning_rates_of_a_schedule(target: Sequence[float], words: str) -> No
 
     assert len(found) == 1
     assert re.search(words, found[0])
+
+
+def test_parameters_that_one_optimizer_hands_on_to_another_are_counted_once() -> None:
+    sides = scheduled([0.1, 0.2]), scheduled([0.1, 0.3])
+    for side in sides:
+        for each in side:
+            part = {name: arrays()[name] for name in ("a.weight", "a.bias")}
+            options = each["events"][0]["groups"][0]["options"]
+            inner = optimizer_step(part, part, part, options=options, number=1)
+            each["events"] = [inner, *each["events"]]
+
+    (found,) = (
+        each for each in said(differences(*zip(*sides, strict=True))) if "learning rate" in each
+    )
+
+    assert "all 3 parameters" in found
 
 
 def test_schedulers_of_other_classes_are_told() -> None:

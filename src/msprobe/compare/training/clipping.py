@@ -150,7 +150,8 @@ def _early_words(side: str, limited: _Limited) -> str:
 
 def _limited(pair: FactsPair, side: int) -> Iterator[_Limited]:
     """Yield the calls of a side that limit gradients, the last one first."""
-    gradients = {id(each.sides[side]): each.gradients[side] for each in pair.steps}
+    outer = (each for each in pair.steps if not each.is_inner)
+    gradients = {id(each.sides[side]): each.gradients[side] for each in outer}
     norms: list[float | None] = []
     for event in reversed(pair.sides[side].events):
         if isinstance(event, OptimizerStep):

@@ -34,6 +34,7 @@ from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, change_of, of_data
 from msprobe.compare.training.loaders import LoaderChange, loader_change
 from msprobe.compare.training.micro_batches import SAME_BATCHES, SAME_SUM, is_split, other_counts
+from msprobe.compare.training.modes import lone_autocast_epsilon
 from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.training.outlines import difference_ahead
 from msprobe.compare.training.random_calls import draw_ahead
@@ -46,12 +47,18 @@ from msprobe.numerics.number_types import WHOLE, Kind, kind_of
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A micro batch of both sides; a side that lacks it has no tensors."""
+    """A micro batch of both sides; a side that lacks it has no tensors.
+
+    Attributes:
+        epsilon: resolution of a type in which one side alone computed earlier results, of which
+            the batch may be made; 0 without one.
+    """
 
     step: int
     micro: int
     target: Sequence[Data]
     reference: Sequence[Data]
+    epsilon: float = 0.0
 
     @property
     def keys(self) -> tuple[Hashable, Hashable]:
@@ -133,9 +140,11 @@ class DataHistory:
         elif self._uneven is None and pair.ran_through and calls_other_models(pair):
             self._uneven = other_counts(pair, counts, same=False)
         self._other_order[pair.step] = models_words(pair)
+        epsilon = lone_autocast_epsilon(pair)
         batches = [
-            _Batch(pair.step, own[0].micro, *tensors_of(own, other))
+            _Batch(pair.step, micro, *tensors_of(own, other), epsilon if micro else 0.0)
             for own, other in paired(*sides)
+            for micro in (own[0].micro,)
         ]
         exchanged = [_exchanged(batch, made_inside) for batch in batches]
         found = (self._of_exchanged(pair.step, each) for each in exchanged if each)
@@ -426,7 +435,7 @@ def _without(batch: _Batch, made_inside: Made) -> _Batch:
         [each for each in side if id(each) not in made and not _is_form(each.where, alone, formed)]
         for side in both_sides
     ]
-    return _Batch(batch.step, batch.micro, sides[0], sides[1])
+    return replace(batch, target=sides[0], reference=sides[1])
 
 
 def _is_form(where: str, alone: set[str], formed: Sequence[str]) -> bool:
@@ -485,9 +494,15 @@ def _is_rounding(batch: _Batch) -> bool:
     return all(
         target.shape == reference.shape
         and (_kind(target) is _kind(reference) or {_kind(target), _kind(reference)} <= WHOLE)
-        and _change(target, reference).is_rounding
+        and _is_near(_change(target, reference), batch.epsilon)
         for target, reference in _tensors(batch)
     )
+
+
+def _is_near(change: Change, epsilon: float) -> bool:
+    """Return whether rounding, also that of a type computed in before, explains a difference."""
+    coarsest = max(change.epsilon, epsilon) if change.epsilon else 0.0  # integers do not round
+    return change._replace(epsilon=coarsest).is_rounding
 
 
 def _other_types(batches: Sequence[_Batch]) -> str | None:

@@ -103,6 +103,17 @@ class FactsPair:
         target, reference = (of_parameters(facts.parameters) for facts in self.sides)
         return target, reference
 
+    @cached_property
+    def turns(self) -> dict[tuple[int, int], int]:
+        """Optimizer of the target and its call → how many steps of others end before it begins."""
+        keys = [(each.number, each.call) for each in self.target.optimizer_steps()]
+        return {key: len(self.outer.intersection(keys[:place])) for place, key in enumerate(keys)}
+
+    @cached_property
+    def outer(self) -> frozenset[tuple[int, int]]:
+        """Optimizers of the target and their calls that none makes within a step of its own."""
+        return frozenset((each.number, each.call) for each in self.target.outer_steps())
+
     def start_changes(self) -> dict[str, Change]:
         """Return parameter or buffer → how far it is apart when the step starts.
 
@@ -211,7 +222,7 @@ def clip_factors(facts: Facts) -> dict[tuple[int, int], float]:
     These are told by how many parameters they were given.
     """
     clips = [event for event in facts.events if isinstance(event, Clip)]
-    steps = facts.optimizer_steps()
+    steps = facts.outer_steps()
     counts = [sum(map(bool, step.parameters.has_gradient)) for step in steps]
     if len(clips) == 1 and clips[0].parameters >= sum(counts):
         both = [(step, clips[0]) for step in steps]
@@ -227,7 +238,7 @@ def clip_factors(facts: Facts) -> dict[tuple[int, int], float]:
 def partial_clip_factor(facts: Facts) -> float:
     """Return the factor of a clipping of some gradients of an optimizer, if it is the only one."""
     clips = [event for event in facts.events if isinstance(event, Clip)]
-    is_partial = len(clips) == len(facts.optimizer_steps()) == 1 and not clip_factors(facts)
+    is_partial = len(clips) == len(facts.outer_steps()) == 1 and not clip_factors(facts)
     return (clip_coefficient(clips[0]) if is_partial else None) or 1.0
 
 
@@ -408,8 +419,13 @@ class StepPair:
 
     @cached_property
     def turn(self) -> int:
-        """How many optimizer steps of the target's training step come before it."""
-        return self.pair.target.optimizer_steps().index(self.target)
+        """How many optimizer steps of the target's training step end before it begins."""
+        return self.pair.turns[self.target.number, self.target.call]
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether the target's optimizer steps within the step of another one."""
+        return (self.target.number, self.target.call) not in self.pair.outer
 
     @property
     def short_name(self) -> str:

@@ -96,8 +96,9 @@ class GradientHistory:
         for pair in pairs:
             number = pair.target.number
             counts = {each[number] for each in pair.pair.step_counts}
-            # Of calls that one side makes more often, only the first have the same place.
-            if pair.target.call == 0 or len(counts) == 1:
+            # Of calls that one side makes more often, only the first have the same place. What an
+            # optimizer hands on to another one within its step, it got itself.
+            if (pair.target.call == 0 or len(counts) == 1) and not pair.is_inner:
                 yield from self._of(pair, meanings, resolution)
             self._last[number] = pair.gradients
 

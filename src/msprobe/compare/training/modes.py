@@ -167,6 +167,12 @@ def autocast_epsilon(facts: Facts) -> float:
     return max(map(epsilon_of, types), default=0.0)
 
 
+def lone_autocast_epsilon(pair: FactsPair) -> float:
+    """Return the resolution of autocast that one side alone, or each in another type, runs in."""
+    types = [facts.autocast_types() for facts in pair.sides]
+    return 0.0 if types[0] == types[1] else max(map(autocast_epsilon, pair.sides))
+
+
 def _frozen(pair: FactsPair, target: Modes, reference: Modes) -> Iterator[FactDifference]:
     columns = pair.target.parameters or pair.reference.parameters
     ties = () if columns is None else (each for each in columns.same_as if each is not None)

@@ -117,11 +117,11 @@ class ScheduleHistory:
             alike.setdefault(key, []).append((optimizer, rates))
         apart: list[tuple[_Rates, int]] = []
         for found in alike.values():
-            rates = replace(
-                found[0][1],
-                names=[name for _, each in found for name in each.names],
-                total=sum({optimizer: each.total for optimizer, each in found}.values()),
-            )
+            names = [name for _, each in found for name in each.names]
+            # An optimizer may hand its parameters, or some, on to another one inside of it.
+            own = [*dict.fromkeys(names)]
+            total = sum({optimizer: each.total for optimizer, each in found}.values())
+            rates = replace(found[0][1], names=own, total=total - (len(names) - len(own)))
             place = _first_difference(rates)
             if place is not None:
                 apart.append((rates, place))

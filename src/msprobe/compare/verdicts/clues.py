@@ -16,7 +16,7 @@ from typing import Final
 from msprobe.api_prefixes import COMPILED
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Row, Status
+from msprobe.compare.model import OperationPair, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.facts_pair import clip_factors
 from msprobe.compare.training.gradient_distances import SAME_GRADIENT
@@ -38,6 +38,7 @@ from msprobe.dump.facts import Facts
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
+from msprobe.operators.lookup import is_in_place
 from msprobe.operators.operator import Family, InPlace, Operator
 
 # What follows, or an earlier step, shows that nothing comes of it.
@@ -48,6 +49,9 @@ _Extent = tuple[tuple[int, ...], float]
 # Where a result is written changes no number.
 _IN_PLACE_FLAG: Final = ".inplace"
 _IN_PLACE: Final = re.compile(r"[^_]_$")
+# What a call in place writes, and what it reads.
+_WRITTEN: Final = "input.0"
+_READ: Final = "input.1"
 
 
 def compiled_call(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
@@ -381,14 +385,38 @@ def unseen_write(comparison: RankComparison) -> Clue | None:
 
 
 def written_parameter(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
-    """Return the first call of one side alone that writes a parameter after its update."""
+    """Return the first call that writes a parameter after its update, on one side alone.
+
+    Or that the other side makes as well, but writes there what it reads here.
+    """
     # In order of the rows, each once: a call has several, and its parameters are looked up.
-    lone = {row.pair.position: row.pair for row in inexact if not row.pair.is_matched}
-    end = comparison.end_of_backward if lone else math.inf
-    for pair in lone.values():
+    found = {
+        row.pair.position: row.pair
+        for row in inexact
+        if not row.pair.is_matched or row.value.slot == _WRITTEN
+    }
+    end = comparison.end_of_backward if found else math.inf
+    for pair in found.values():
+        if pair.is_matched and not _is_interchanged(comparison, pair):
+            continue
         if writes_updated(comparison, pair, end):
-            return Clue(lone_words(comparison, pair), Place.of(comparison, pair))
+            place = Place.of(comparison, pair)
+            words = f"{_WRITTEN} and {_READ} of {place.record}{place.line} are interchanged"
+            return Clue(words if pair.is_matched else lone_words(comparison, pair), place)
     return None
+
+
+def _is_interchanged(comparison: RankComparison, pair: OperationPair) -> bool:
+    """Return whether a call writes in place what it is given on the other side, and the reverse."""
+    if not is_in_place(comparison.parsed(pair).path):
+        return False
+    target, reference = (
+        {each.slot: fingerprint(each) for each in side.values(name or "")}
+        for side, name in zip(comparison.sides, (pair.target, pair.reference), strict=True)
+    )
+    own, other = target.get(_WRITTEN), target.get(_READ)
+    is_known = None not in (own, other) and own != other
+    return is_known and (other, own) == (reference.get(_WRITTEN), reference.get(_READ))
 
 
 def _given_to(facts: Facts | None) -> Iterator[tuple[tuple[int, ...], float]]:

@@ -127,13 +127,17 @@ class _Search:
         place = data.step, data.rank
         facts = [f for f in self._findings.facts if (f.step, f.rank) == place]
         drawn = [each for each in facts if each.moment is Moment.RANDOM]
-        if data.is_partial or not drawn:
+        started = [
+            each
+            for each in facts
+            if each.verdict is VerdictClass.PARAMETERS and each.effect is not Effect.NONE
+        ]
+        if not drawn or not started:
             return None
-        for each in facts:
-            if each.verdict is VerdictClass.PARAMETERS and each.effect is not Effect.NONE:
-                words = f"{each.words}; {drawn[0].words}, from which the data may be drawn"
-                return replace(each, words=words)
-        return None
+        # Those that differ are told with the ones that a side alone has.
+        first = min(started, key=lambda each: each.effect is not Effect.CERTAIN)
+        words = f"{first.words}; {drawn[0].words}, from which the data may be drawn"
+        return replace(first, words=words)
 
     def _is_before(
         self, given: StepObservations, fact: FactDifference | None, culprit: Culprit | None

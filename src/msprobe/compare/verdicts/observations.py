@@ -454,9 +454,14 @@ def _are_samples(comparison: RankComparison, row: Row) -> bool:
         values += [each for each in side.values(row.pair.name) if each.role is Role.OUTPUT]
     facts = comparison.facts[0]
     batch = {each.shape[0] if each.shape else 1 for each in facts.data} if facts else set()
-    if any(value.shape and value.shape[0] in batch for value in values):
+    if any(value.shape and value.shape[0] in batch for value in values) or _is_target(side, row):
         return True
     return side.parent(row.pair.name) is None and _is_given_anew(comparison, row)
+
+
+def _is_target(side: Side, row: Row) -> bool:
+    """Return whether a tensor is what a function of a loss compares with, by its name for it."""
+    return signature_of(side.parsed(row.pair.name).base).name_of(row.value.argument) == "target"
 
 
 def _is_given_anew(comparison: RankComparison, row: Row) -> bool:

@@ -76,7 +76,9 @@ class ProgramFlow:
 
         The model's own are not among them, nor those that make nothing else of what they are given.
         """
-        content = content_of(data)
+        exact = _in_order(data)
+        # The same values in another order are another call's.
+        content = exact if exact in self._made else content_of(data)
         taken = self._taken.get(content, len(self._order))
         for name in self._made.get(content, ()):
             is_own = data.record in (name, *self._side.around(name))
@@ -166,7 +168,8 @@ class ProgramFlow:
     def _made(self) -> dict[Content, list[str]]:
         found: dict[Content, list[str]] = {}
         for name, value in self._all(Role.OUTPUT):
-            found.setdefault(content_of(value), []).append(name)
+            for content in {content_of(value), _in_order(value)}:
+                found.setdefault(content, []).append(name)
         return found
 
     @cached_property
@@ -175,7 +178,8 @@ class ProgramFlow:
         found: dict[Content, int] = {}
         for name, value in self._all(Role.INPUT):
             place = self._order[name]
-            found[content_of(value)] = min(place, found.get(content_of(value), place))
+            for content in {content_of(value), _in_order(value)}:
+                found[content] = min(place, found.get(content, place))
         return found
 
     def _all(self, role: Role) -> Iterator[tuple[str, Value]]:
@@ -188,6 +192,12 @@ class ProgramFlow:
 def content_of(value: Data | Value) -> Content:
     """Return what equal tensors share, as facts and records have it."""
     return tuple(value.shape or ()), value.max, value.min, value.mean, value.norm
+
+
+def _in_order(value: Data | Value) -> Content:
+    """Return the same of tensors that hold it in one order; of others where that is not known."""
+    content = content_of(value)
+    return (content, *value.projections) if value.projections else content
 
 
 def _key(value: Value) -> int | Fingerprint:

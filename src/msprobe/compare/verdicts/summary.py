@@ -214,6 +214,7 @@ class Summary:
             "equal": not any(counts[status] for status in Status if status.is_difference)
             and not counts[Status.UNREAD]
             and verdict.verdict in (VerdictClass.EQUAL, VerdictClass.PRECISION),
+            "changed_steps": sorted(findings.changed_steps),
             "counts": counts,
             "origins": origins,
             "rows": sum(part["rows"] for part in parts),

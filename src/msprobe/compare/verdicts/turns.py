@@ -46,7 +46,7 @@ class Turns:
 def turns_of(comparison: RankComparison) -> Turns:
     """Return the turns of a comparison; all zero where records do not tell them apart."""
     facts = comparison.facts[0]
-    steps = [] if facts is None else facts.optimizer_steps()
+    steps = [] if facts is None else facts.outer_steps()
     if len(steps) < 2:
         return Turns()
     places = {p.target: p.position for p in comparison.pairs if p.target is not None}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from msprobe.compare.model import OperationPair
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.sides import Side
 from msprobe.compare.training.gradient_distances import SAME_GRADIENT
 from msprobe.dump.facts import Facts
 from msprobe.operators.lookup import is_in_place
@@ -26,15 +27,21 @@ def writes_updated(
         pair: the call.
         end: of the backward pass, which takes a walk over all records to find; None if not known.
     """
-    side = comparison.side_of(pair)
-    facts, parsed = comparison.facts[side is comparison.reference], side.parsed(pair.name)
-    if facts is None or not facts.optimizer_steps():
-        return False
-    if parsed.is_module or not is_in_place(parsed.path):
-        return False
     if pair.position <= (comparison.end_of_backward if end is None else end):
         return False
-    changed = next((each for each in side.values(pair.name) if each.slot == "input.0"), None)
+    names = pair.target, pair.reference
+    return any(
+        name is not None and facts is not None and _writes(side, name, facts)
+        for side, name, facts in zip(comparison.sides, names, comparison.facts, strict=True)
+    )
+
+
+def _writes(side: Side, name: str, facts: Facts) -> bool:
+    """Return whether a call of one side writes one of its parameters in place."""
+    parsed = side.parsed(name)
+    if not facts.optimizer_steps() or parsed.is_module or not is_in_place(parsed.path):
+        return False
+    changed = next((each for each in side.values(name) if each.slot == "input.0"), None)
     return changed is not None and any(
         shape == changed.shape
         and (changed.norm is None or math.isclose(float(changed.norm), norm, rel_tol=SAME_GRADIENT))
