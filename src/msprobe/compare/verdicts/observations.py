@@ -445,9 +445,7 @@ def _are_samples(comparison: RankComparison, row: Row) -> bool:
     values = list(row.values)
     if not all(value.is_tensor for value in values):
         return False
-    name = signature_of(comparison.parsed(row.pair).base).name_of(row.value.argument)
-    # So do losses call what they compare the result of a model with.
-    if name == "target" or not any(epsilon_of(value.dtype) for value in values):
+    if not any(epsilon_of(value.dtype) for value in values):
         return True
     side = comparison.side_of(row.pair)
     if side.operator(row.pair.name).family is Family.MOVING:
