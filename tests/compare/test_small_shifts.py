@@ -304,3 +304,26 @@ def test_calls_by_which_a_gradient_moves_are_no_precision(tmp_path: Path) -> Non
 
     assert (verdict["class"], verdict["confidence"]) == ("call", "possible"), verdict["sentence"]
     assert "only the reference calls Tensor.__neg__" in verdict["sentence"]
+
+
+def in_bfloat16(debugger: PrecisionDebugger, is_cast: bool) -> None:
+    """Reconstruct under autocast; the loss is taken in float32, or of a rounded image."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+    images = 0.301 + 0.4 * (torch.rand(3, 24, 16) > 0.5).float()  # rounded to one side
+
+    def loss(number: int) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):  # which computes the loss in float32
+            found, wanted = model(images[number]), images[number]
+            if is_cast:
+                return F.mse_loss(found, wanted.bfloat16())
+            return F.mse_loss(found.float(), wanted)
+
+    fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_cast_behind_which_a_value_moves_is_precision(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, in_bfloat16, True, False, level)
+
+    assert verdict["class"] == "precision", verdict["sentence"]
+    assert "Tensor.bfloat16.0.forward (test_small_shifts.py" in verdict["sentence"]

@@ -210,6 +210,45 @@ def test_a_mask_that_a_module_is_not_given_is_an_argument(tmp_path: Path, level:
     assert "None where the reference has a tensor" in verdict["sentence"]
 
 
+class Padded(nn.Module):
+    """Torch's attention, which makes another mask of the one for its keys."""
+
+    def __init__(self, is_masked: bool) -> None:
+        super().__init__()
+        self.attention, self.is_masked = nn.MultiheadAttention(8, 2, batch_first=True), is_masked
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        kept = padding.clone()
+        mask = kept if self.is_masked else None
+        found: Tensor = self.attention(x, x, x, key_padding_mask=mask, need_weights=False)[0]
+        return x + found
+
+
+def padded(debugger: PrecisionDebugger, is_masked: bool) -> None:
+    model, data = Padded(is_masked), torch.randn(3, 4, 6, 8)
+    padding = torch.arange(6) > torch.tensor([[5], [3], [4], [2]])
+    fit(
+        debugger,
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        lambda number: model(data[number], padding).square().mean(),
+    )
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_mask_of_which_calls_make_another_one_is_an_argument(
+    tmp_path: Path, is_masked: bool, level: str
+) -> None:
+    verdict = verdict_on(tmp_path, padded, is_masked, not is_masked, level)
+    assert verdict["class"] == "argument", verdict["sentence"]
+    call = "Functional.multi_head_attention_forward.0"
+    where = "Module.attention.MultiheadAttention" if level == "mix" else call
+    assert f"input.key_padding_mask of {where}" in verdict["sentence"]
+    own, other = ("target", "reference") if is_masked else ("reference", "target")
+    assert f"is given in the {own}, and left out in the {other}" in verdict["sentence"]
+
+
 class Pair(nn.Module):
     """Looks up two lists of words."""
 

@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.sides import Side
-from msprobe.compare.training.outline_differences import OutlineDifference, differences
+from msprobe.compare.training.outline_differences import (
+    OutlineDifference,
+    differences,
+    has_same_calls,
+)
 from msprobe.compare.training.outlined_calls import (
     MadeCalls,
     content_of,
@@ -76,10 +81,17 @@ def draws_numbers(side: Side, record: str) -> bool:
 
 
 def lone_draw(facts: Sequence[Facts | None]) -> OutlineDifference | None:
-    """Return the first call without a record by which one side alone draws random numbers."""
-    draws = ([each for each in calls if _takes_chance(each)] for calls in _draws(made_calls(facts)))
-    found = (each for each in differences(*draws) if each.verdict is VerdictClass.CALL)
-    return next(found, None)
+    """Return the first call without a record by which one side alone draws random numbers.
+
+    Where all other calls are the same, nothing but the random numbers differ.
+    """
+    made = made_calls(facts)
+    draws = ([each for each in calls if _takes_chance(each)] for calls in _draws(made))
+    found = next((e for e in differences(*draws) if e.verdict is VerdictClass.CALL), None)
+    others = ([each for each in calls if not operator_in(each).draws_random] for calls in made)
+    if found is None or not has_same_calls(*others):
+        return found
+    return replace(found, verdict=VerdictClass.RANDOM)
 
 
 def draws_within(target: Facts | None, reference: Facts | None) -> bool:

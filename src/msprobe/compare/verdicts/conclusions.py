@@ -105,7 +105,7 @@ class Conclusions:
             evidence.insert(0, late.words)
         drawn = self._drawn_before(fact)
         if drawn is not None:
-            verdict, words = VerdictClass.CALL, f"{drawn.words}, step {drawn.place.step}; {words}"
+            verdict, words = drawn.verdict, f"{drawn.words}, step {drawn.place.step}; {words}"
         changed = None if lone or late else self._changed_behind(fact)
         if changed is not None and fact.multiple is not None:
             words, changed = f"{words}; {changed.words}", None  # it is what multiplies them

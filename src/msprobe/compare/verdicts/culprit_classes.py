@@ -41,8 +41,9 @@ from msprobe.compare.verdicts.custom_functions import (
     is_custom_function,
     lone_call_inside,
 )
+from msprobe.compare.verdicts.left_out_inputs import left_out_input
 from msprobe.compare.verdicts.made_data import makes_data, other_samples
-from msprobe.compare.verdicts.places import lone_words, moved_call
+from msprobe.compare.verdicts.places import Place, lone_words, moved_call
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.scaled_gradients import extra_pass, loss_of, scaled_words
 from msprobe.compare.verdicts.statistics_error import distance_of
@@ -168,7 +169,7 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     if extra is not None:
         return VerdictClass.CALL, f"{extra}; {words}"
     if row.cause is Cause.USED_CALL and found is VerdictClass.CALL:
-        moved = moved_call(culprit.comparison, row.pair)
+        moved = moved_call(culprit.comparison, row.pair) or _left_out(culprit)
         if moved is not None:
             return moved
     again = _called_again(culprit) if found is VerdictClass.ARGUMENT else None
@@ -186,6 +187,20 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         made = other_samples(culprit) or "the batch is made otherwise"
         return VerdictClass.DATA, f"{made}: {words}"
     return _by_settings(culprit, found, words)
+
+
+def _left_out(culprit: Culprit) -> tuple[VerdictClass, str] | None:
+    """Return that a call of both sides is not given what one side alone makes."""
+    row = left_out_input(culprit.comparison, culprit.row.pair)
+    if row is None or culprit.kind != "forward":
+        return None
+    place = Place.of(culprit.comparison, row.pair)
+    own, other = ("target", "reference") if row.status is Status.ADDED else ("reference", "target")
+    words = (
+        f"{row.value.slot} of {place.words}, step {place.step}, is given in the {own}, and left "
+        f"out in the {other}"
+    )
+    return VerdictClass.ARGUMENT, words
 
 
 def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference | None:

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from msprobe.compare.model import OperationPair
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training import random_calls
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
+from msprobe.compare.verdicts.verdict_classes import VerdictClass
 
 
 def lone_draw(comparison: RankComparison, before: float = math.inf) -> Clue | None:
@@ -23,7 +25,7 @@ def lone_draw(comparison: RankComparison, before: float = math.inf) -> Clue | No
         if call is None:
             return None
         place = Place(comparison.step, "", "", call.source)
-        return Clue(f"{call.words}, which draws random numbers", place)
+        return Clue(f"{call.words}, which draws random numbers", place, call.verdict)
     firsts = [
         each
         for each in (_first_alone(comparison, is_target=side) for side in (True, False))
@@ -35,7 +37,16 @@ def lone_draw(comparison: RankComparison, before: float = math.inf) -> Clue | No
     if len(firsts) == 2:
         target, reference = (Place.of(comparison, each).words for each in firsts)
         words = f"the target calls {target}, the reference {reference}"
-    return Clue(f"{words}, which draws random numbers", Place.of(comparison, firsts[0]))
+    verdict = VerdictClass.RANDOM if _is_all(comparison, firsts) else VerdictClass.CALL
+    return Clue(f"{words}, which draws random numbers", Place.of(comparison, firsts[0]), verdict)
+
+
+def _is_all(comparison: RankComparison, draws: Sequence[OperationPair]) -> bool:
+    """Return whether one side alone makes no other calls than some draws, of these functions."""
+    bases = {comparison.parsed(each).base for each in draws}
+    return all(
+        pair.is_matched or comparison.parsed(pair).base in bases for pair in comparison.pairs
+    )
 
 
 def _first_alone(comparison: RankComparison, *, is_target: bool) -> OperationPair | None:

@@ -39,6 +39,7 @@ from msprobe.compare.verdicts.limits import is_limit
 from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
 from msprobe.compare.verdicts.proof import JumpKind
 from msprobe.compare.verdicts.statistics_error import estimated_difference
+from msprobe.compare.verdicts.unnoticed import rounds
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import forward_name, parse_record_name
 from msprobe.dump.values import Role, Value
@@ -206,12 +207,14 @@ def _clue(comparison: RankComparison, row: Matched, lone: list[Row], shift: floa
         for each in lone
         if each.value.norm in (row.target.norm, row.reference.norm)
         and each.value.shape == row.value.shape
-    ] or [each for each in lone if _computes(comparison, each)][:1]
+    ] or [each for each in lone if _computes(comparison, each) or rounds(comparison, each)][:1]
     place = Place.of(comparison, row.pair)
     words = f"{row.name}{place.line} moves as a whole by {shift:.2g} of its norm"
     if made:
-        words = f"{lone_words(comparison, made[-1].pair)}; {words}"
-        return Clue(words, Place.of(comparison, made[-1].pair), size=Size.SMALL)
+        call, found = lone_words(comparison, made[-1].pair), VerdictClass.CALL
+        if rounds(comparison, made[-1]):
+            call, found = f"{call}, a cast to {made[-1].value.dtype}", VerdictClass.PRECISION
+        return Clue(f"{call}; {words}", Place.of(comparison, made[-1].pair), found, Size.SMALL)
     return _with_call(words, place, _made_by(comparison, row), Size.SMALL)
 
 

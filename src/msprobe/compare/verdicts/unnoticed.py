@@ -36,7 +36,7 @@ def unnoticed_call(comparison: RankComparison) -> Clue | None:
         if isinstance(row, Matched) and row.precisions:
             return None  # the sides compute in other types: they cast at other places
         if row.value.role is Role.OUTPUT:
-            if not pair.is_matched and _rounds(comparison, row):
+            if not pair.is_matched and rounds(comparison, row):
                 words = f"{lone_words(comparison, pair)}, a cast to {row.value.dtype}"
                 return Clue(words, Place.of(comparison, pair), VerdictClass.PRECISION)
             if row.status.is_difference:
@@ -60,7 +60,7 @@ def unnoticed_call(comparison: RankComparison) -> Clue | None:
     return None
 
 
-def _rounds(comparison: RankComparison, row: Row) -> bool:
+def rounds(comparison: RankComparison, row: Row) -> bool:
     """Return whether a row is what a cast makes of numbers in a finer type."""
     pair = row.pair
     if not is_cast(comparison.parsed(pair)):

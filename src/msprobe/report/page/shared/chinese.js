@@ -625,6 +625,7 @@ export const sentences = {
   "only the {} calls {}{}": "仅{}调用 {}{}", " of {} elements of {}": "（{} 个 {} 元素）",
   "in {} the model gets other arguments: {}{}": "{}：模型得到其他参数：{}{}",
   "{}, which draws random numbers": "{1}，它抽取随机数",
+  "{} of {}, step {}, is given in the {}, and left out in the {}": "{2} 的 {1}（step {3}）：{4}给出，{5}未给出",
   "step {} of the {} was left and begun again: debugger.start() was called without debugger.stop() and debugger.step() before; it had made {} call{} of the model": "{2}的 step {1} 被中途放弃后重新开始：再次调用 debugger.start() 之前没有调用 debugger.stop() 和 debugger.step()；此前已调用模型 {3} 次",
   "look for an exception or a `continue` by which the program of the {} leaves the step, and call debugger.stop() and debugger.step() there, too": "在{}的程序中查找离开该 step 的异常或 `continue`，并在那里也调用 debugger.stop() 和 debugger.step()",
   "step {} of the {} has no backward pass and no optimizer step, as the other side has: it was left out, or left early": "{2}的 step {1} 没有反向和优化器步骤，而另一侧有：该步被跳过或提前退出",
