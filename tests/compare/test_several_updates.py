@@ -96,7 +96,7 @@ def test_a_learning_rate_comes_before_the_updates_that_follow_in_its_step(level,
 def test_flags_of_models_in_a_list_explain_what_their_calls_do(level, tmp_path):
     verdict = verdict_on(tmp_path, adversarial, Change(evaluates=True), level=level)
     assert verdict["class"] == "mode"
-    assert "0 is in eval mode in the target, in training mode" in verdict["sentence"]
+    assert "module 0 is in eval mode in the target, in training mode" in verdict["sentence"]
 
 
 @pytest.mark.parametrize("level", ["L1", "mix"])

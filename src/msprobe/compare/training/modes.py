@@ -132,7 +132,9 @@ def _flags_of_call(
         modules = [name for name in outermost if flags[name] is flag]
         if not modules:
             continue
-        named = "the model" if modules == [""] else shown_names(modules)
+        # Of models in a list the name is a number.
+        told = [f"module {name}" if name.isdigit() else name for name in modules]
+        named = "the model" if modules == [""] else shown_names(told)
         kinds = ("training", "eval") if flag else ("eval", "training")
         yield _mode(
             pair,
