@@ -23,6 +23,7 @@ from msprobe.compare.verdicts.arrivals import (
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.cut_gradients import CutGradients
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
+from msprobe.compare.verdicts.drawn_arguments import drawn_arguments
 from msprobe.compare.verdicts.excused_calls import ExcusedCalls
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.incoming import Incoming
@@ -100,7 +101,8 @@ class _Search:
         self._judge_losses()
         state.comparison.kept = frozenset(self._makers_of_kept())
         self._unmatched.settle_rest()
-        retract_inconsequential(state.calls, state.flow)
+        read = drawn_arguments(state.calls, state.flow)
+        retract_inconsequential(state.calls, state.flow, read)
         doubt_inputs(state)
 
     def _see_through_moves(self) -> None:
