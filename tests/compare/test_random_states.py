@@ -73,3 +73,84 @@ def test_the_limit_of_a_draw_comes_before_the_place_that_is_drawn(tmp_path: Path
 
     assert verdict["class"] == "argument", verdict["sentence"]
     assert "input.1 of Torch.randint.1.forward" in verdict["sentence"]
+
+
+class Net(nn.Module):
+    """Dropout between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.drop, self.out = nn.Linear(6, 8), nn.Dropout(0.4), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.drop(self.into(x).tanh())
+        result: torch.Tensor = self.out(hidden)
+        return result
+
+
+def trained(folder: Path, level: str, extra: str = "", generator: str = "") -> Path:
+    """Record three steps; in one of them one side may draw further numbers."""
+    torch.manual_seed(0)
+    net = Net()
+    own = torch.Generator().manual_seed(3) if generator else None
+    x = torch.linspace(-1.0, 1.0, 30).reshape(5, 6).sin()
+    with recording(folder, level) as observed:
+        for step in range(3):
+            with observed.step_of(net):
+                noise = torch.rand(5, 6, generator=own) if own else torch.zeros(5, 6)
+                loss = net(x + noise).square().mean()
+                if extra == "draw" and step == 1:
+                    torch.rand(2, generator=own)
+                if extra == "own draw" and step == 1:
+                    torch.rand(2, generator=torch.Generator())
+                if extra == "no chance" and step == 1:
+                    functional.dropout(torch.ones(3), 0.0)
+                    functional.dropout(torch.ones(3), 0.5, training=False)
+                if extra == "model" and step == 1:
+                    with torch.no_grad():
+                        net(x[:1])
+                loss.backward()
+            net.zero_grad()
+    return folder
+
+
+def sentence(tmp_path: Path, level: str, extra: str, generator: str = "") -> str:
+    sides = (
+        trained(tmp_path / "target", level, extra, generator),
+        trained(tmp_path / "reference", level, "", generator),
+    )
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+    return f"{verdict['class']}: {verdict['sentence']}"
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_model_that_one_side_alone_calls_again_is_named(tmp_path: Path, level: str) -> None:
+    found = sentence(tmp_path, level, "model")
+
+    of_dropout = "the target calls Functional.dropout twice, the reference once"
+    named = of_dropout if level == "L0" else "only the target calls Module.Net.forward.1"
+    assert found.startswith("call: "), found
+    assert named in found
+    assert "differs when step 2 starts" in found
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_what_one_side_alone_draws_from_a_generator_of_its_own_is_named(
+    tmp_path: Path, level: str
+) -> None:
+    found = sentence(tmp_path, level, "draw", "own")
+
+    assert found.startswith("call: call: only the target calls Torch.rand.1.f"), found
+    assert "output.0 of Torch.rand.0.forward" in found
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_generator_of_its_own_leaves_the_state_of_others(tmp_path: Path, level: str) -> None:
+    found = sentence(tmp_path, level, "own draw")
+
+    assert found.startswith("equal"), found
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_dropout_without_chance_draws_nothing(tmp_path: Path, level: str) -> None:
+    assert sentence(tmp_path, level, "no chance").startswith("equal")

@@ -622,6 +622,7 @@ export const sentences = {
   "argument {} of {}, a tensor without a gradient, differs{}": "{2} 的参数 {1}（无梯度的张量）有差异{3}", "argument {}": "参数 {}", "not given": "未给出",
   "only the {} calls {}{}": "仅{}调用 {}{}", " of {} elements of {}": "（{} 个 {} 元素）",
   "in {} the model gets other arguments: {}{}": "{}：模型得到其他参数：{}{}",
+  "the target calls {} {}, the reference {}": "待测侧调用 {} {}，标杆侧 {}",
   "{}, which draws random numbers": "{1}，它抽取随机数",
   "step {} of the {} was left and begun again: debugger.start() was called without debugger.stop() and debugger.step() before; it had made {} call{} of the model": "{2}的 step {1} 被中途放弃后重新开始：再次调用 debugger.start() 之前没有调用 debugger.stop() 和 debugger.step()；此前已调用模型 {3} 次",
   "look for an exception or a `continue` by which the program of the {} leaves the step, and call debugger.stop() and debugger.step() there, too": "在{}的程序中查找离开该 step 的异常或 `continue`，并在那里也调用 debugger.stop() 和 debugger.step()",
