@@ -154,3 +154,30 @@ def test_a_generator_of_its_own_leaves_the_state_of_others(tmp_path: Path, level
 @pytest.mark.parametrize("level", ["L0", "mix"])
 def test_dropout_without_chance_draws_nothing(tmp_path: Path, level: str) -> None:
     assert sentence(tmp_path, level, "no chance").startswith("equal")
+
+
+def cut(folder: Path, level: str, *, flips: bool = False) -> Path:
+    """Record a training on pieces of a text that begin at drawn places."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(9, 8), nn.Flatten(), nn.Linear(40, 9))
+    text = torch.randint(0, 9, (200,), generator=torch.Generator().manual_seed(1))
+    with recording(folder, level) as observed, observed.step_of(net):
+        starts = torch.tensor([3, 50, 91, 120])[torch.arange(4)]
+        if flips:
+            starts = starts.flip(0)
+        for part in starts.reshape(2, 2):
+            x = torch.stack([text[each : each + 5] for each in part])
+            y = torch.cat([text[each + 5 : each + 6] for each in part])
+            functional.cross_entropy(net(x), y).backward()
+    return folder
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_bounds_that_are_tensors_follow_from_the_call_that_moves_them(
+    tmp_path: Path, level: str
+) -> None:
+    sides = cut(tmp_path / "target", level, flips=True), cut(tmp_path / "reference", level)
+    verdict = run_comparison(*sides, CompareOptions()).summary["verdict"]
+
+    assert verdict["class"] in ("call", "data"), verdict["sentence"]
+    assert "only the target calls Tensor.flip.0.forward" in verdict["sentence"]

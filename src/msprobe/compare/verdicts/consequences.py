@@ -54,7 +54,7 @@ class Consequences:
             calls: its calls.
             flow: where their values come from.
             read: of numbers that the program reads, the calls that it gives them; see
-                `drawn_arguments`.
+                `read_numbers`.
         """
         self._calls = calls
         self._flow = flow

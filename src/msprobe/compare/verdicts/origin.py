@@ -23,7 +23,6 @@ from msprobe.compare.verdicts.arrivals import (
 from msprobe.compare.verdicts.calls import Call, Calls
 from msprobe.compare.verdicts.cut_gradients import CutGradients
 from msprobe.compare.verdicts.data_flow import DataFlow, OutsideValues
-from msprobe.compare.verdicts.drawn_arguments import drawn_arguments
 from msprobe.compare.verdicts.excused_calls import ExcusedCalls
 from msprobe.compare.verdicts.gradient_flow import GradientFlow
 from msprobe.compare.verdicts.incoming import Incoming
@@ -36,6 +35,7 @@ from msprobe.compare.verdicts.origin_state import (
     settle_as_close,
 )
 from msprobe.compare.verdicts.outgoing import Outgoing
+from msprobe.compare.verdicts.read_numbers import read_numbers
 from msprobe.compare.verdicts.retract_harmless import USERS, retract_inconsequential
 from msprobe.compare.verdicts.same_inputs import doubt_inputs
 from msprobe.compare.verdicts.statistics_error import statistics_error
@@ -101,7 +101,7 @@ class _Search:
         self._judge_losses()
         state.comparison.kept = frozenset(self._makers_of_kept())
         self._unmatched.settle_rest()
-        read = drawn_arguments(state.calls, state.flow)
+        read = read_numbers(state.calls, state.flow)
         retract_inconsequential(state.calls, state.flow, read)
         doubt_inputs(state)
 

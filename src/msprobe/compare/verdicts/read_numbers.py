@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drawn_arguments`: arguments that follow from a number which the program has drawn.
+"""`read_numbers`: what follows from whole numbers that the program reads from tensors.
 
 ``int(torch.randint(...))`` leaves the recorded calls, and comes back as a place, a size or a limit
-of a later draw. Where the draw differs, these do, too: the draw is the cause.
+of a later draw. Where the draw differs, these do, too: the draw is the cause. A bound of a slice
+that is a tensor (``x[start : start + 8]``) is not recorded at all.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -22,19 +23,23 @@ from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.operator import Family
 
 _PLACES: Final = ("int", "slice")
+_TENSOR: Final = "<torch.Tensor>"
+# Numbers before a slice that may be its bounds.
+_MOST_BOUNDS: Final = 64
 
 
-def drawn_arguments(calls: Calls, flow: DataFlow) -> Mapping[int, Sequence[Call]]:
-    """Let arguments that were blamed inherit from the numbers that they were computed from.
+def read_numbers(calls: Calls, flow: DataFlow) -> Mapping[int, Sequence[Call]]:
+    """Let arguments and results that were blamed inherit from the numbers that they follow from.
 
     An argument is as far from the other side's as a number drawn before it: it is that number, or a
-    sum or difference with another one.
+    sum or difference with another one. Bounds that are tensors may be any that were made before.
 
-    Returns: of rows of drawn numbers, by identity, the calls with such arguments.
+    Returns: of rows of numbers, by identity, the calls that may be given them.
     """
     users: dict[int, list[Call]] = defaultdict(list)
     drawn: dict[int, None] = {}  # rows of what draws made, views of it as well
-    numbers: dict[float, Row] = {}  # how far the sides are apart → the latest such number
+    numbers: dict[float, Row] = {}  # how far the sides are apart → the latest that was drawn
+    bounds: deque[Row] = deque(maxlen=_MOST_BOUNDS)
     for call in calls:
         if call.is_backward or not call.is_matched:
             continue
@@ -45,6 +50,13 @@ def drawn_arguments(calls: Calls, flow: DataFlow) -> Mapping[int, Sequence[Call]
             if makers:
                 mark(row, Origin.INHERITED, Cause.TAKEN_FROM_TENSOR)
         _inherit_results(call)
+        if bounds and _has_tensor_as_bound(call):
+            for row in call.outputs:
+                if row.origin is Origin.INTRODUCED and row.cause is None:
+                    mark(row, Origin.INHERITED)
+            for row in bounds:
+                users[id(row)].append(call)
+        bounds += filter(_is_number, call.outputs)
         if _hands_on(call, flow, drawn):
             drawn |= dict.fromkeys(range(call.start, call.start + len(call.rows)))
             numbers |= {_distance(row): row for row in call.outputs if _is_number(row)}
@@ -66,6 +78,15 @@ def _inherit_results(call: Call) -> None:
         for row in call.outputs:
             if row.origin is Origin.INTRODUCED:
                 mark(row, Origin.INHERITED)
+
+
+def _has_tensor_as_bound(call: Call) -> bool:
+    """Return whether a call is given a slice whose bounds are tensors, which were not recorded."""
+    return any(
+        value.type == "slice" and isinstance(value.value, list) and _TENSOR in value.value
+        for row in call.inputs
+        for value in row.values
+    )
 
 
 def _hands_on(call: Call, flow: DataFlow, drawn: Mapping[int, None]) -> bool:
