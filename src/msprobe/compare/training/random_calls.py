@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -21,6 +22,7 @@ from msprobe.compare.training.outlined_calls import (
     is_ahead_of,
     is_inside,
     is_of_model,
+    is_word,
     line_of,
     made_calls,
     number_of,
@@ -31,8 +33,11 @@ from msprobe.compare.training.outlined_calls import (
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Facts, OutlinedCall
 from msprobe.dump.record_names import RecordKind
+from msprobe.plain_text import times_text
 
-_CHANCES: Final = ("p", "dropout_p")
+_CHANCES: Final = ("p", "dropout_p", "training")
+_GENERATOR: Final = "generator"
+_NONE: Final = (None, "None")
 
 
 def draw_ahead(facts: Sequence[Facts | None], names: Sequence[str | None]) -> str:
@@ -80,18 +85,40 @@ def draws_numbers(side: Side, record: str) -> bool:
     return takes_chance({**signature.defaults, **given})
 
 
+def is_given_generator(side: Side, record: str) -> bool:
+    """Return whether a recorded call is given a generator of the program's own."""
+    values = side.values(record)
+    return any(each.argument == _GENERATOR and each.value is not None for each in values)
+
+
 def lone_draw(facts: Sequence[Facts | None]) -> OutlineDifference | None:
     """Return the first call without a record by which one side alone draws random numbers.
 
-    Where all other calls are the same, nothing but the random numbers differ.
+    Not one that is given a generator of the program's own. Where all other calls are the same,
+    nothing but the random numbers differ.
     """
     made = made_calls(facts)
-    draws = ([each for each in calls if _takes_chance(each)] for calls in _draws(made))
-    found = next((e for e in differences(*draws) if e.verdict is VerdictClass.CALL), None)
+    own, other = (
+        [each for each in calls if _takes_chance(each) and each.named.get(_GENERATOR) in _NONE]
+        for calls in _draws(made)
+    )
+    found = (each for each in differences(own, other) if each.verdict is VerdictClass.CALL)
+    call = next(found, None)
+    if call is None:
+        return None
     others = ([each for each in calls if not operator_in(each).draws_random] for calls in made)
-    if found is None or not has_same_calls(*others):
-        return found
-    return replace(found, verdict=VerdictClass.RANDOM)
+    verdict = VerdictClass.RANDOM if has_same_calls(*others) else call.verdict
+    return replace(call, verdict=verdict, words=_often_words(own, other) or call.words)
+
+
+def _often_words(*sides: Sequence[OutlinedCall]) -> str:
+    """Return which call both sides make, one of them more often, in words; empty if none is."""
+    counts = [Counter(map(shown, side)) for side in sides]
+    both = [call for call in counts[0] if counts[0][call] != counts[1][call]]
+    if not (both and counts[1][both[0]] and counts[0].keys() == counts[1].keys()):
+        return ""
+    target, reference = (times_text(each[both[0]]) for each in counts)
+    return f"the target calls {both[0]} {target}, the reference {reference}"
 
 
 def draws_within(target: Facts | None, reference: Facts | None) -> bool:
@@ -103,7 +130,7 @@ def draws_within(target: Facts | None, reference: Facts | None) -> bool:
 def takes_chance(arguments: Mapping[str, object]) -> bool:
     """Return whether a call that may draw random numbers does: not with a probability of 0.
 
-    That is known by its name, or as the only real number that a call is given.
+    That is known by its name, or as the only real number that a call is given. Nor in evaluation.
     """
     numbers = [each for each in arguments.values() if isinstance(each, float)]
     is_zero = bool(numbers) and not any(numbers)
@@ -111,7 +138,10 @@ def takes_chance(arguments: Mapping[str, object]) -> bool:
 
 
 def _takes_chance(call: OutlinedCall) -> bool:
-    numbers = {name: number_of(word) for name, word in given_arguments(call).items()}
+    numbers = {
+        name: word == "True" if is_word(word) else number_of(word)
+        for name, word in given_arguments(call).items()
+    }
     return takes_chance({**signature_in(call).defaults, **numbers})
 
 

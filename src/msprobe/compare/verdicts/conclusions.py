@@ -41,7 +41,7 @@ from msprobe.compare.verdicts.culprit_classes import (
 )
 from msprobe.compare.verdicts.custom_functions import MAY_BE_INSIDE, culprit_inside
 from msprobe.compare.verdicts.effective_facts import EffectiveFacts
-from msprobe.compare.verdicts.lone_draws import lone_draw
+from msprobe.compare.verdicts.lone_draws import is_given_generator, lone_draw
 from msprobe.compare.verdicts.next_steps import CLIP_ALIKE, for_culprit
 from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
 from msprobe.compare.verdicts.own_error import key_of
@@ -156,7 +156,8 @@ class Conclusions:
         None where the generators differ already when the step of the draw starts.
         """
         before = self._observed.get((fact.step - 1, fact.rank))
-        if fact.verdict is not VerdictClass.RANDOM or before is None:
+        is_of_framework = fact.verdict is VerdictClass.RANDOM and not fact.is_drawn_by_host
+        if before is None or not is_of_framework:
             return None
         differed = any(
             each.moment is Moment.RANDOM and (each.step, each.rank) == (before.step, fact.rank)
@@ -357,12 +358,20 @@ class Conclusions:
 
     def _drawn_ahead(self, culprit: Culprit) -> OutlineDifference | None:
         """Return the draw of one side alone before a call that draws other numbers."""
-        if culprit.row.cause is not Cause.RANDOM_NUMBERS or not self._has_same_seeds(culprit):
+        comparison, pair = culprit.comparison, culprit.row.pair
+        is_given = is_given_generator(comparison, pair)
+        if culprit.row.cause is not Cause.RANDOM_NUMBERS:
             return None
-        draw = lone_draw(culprit.comparison, before=culprit.row.pair.position)
+        if not (is_given or self._has_same_seeds(culprit)):
+            return None
+        draw = lone_draw(comparison, before=pair.position, is_given=is_given)
+        if draw is None and is_given:  # facts tell the states of others when the step starts
+            before = self._observed.get((comparison.step - 1, comparison.rank))
+            draw = None if before is None else before.own_draw
         if draw is None:
             return None
-        return OutlineDifference(draw.verdict, draw.words, draw.place.source, takes_tensor=False)
+        words = f"{draw.words}, step {draw.place.step}"
+        return OutlineDifference(draw.verdict, words, draw.place.source, takes_tensor=False)
 
     def _other_draw(self, culprit: Culprit, found: VerdictClass) -> OutlineDifference | None:
         """Return which call of a module draws other numbers; None if none is known to.

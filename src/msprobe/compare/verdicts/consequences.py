@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from enum import Enum, auto
 from heapq import heappop, heappush
+from types import MappingProxyType
 from typing import Final
 
 from msprobe.compare.model import Matched, Origin, Row, Status
@@ -41,9 +42,23 @@ class Effect(Enum):
 class Consequences:
     """Follows differences from a call to the values that they end in."""
 
-    def __init__(self, calls: Calls, flow: DataFlow) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        flow: DataFlow,
+        read: Mapping[int, Sequence[Call]] = MappingProxyType({}),
+    ) -> None:
+        """Take in a step.
+
+        Args:
+            calls: its calls.
+            flow: where their values come from.
+            read: of numbers that the program reads, the calls that it gives them; see
+                `read_numbers`.
+        """
         self._calls = calls
         self._flow = flow
+        self._read = read
 
     def unseen(self, call: Call) -> list[Call]:
         """Return the calls that a call's results reach, itself first, if nobody sees that they do.
@@ -151,7 +166,7 @@ class Consequences:
                     continue
                 if any(self._is_end(top, row) for row in differing):
                     return Effect.SHOWN
-                proved.update("a number" for row in differing if _is_for_the_program(row))
+                proved.update("a number" for row in differing if self._is_left(row))
                 later = (self._later_users(row, top) for row in differing)
                 followed = [user for users in later for user in self._innermost(users)]
             for user in followed:
@@ -189,8 +204,13 @@ class Consequences:
         """Return whether a result is one of both sides, or taken in by a later call."""
         return not _is_further(call, row) or bool(self._later_users(row, call))
 
+    def _is_left(self, row: Row) -> bool:
+        """Return whether a number is the program's, and no argument is known to follow from it."""
+        return _is_for_the_program(row) and id(row) not in self._read
+
     def _later_users(self, row: Row, call: Call) -> list[Call]:
-        return [user for user in self._users(row) if user.start > call.start]
+        users = (*self._users(row), *self._read.get(id(row), ()))
+        return [user for user in users if user.start > call.start]
 
     def _innermost(self, users: list[Call]) -> list[Call]:
         """Return the users of a value that have no other of them inside."""

@@ -6,39 +6,48 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from msprobe.compare.model import OperationPair
+from msprobe.compare.model import OperationPair, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training import random_calls
 from msprobe.compare.verdicts.places import Clue, Place, lone_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.dump.values import Role
+from msprobe.numerics.number_types import epsilon_of
 
 
-def lone_draw(comparison: RankComparison, before: float = math.inf) -> Clue | None:
+def lone_draw(
+    comparison: RankComparison, before: float = math.inf, *, is_given: bool = False
+) -> Clue | None:
     """Return the first call by which one side alone draws random numbers.
 
     Args:
         comparison: a step and rank.
         before: place in the order of calls, where these have records.
+        is_given: whether it draws from a generator that the program gives it.
     """
     if comparison.has_modules_only:
-        call = random_calls.lone_draw(comparison.facts)
+        call = None if is_given else random_calls.lone_draw(comparison.facts)
         if call is None:
             return None
         place = Place(comparison.step, "", "", call.source)
         return Clue(f"{call.words}, which draws random numbers", place, call.verdict)
+    lone = [pair for pair in comparison.pairs if not pair.is_matched and pair.position < before]
+    lone = [pair for pair in lone if _draws_from(comparison, pair, is_given=is_given)]
+    begin = _last_agreeing(comparison, before, is_given=is_given) if lone else 0
     firsts = [
         each
-        for each in (_first_alone(comparison, is_target=side) for side in (True, False))
-        if each is not None and each.position < before
+        for each in (_first_alone(comparison, lone, is_target=side) for side in (True, False))
+        if each is not None and each.position > begin
     ]
     if not firsts:
         return None
-    words = lone_words(comparison, firsts[0])
+    outer = _outermost(comparison, firsts[0])
+    words = lone_words(comparison, outer)
     if len(firsts) == 2:
         target, reference = (Place.of(comparison, each).words for each in firsts)
         words = f"the target calls {target}, the reference {reference}"
     verdict = VerdictClass.RANDOM if _is_all(comparison, firsts) else VerdictClass.CALL
-    return Clue(f"{words}, which draws random numbers", Place.of(comparison, firsts[0]), verdict)
+    return Clue(f"{words}, which draws random numbers", Place.of(comparison, outer), verdict)
 
 
 def _is_all(comparison: RankComparison, draws: Sequence[OperationPair]) -> bool:
@@ -49,15 +58,46 @@ def _is_all(comparison: RankComparison, draws: Sequence[OperationPair]) -> bool:
     )
 
 
-def _first_alone(comparison: RankComparison, *, is_target: bool) -> OperationPair | None:
+def is_given_generator(comparison: RankComparison, pair: OperationPair) -> bool:
+    """Return whether a call draws from a generator that the program gives it."""
+    return random_calls.is_given_generator(comparison.side_of(pair), pair.name)
+
+
+def _draws_from(comparison: RankComparison, pair: OperationPair, *, is_given: bool) -> bool:
+    draws = random_calls.draws_numbers(comparison.side_of(pair), pair.name)
+    return draws and is_given_generator(comparison, pair) is is_given
+
+
+def _last_agreeing(comparison: RankComparison, before: float, *, is_given: bool) -> int:
+    """Return the place of the last draw of both sides that agrees: nothing before it shifts others.
+
+    Whole numbers agree by chance.
+    """
+    made = [row for row in comparison.rows if row.value.role is Role.OUTPUT and row.holds_tensor]
+    apart = {row.pair.position for row in made if row.status is not Status.EQUAL}
+    agreeing = {
+        row.pair.position: row.pair
+        for row in made
+        if row.pair.position < before and epsilon_of(row.value.dtype)
+    }
+    found = (
+        place
+        for place, pair in reversed(agreeing.items())
+        if place not in apart and _draws_from(comparison, pair, is_given=is_given)
+    )
+    return next(found, -1)
+
+
+def _first_alone(
+    comparison: RankComparison, lone: list[OperationPair], *, is_target: bool
+) -> OperationPair | None:
     """Return the first draw of one side by a function by which it draws more often.
 
     Where both draw as often, calls that have no partner are out of line.
     """
     side = comparison.side(is_target=is_target)
-    lone = (p for p in comparison.pairs if not p.is_matched and (p.reference is None) is is_target)
     for pair in lone:
-        if not random_calls.draws_numbers(side, pair.name):
+        if (pair.reference is None) is not is_target:
             continue
         own, other = (
             sum(each.parsed(name).base == side.parsed(pair.name).base for name in each.names)
@@ -66,3 +106,16 @@ def _first_alone(comparison: RankComparison, *, is_target: bool) -> OperationPai
         if own > other:
             return pair
     return None
+
+
+def _outermost(comparison: RankComparison, pair: OperationPair) -> OperationPair:
+    """Return the outermost call around one that its side alone makes, or itself: a model, say."""
+    around = [*comparison.side_of(pair).around(pair.name)]
+    lone = {
+        each.name: each
+        for each in comparison.pairs
+        if not each.is_matched
+        and (each.target is None) is (pair.target is None)
+        and each.name in around
+    }
+    return next((lone[name] for name in reversed(around) if name in lone), pair)

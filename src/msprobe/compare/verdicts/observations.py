@@ -132,6 +132,7 @@ class StepObservations:
         lone_users: parameter that gets a gradient on one side alone → the first call that this
             side alone makes with it.
         lone_draw: the first call by which one side alone draws random numbers.
+        own_draw: the same from a generator of the program's own.
         lone_call: a call of an earlier step that one side alone makes, whose result this one uses.
         knows_updates: both sides recorded what the optimizer got and made of it.
         compiled: the first call of compiled code that makes another result of equal inputs, by
@@ -192,6 +193,7 @@ class StepObservations:
     late_call: Clue | None = None
     lone_users: Mapping[str, Clue] = field(default_factory=dict)
     lone_draw: Clue | None = None
+    own_draw: Clue | None = None
     lone_call: Clue | None = None
     knows_updates: bool = False
     compiled: Clue | None = None
@@ -243,6 +245,7 @@ def observe(
             behind=difference_behind(*comparison.facts),
             draws=draws_within(*comparison.facts),
             lone_draw=lone_draw(comparison),
+            own_draw=lone_draw(comparison, is_given=True),
             **_work(comparison),
             broken_off=_broken_off(comparison),
         )
@@ -297,6 +300,7 @@ def observe(
         late_call=late_call(comparison),
         lone_users=lone_users(comparison),
         lone_draw=lone_draw(comparison),
+        own_draw=lone_draw(comparison, is_given=True),
         lone_call=comparison.lone_call,
         small=small_argument(comparison) or small_option(comparison) or small_call(comparison),
         shifted=shifted(comparison),

@@ -35,6 +35,7 @@ from msprobe.compare.verdicts.origin_state import (
     settle_as_close,
 )
 from msprobe.compare.verdicts.outgoing import Outgoing
+from msprobe.compare.verdicts.read_numbers import read_numbers
 from msprobe.compare.verdicts.retract_harmless import USERS, retract_inconsequential
 from msprobe.compare.verdicts.same_inputs import doubt_inputs
 from msprobe.compare.verdicts.statistics_error import statistics_error
@@ -100,7 +101,8 @@ class _Search:
         self._judge_losses()
         state.comparison.kept = frozenset(self._makers_of_kept())
         self._unmatched.settle_rest()
-        retract_inconsequential(state.calls, state.flow)
+        read = read_numbers(state.calls, state.flow)
+        retract_inconsequential(state.calls, state.flow, read)
         doubt_inputs(state)
 
     def _see_through_moves(self) -> None:

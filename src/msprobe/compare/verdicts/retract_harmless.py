@@ -45,14 +45,21 @@ _OF_GRADIENTS: Final = (Cause.CUTTING_CALL, Cause.GRADIENT_CALL)
 USERS: Final = "what uses it"
 
 
-def retract_inconsequential(calls: Calls, flow: DataFlow) -> None:
+def retract_inconsequential(
+    calls: Calls, flow: DataFlow, read: Mapping[int, Sequence[Call]]
+) -> None:
     """Clear the origins in calls inside a module whose results agree, and whose gradients do.
 
     For most forward calls the results of the innermost module that both sides have are enough:
     what its gradients do is judged by itself.
+
+    Args:
+        calls: those of the step.
+        flow: where their values come from.
+        read: see `Consequences`.
     """
     agreements = Agreements(calls, flow)
-    consequences = Consequences(calls, flow)
+    consequences = Consequences(calls, flow, read)
     replaced: dict[str, str] = {}
     hidden: list[Row] = []
     for call in calls:

@@ -624,6 +624,7 @@ export const sentences = {
   "argument {} of {}, a tensor without a gradient, differs{}": "{2} 的参数 {1}（无梯度的张量）有差异{3}", "argument {}": "参数 {}", "not given": "未给出",
   "only the {} calls {}{}": "仅{}调用 {}{}", " of {} elements of {}": "（{} 个 {} 元素）",
   "in {} the model gets other arguments: {}{}": "{}：模型得到其他参数：{}{}",
+  "the target calls {} {}, the reference {}": "待测侧调用 {} {}，标杆侧 {}",
   "{}, which draws random numbers": "{1}，它抽取随机数",
   "{} of {}, step {}, is given in the {}, and left out in the {}": "{2} 的 {1}（step {3}）：{4}给出，{5}未给出",
   "step {} of the {} was left and begun again: debugger.start() was called without debugger.stop() and debugger.step() before; it had made {} call{} of the model": "{2}的 step {1} 被中途放弃后重新开始：再次调用 debugger.start() 之前没有调用 debugger.stop() 和 debugger.step()；此前已调用模型 {3} 次",
