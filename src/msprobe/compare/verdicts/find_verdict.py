@@ -18,7 +18,7 @@ from msprobe.compare.verdicts.effective_facts import EffectiveFacts
 from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
 from msprobe.compare.verdicts.origin_state import is_lacking
 from msprobe.compare.verdicts.other_programs import are_different_programs, different_programs
-from msprobe.compare.verdicts.places import Clue, Size
+from msprobe.compare.verdicts.places import Clue, Place, Size
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
@@ -97,7 +97,10 @@ class _Search:
             return None
         when = clue.place.step, Moment.FORWARD
         is_first = fact is None or (fact.step, fact.moment) > when
-        is_alone = culprit is None or self._facts.is_later(culprit, clue.place.step, Moment.LOSS)
+        is_alone = culprit is None or (
+            self._facts.is_later(culprit, clue.place.step, Moment.LOSS)
+            and not _is_made_before(culprit, clue.place)
+        )
         return clue if is_first and is_alone else None
 
     def _moved_update(self) -> Verdict | None:
@@ -183,6 +186,13 @@ class _Search:
             if not each.is_exact:
                 return None
         return None
+
+
+def _is_made_before(culprit: Culprit, place: Place) -> bool:
+    """Return whether a culprit comes before a call: in a backward pass in between, say."""
+    comparison = culprit.comparison
+    position = comparison.places.get(place.record, -1)
+    return comparison.step == place.step and culprit.row.pair.position < position
 
 
 def _is_clipping_of(fact: FactDifference, step: StepObservations, found: GradientFactor) -> bool:
