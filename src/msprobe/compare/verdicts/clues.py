@@ -73,6 +73,8 @@ def late_call(comparison: RankComparison) -> Clue | None:
     begun: set[str] = set()  # in the order of each side: calls of one alone stand anywhere between
     first: Clue | None = None
     for pair in comparison.pairs:
+        if pair.position >= comparison.asked_again:
+            break  # an optimizer asks for the loss as often as it likes
         side = comparison.side_of(pair)
         parsed = side.parsed(pair.name)
         own = [name for name in ("target", "reference") if getattr(pair, name) is not None]

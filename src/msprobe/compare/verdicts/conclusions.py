@@ -57,6 +57,11 @@ _SHOWN_BY_ARGUMENT: Final = (
     VerdictClass.GRADIENT,
     VerdictClass.PARAMETERS,
 )
+_OTHER_WHEN_ASKED: Final = (
+    "the optimizer asks for the loss again with other parameters (step {}), though the first loss, "
+    "its settings and its state agree: the gradients that it got may be left over or changed"
+)
+_LOOK_AT_CLOSURE: Final = ("look at the closure: are gradients cleared, and not changed?",)
 
 
 class Conclusions:
@@ -102,6 +107,11 @@ class Conclusions:
             verdict, words = VerdictClass.PRECISION, f"{late.words}; {words}"
         elif late is not None:
             evidence.insert(0, late.words)
+        if fact.moment is Moment.ASKED_AGAIN:
+            verdict, words = (
+                VerdictClass.GRADIENT,
+                f"{_OTHER_WHEN_ASKED.format(fact.step)}; {words}",
+            )
         changed = None if lone or late else self._changed_behind(fact)
         if changed is not None and fact.multiple is not None:
             words, changed = f"{words}; {changed.words}", None  # it is what multiplies them
@@ -130,7 +140,7 @@ class Conclusions:
                 *(late.place.next if late is not None else []),
                 *(lone.place.next if lone is not None else []),
                 *(changed.next if changed is not None else ()),
-                *fact.next,
+                *(_LOOK_AT_CLOSURE if fact.moment is Moment.ASKED_AGAIN else fact.next),
             ],
         )
 
@@ -305,6 +315,7 @@ class Conclusions:
             observed = self._observed[culprit.comparison.step, culprit.comparison.rank]
             late = observed.late_call
             if observed.cleared is not None:
+                verdict = VerdictClass.GRADIENT
                 words, advice = observed.cleared
                 next_steps = [advice]
         if late is not None:

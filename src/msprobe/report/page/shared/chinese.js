@@ -291,6 +291,8 @@ export const sentences = {
   "{} are those of the step before": "{}是上一 step 的", "{} are those of the step before (step {})": "{}是上一 step 的（step {}）",
   "{} are not cleared: they hold those of the step before, scaled as by clipping or unscaling": "{}未清零：它们含有上一步的梯度，其比例如同经过裁剪或反缩放",
   "{} are not cleared: they hold those of the step before, scaled as by clipping or unscaling (step {})": "{}未清零：它们含有上一步的梯度，其比例如同经过裁剪或反缩放（step {}）",
+  "the optimizer asks for the loss again with other parameters (step {}), though the first loss, its settings and its state agree: the gradients that it got may be left over or changed": "优化器以不同的参数再次求损失（step {1}），而首次损失、其设置与状态均一致：它得到的梯度可能是残留的或被改动过",
+  "look at the closure: are gradients cleared, and not changed?": "查看闭包：梯度是否已清零且未被改动？",
   "{} are not cleared: they are the sum of this step's and those of the step before": "{}未清零：是本 step 与上一 step 梯度之和",
   "{} are not cleared: they are the sum of this step's and those of the step before (step {})": "{}未清零：是本 step 与上一 step 梯度之和（step {}）",
   "the target's gradients are cleared between micro batches: after micro batch {} they are those of this one alone (step {}, {} gradients)": "target 的梯度在微批次之间被清零：微批次 {} 之后只剩该微批次的梯度（step {}，{} 个梯度）",
