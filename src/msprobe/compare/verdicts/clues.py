@@ -16,7 +16,7 @@ from typing import Final
 from msprobe.api_prefixes import COMPILED
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Row, Status
+from msprobe.compare.model import OperationPair, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.facts_pair import clip_factors
 from msprobe.compare.training.gradient_distances import SAME_GRADIENT
@@ -85,15 +85,30 @@ def late_call(comparison: RankComparison) -> Clue | None:
         is_sent = is_communication(parsed)
         if first is None or is_sent:
             dtype = next((each.dtype for each in side.values(pair.name) if each.dtype), "")
-            words = lone_words(comparison, pair, f" of {dtype}" if is_sent and dtype else "")
+            whole = _lone_around(comparison, pair)
+            words = lone_words(comparison, whole, f" of {dtype}" if is_sent and dtype else "")
             first = Clue(
                 f"{words} after the backward pass began",
-                Place.of(comparison, pair),
+                Place.of(comparison, whole),
                 VerdictClass.PRECISION if _coarsens(side.values(pair.name)) else VerdictClass.CALL,
             )
         if is_sent:
             break
     return first
+
+
+def _lone_around(comparison: RankComparison, pair: OperationPair) -> OperationPair:
+    """Return the outermost module around a call of one side alone that this side alone calls."""
+    side = comparison.side_of(pair)
+    around = {*side.around(pair.name)}
+    return next(
+        (
+            each
+            for each in reversed(comparison.pairs)
+            if not each.is_matched and each.name in around and comparison.side_of(each) is side
+        ),
+        pair,
+    )
 
 
 def _coarsens(values: Sequence[Value]) -> bool:

@@ -226,6 +226,7 @@ export const sentences = {
   "{} holds the same values in another order": "{} 的值相同，但顺序不同",
   "before it calls the model, the program draws random numbers by {}": "程序在调用模型之前以 {} 抽取随机数",
   "{} and {} of {} are interchanged (step {})": "{3} 的 {1} 与 {2} 互换（step {4}）",
+  "the {} clips gradients before it takes back the scale of its loss, {}: the {} changes gradients after {}: that leaves the total norm {}, and the optimizer gets {}; in the {} it gets what is left": "{1}在去除其损失的缩放 {2} 之前裁剪了梯度：{3}在 {4} 之后改动了梯度：其留下的总范数为 {5}，优化器得到的为 {6}；在{7}得到的即为所留下的",
   "the {} changes gradients after {}: that leaves the total norm {}, and the optimizer gets {}; in the {} it gets what is left": "{1}在 {2} 之后改动了梯度：其留下的总范数为 {3}，优化器得到的为 {4}；在{5}得到的即为所留下的",
   "{} of {} is made of a result of the step before in the {}, not in the {} (step {})": "{2} 的 {1} 在{3}由上一 step 的结果得到，在{4}则不是（step {5}）",
   "look at what the {} keeps of the step before": "检查{}保留了上一 step 的哪些结果",
