@@ -242,6 +242,60 @@ def test_gradients_that_are_changed_after_they_are_clipped(tmp_path: Path, is_be
     )
 
 
+def scaled_until(debugger: PrecisionDebugger, is_late: bool) -> None:
+    """Scale the loss by 128, which is taken back behind the limit of gradients; else not at all."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    batches, labels = torch.randn(3, 8, 16), torch.randint(0, 4, (3, 8))
+    for number in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batches[number]), labels[number])
+        (loss * 128 if is_late else loss).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        for parameter in model.parameters() if is_late else ():
+            assert parameter.grad is not None
+            parameter.grad.div_(128)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_scale_that_is_taken_back_behind_the_limit(
+    tmp_path: Path, level: str, is_late: bool
+) -> None:
+    verdict = verdict_on(tmp_path, scaled_until, is_late, not is_late, level=level)
+
+    side = "target" if is_late else "reference"
+    assert verdict["class"] == "clipping", verdict["sentence"]
+    assert (
+        f"the {side} clips gradients before it takes back the scale of its loss, 128"
+        in verdict["sentence"]
+    )
+
+
+def added_behind(debugger: PrecisionDebugger, is_noisy: bool) -> None:
+    """Add noise to gradients behind the backward pass."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    batches, labels = torch.randn(3, 8, 16), torch.randint(0, 4, (3, 8))
+    for number in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batches[number]), labels[number]).backward()
+        for parameter in model.parameters() if is_noisy else ():
+            assert parameter.grad is not None
+            parameter.grad.add_(torch.randn_like(parameter.grad), alpha=0.01)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_the_call_behind_a_backward_pass_that_agrees_is_named(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, added_behind, True, False, level=level)
+
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    assert "only the target calls Torch.randn_like.0.forward (" in verdict["sentence"]
+    assert "after the backward pass began" in verdict["sentence"]
+
+
 def sent_coarsely(debugger: PrecisionDebugger, is_coarse: bool) -> None:
     """Cast gradients on their way to the optimizer, as to send them."""
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))

@@ -394,6 +394,25 @@ def test_a_parameter_changed_within_a_step_is_told_from_its_optimizer(tmp_path: 
     assert "first.weight was changed after step 0 began" in verdict["sentence"]
 
 
+@pytest.mark.parametrize("rounded", [True, False])
+def test_what_both_sides_write_within_a_step_may_be_rounded_otherwise(
+    tmp_path: Path, *, rounded: bool
+) -> None:
+    def written(factor: float) -> Change:
+        def write(parameter: Tensor) -> None:
+            parameter.data.numpy()[...] *= factor
+
+        return lambda net: net.first.weight.register_post_accumulate_grad_hook(write)
+
+    target, reference = (
+        record(tmp_path / str(factor), written(factor), level="L0")
+        for factor in (0.99, 0.99 * (1 + 2.5e-6) if rounded else 0.98)
+    )
+    verdict = summary_of(target, reference)["verdict"]
+
+    assert verdict["class"] == ("equal" if rounded else "update"), verdict["sentence"]
+
+
 # Code that changes gradients between the calls and the optimizer
 
 

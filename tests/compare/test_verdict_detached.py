@@ -205,3 +205,39 @@ def test_the_cut_is_named_and_not_the_sums_of_gradients(tmp_path: Path, level: s
     sentence = verdict_on(tmp_path, of_tied, "cut", level=level)["sentence"]
     assert "layer_norm.0.backward" in sentence, sentence
     assert "detached, frozen, or under no_grad" in sentence
+
+
+class Shifted(nn.Module):
+    """A shift that the first batch sets; it is a term of the loss, too."""
+
+    def __init__(self, *, detaches: bool) -> None:
+        super().__init__()
+        self.shift, self.net = nn.Parameter(torch.zeros(4)), nn.Linear(4, 4)
+        self.detaches, self.is_set = detaches, False
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.is_set:
+            with torch.no_grad():
+                self.shift.copy_(-x.mean(0))
+            self.is_set = True
+        term = self.shift.detach() if self.detaches else self.shift
+        return self.net(x + self.shift), term.sum().expand(len(x))
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_parameter_that_was_written_in_place_needs_its_gradient(
+    tmp_path: Path, level: str
+) -> None:
+    def train(debugger: PrecisionDebugger, detaches: bool) -> None:
+        model = Shifted(detaches=detaches)
+        data = torch.randn(3, 8, 4)
+
+        def loss(number: int) -> Tensor:
+            y, term = model(data[number])
+            return (y.square().sum(1) - term).mean()
+
+        fit(debugger, model, torch.optim.SGD(model.parameters(), 0.1), loss)
+
+    verdict = verdict_on(tmp_path, train, True, False, level)
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    assert "no gradient gets to Tensor.sum." in verdict["sentence"], verdict["sentence"]

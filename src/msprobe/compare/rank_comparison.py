@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from msprobe.compare.model import Mode, OperationPair, Row, Status
 from msprobe.compare.rounding import resolution_of
 from msprobe.dump.record_names import RecordKind, forward_name
+from msprobe.dump.stack_frames import first_of_optimizer
 from msprobe.dump.values import Role
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from msprobe.compare.verdicts.proof import Proof
     from msprobe.dump.facts import Facts
     from msprobe.dump.record_names import RecordName
+    from msprobe.dump.stack_frames import Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class RankComparison:
     lone_call: Clue | None = None
     noise: NoiseJudgement | None = None
     table: Path | None = None
+    _asked_again: float | None = field(default=None, init=False, repr=False)
 
     def side_of(self, pair: OperationPair) -> Side:
         """Return the side that gave an operation its name: the target, if that has it."""
@@ -158,6 +161,33 @@ class RankComparison:
         """Place of the first backward record."""
         backward = (p for p in self.pairs if self.parsed(p).kind is RecordKind.BACKWARD)
         return next((pair.position for pair in backward), math.inf)
+
+    @property
+    def asked_again(self) -> float:
+        """Place of the first call behind an optimizer's first evaluation of the loss.
+
+        What it computes then, L-BFGS say, hangs on its own state and settings. The line of it from
+        which the program is called tells; infinite where none does.
+        """
+        if self._asked_again is None:
+            self._asked_again = self._find_asked_again()
+        return self._asked_again
+
+    def _find_asked_again(self) -> float:
+        facts = self.facts[0]
+        if facts is None or not 0 < len(facts.optimizer_steps()) < len(facts.loss):
+            return math.inf
+        first: Frame | None = None
+        for pair in self.pairs:
+            frames = () if pair.target is None else self.target.view.frames(pair.target)
+            asking = first_of_optimizer(frames)
+            if asking is None:
+                continue
+            if first is None:
+                first = asking.frame if asking.is_of_user else None
+            elif asking.frame != first:
+                return pair.position
+        return math.inf
 
     @property
     def has_modules_only(self) -> bool:

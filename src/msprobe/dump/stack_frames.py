@@ -19,6 +19,7 @@ _FRAMEWORK_FILE: Final = re.compile(
     r"|^(?:torch|mindspore|msprobe)[/\\]|(?:^|[/\\])mindspore[/\\](?:nn|ops|common|train|mint)[/\\]"
     r"|[/\\]lib[/\\]python3\.\d+[/\\](?!(?:site|dist)-packages)|^<frozen "
 )
+_OPTIMIZER_FILE: Final = re.compile(r"[/\\]optim(?:izers?)?[/\\](?!lr_scheduler)|optimizer[^/\\]*$")
 _INSTALLED_FILE: Final = re.compile(r"(?:^|[/\\])(?:site|dist)-packages[/\\]")
 
 
@@ -46,6 +47,11 @@ class Frame(NamedTuple):
     def is_installed(self) -> bool:
         """Whether the code is a framework's or that of another installed package."""
         return self.is_of_framework or _INSTALLED_FILE.search(self.file) is not None
+
+    @property
+    def is_of_optimizer(self) -> bool:
+        """Whether the code is an optimizer's, as far as the file's name tells."""
+        return _OPTIMIZER_FILE.search(self.file) is not None
 
     @property
     def is_of_scaler(self) -> bool:
@@ -83,6 +89,28 @@ def innermost_user_frame(frames: tuple[str, ...]) -> Frame | None:
     return next(
         (frame for frame in map(parse_frame, user_frames(frames)) if frame is not None), None
     )
+
+
+class Asking(NamedTuple):
+    """The innermost frame of an optimizer in a stack.
+
+    Attributes:
+        frame: the frame.
+        is_of_user: it runs code of the user, which makes the call.
+    """
+
+    frame: Frame
+    is_of_user: bool
+
+
+def first_of_optimizer(frames: Sequence[str]) -> Asking | None:
+    """Return the innermost frame of an optimizer; None where there is none."""
+    is_of_user = False
+    for frame in map(parse_frame, frames):
+        if frame is not None and frame.is_of_optimizer:
+            return Asking(frame, is_of_user)
+        is_of_user |= frame is not None and not frame.is_of_framework
+    return None
 
 
 def user_line(frames: tuple[str, ...]) -> str | None:

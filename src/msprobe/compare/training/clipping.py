@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, of_sides, shown
 from msprobe.compare.training.facts_pair import FactsPair, clip_coefficient, same
 from msprobe.compare.training.gradient_factors import SAME_FACTOR
+from msprobe.compare.training.same_training import total_loss
 from msprobe.compare.verdicts.next_steps import CLIP_ALIKE
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Clip, Facts, OptimizerStep, Scaler
@@ -123,14 +125,41 @@ def _early(pair: FactsPair) -> Iterator[FactDifference]:
             if is_early and own.is_beyond and not other.is_beyond:
                 yield _clipping(pair, _early_words(side, own), Effect.CERTAIN, Moment.REDUCE)
             elif other.is_kept and own.is_kept is False and not own.is_beyond:
-                words = (
-                    f"the {side} changes gradients after {own.clip.function}: that leaves the "
-                    f"total norm {shown(own.left)}, and the optimizer gets "
-                    f"{shown(own.total_norm)}; in the {lacking} it gets what is left"
-                )
-                yield _clipping(pair, words, Effect.CERTAIN, Moment.REDUCE)
+                yield _changed_after(pair, own, side, lacking)
         if not is_same or both[0].is_beyond is not both[1].is_beyond:
             return  # what follows is made of it
+
+
+def _changed_after(pair: FactsPair, own: _Limited, side: str, other: str) -> FactDifference:
+    """Return that a side changes gradients after it limited them; a scale is taken back too late.
+
+    Args:
+        pair: the facts of a step.
+        own: the call of that side.
+        side: its name.
+        other: that of the side whose optimizers get what is left.
+    """
+    words = (
+        f"the {side} changes gradients after {own.clip.function}: that leaves the total norm "
+        f"{shown(own.left)}, and the optimizer gets {shown(own.total_norm)}; in the {other} it "
+        "gets what is left"
+    )
+    scale = _scale_of_loss(pair, side)
+    undone = (own.left or 0.0) / (own.total_norm or math.inf)
+    takes_back = scale is not None and math.isclose(scale, undone, rel_tol=_KEPT)
+    if takes_back:
+        words = (
+            f"the {side} clips gradients before it takes back the scale of its loss, "
+            f"{shown(scale)}: {words}"
+        )
+    return replace(_clipping(pair, words, Effect.CERTAIN, Moment.REDUCE), takes_back=takes_back)
+
+
+def _scale_of_loss(pair: FactsPair, side: str) -> float | None:
+    """Return how many times the other side's the losses of a side are; None for those it has."""
+    own, other = map(total_loss, pair.sides if side == "target" else pair.sides[::-1])
+    scale = own / other if own and other else None
+    return None if scale is None or same(scale, 1.0) else scale
 
 
 def _early_words(side: str, limited: _Limited) -> str:

@@ -106,6 +106,8 @@ class FactDifference:
         multiple: of the reference's that some gradients are, while the others are none.
         is_scaled: a number whose meaning is known is between all gradients: each side reduced them.
         is_passed_on: it may come from another rank, with which this one communicates.
+        takes_back: gradients lose the scale of the loss after they were clipped, which explains the
+            calls that scale it.
         turn: how many optimizer steps of its training step come before the one that it is of.
     """
 
@@ -130,6 +132,7 @@ class FactDifference:
     multiple: float | None = None
     is_scaled: bool = False
     is_passed_on: bool = False
+    takes_back: bool = False
     turn: int = 0
 
     @property

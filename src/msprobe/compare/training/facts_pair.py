@@ -21,6 +21,7 @@ from msprobe.compare.training.fingerprints import (
     is_part,
     of_parameters,
 )
+from msprobe.compare.training.first_evaluation import asks_again, repetitions
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import (
     Clip,
@@ -28,6 +29,7 @@ from msprobe.dump.facts import (
     Event,
     Facts,
     Fingerprints,
+    Loss,
     OptimizedParameters,
     OptimizerStep,
 )
@@ -51,12 +53,14 @@ class FactsPair:
         rank: the rank's number, or its folder's name.
         target: the facts of the side under test.
         reference: those of the trusted side.
+        has_closure: an optimizer is seen to call the program again, which computes the loss.
     """
 
     step: int
     rank: int | str
     target: Facts
     reference: Facts
+    has_closure: bool = False
 
     @property
     def sides(self) -> tuple[Facts, Facts]:
@@ -173,11 +177,14 @@ class FactsPair:
 
     @cached_property
     def first_evaluation(self) -> float:
-        """How many backward passes an optimizer asks for at first, before it asks again."""
+        """How many backward passes come before an optimizer asks again.
+
+        Derivatives that a loss is made of are passes, too: it ends with one like the last of all.
+        """
         asked = (
-            passes / _repetitions(facts)
+            max(passes / repetitions(facts), _first_like_last(facts.loss) + 1)
             for facts, passes in zip(self.sides, self.passes, strict=True)
-            if 0 < len(facts.optimizer_steps()) < passes and _repetitions(facts) > 1
+            if asks_again(facts)
         )
         return min(asked, default=math.inf)
 
@@ -250,13 +257,10 @@ def clip_coefficient(clip: Clip) -> float | None:
     return min(1.0, clip.max / (clip.total_norm + 1e-6))
 
 
-def _repetitions(facts: Facts) -> float:
-    """Return how often a model is called with each of its batches, on average."""
-    batches: dict[int, list[str | None]] = {}
-    for each in facts.data:
-        batches.setdefault(each.micro, []).append(each.checksum)
-    keys = [tuple(batch) for batch in batches.values() if None not in batch]
-    return len(keys) / len({*keys}) if keys else 1.0
+def _first_like_last(losses: Sequence[Loss]) -> int:
+    """Return the number of the first backward pass whose root is made as that of the last one."""
+    made = {tuple(each.made_by): each.micro for each in reversed(losses)}
+    return made[tuple(losses[-1].made_by)]
 
 
 def options_of(step: OptimizerStep) -> dict[str, Mapping[str, Any]]:

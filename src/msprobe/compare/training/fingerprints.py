@@ -190,8 +190,8 @@ def apart_together(changes: Iterable[tuple[Change, float | None]]) -> str:
     return f" by {distance} of the norm"
 
 
-def _is_number(tensor: Fingerprint) -> bool:
-    """Return whether a tensor has a single element, as its projections tell."""
+def is_number(tensor: Fingerprint) -> bool:
+    """Return whether a tensor has a single element, as far as its projections tell."""
     norm, projections = tensor.norm, tensor.projections or (None,)
     return norm is not None and all(
         each is not None and math.isclose(abs(each), norm, rel_tol=_SAME_NUMBER)
@@ -205,7 +205,7 @@ def _distance(
     if not math.isfinite(relative):
         return Distance(relative, least)
     is_zero = 0.0 in (target.norm, reference.norm)
-    if is_zero or all(map(_is_number, (target, reference))):
+    if is_zero or all(map(is_number, (target, reference))):
         return Distance(relative, relative, is_exact=True, most=relative)
     if not (target.norm and reference.norm):
         return Distance(relative, least)

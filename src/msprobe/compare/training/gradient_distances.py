@@ -324,12 +324,15 @@ def distance(target: Fingerprint, reference: Fingerprint, largest: float) -> flo
         return 0.0
     parts = list(zip(target.projections or (), reference.projections or (), strict=False))
     norms = target.norm or 0.0, reference.norm or 0.0
+    # Elements that all differ by the same may leave every projection where it is, not the norm.
+    least = 0.0 if None in (target.norm, reference.norm) else abs(norms[0] - norms[1])
     if not all(map(math.isfinite, norms)):
         # Projections leave out what is not finite. Where both overflow, they tell of the rest.
         if norms[0] != norms[1]:
             return math.inf
-        norms = 0.0, max((abs(b) for _, b in parts if b is not None), default=0.0)
+        least, norms = 0.0, (0.0, max((abs(b) for _, b in parts if b is not None), default=0.0))
     size = max(norms[1], _SMALL * largest)
     if not parts or not size:
         return math.inf
-    return max(math.inf if None in (a, b) else abs(a - b) / size for a, b in parts)  # type: ignore[operator]
+    apart = (math.inf if None in (a, b) else abs(a - b) / size for a, b in parts)  # type: ignore[operator]
+    return max(least / size, *apart)

@@ -25,7 +25,7 @@ from msprobe.compare.training.differences import (
     some_of,
 )
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
-from msprobe.compare.training.fingerprints import Fingerprint, at
+from msprobe.compare.training.fingerprints import Fingerprint, at, is_number
 from msprobe.compare.training.gradient_distances import (
     PROJECTIONS,
     SAME_GRADIENT,
@@ -358,7 +358,9 @@ def _stale(
         ]
         if added and len(added) >= MOST * len(names):
             return NOT_CLEARED.format(gradients_of(side, added, agreeing))
-        shared = [two for two in itertools.pairwise(parts) if _share_weights(two, own, parts)]
+        # Any two numbers are such a sum: all projections of one are itself.
+        several = [name for name in parts if not is_number(own[name])]
+        shared = [two for two in itertools.pairwise(several) if _share_weights(two, own, parts)]
         scaled = [*dict.fromkeys(itertools.chain.from_iterable(shared))]
         if scaled and len(scaled) >= MOST * len(names):
             return (

@@ -404,6 +404,8 @@ class TrainingHistory:
             yield from total_norm_differences(pair, meanings)
         yield from clips
         gradients = list(history.gradients.differences(steps, meanings, resolution()))
+        if pair.has_closure:  # they are those of the last time
+            gradients = [replace(each, moment=Moment.ASKED_AGAIN) for each in gradients]
         is_told = pair.asks_otherwise or clips_other_parameters(pair)
         if all(each.effect is Effect.NONE for each in clips) and not is_told:
             yield from gradients

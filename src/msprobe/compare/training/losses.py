@@ -128,6 +128,15 @@ def _is_alike(loss: Loss, other: Loss) -> bool:
     return names[0] == names[1]
 
 
+def _is_of_another(loss: Loss, pair: FactsPair) -> bool:
+    """Return whether a backward pass begins with another value than the last one of its step does.
+
+    What a program computes of its gradients may be a number that the last one is made by.
+    """
+    last = pair.target.loss[-1]
+    return loss.micro < last.micro and not _is_alike(loss, last)
+
+
 def loss_differences(
     pair: FactsPair, resolution: Callable[[], float], scale: Callable[[int | str], float]
 ) -> Iterator[FactDifference]:
@@ -137,6 +146,8 @@ def loss_differences(
         return
     scaled = difference_by_factor(*pair.sides, found.factor, after_calls(max(FINE, resolution())))
     behind = scaled or difference_behind(*pair.sides)
+    if behind is not None and behind.is_computed and _is_of_another(found.target, pair):
+        behind = None  # weights of the whole loss, say, by gradients of its terms
     made, verdict = _made_words(found.target.made_by, found.reference.made_by)
     sent = None if behind else other_collective(pair)
     told = behind or difference_of_labels(*pair.sides)

@@ -100,13 +100,18 @@ def other_counts(pair: FactsPair, counts: tuple[int, int], *, same: bool) -> Fac
         if passes or holds_same
         else Effect.CERTAIN,
         verdict=VerdictClass.CALL,
+        moment=Moment.ASKED_AGAIN if holds_same and pair.has_closure else Moment.DATA,
         next=("look at where the model is called",),
     )
 
 
 def _difference(pair: FactsPair, words: str, effect: Effect, **more: Any) -> FactDifference:
-    told: dict[str, Any] = {"verdict": VerdictClass.DATA, "next": SAME_BATCHES} | more
-    return pair.difference(told.pop("verdict"), Moment.DATA, words, effect=effect, **told)
+    told: dict[str, Any] = {
+        "verdict": VerdictClass.DATA,
+        "moment": Moment.DATA,
+        "next": SAME_BATCHES,
+    } | more
+    return pair.difference(words=words, effect=effect, **told)
 
 
 def _trainings(pair: FactsPair, counts: tuple[int, int]) -> int:

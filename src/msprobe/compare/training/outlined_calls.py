@@ -17,6 +17,7 @@ import msgspec
 
 from msprobe.compare.matching.signatures import Signature, signature_of
 from msprobe.compare.sides import Side
+from msprobe.compare.training.first_evaluation import first_calls
 from msprobe.compare.training.frameworks import are_of_two_frameworks, is_of_mindspore
 from msprobe.compare.training.shared_outlines import with_shared_outline
 from msprobe.dump.facts import Facts, Outline, OutlinedCall, OutlineRun
@@ -71,7 +72,8 @@ class MadeCalls:
 def made_calls(facts: Sequence[Facts | None], *wanted: Callable[[OutlineRun], bool]) -> MadeCalls:
     """Return the calls of both steps: of all runs, or of those that are wanted.
 
-    Of two frameworks these are the calls that both make alike.
+    But for those after an optimizer asks for the loss again. Of two frameworks these are the calls
+    that both make alike.
 
     Returns: none unless all calls of both steps are known.
     """
@@ -86,7 +88,8 @@ def made_calls(facts: Sequence[Facts | None], *wanted: Callable[[OutlineRun], bo
     outlines = [_known_outline(each) for each in (target, reference)]
     if not all(outline.is_whole for outline in outlines):
         return MadeCalls()
-    places = tuple(map(_places, outlines, wanted or (lambda _: True,) * 2))
+    ends = map(first_calls, (target, reference), outlines)
+    places = tuple(map(_places, outlines, wanted or (lambda _: True,) * 2, ends))
     own, other = (
         [calls[place] for place in chosen]
         for calls, chosen in zip(map(calls_in, outlines), places, strict=True)
@@ -105,7 +108,9 @@ def calls_in(outline: Outline) -> list[OutlinedCall]:
     return [outline.calls[number] for run in outline.runs for number in outline.bodies[run.body]]
 
 
-def _places(outline: Outline, is_wanted: Callable[[OutlineRun], bool]) -> list[int]:
+def _places(
+    outline: Outline, is_wanted: Callable[[OutlineRun], bool], end: float = math.inf
+) -> list[int]:
     places: list[int] = []
     first = 0
     for run in outline.runs:
@@ -113,7 +118,7 @@ def _places(outline: Outline, is_wanted: Callable[[OutlineRun], bool]) -> list[i
         if is_wanted(run):
             places += range(first, first + count)
         first += count
-    return places
+    return [place for place in places if place < end]
 
 
 class _UnnamedCall(OutlinedCall, frozen=True):

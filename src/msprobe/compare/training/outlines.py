@@ -189,7 +189,8 @@ def difference_outside(target: Facts, reference: Facts) -> OutlineDifference | N
     calls = made_calls((target, reference), is_outside, is_outside)
     told = _lone_operator(calls) or _put_between(calls)
     other = None if told else first_difference(calls)
-    return replace(other, verdict=VerdictClass.UNEXPLAINED) if other else told
+    is_open = other is not None and not other.is_computed
+    return replace(other, verdict=VerdictClass.UNEXPLAINED) if other and is_open else told
 
 
 def _lone_operator(made: MadeCalls) -> OutlineDifference | None:

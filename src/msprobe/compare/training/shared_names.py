@@ -7,6 +7,7 @@ are part of the names that a run records.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import compress, count
 from typing import Final, TypeVar
@@ -97,7 +98,13 @@ def facts_of(comparison: RankComparison, *, of_replicas: bool = False) -> FactsP
     mapped = comparison.target.mapped_modules, comparison.reference.mapped_modules
     renamed = comparison.target.renamed_modules
     target, reference = with_shared_names(target, reference, mapped, renamed)
-    return FactsPair(step=comparison.step, rank=comparison.rank, target=target, reference=reference)
+    return FactsPair(
+        step=comparison.step,
+        rank=comparison.rank,
+        target=target,
+        reference=reference,
+        has_closure=comparison.asked_again < math.inf,
+    )
 
 
 def _of_replica(facts: Facts) -> Facts:

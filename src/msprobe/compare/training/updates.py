@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from msprobe.compare.rounding import after_calls
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, are, shown, some_of
 from msprobe.compare.training.facts_pair import StepPair, is_idle
 from msprobe.compare.training.fingerprints import at, change_of, in_column
@@ -25,7 +26,8 @@ _LOOK: Final = ("look at the code that updates this parameter",)
 def changed_before(pair: StepPair) -> dict[str, list[str]]:
     """Return the parameters that differ at an optimizer's step, though they agreed at the start.
 
-    Those that agreed up to rounding count if they are much further apart than any was.
+    Those that agreed up to rounding count if they are much further apart than any was. What both
+    sides write is made of the batch by some tens of calls, and may be rounded by each.
 
     Returns:
         Parameter → the sides, by their names, that changed it.
@@ -50,11 +52,14 @@ def changed_before(pair: StepPair) -> dict[str, list[str]]:
             at(step.parameters.before.checksum, place)
             for step, place in zip(pair.sides, pair.places[name], strict=True)
         ]
-        found[name] = [
+        changed = [
             side
             for side, checksum, start in zip(_SIDES, now, starts, strict=True)
             if checksum != start[name].checksum
         ]
+        is_rounded = change.distance is not None and change.relative <= after_calls(change.epsilon)
+        if len(changed) < len(_SIDES) or not is_rounded:
+            found[name] = changed
     return found
 
 

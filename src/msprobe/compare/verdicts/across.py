@@ -81,7 +81,8 @@ class Across:
                 is_updated = any(training.updated(comparison.rank).values())
                 updates = _Updates(own, training.distances(comparison.rank), history.worst_close)
                 for row in comparison.rows:
-                    harmless = history.harmless_step(row) if is_updated and row.origin else None
+                    is_open = is_updated and row.origin is not None
+                    harmless = history.harmless_step(comparison, row) if is_open else None
                     if harmless is not None:
                         row.origin = None
                         row.cause, row.subject = Cause.HARMLESS_BEFORE, str(harmless)
@@ -246,7 +247,10 @@ def _inherit_own_updates(
         if not updates:
             continue
         behind = min(_next_forward(comparison, place) for place, _ in updates)
-        asked = comparison.end_of_forward if pair.evaluates_loss else math.inf
+        asked = math.inf
+        if pair.evaluates_loss:
+            is_told = comparison.asked_again < math.inf
+            asked = comparison.asked_again if is_told else comparison.end_of_forward
         asks_again = pair.asks_otherwise
         is_asked_anew = False  # with parameters that the optimizer has made others of
         for row in comparison.rows:
@@ -256,6 +260,8 @@ def _inherit_own_updates(
             position, cause = row.pair.position, row.cause
             # Not of the step before: the optimizer has made it in this one.
             is_left = cause in _LEFT and history.maker_of(row, comparison.step) is None
+            # Nor do calls without modules tell a parameter from data.
+            is_left |= cause is Cause.OUTSIDE and position >= asked
             if row.origin is not Origin.INTRODUCED and not is_left:
                 continue
             if cause is Cause.ACCUMULATED:
@@ -279,7 +285,7 @@ def _is_updated(
     comparison: RankComparison, row: Row, updates: Sequence[_Update], asked: float
 ) -> bool:
     """Return whether an optimizer of the step ran before a value that may be its parameter."""
-    since = asked if row.cause is Cause.PARAMETER else math.inf
+    since = asked if row.cause in (Cause.PARAMETER, Cause.OUTSIDE) else math.inf
     is_any = row.value.role is not Role.PARAMETER
     return any(
         row.pair.position > min(place, since)

@@ -31,6 +31,7 @@ from msprobe.dump.record_names import RecordKind, forward_name, module_names
 from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.numerics.tolerances import EXACT
+from msprobe.operators.lookup import is_in_place
 
 _FORWARD: Final = RecordKind.FORWARD
 _OF_OTHER_PARAMETERS: Final = (Status.SHAPE, Status.MISSING, Status.ADDED)
@@ -198,13 +199,26 @@ class _Agreement:
         return are_same(*left, resolution=self._resolution())
 
     def _is_of_leaf(self, call: Call, gradient: Value, side: int) -> bool:
-        """Return whether a gradient is that of a value that no recorded call made."""
+        """Return whether a gradient is that of a value that no recorded call made.
+
+        Or which one wrote in place, that hands back none: an update, or what initialises it by the
+        result of another one.
+        """
         forward = self._calls.forward_of(call)
         if forward is None or not gradient.is_tensor:
             return gradient.is_tensor
         flow = (self._flow.target, self._flow.reference)[side]
         own = (row for row in forward.inputs if row.value.argument == gradient.argument)
-        return not any(flow.makers(row) for row in own)
+        makers = (self._calls.of(self._calls.rows[i]) for row in own for i in flow.makers(row))
+        return not any(self._hands_back(maker, is_target=not side) for maker in makers)
+
+    def _hands_back(self, maker: Call, *, is_target: bool) -> bool:
+        """Return whether a call takes the gradient of its result, as far as records tell."""
+        if maker.is_backward or self._calls.backward_of(maker, is_target=is_target) is not None:
+            return True
+        made = [row.target if is_target else row.reference for row in maker.outputs]
+        needs_gradient = any(each is not None and each.requires_grad is not False for each in made)
+        return needs_gradient and not is_in_place(maker.parsed.path)
 
     def _enclosing(self, call: Call) -> list[Call]:
         """Return the modules around a call that both sides recorded, from the innermost."""

@@ -77,6 +77,8 @@ def late_call(comparison: RankComparison) -> Clue | None:
     begun: set[str] = set()  # in the order of each side: calls of one alone stand anywhere between
     first: Clue | None = None
     for pair in comparison.pairs:
+        if pair.position >= comparison.asked_again:
+            break  # an optimizer asks for the loss as often as it likes
         side = comparison.side_of(pair)
         parsed = side.parsed(pair.name)
         own = [name for name in ("target", "reference") if getattr(pair, name) is not None]
@@ -87,15 +89,30 @@ def late_call(comparison: RankComparison) -> Clue | None:
         is_sent = is_communication(parsed)
         if first is None or is_sent:
             dtype = next((each.dtype for each in side.values(pair.name) if each.dtype), "")
-            words = lone_words(comparison, pair, f" of {dtype}" if is_sent and dtype else "")
+            whole = _lone_around(comparison, pair)
+            words = lone_words(comparison, whole, f" of {dtype}" if is_sent and dtype else "")
             first = Clue(
                 f"{words} after the backward pass began",
-                Place.of(comparison, pair),
+                Place.of(comparison, whole),
                 VerdictClass.PRECISION if _coarsens(side.values(pair.name)) else VerdictClass.CALL,
             )
         if is_sent:
             break
     return first
+
+
+def _lone_around(comparison: RankComparison, pair: OperationPair) -> OperationPair:
+    """Return the outermost module around a call of one side alone that this side alone calls."""
+    side = comparison.side_of(pair)
+    around = {*side.around(pair.name)}
+    return next(
+        (
+            each
+            for each in reversed(comparison.pairs)
+            if not each.is_matched and each.name in around and comparison.side_of(each) is side
+        ),
+        pair,
+    )
 
 
 def _coarsens(values: Sequence[Value]) -> bool:

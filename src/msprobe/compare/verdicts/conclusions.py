@@ -58,6 +58,11 @@ _SHOWN_BY_ARGUMENT: Final = (
     VerdictClass.GRADIENT,
     VerdictClass.PARAMETERS,
 )
+_OTHER_WHEN_ASKED: Final = (
+    "the optimizer asks for the loss again with other parameters (step {}), though the first loss, "
+    "its settings and its state agree: the gradients that it got may be left over or changed"
+)
+_LOOK_AT_CLOSURE: Final = ("look at the closure: are gradients cleared, and not changed?",)
 
 
 class Conclusions:
@@ -93,19 +98,18 @@ class Conclusions:
         elif lone is not None:
             verdict, words = VerdictClass.CALL, f"{lone.words}, step {lone.place.step}; {words}"
             record = lone.place.record
-        elif (
-            late is not None
-            and not fact.is_scaled
-            and is_communication(parse_record_name(late.place.record))
-        ):
-            verdict, words = VerdictClass.COMMUNICATION, f"{late.words}; {words}"
-        elif late is not None and late.verdict is VerdictClass.PRECISION and not fact.is_scaled:
-            verdict, words = VerdictClass.PRECISION, f"{late.words}; {words}"
         elif late is not None:
-            evidence.insert(0, late.words)
+            verdict, words = self._with_late_call(fact, late)
+            if words is fact.words:
+                evidence.insert(0, late.words)
         drawn = self._drawn_before(fact)
         if drawn is not None:
             verdict, words = drawn.verdict, f"{drawn.words}, step {drawn.place.step}; {words}"
+        if fact.moment is Moment.ASKED_AGAIN:
+            verdict, words = (
+                VerdictClass.GRADIENT,
+                f"{_OTHER_WHEN_ASKED.format(fact.step)}; {words}",
+            )
         changed = None if lone or late else self._changed_behind(fact)
         if changed is not None and fact.multiple is not None:
             words, changed = f"{words}; {changed.words}", None  # it is what multiplies them
@@ -135,7 +139,7 @@ class Conclusions:
                 *(lone.place.next if lone is not None else []),
                 *(drawn.place.next if drawn is not None else []),
                 *(changed.next if changed is not None else ()),
-                *fact.next,
+                *(_LOOK_AT_CLOSURE if fact.moment is Moment.ASKED_AGAIN else fact.next),
             ],
         )
 
@@ -178,6 +182,25 @@ class Conclusions:
     def _late_call(self, step: int, rank: int | str) -> Clue | None:
         observed = self._observed.get((step, rank))
         return None if observed is None else observed.late_call
+
+    def _with_late_call(self, fact: FactDifference, late: Clue) -> tuple[VerdictClass, str]:
+        """Return class and words of other gradients, with a call that may have changed them.
+
+        The words are the fact's own where values differ before.
+        """
+        is_sent = is_communication(parse_record_name(late.place.record))
+        if is_sent and not fact.is_scaled:
+            return VerdictClass.COMMUNICATION, f"{late.words}; {fact.words}"
+        if late.verdict is VerdictClass.PRECISION and not fact.is_scaled:
+            return VerdictClass.PRECISION, f"{late.words}; {fact.words}"
+        if self._is_exact_until_reduced(fact):
+            return fact.verdict, f"{fact.words}; {late.words}"
+        return fact.verdict, fact.words
+
+    def _is_exact_until_reduced(self, fact: FactDifference) -> bool:
+        """Return whether all calls of both sides agree to the bit until a step's backward ends."""
+        observed = self._observed.get((fact.step, fact.rank))
+        return observed is not None and observed.is_shared_exact
 
     def _ranks_of(self, fact: FactDifference) -> str:
         """Return which ranks a difference concerns, in words; empty where it is all of them."""
@@ -326,6 +349,7 @@ class Conclusions:
             observed = self._observed[culprit.comparison.step, culprit.comparison.rank]
             late = observed.late_call
             if observed.cleared is not None:
+                verdict = VerdictClass.GRADIENT
                 words, advice = observed.cleared
                 next_steps = [advice]
         if late is not None:

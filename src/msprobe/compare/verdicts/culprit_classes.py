@@ -60,7 +60,6 @@ from msprobe.plain_text import times_text
 
 _CLIP_FILE: Final = re.compile(r"clip_grad")
 _LOADER_FILE: Final = re.compile(r"torch[/\\]utils[/\\]data[/\\]")
-_OPTIMIZER_FILE: Final = re.compile(r"[/\\]optim(?:izers?)?[/\\](?!lr_scheduler)|optimizer[^/\\]*$")
 # Functions that run the model's code, in an optimizer's step, too.
 _USERS_CODE: Final = ("_call_impl", "_inner_call", "closure", "training_step")
 
@@ -321,6 +320,11 @@ def is_without_reason(culprit: Culprit) -> bool:
 
 def moment_of(culprit: Culprit) -> Moment:
     """Return the moment of a training step at which a culprit takes effect."""
+    is_asked_again = culprit.row.pair.position >= culprit.comparison.asked_again
+    return Moment.ASKED_AGAIN if is_asked_again else _moment_of(culprit)
+
+
+def _moment_of(culprit: Culprit) -> Moment:
     if culprit.row.cause in (Cause.CHANGED_STATE, Cause.OTHER_RANKS_STATE):
         # An optimizer that calls the model, say, changed it.
         return Moment.UPDATE if culprit.kind == "parameter" else Moment.FORWARD
@@ -343,7 +347,7 @@ def moment_of(culprit: Culprit) -> Moment:
             return Moment.LOSS if frame.function == "scale" else Moment.REDUCE
         if frame.function in _USERS_CODE:
             break  # an optimizer was handed a closure
-        if frame.function == "step" and _OPTIMIZER_FILE.search(frame.file):
+        if frame.function == "step" and frame.is_of_optimizer:
             return Moment.UPDATE
     return Moment.FORWARD
 

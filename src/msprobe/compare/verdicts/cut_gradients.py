@@ -74,6 +74,8 @@ class CutGradients:
             if not makers and any(value.requires_grad is not False for value in row.values):
                 return True
             for maker in (state.calls.of(state.rows[index]) for index in makers):
+                if maker.is_backward:
+                    return True  # a derivative needs the gradients of what it is taken of
                 if maker.start not in seen:
                     seen.add(maker.start)
                     waiting += [each for each in maker.inputs if each.holds_tensor]

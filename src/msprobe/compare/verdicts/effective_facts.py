@@ -106,7 +106,16 @@ class EffectiveFacts:
     def _is_effective(self, fact: FactDifference) -> bool:
         """Return whether a difference of the training is the cause of something."""
         follows = self._follows_culprit(fact) or follows_call(fact, self._findings.steps)
-        return not follows and self._has_effect(fact)
+        return not follows and self._has_effect(fact) and not self._may_be_grown(fact)
+
+    def _may_be_grown(self, fact: FactDifference) -> bool:
+        """Return whether what an optimizer asks for again may differ as its line search lets it.
+
+        It makes much of rounding.
+        """
+        observed = self._observed.get((fact.step, fact.rank))
+        is_exact = observed is not None and observed.asked_exactly
+        return fact.moment is Moment.ASKED_AGAIN and not is_exact
 
     def _has_effect(self, fact: FactDifference) -> bool:
         if fact.effect is not Effect.POSSIBLE:
@@ -148,7 +157,9 @@ class EffectiveFacts:
                 return self._is_end_seen(fact)
         if fact.moment in (Moment.LOSS, Moment.REDUCE) or fact.is_unread:
             return observed is not None and (
-                _agrees_until(observed, fact) or self._tells_gradients(fact, observed)
+                _agrees_until(observed, fact)
+                or self._tells_gradients(fact, observed)
+                or self._is_made_otherwise(fact, observed)
             )
         return self._differs_after(fact)
 
@@ -213,6 +224,16 @@ class EffectiveFacts:
             and (each.step, each.rank) == (fact.step, fact.rank)
             for each in self._findings.facts
         )
+
+    def _is_made_otherwise(self, fact: FactDifference, observed: StepObservations) -> bool:
+        """Return whether a loss that one side makes by other calls comes before what is blamed.
+
+        Where nothing is, its terms may cancel.
+        """
+        culprit = self._culprit
+        is_blamed = culprit is not None and culprit.comparison.step == fact.step
+        is_of_calls = fact.verdict is VerdictClass.CALL and fact.moment is Moment.LOSS
+        return is_blamed and is_of_calls and observed.agreeing_passes > fact.micro
 
     def _tells_gradients(self, fact: FactDifference, observed: StepObservations) -> bool:
         """Return whether a multiple of some gradients is all that differs in a step.

@@ -13,13 +13,14 @@ from dataclasses import replace
 from msprobe.compare.causes import Cause
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.verdicts.conclusions import Conclusions
-from msprobe.compare.verdicts.culprit_classes import class_of
+from msprobe.compare.verdicts.culprit_classes import class_and_words, class_of
 from msprobe.compare.verdicts.effective_facts import EffectiveFacts
 from msprobe.compare.verdicts.observations import GradientFactor, StepObservations
 from msprobe.compare.verdicts.origin_state import is_lacking
 from msprobe.compare.verdicts.other_programs import are_different_programs, different_programs
-from msprobe.compare.verdicts.places import Clue, Size
+from msprobe.compare.verdicts.places import Clue, Place, Size
 from msprobe.compare.verdicts.ranking import Culprit
+from msprobe.compare.verdicts.scaled_gradients import scaled_words
 from msprobe.compare.verdicts.verdict import Findings, Verdict, Where
 from msprobe.compare.verdicts.verdict_classes import Confidence, VerdictClass
 from msprobe.compare.verdicts.without_cause import (
@@ -63,6 +64,9 @@ class _Search:
         if factor is not None and fact is not None and _is_clipping_of(fact, *factor):
             return self._conclusions.of_fact(fact)
         culprit = self._culprit
+        late = self._taken_back_late(fact)
+        if late is not None:
+            return self._conclusions.of_fact(late)
         given = first_given(self._findings)
         if given is not None and self._is_before(given, fact, culprit):
             return without_cause(self._findings)
@@ -82,6 +86,23 @@ class _Search:
             return self._conclusions.of_culprit(culprit)
         return without_cause(self._findings)
 
+    def _taken_back_late(self, fact: FactDifference | None) -> FactDifference | None:
+        """Return that a scale is taken back after clipping, if nothing but the scale comes before.
+
+        By itself the scale of a loss has no effect.
+        """
+        late = next((each for each in self._facts.all() if each.takes_back), None)
+        if late is None or fact is None or (fact.step, fact.moment) < (late.step, Moment.LOSS):
+            return None
+        culprit = self._culprit
+        if culprit is None or culprit.comparison.step > late.step:
+            return late
+        if fact.moment is Moment.LOSS and fact.verdict is VerdictClass.GRADIENT:
+            return replace(late, words=f"{late.words}; {fact.words}")
+        if culprit.comparison.step < late.step or not scaled_words(culprit):
+            return None
+        return replace(late, words=f"{late.words}; {class_and_words(culprit)[1]}")
+
     def _moved_forward(self, fact: FactDifference | None) -> Clue | None:
         """Return what is no rounding in a forward pass, if nothing that is known comes before it.
 
@@ -97,7 +118,10 @@ class _Search:
             return None
         when = clue.place.step, Moment.FORWARD
         is_first = fact is None or (fact.step, fact.moment) > when
-        is_alone = culprit is None or self._facts.is_later(culprit, clue.place.step, Moment.LOSS)
+        is_alone = culprit is None or (
+            self._facts.is_later(culprit, clue.place.step, Moment.LOSS)
+            and not _is_made_before(culprit, clue.place)
+        )
         return clue if is_first and is_alone else None
 
     def _moved_update(self) -> Verdict | None:
@@ -188,6 +212,13 @@ class _Search:
             if not each.is_exact:
                 return None
         return None
+
+
+def _is_made_before(culprit: Culprit, place: Place) -> bool:
+    """Return whether a culprit comes before a call: in a backward pass in between, say."""
+    comparison = culprit.comparison
+    position = comparison.places.get(place.record, -1)
+    return comparison.step == place.step and culprit.row.pair.position < position
 
 
 def _is_clipping_of(fact: FactDifference, step: StepObservations, found: GradientFactor) -> bool:

@@ -47,6 +47,8 @@ class History:
             another form) → the first such step.
         reshaped: the same of (what is found of it, an argument) of calls whose results have other
             shapes.
+        rewritten: code of a value (see `_code_of`) that differed, in a step in which nothing did
+            with consequence → the first such step.
         summed_alike: gradient of a parameter, by name → the first step in which it agreed, or was
             without consequence, by whichever calls.
         same_inside: the first step in which nothing differed with consequence, and the modules that
@@ -66,6 +68,7 @@ class History:
     results: set[Hashable] = field(default_factory=set)
     harmless: dict[tuple[bool, str], int] = field(default_factory=dict)
     reshaped: dict[tuple[str, str], int] = field(default_factory=dict)
+    rewritten: dict[Hashable, int] = field(default_factory=dict)
     summed_alike: dict[str, int] = field(default_factory=dict)
     same_inside: tuple[int, set[str]] | None = None
     alone: dict[tuple[bool, Hashable], Clue] = field(default_factory=dict)
@@ -137,6 +140,8 @@ class History:
         for row in comparison.rows:
             if row.value.role is Role.PARAMETER_GRAD and row.origin is None:
                 self.summed_alike.setdefault(row.name, comparison.step)
+            if row.cause in _HARMLESS and not begins:
+                self.rewritten.setdefault(_code_of(comparison, row), comparison.step)
             if not (is_of_structure(row) or row.pair.position in reshaped):
                 continue
             is_flowing = row.value.requires_grad or comparison.is_of_backward(row.pair)
@@ -151,8 +156,16 @@ class History:
         if all(row.origin is None for row in comparison.rows):
             self.same_inside = comparison.step, ComputedBefore(comparison).modules()
 
-    def harmless_step(self, row: Row) -> int | None:
-        """Return a step in which one side alone had the same, without consequence."""
+    def harmless_step(self, comparison: RankComparison, row: Row) -> int | None:
+        """Return a step in which one side alone had the same, without consequence.
+
+        A step that calls the same code more often (an optimizer asks for the loss again) gives
+        other names to it.
+        """
+        if self.rewritten and (row.cause is Cause.OTHER_VALUE or is_of_structure(row)):
+            step = self.rewritten.get(_code_of(comparison, row))
+            if step is not None:
+                return step
         if not is_of_structure(row):  # an argument of a call whose result has another shape
             return self.reshaped.get((row.finding, row.name))
         is_given = row.value.role is Role.INPUT and not row.pair.is_matched
@@ -223,6 +236,20 @@ def _own_names(row: Row) -> list[tuple[bool, str]]:
     """Return the names of a value, by side: calls are paired otherwise from step to step."""
     names = (True, row.target_name), (False, row.reference_name)
     return [(is_target, name) for is_target, name in names if name is not None]
+
+
+def _code_of(comparison: RankComparison, row: Row) -> Hashable:
+    """Return by which lines both sides make a value, and by which functions.
+
+    A call whose line is not known is one by itself.
+    """
+    code = []
+    for name, is_target in names_of(row.pair):
+        side = comparison.side(is_target=is_target)
+        parsed = side.parsed(name)
+        line = side.source_line(name) or name
+        code.append((is_target, line, parsed.base, parsed.kind, row.value.slot))
+    return (*code,)
 
 
 def _call_names(row: Row) -> list[tuple[bool, str]]:

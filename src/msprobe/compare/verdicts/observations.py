@@ -106,6 +106,7 @@ class StepObservations:
         is_exact: every value is equal.
         is_shared_exact: every value of the calls that both sides make is equal, until the last
             backward pass ends.
+        asked_exactly: every value is equal until an optimizer asks for the loss again.
         updated_exactly: parameters that both sides first step an optimizer for, if all values of
             these calls are equal until the next forward pass.
         exact_passes: backward passes that begin before a value of a forward pass is not equal;
@@ -173,6 +174,7 @@ class StepObservations:
     exact_passes: float = math.inf
     agreeing_passes: float = math.inf
     is_shared_exact: bool = False
+    asked_exactly: bool = False
     updated_exactly: frozenset[str] = frozenset()
     exact_models: int = 0
     agreeing_models: float = math.inf
@@ -241,6 +243,7 @@ def observe(
             rank=comparison.rank,
             is_exact=True,
             is_shared_exact=True,
+            asked_exactly=True,
             unused=unseen_write(comparison),
             behind=difference_behind(*comparison.facts),
             draws=draws_within(*comparison.facts),
@@ -271,6 +274,7 @@ def observe(
         exact_passes=_passes_before(comparison, inexact),
         agreeing_passes=_passes_before(comparison, differing),
         is_shared_exact=_is_exact_until(end, inexact),
+        asked_exactly=all(r.pair.position >= comparison.asked_again for r in inexact),
         updated_exactly=_updated_exactly(comparison, inexact),
         exact_models=_exact_models(comparison),
         agreeing_models=_models_before(comparison, differing),
@@ -405,9 +409,14 @@ def _updated_exactly(comparison: RankComparison, inexact: Sequence[Row]) -> froz
 
 
 def _passes_before(comparison: RankComparison, rows: Sequence[Row]) -> float:
-    """Return how many backward passes begin before the first row of a forward pass."""
+    """Return how many backward passes begin before the first row of a forward pass.
+
+    Infinitely many if it is of a loss that an optimizer asks for again: of these no pass is told.
+    """
     first = next((row for row in rows if not _is_gradient(comparison, row)), None)
-    return math.inf if first is None else comparison.passes_before(first.pair.position)
+    if first is None or first.pair.position >= comparison.asked_again:
+        return math.inf
+    return comparison.passes_before(first.pair.position)
 
 
 def _model_calls(comparison: RankComparison) -> list[OperationPair]:

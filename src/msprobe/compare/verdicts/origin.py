@@ -10,6 +10,7 @@ error that the call's inputs and its own rounding explain (`outgoing`, over `arr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from msprobe.compare.causes import Cause
@@ -161,23 +162,26 @@ class _Search:
         """
         is_first = not self._state.has_difference
         if is_first and any(row.status.is_difference for call in sums for row in call.rows):
-            self._judge_losses()
+            self._judge_losses(until=sums[-1].pair.position)
         for call in sums:
             self._judge(call)
             self._note(call.rows)
         sums.clear()
 
-    def _judge_losses(self) -> None:
+    def _judge_losses(self, until: float = math.inf) -> None:
         """Blame the calls of one side alone that the first loss that differs is made by.
 
         The backward pass is the user of their result. Where a difference begins elsewhere, the loss
         may follow from it.
+
+        Args:
+            until: place of the last call by which the losses are made.
         """
         if any(row.origin in (Origin.INTRODUCED, Origin.INPUT) for row in self._state.rows):
             return
         target, reference = (self._state.calls.losses(is_target=side) for side in (True, False))
         for both in zip(target, reference, strict=False):
-            if self._judge_loss(*both):
+            if any(loss.pair.position > until for loss in both) or self._judge_loss(*both):
                 return
 
     def _judge_loss(self, *both: Call) -> bool:
