@@ -140,7 +140,7 @@ def test_what_one_side_alone_draws_from_a_generator_of_its_own_is_named(
 ) -> None:
     found = sentence(tmp_path, level, "draw", "own")
 
-    assert found.startswith("call: call: only the target calls Torch.rand.1.f"), found
+    assert found.startswith("random: random numbers: only the target calls Torch.rand.1.f"), found
     assert "output.0 of Torch.rand.0.forward" in found
 
 

@@ -428,7 +428,7 @@ def test_a_call_in_a_hook_leads_to_the_changed_gradient(tmp_path: Path) -> None:
 
     assert verdict["class"] == "gradient"
     assert verdict["sentence"].count("first.weight") == 1
-    assert "only the target calls Tensor.__mul__.0.forward" in verdict["evidence"][0]
+    assert "only the target calls Tensor.__mul__.0.forward" in verdict["sentence"]
     assert verdict["next"][0].startswith("look at test_verdict.py:")
 
 

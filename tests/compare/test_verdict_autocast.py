@@ -133,7 +133,7 @@ def adapt(debugger: PrecisionDebugger, option: tuple[bool, bool]) -> None:
 def test_a_gradient_that_gets_to_nothing_trained_is_no_cause(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, adapt, (True, True), (False, False), "mix")
 
-    assert verdict["class"] == "precision"
+    assert verdict["class"] == "precision", verdict["sentence"]
 
 
 class Shifting(nn.Module):
