@@ -110,7 +110,7 @@ def test_a_mask_that_hides_other_places_is_named(tmp_path: Path, level: str) -> 
     assert any(word in verdict["sentence"] for word in ("triu", "where", "__sub__", "masked_fill"))
 
 
-@pytest.mark.parametrize(("least", "expected"), [(0.0, "random"), (0.2, "data")])
+@pytest.mark.parametrize(("least", "expected"), [(0.0, "call"), (0.2, "data")])
 def test_an_index_that_takes_everything_in_order_is_no_call_too_many(
     tmp_path: Path, least: float, expected: str
 ) -> None:
@@ -132,4 +132,6 @@ def test_an_index_that_takes_everything_in_order_is_no_call_too_many(
     verdict = verdict_on(tmp_path, run, True, False)
 
     assert verdict["class"] == expected, verdict["sentence"]
+    draws = "only the target calls Torch.rand.0.forward"
+    assert (draws in verdict["sentence"]) is not bool(least), verdict["sentence"]
     assert ("only the target calls Tensor." in verdict["sentence"]) is bool(least)

@@ -209,8 +209,10 @@ class _Agreement:
             return gradient.is_tensor
         flow = (self._flow.target, self._flow.reference)[side]
         own = (row for row in forward.inputs if row.value.argument == gradient.argument)
-        makers = (self._calls.of(self._calls.rows[i]) for row in own for i in flow.makers(row))
-        return not any(self._hands_back(maker, is_target=not side) for maker in makers)
+        makers = [self._calls.of(self._calls.rows[i]) for row in own for i in flow.makers(row)]
+        # What a hook alone makes ask for a gradient is made by calls that write nothing.
+        is_written = not makers or any(is_in_place(maker.parsed.path) for maker in makers)
+        return is_written and not any(self._hands_back(m, is_target=not side) for m in makers)
 
     def _hands_back(self, maker: Call, *, is_target: bool) -> bool:
         """Return whether a call takes the gradient of its result, as far as records tell."""

@@ -71,10 +71,11 @@ class CutGradients:
             row = waiting.pop()
             found = state.flow.makers(row)
             makers = {*found.target, *found.reference}
-            if not makers and any(value.requires_grad is not False for value in row.values):
+            needs_gradient = any(value.requires_grad is not False for value in row.values)
+            if not makers and needs_gradient:
                 return True
             for maker in (state.calls.of(state.rows[index]) for index in makers):
-                if maker.is_backward:
+                if maker.is_backward and needs_gradient:
                     return True  # a derivative needs the gradients of what it is taken of
                 if maker.start not in seen:
                     seen.add(maker.start)

@@ -29,9 +29,19 @@ def left_out_input(comparison: RankComparison, lone: OperationPair) -> Row | Non
         is_input = row.value.role is Role.INPUT and row.holds_tensor and row.pair.is_matched
         if not is_input or row.status is not of_one_side or row.pair.position < lone.position:
             continue
+        if _is_part(comparison, row, is_target=is_target):
+            continue
         given = {each.value_id for each in row.values}
         if (row.pair.target if is_target else row.pair.reference) in around:
             within += [row] if taken & given else []
         elif made & given:
             fed.append(row)
     return next(iter(within or fed), None)
+
+
+def _is_part(comparison: RankComparison, row: Row, *, is_target: bool) -> bool:
+    """Return whether an input is a part of one that both sides give: of a packed sequence, say."""
+    other = comparison.side(is_target=not is_target)
+    name = row.pair.reference if is_target else row.pair.target
+    given = {each.argument.partition(".")[0] for each in other.values(name or "")}
+    return row.value.argument.partition(".")[0] in given

@@ -76,15 +76,14 @@ class ProgramFlow:
 
         The model's own are not among them, nor those that make nothing else of what they are given.
         """
-        exact = _in_order(data)
-        # The same values in another order are another call's.
-        content = exact if exact in self._made else content_of(data)
-        taken = self._taken.get(content, len(self._order))
-        for name in self._made.get(content, ()):
-            is_own = data.record in (name, *self._side.around(name))
-            if self._order[name] < taken and not is_own:
-                yield from self._back_from(name)
-                return
+        # The same values in another order may be another call's.
+        for content in (_in_order(data), content_of(data)):
+            taken = self._taken.get(content, len(self._order))
+            for name in self._made.get(content, ()):
+                is_own = data.record in (name, *self._side.around(name))
+                if self._order[name] < taken and not is_own:
+                    yield from self._back_from(name)
+                    return
 
     def is_result(self, call: str) -> bool:
         """Return whether a call is a model's, or is given what models made or train."""
