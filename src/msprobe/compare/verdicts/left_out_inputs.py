@@ -43,5 +43,7 @@ def _is_part(comparison: RankComparison, row: Row, *, is_target: bool) -> bool:
     """Return whether an input is a part of one that both sides give: of a packed sequence, say."""
     other = comparison.side(is_target=not is_target)
     name = row.pair.reference if is_target else row.pair.target
-    given = {each.argument.partition(".")[0] for each in other.values(name or "")}
-    return row.value.argument.partition(".")[0] in given
+    given = (each for each in other.values(name or "") if each.is_tensor)
+    return row.value.argument.partition(".")[0] in {
+        each.argument.partition(".")[0] for each in given
+    }
