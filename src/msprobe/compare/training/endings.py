@@ -91,7 +91,7 @@ def _begun_again(pair: FactsPair, last: FactsPair | None) -> Iterator[FactDiffer
         made = again[-1]
         is_habit = earlier is None or earlier.begun_again
         is_left = made and _calls(own) > _calls(other) and len(own.loss) <= len(other.loss)
-        if (is_left or not (made or is_habit)) and _agrees_before(pair, again[0]):
+        if (is_left or not is_habit) and _agrees_before(pair, again[0]):
             yield pair.difference(
                 VerdictClass.INCOMPLETE,
                 Moment.SETTINGS,
