@@ -276,3 +276,35 @@ def test_a_call_that_moves_may_be_given_another_argument(
     if change == "no training":
         assert "input.training of Functional.batch_norm.0.forward" in verdict["sentence"]
         assert verdict["sentence"].endswith("step 0: False instead of True")
+
+
+class Placed(nn.Module):
+    """Adds a small learned place to what it is given."""
+
+    def __init__(self, *, is_coarse: bool) -> None:
+        super().__init__()
+        self.place, self.inner = nn.Parameter(0.02 * torch.randn(6, 8)), nn.Linear(8, 8)
+        self.is_coarse = is_coarse
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        place = self.place.half().float() if self.is_coarse else self.place * 1.0
+        made: torch.Tensor = self.inner(x + 0.01 * place)
+        return made
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_cast_of_one_side_alone_is_precision_where_results_agree(
+    tmp_path: Path, level: str
+) -> None:
+    """Its gradient is rounded to the coarse type, too, and so the parameter is another one."""
+
+    def run(debugger: PrecisionDebugger, is_coarse: bool) -> None:
+        model, data = Placed(is_coarse=is_coarse), torch.randn(3, 4, 6, 8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        fit(debugger, model, optimizer, lambda number: model(data[number]).square().mean())
+
+    verdict = verdict_on(tmp_path, run, True, False, level)
+
+    assert verdict["class"] == "precision", verdict["sentence"]
+    assert "only the target calls Tensor.half.0.forward" in verdict["sentence"]
+    assert "a cast to float16" in verdict["sentence"]

@@ -411,6 +411,8 @@ def test_lists_of_which_the_batch_is_made_are_data(
 
     assert found["class"] == verdict, found["sentence"]
     assert words in found["sentence"]
+
+
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 def test_labels_in_another_order_are_made_by_the_call_that_gives_them(
     tmp_path: Path, level: str

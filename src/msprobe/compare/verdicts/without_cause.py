@@ -138,7 +138,7 @@ def _rounding(findings: Findings, clue: Clue | None) -> Verdict:
     more = (
         "" if clue is None else f"; {clue.words}, step {clue.place.step}, with as small an effect"
     )
-    precisions = _precisions(findings) or _casts(findings)
+    precisions = _precisions(findings) or _casts(findings) or _lone_cast(findings)
     return findings.conclude(
         VerdictClass.PRECISION if precisions else VerdictClass.ROUNDING,
         (f"{precisions}; " if precisions else "")
@@ -355,6 +355,17 @@ def _casts(findings: Findings) -> str:
     return next((each.cast.words for each in findings.steps if each.cast), "")
 
 
+def _lone_cast(findings: Findings) -> str:
+    """Return the first cast to a coarser type by one side alone, in words; empty without one.
+
+    Or if every update leaves the same parameters.
+    """
+    if not findings.changed_steps:
+        return ""
+    noticed = (each.unnoticed for each in findings.steps if each.unnoticed is not None)
+    return next((each.words for each in noticed if each.verdict is VerdictClass.PRECISION), "")
+
+
 def _where_of_precision(findings: Findings) -> Where | None:
     places = ((each.first_precision, each.rank) for each in findings.steps)
     return next((Where.at(place, rank) for place, rank in places if place is not None), None)
@@ -395,6 +406,8 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     broken = next((each for each in findings.steps if each.broken_off is not None), None)
     # Results that agree to the bit are those of one type.
     precisions = _precisions(findings) or (_casts(findings) if close else "")
+    if inside:
+        precisions = precisions or _lone_cast(findings)
     parts = (
         f"{agreeing} values agree"
         + (f", {close} of them within the tolerance of their types" if close else ""),
