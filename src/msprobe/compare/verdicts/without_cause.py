@@ -355,6 +355,12 @@ def _casts(findings: Findings) -> str:
     return next((each.cast.words for each in findings.steps if each.cast), "")
 
 
+def _of_agreeing(findings: Findings, close: int, inside: int) -> str:
+    """Return what makes precisions of results that agree; those of one type agree to the bit."""
+    found = _precisions(findings) or (_casts(findings) if close else "")
+    return found or (_lone_cast(findings) if inside else "")
+
+
 def _lone_cast(findings: Findings) -> str:
     """Return the first cast to a coarser type by one side alone, in words; empty without one.
 
@@ -404,10 +410,7 @@ def _equal(findings: Findings, unmatched: int, inside: int) -> Verdict:
     elif unmatched and not any(each.unused for each in findings.steps):
         others = "the sides make different calls, without consequence for any value"
     broken = next((each for each in findings.steps if each.broken_off is not None), None)
-    # Results that agree to the bit are those of one type.
-    precisions = _precisions(findings) or (_casts(findings) if close else "")
-    if inside:
-        precisions = precisions or _lone_cast(findings)
+    precisions = _of_agreeing(findings, close, inside)
     parts = (
         f"{agreeing} values agree"
         + (f", {close} of them within the tolerance of their types" if close else ""),
