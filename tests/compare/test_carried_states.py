@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,52 @@ def test_what_a_step_leaves_for_the_next_one_is_no_data(
     found = verdict_on(tmp_path, reading, change, level=level)
     assert (found["class"], words in found["sentence"]) == (verdict, True), found["sentence"]
     assert "None" not in found["sentence"]
+
+
+class Pairer(nn.Module):
+    """Tells the pairs of two views from other ones, and from keys of the step before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.normalize(self.head(torch.tanh(self.inner(x))), dim=1)
+
+
+def pairing(debugger: PrecisionDebugger, change: str | None, rate: float = 0.1) -> None:
+    """The loss is the same whichever view comes first; of what keys are made may not be."""
+    model = Pairer()
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    pieces, queue = torch.randn(5, 8, 6), nn.functional.normalize(torch.randn(16, 4), dim=1)
+    for number in recorded_steps(debugger, model, 5):
+        first, second = pieces[number] * 1.1 + 0.3, pieces[number].flip(1) * 0.8 - 0.1
+        if change in ("exchanged", "both_exchanged"):
+            first, second = second, first
+        both = torch.cat([model(first), model(second)])
+        own = (both @ both.t()).masked_fill(torch.eye(16).bool(), -9.0)
+        alike = torch.cat([own, both @ queue.t()], 1)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(alike * 5, torch.arange(16).roll(8)).backward()
+        optimizer.step()
+        with torch.no_grad():
+            queue[8:] = model(second)
+            if change in ("both", "both_exchanged"):
+                queue[:8] = model(first)
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_that_a_step_came_to_the_same_excuses_nothing_that_the_next_one_makes_of_it(
+    level: str, tmp_path: Path
+) -> None:
+    found = verdict_on(tmp_path, pairing, "exchanged", level=level)
+    assert found["class"] == "order", found["sentence"]
+    assert "Tensor.__sub__.0.forward instead of the result of Tensor.__add__.0" in found["sentence"]
+    assert found["where"]["step"] == 0
+
+
+@pytest.mark.parametrize("rate", [0.1, 10.0, 30.0, 300.0])
+def test_what_is_handed_on_in_another_order_is_rounding(rate: float, tmp_path: Path) -> None:
+    found = verdict_on(tmp_path, partial(pairing, rate=rate), "both_exchanged", "both")
+    assert found["class"] in ("equal", "rounding"), found["sentence"]
+    assert found["confidence"] == "proved"

@@ -276,6 +276,10 @@ class TrainingHistory:
         told = self._known(rank).told
         return max(SAME_GRADIENT, _GROWTH * told if told <= SAME_GRADIENT else 0.0)
 
+    def told(self, rank: int | str) -> float:
+        """Return how far a gradient that is no noise was apart at most, in the steps before."""
+        return self._known(rank).told
+
     def _known(self, rank: int | str) -> _RankHistory:
         return self._ranks.get(rank) or _RankHistory(DataHistory(rank), ScheduleHistory(rank))
 

@@ -20,8 +20,9 @@ from msprobe.compare.causes import Cause
 from msprobe.compare.matching.signatures import signature_of
 from msprobe.compare.model import Matched, OperationPair, Origin, Row
 from msprobe.compare.rank_comparison import RankComparison
-from msprobe.compare.rounding import resolution_of
+from msprobe.compare.rounding import FINE, is_far_apart, resolution_of
 from msprobe.compare.training.facts_pair import FactsPair, StepPair
+from msprobe.compare.training.gradient_distances import farthest_told, gradient_distances
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.same_training import has_same_training
 from msprobe.compare.verdicts.calls import Calls
@@ -47,6 +48,7 @@ _OUTSIDE: Final = (
 )
 # Causes of values that no call of the step made: without modules parameters are among them.
 _FROM_OUTSIDE: Final = (Cause.UNRECORDED_VALUE, Cause.PARAMETER, Cause.CHANGED_STATE)
+_OF_NO_CALL: Final = (*_FROM_OUTSIDE, Cause.OUTSIDE)
 # The same, if something differed in the steps before.
 _LEFT: Final = (Cause.LEFT_BEHIND, Cause.STEP_GROWTH)
 
@@ -79,13 +81,20 @@ class Across:
                 history = self._histories[comparison.rank] = History()
             else:
                 is_updated = any(training.updated(comparison.rank).values())
-                updates = _Updates(own, training.distances(comparison.rank), history.worst_close)
+                updates = _Updates(
+                    own,
+                    training.distances(comparison.rank),
+                    history.worst_close,
+                    training.told(comparison.rank),
+                )
                 for row in comparison.rows:
                     is_open = is_updated and row.origin is not None
                     harmless = history.harmless_step(comparison, row) if is_open else None
                     if harmless is not None:
                         row.origin = None
                         row.cause, row.subject = Cause.HARMLESS_BEFORE, str(harmless)
+                    elif _is_left_unused(row, history) and updates.outgrow(comparison):
+                        mark(row, Origin.INHERITED, Cause.LEFT_BEHIND)
                     elif row.origin is Origin.INTRODUCED:
                         _revise(comparison, row, history, updates)
                     elif row.cause is Cause.OTHER_USERS and row.name in history.summed_alike:
@@ -122,11 +131,32 @@ class _Updates:
     """Parameters and buffers that were updated before a step, for calls that do not name them."""
 
     def __init__(
-        self, facts: Sequence[FactsPair], distances: Mapping[str, float], worst: float
+        self,
+        facts: Sequence[FactsPair],
+        distances: Mapping[str, float],
+        worst: float,
+        told: float,
     ) -> None:
         self._facts = facts
         self._distances = distances
         self._worst = worst
+        self._told = told
+
+    def outgrow(self, comparison: RankComparison) -> bool:
+        """Return whether gradients of the step are further apart than rounding before it grows to.
+
+        The same in another order, as both programs hand it on, leaves them near each other.
+        """
+        made = (row for row in comparison.rows if row.value.role is Role.OUTPUT)
+        resolution = max(FINE, resolution_of(value for row in made for value in row.values))
+        is_known = UPDATE_GROWTH * self._told < self._farthest < math.inf
+        return is_known and is_far_apart(self._farthest, resolution)
+
+    @cached_property
+    def _farthest(self) -> float:
+        """How far gradients of the step are apart at most, but for noise."""
+        steps = (step for pair in self._facts for step in pair.steps)
+        return max((farthest_told(each, gradient_distances(each)) for each in steps), default=0.0)
 
     def likely_error(self, comparison: RankComparison, row: Row) -> float | None:
         """Return the relative error that the steps before make likely in a value, at most.
@@ -162,6 +192,11 @@ def _by_size(facts: Facts) -> dict[Hashable, tuple[str, bool]]:
 
 def _key(value: Value | None) -> Hashable:
     return None if value is None else (value.shape, value.norm)
+
+
+def _is_left_unused(row: Row, history: History) -> bool:
+    """Return whether a row's values come from a step before, which had no use for them."""
+    return row.cause in _OF_NO_CALL and history.left_unused(row)
 
 
 def _revise(comparison: RankComparison, row: Row, history: History, updates: _Updates) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.rounding import is_far_apart, resolution_of
 from msprobe.compare.verdicts.calls import names_of
 from msprobe.compare.verdicts.computed_before import ComputedBefore, is_of_structure
 from msprobe.compare.verdicts.data_flow import fingerprint, fingerprints
@@ -43,6 +44,8 @@ class History:
         errors: parameter → largest relative error of it and of its gradient.
         worst_error: the largest of them.
         results: pairs of values that calls outside the model made: what an optimizer keeps.
+        unused: pairs of results, further apart than rounding gets, of a step that came to the same
+            gradients all the same.
         harmless: (whether it is the target's, what one side alone has without consequence, or in
             another form) → the first such step.
         reshaped: the same of (what is found of it, an argument) of calls whose results have other
@@ -66,6 +69,7 @@ class History:
     errors: dict[Parameter, float] = field(default_factory=dict)
     worst_error: float = 0.0
     results: set[Hashable] = field(default_factory=set)
+    unused: set[Hashable] = field(default_factory=set)
     harmless: dict[tuple[bool, str], int] = field(default_factory=dict)
     reshaped: dict[tuple[str, str], int] = field(default_factory=dict)
     rewritten: dict[Hashable, int] = field(default_factory=dict)
@@ -140,6 +144,8 @@ class History:
         for row in comparison.rows:
             if row.value.role is Role.PARAMETER_GRAD and row.origin is None:
                 self.summed_alike.setdefault(row.name, comparison.step)
+            if row.cause is Cause.SAME_GRADIENTS and _is_no_rounding(row):
+                self.unused |= {fingerprints(row)} - {(None, None)}
             if row.cause in _HARMLESS and not begins:
                 self.rewritten.setdefault(_code_of(comparison, row), comparison.step)
             if not (is_of_structure(row) or row.pair.position in reshaped):
@@ -188,6 +194,13 @@ class History:
         """
         both = fingerprints(row)
         return both != (None, None) and both in self.results
+
+    def left_unused(self, row: Row) -> bool:
+        """Return whether a row holds what a step made otherwise and had no use for.
+
+        That it came to the same gradients excuses nothing that a later step makes of it.
+        """
+        return fingerprints(row) in self.unused
 
     def exchanged(self, row: Row) -> str | None:
         """Return which results of the step before a row's two values are, if not the same one."""
@@ -254,6 +267,12 @@ def _code_of(comparison: RankComparison, row: Row) -> Hashable:
 
 def _call_names(row: Row) -> list[tuple[bool, str]]:
     return [(is_target, name) for name, is_target in names_of(row.pair)]
+
+
+def _is_no_rounding(row: Row) -> bool:
+    """Return whether a call of both sides has results that are further apart than rounding gets."""
+    is_result = row.value.role is Role.OUTPUT and row.pair.is_matched and row.holds_tensor
+    return is_result and is_far_apart(row.error, resolution_of(row.values))
 
 
 def _is_explained(comparison: RankComparison, row: Row) -> bool:
