@@ -96,3 +96,18 @@ def test_commuted_operands_and_their_gradients_pair_with_their_like(tmp_path: Pa
     summary = compared(tmp_path, product, "commuted")
     assert summary["counts"]["differs"] == 0
     assert summary["verdict"]["class"] == "equal"
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_weight_that_is_a_tensor_comes_first(tmp_path: Path, level: str) -> None:
+    """Python calls the tensor's method for a number times a tensor: the number is second."""
+
+    def weighted(debugger: PrecisionDebugger, change: Any) -> None:
+        model, inputs, weight = nn.Linear(4, 4), torch.randn(3, 6, 4), torch.tensor(0.7)
+        for number in recorded_steps(debugger, model):
+            factor = weight if change else weight.item()
+            (factor * model(inputs[number]).square().mean()).backward()
+
+    summary = compared(tmp_path, weighted, "tensor", level=level)
+    assert summary["counts"]["differs"] == 0
+    assert summary["verdict"]["class"] == "equal"

@@ -101,16 +101,19 @@ def pair_lists(
 def _exchange_operands(rows: list[Row], parsed: RecordName) -> None:
     """Pair the operands of a sum or product, or their gradients, as their values say.
 
-    One program may write ``a + b`` where the other has ``b + a``.
+    One program may write ``a + b`` where the other has ``b + a``. Python calls the tensor's method
+    for a number with a tensor, so that a weight that is a number comes second, and first as tensor.
     """
     if parsed.is_module or not operator_of(parsed.prefix, parsed.path).is_commutative:
         return
     role = Role.OUTPUT if parsed.kind is RecordKind.BACKWARD else Role.INPUT
     places = [place for place, row in enumerate(rows) if row.value.role is role]
-    if len(places) != _OPERANDS or not all(rows[place].value.is_tensor for place in places):
+    if len(places) != _OPERANDS:
         return
     first, second = (rows[place] for place in places)
     if not (isinstance(first, Matched) and isinstance(second, Matched)):
+        return
+    if not all(map(_is_operand, (*first.values, *second.values))):
         return
     pair, one, other = first.pair, first.reference, second.reference
     straight = max(_apart(first.target, one), _apart(second.target, other))
@@ -119,15 +122,27 @@ def _exchange_operands(rows: list[Row], parsed: RecordName) -> None:
         rows[places[1]] = Matched(pair=pair, target=second.target, reference=one)
 
 
+def _is_operand(value: Value) -> bool:
+    return value.is_tensor or isinstance(value.value, (int, float))
+
+
 def _apart(value: Value, other: Value) -> float:
-    """Return how far apart two tensors are, by their statistics; relative to their size."""
-    if value.shape != other.shape:
+    """Return how far apart two operands are, by their statistics; relative to their size."""
+    (shape, *extents), (other_shape, *other_extents) = map(_measures, (value, other))
+    if shape != other_shape:
         return math.inf
-    numbers = [(v.max, v.min, v.norm) for v in (value, other)]
+    numbers = extents, other_extents
     both = [(a, b) for a, b in zip(*numbers, strict=True) if a is not None and b is not None]
     size = max((max(abs(a), abs(b)) for a, b in both), default=0.0)
     apart = max((abs(a - b) for a, b in both if a != b), default=0.0)
     return apart / size if apart and math.isfinite(size) else apart
+
+
+def _measures(value: Value) -> tuple[Sequence[int] | None, *tuple[float | None, ...]]:
+    """Return shape, maximum, minimum and norm; a number is a tensor without dimensions."""
+    if isinstance(value.value, (int, float)) and not value.is_tensor:
+        return (), value.value, value.value, abs(value.value)
+    return value.shape, value.max, value.min, value.norm
 
 
 def _values_of_both(

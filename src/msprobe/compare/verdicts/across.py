@@ -28,7 +28,7 @@ from msprobe.compare.training.same_training import has_same_training
 from msprobe.compare.verdicts.calls import Calls
 from msprobe.compare.verdicts.computed_before import ComputedBefore, is_of_structure
 from msprobe.compare.verdicts.data_flow import DataFlow
-from msprobe.compare.verdicts.history import UPDATE_GROWTH, History, parameter_of
+from msprobe.compare.verdicts.history import UPDATE_GROWTH, History, is_other_argument, parameter_of
 from msprobe.compare.verdicts.origin_state import mark
 from msprobe.compare.verdicts.precision_policy import is_in_other_precision
 from msprobe.compare.verdicts.proof import prove
@@ -87,13 +87,10 @@ class Across:
                     history.worst_close,
                     training.told(comparison.rank),
                 )
+                if is_updated:
+                    _clear_as_before(comparison, history)
                 for row in comparison.rows:
-                    is_open = is_updated and row.origin is not None
-                    harmless = history.harmless_step(comparison, row) if is_open else None
-                    if harmless is not None:
-                        row.origin = None
-                        row.cause, row.subject = Cause.HARMLESS_BEFORE, str(harmless)
-                    elif _is_left_unused(row, history) and updates.outgrow(comparison):
+                    if _is_left_unused(row, history) and updates.outgrow(comparison):
                         mark(row, Origin.INHERITED, Cause.LEFT_BEHIND)
                     elif row.origin is Origin.INTRODUCED:
                         _revise(comparison, row, history, updates)
@@ -113,6 +110,21 @@ class Across:
             _settle_ranks(ranks)
         for comparison in ranks:
             comparison.proof = prove(comparison)
+
+
+def _clear_as_before(comparison: RankComparison, history: History) -> None:
+    """Clear what differed in an earlier step, too, without consequence."""
+    rewritten: set[int] = set()  # places of calls with another argument
+    for row in comparison.rows:
+        if row.origin is None:
+            continue
+        is_result = row.pair.position in rewritten
+        step = history.harmless_step(comparison, row, is_result=is_result)
+        if step is None:
+            continue
+        row.origin, row.cause, row.subject = None, Cause.HARMLESS_BEFORE, str(step)
+        if is_other_argument(row):
+            rewritten.add(row.pair.position)
 
 
 def _inherit_structure(comparison: RankComparison, history: History) -> None:

@@ -146,13 +146,15 @@ class History:
                 self.summed_alike.setdefault(row.name, comparison.step)
             if row.cause is Cause.SAME_GRADIENTS and _is_no_rounding(row):
                 self.unused |= {fingerprints(row)} - {(None, None)}
-            if row.cause in _HARMLESS and not begins:
-                self.rewritten.setdefault(_code_of(comparison, row), comparison.step)
-            if not (is_of_structure(row) or row.pair.position in reshaped):
-                continue
             is_flowing = row.value.requires_grad or comparison.is_of_backward(row.pair)
-            if row.cause in _HARMLESS or (row.origin is None and not begins and is_flowing):
-                if is_of_structure(row):
+            is_idle = row.origin is None and not begins and is_flowing
+            is_lone = is_of_structure(row)
+            if not begins and (row.cause in _HARMLESS or (is_lone and is_idle)):
+                self.rewritten.setdefault(_code_of(comparison, row), comparison.step)
+            if not (is_lone or row.pair.position in reshaped):
+                continue
+            if row.cause in _HARMLESS or is_idle:
+                if is_lone:
                     for name in (*_own_names(row), *_call_names(row)):
                         self.harmless.setdefault(name, comparison.step)
                 else:
@@ -162,13 +164,22 @@ class History:
         if all(row.origin is None for row in comparison.rows):
             self.same_inside = comparison.step, ComputedBefore(comparison).modules()
 
-    def harmless_step(self, comparison: RankComparison, row: Row) -> int | None:
+    def harmless_step(
+        self, comparison: RankComparison, row: Row, *, is_result: bool = False
+    ) -> int | None:
         """Return a step in which one side alone had the same, without consequence.
 
         A step that calls the same code more often (an optimizer asks for the loss again) gives
         other names to it.
+
+        Args:
+            comparison: the step.
+            row: the value.
+            is_result: whether it is of a call whose other argument such a step explains.
         """
-        if self.rewritten and (row.cause is Cause.OTHER_VALUE or is_of_structure(row)):
+        follows = row.origin is Origin.INHERITED and row.cause is None
+        is_fed = is_result or row.cause is Cause.OTHER_VALUE or is_other_argument(row)
+        if self.rewritten and (follows or is_fed or is_of_structure(row)):
             step = self.rewritten.get(_code_of(comparison, row))
             if step is not None:
                 return step
@@ -254,9 +265,10 @@ def _own_names(row: Row) -> list[tuple[bool, str]]:
 def _code_of(comparison: RankComparison, row: Row) -> Hashable:
     """Return by which lines both sides make a value, and by which functions.
 
-    A call whose line is not known is one by itself.
+    A call whose line is not known is one by itself. An argument that is no tensor is the same code
+    only as long as it is the same.
     """
-    code = []
+    code: list[Hashable] = [row.finding] if is_other_argument(row) else []
     for name, is_target in names_of(row.pair):
         side = comparison.side(is_target=is_target)
         parsed = side.parsed(name)
@@ -267,6 +279,11 @@ def _code_of(comparison: RankComparison, row: Row) -> Hashable:
 
 def _call_names(row: Row) -> list[tuple[bool, str]]:
     return [(is_target, name) for name, is_target in names_of(row.pair)]
+
+
+def is_other_argument(row: Row) -> bool:
+    """Return whether a row is an argument that is no tensor, and differs."""
+    return row.is_argument and not row.holds_tensor and row.status is Status.DIFFERS
 
 
 def _is_no_rounding(row: Row) -> bool:

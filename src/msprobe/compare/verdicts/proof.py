@@ -126,6 +126,8 @@ class Proof:
             none.
         furthest: the result of the forward pass that is furthest apart, in its norm; None if none
             differs.
+        excused: the first argument that differs, in words, of those of which an earlier step alone
+            tells that nothing comes of them; empty if there is none.
     """
 
     jumps: tuple[Jump, ...]
@@ -135,6 +137,7 @@ class Proof:
     has_two_precisions: bool
     absorbed: Jump | None = None
     furthest: Furthest | None = None
+    excused: str = ""
 
     @property
     def is_rounding(self) -> bool:
@@ -167,7 +170,25 @@ def prove(comparison: RankComparison) -> Proof:
         has_two_precisions=any(isinstance(row, Matched) and row.precisions for row in rows),
         absorbed=None if absorbed is None else _jump(comparison, absorbed, JumpKind.ABSORBED),
         furthest=_furthest(comparison, found),
+        excused=next(_excused(comparison), ""),
     )
+
+
+def _excused(comparison: RankComparison) -> Iterator[str]:
+    """Yield arguments that differ as they did in an earlier step, with what is made of them."""
+    argument: Row | None = None
+    for row in comparison.rows:
+        if row.cause is not Cause.HARMLESS_BEFORE or not row.pair.is_matched:
+            continue
+        if row.is_argument:
+            argument = row
+        is_made = row.value.role is Role.OUTPUT and row.status is Status.DIFFERS
+        if is_made and argument is not None and argument.pair is row.pair:
+            place = Place.of(comparison, row.pair)
+            yield (
+                f"{argument.value.slot} of {place.words} is {argument.finding}, "
+                f"without consequence in step {argument.subject}"
+            )
 
 
 def _furthest(comparison: RankComparison, found: Sequence[Row]) -> Furthest | None:

@@ -25,10 +25,12 @@ _Makers = dict[int | None, OperationPair]
 def unnoticed_call(comparison: RankComparison) -> Clue | None:
     """Return the first call with another call's result, or that one side alone makes a cast.
 
-    Both sides make the calls of either result, to values that agree.
+    Both sides make the calls of either result, to values that agree. A call that is given another
+    number, too, is another one: their order alone made them a pair.
     """
     makers: tuple[_Makers, _Makers] = ({}, {})
     apart: set[int] = set()  # positions of calls with other results
+    others = {r.pair.position for r in comparison.rows if r.is_argument and r.status.is_difference}
     for row in comparison.rows:
         pair = row.pair
         if comparison.parsed(pair).kind is not RecordKind.FORWARD:
@@ -48,7 +50,7 @@ def unnoticed_call(comparison: RankComparison) -> Clue | None:
             made = [own.get(v.value_id) for own, v in zip(makers, row.values, strict=True)]
             known = [each for each in made if each is not None and each.is_matched]
             positions = {each.position for each in known if each.position not in apart}
-            if len(known) == len(positions) == len(made):
+            if len(known) == len(positions) == len(made) and pair.position not in others:
                 place = Place.of(comparison, pair)
                 words = (
                     f"{row.value.slot} of {place.words} is fed with the result of "

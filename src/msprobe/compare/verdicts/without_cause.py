@@ -138,12 +138,15 @@ def _rounding(findings: Findings, clue: Clue | None) -> Verdict:
     more = (
         "" if clue is None else f"; {clue.words}, step {clue.place.step}, with as small an effect"
     )
+    proofs = (each.proof for each in findings.steps if each.proof is not None)
+    excused = next((proof.excused for proof in proofs if proof.excused), "")
+    more += f"; {excused}" if excused else ""
     precisions = _precisions(findings) or _casts(findings) or _lone_cast(findings)
     return findings.conclude(
         VerdictClass.PRECISION if precisions else VerdictClass.ROUNDING,
         (f"{precisions}; " if precisions else "")
         + f"every difference is explained by the rounding of its call or by its inputs{more}",
-        Confidence.PROVED if clue is None else Confidence.LIKELY,
+        Confidence.LIKELY if more else Confidence.PROVED,
         evidence=_furthest(findings),
         where=_where_of_precision(findings),
         next_steps=["compare both runs with one of higher precision to see which is nearer"],
