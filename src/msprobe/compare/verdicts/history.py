@@ -287,9 +287,13 @@ def is_other_argument(row: Row) -> bool:
 
 
 def _is_no_rounding(row: Row) -> bool:
-    """Return whether a call of both sides has results that are further apart than rounding gets."""
-    is_result = row.value.role is Role.OUTPUT and row.pair.is_matched and row.holds_tensor
-    return is_result and is_far_apart(row.error, resolution_of(row.values))
+    """Return whether a call of both sides has results that are further apart than rounding gets.
+
+    Integers, as labels that are fetched ahead, are no result of rounding anyway.
+    """
+    is_result = row.value.role is Role.OUTPUT and row.pair.is_matched
+    resolution = resolution_of(row.values) if is_result else 0.0
+    return resolution > 0 and is_far_apart(row.error, resolution)
 
 
 def _is_explained(comparison: RankComparison, row: Row) -> bool:
