@@ -28,6 +28,7 @@ def unnoticed_call(comparison: RankComparison) -> Clue | None:
     Both sides make the calls of either result, to values that agree. A call that is given another
     number, too, is another one: their order alone made them a pair.
     """
+    coarsest = _coarsest(comparison)
     makers: tuple[_Makers, _Makers] = ({}, {})
     apart: set[int] = set()  # positions of calls with other results
     others = {r.pair.position for r in comparison.rows if r.is_argument and r.status.is_difference}
@@ -38,7 +39,8 @@ def unnoticed_call(comparison: RankComparison) -> Clue | None:
         if isinstance(row, Matched) and row.precisions:
             return None  # the sides compute in other types: they cast at other places
         if row.value.role is Role.OUTPUT:
-            if not pair.is_matched and rounds(comparison, row):
+            is_coarse = epsilon_of(row.value.dtype) > coarsest
+            if not pair.is_matched and is_coarse and rounds(comparison, row):
                 words = f"{lone_words(comparison, pair)}, a cast to {row.value.dtype}"
                 return Clue(words, Place.of(comparison, pair), VerdictClass.PRECISION)
             if row.status.is_difference:
@@ -60,6 +62,15 @@ def unnoticed_call(comparison: RankComparison) -> Clue | None:
                 size = Size.SMALL if is_near else Size.LARGE
                 return Clue(words, place, VerdictClass.ORDER, size)
     return None
+
+
+def _coarsest(comparison: RankComparison) -> float:
+    """Return the resolution of the coarsest type in which both sides compute.
+
+    A cast to it, of what one side computes in a finer type, is no other precision.
+    """
+    made = (row for row in comparison.rows if row.pair.is_matched and row.value.role is Role.OUTPUT)
+    return max((min(map(epsilon_of, (v.dtype for v in row.values))) for row in made), default=0.0)
 
 
 def rounds(comparison: RankComparison, row: Row) -> bool:
