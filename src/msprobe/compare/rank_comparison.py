@@ -180,7 +180,7 @@ class RankComparison:
         first: Frame | None = None
         for pair in self.pairs:
             frames = () if pair.target is None else self.target.view.frames(pair.target)
-            asking = first_of_optimizer(frames)
+            asking = first_of_optimizer(tuple(frames))
             if asking is None:
                 continue
             if first is None:

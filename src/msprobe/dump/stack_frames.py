@@ -103,7 +103,8 @@ class Asking(NamedTuple):
     is_of_user: bool
 
 
-def first_of_optimizer(frames: Sequence[str]) -> Asking | None:
+@lru_cache(maxsize=10_000)
+def first_of_optimizer(frames: tuple[str, ...]) -> Asking | None:
     """Return the innermost frame of an optimizer; None where there is none."""
     is_of_user = False
     for frame in map(parse_frame, frames):
