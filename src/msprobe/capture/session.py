@@ -78,7 +78,7 @@ class Session:
         is_forked: whether this process is a forked child, which records nothing.
         undo: removes hooks and wrappers; closed by `stop`.
         step_undo: removes those that must last until the step ends (hooks on parameters).
-        steps_undo: removes those that may stay for the next step; where that saves time, in the
+        lasting_undo: removes those that may stay for the next step; where that saves time, in the
             task `signature`, it is closed when a step is not wanted, else it is `step_undo`.
         run_undo: removes those that last for the whole run; closed by `close`.
         thread: the thread that called `start`; only it is observed.
@@ -108,7 +108,7 @@ class Session:
         self.stacks = StackTable(adapter.classify_stack, adapter.is_machinery)
         self.undo = ExitStack()
         self.step_undo = ExitStack()
-        self.steps_undo = ExitStack() if config.task is Task.SIGNATURE else self.step_undo
+        self.lasting_undo = ExitStack() if config.task is Task.SIGNATURE else self.step_undo
         self.run_undo = ExitStack()
         self.capturing = False
         self.observing = False
@@ -337,8 +337,8 @@ class Session:
         self._close_dump()
 
     def _remove_lasting(self) -> None:
-        if self.steps_undo is not self.step_undo:
-            self.attempt("removing hooks", self.steps_undo.close)
+        if self.lasting_undo is not self.step_undo:
+            self.attempt("removing hooks", self.lasting_undo.close)
 
     # -- of tasks that write no dump -----------------------------------------------------------
 

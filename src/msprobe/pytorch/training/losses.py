@@ -77,8 +77,8 @@ class Losses:
         self._entries = 0
 
     def install(self, entry: BackwardEntry) -> None:
-        """Watch backward passes until `Session.steps_undo` is closed."""
-        undo = self._session.steps_undo
+        """Watch backward passes until `Session.lasting_undo` is closed."""
+        undo = self._session.lasting_undo
         self.is_installed = entry.open(undo, self._around)
         undo.callback(self._removed)
 

@@ -122,10 +122,10 @@ class OptimizerSteps:
         self._installed = False
 
     def install(self) -> None:
-        """Watch the optimizers until `Session.steps_undo` is closed."""
+        """Watch the optimizers until `Session.lasting_undo` is closed."""
         if not self._installed:
             self._installed = True
-            undo = self._session.steps_undo
+            undo = self._session.lasting_undo
             undo.callback(self._removed)
             undo.callback(register_optimizer_step_pre_hook(self._before).remove)
             undo.callback(register_optimizer_step_post_hook(self._after).remove)

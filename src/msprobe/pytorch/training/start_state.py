@@ -257,7 +257,8 @@ def modes_of(contents: ModelContents, with_grad: bool) -> Modes:
 
 def autocast_types() -> Iterator[tuple[str, str]]:
     """Yield the devices on which autocast is on, with the type that it computes in."""
-    if not torch._C._is_any_autocast_enabled():
+    any_enabled = getattr(torch._C, "_is_any_autocast_enabled", None)
+    if any_enabled is not None and not any_enabled():
         return
     for device in ("cpu", "cuda", "npu", "xpu"):
         if not hasattr(torch, device):  # quicker than the exception

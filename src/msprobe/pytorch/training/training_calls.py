@@ -76,7 +76,7 @@ class TrainingCalls:
         if self._installed:
             return
         self._installed = True
-        self._session.steps_undo.callback(self._removed)
+        self._session.lasting_undo.callback(self._removed)
         for watch in watched:
             watch()
 
@@ -103,7 +103,7 @@ class TrainingCalls:
     def _divert(self, function: Any, handler: Callable[..., Any]) -> None:
         undo = self._session.attempt("watching training calls", divert_traceably, function, handler)
         if undo is not None:
-            self._session.steps_undo.callback(undo)
+            self._session.lasting_undo.callback(undo)
 
     def _removed(self) -> None:
         self._installed = False
