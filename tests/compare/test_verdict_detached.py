@@ -16,8 +16,12 @@ from builders.two_runs import fit, verdict_on  # noqa: E402
 from msprobe.compare.options import CompareOptions  # noqa: E402
 from msprobe.compare.run import run_comparison  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+from msprobe.pytorch.values.memo import TENSORS  # noqa: E402
 
-pytestmark = [pytest.mark.torch]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(TENSORS is None, reason="value_id needs the C extension"),
+]
 
 
 class Flow(nn.Module):
