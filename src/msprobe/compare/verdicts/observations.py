@@ -233,12 +233,14 @@ def observe(
     """Return what the rows of a comparison say; needs their origins.
 
     Args:
+    left: Mapping[str, tuple[Fingerprint, Fingerprint]] = MappingProxyType({}),
         comparison: a step and rank.
         last_gradients: parameter → what optimizers got of its gradient in the step before.
     """
     inexact = [row for row in comparison.rows if row.status is not Status.EQUAL]
     if not inexact:
         return StepObservations(
+        left: parameter → the gradient that a backward pass of one side alone left behind that.
             step=comparison.step,
             rank=comparison.rank,
             is_exact=True,
@@ -322,7 +324,9 @@ def observe(
         draws=draws_within(*comparison.facts)
         or all(any(_draws(side, name) for name in side.names) for side in comparison.sides),
         turns=turns_of(comparison),
-        cleared=cleared_gradients(comparison) or left_over(comparison, last_gradients),
+        cleared=cleared_gradients(comparison)
+        or left_over(comparison, last_gradients)
+        or left_over(comparison, left),
         broken_off=_broken_off(comparison),
         **_work(comparison),
         knows_updates=all(
