@@ -152,7 +152,10 @@ class Conclusions:
         now = self._observed.get((fact.step, fact.rank))
         if now is None or fact.moment is not Moment.REDUCE:
             return None
-        return now.lone_users.get(fact.parameter or "")
+        # All that differs is the gradients of what these calls read.
+        readers = [now.lone_readers.get(name) for name in fact.gradients]
+        known = readers[0] if readers and all(readers) else None
+        return known or now.lone_users.get(fact.parameter or "")
 
     def _drawn_before(self, fact: FactDifference) -> Clue | None:
         """Return the draw of one side alone that leaves a generator in another state.

@@ -44,6 +44,7 @@ from msprobe.compare.verdicts.clues import (
     early_cast,
     evened,
     late_call,
+    lone_readers,
     lone_users,
     small_argument,
     small_call,
@@ -132,6 +133,8 @@ class StepObservations:
         late_call: the first call that one side alone makes after its backward pass began.
         lone_users: parameter that gets a gradient on one side alone → the first call that this
             side alone makes with it.
+        lone_readers: parameter → the first call of one side alone that is given it and hands a
+            gradient back.
         lone_draw: the first call by which one side alone draws random numbers.
         own_draw: the same from a generator of the program's own.
         lone_call: a call of an earlier step that one side alone makes, whose result this one uses.
@@ -194,6 +197,7 @@ class StepObservations:
     replaces_parameters: bool = False
     late_call: Clue | None = None
     lone_users: Mapping[str, Clue] = field(default_factory=dict)
+    lone_readers: Mapping[str, Clue] = field(default_factory=dict)
     lone_draw: Clue | None = None
     own_draw: Clue | None = None
     lone_call: Clue | None = None
@@ -305,6 +309,7 @@ def observe(
         ),
         late_call=late_call(comparison),
         lone_users=lone_users(comparison),
+        lone_readers=lone_readers(comparison),
         lone_draw=lone_draw(comparison),
         own_draw=lone_draw(comparison, is_given=True),
         lone_call=comparison.lone_call,
