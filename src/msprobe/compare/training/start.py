@@ -22,7 +22,8 @@ from msprobe.compare.training.fingerprints import Change, apart_together
 from msprobe.compare.training.generators import differing_generators
 from msprobe.compare.training.gradient_factors import common_factor, factor_between
 from msprobe.compare.training.module_settings import owner_words
-from msprobe.compare.training.outlines import difference_of_writes
+from msprobe.compare.training.other_modules import other_modules
+from msprobe.compare.training.outlines import difference_of_writes, moved_write
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import Parameters
 
@@ -190,7 +191,9 @@ def _moved(
         verdict = VerdictClass.PARAMETERS
         call = None
         if last is not None and is_next and kind == "parameter":
-            call = difference_of_writes(*last.sides)
+            moved_call = moved_write(*last.sides)
+            verdict = moved_call.verdict if moved_call else verdict
+            call = moved_call or difference_of_writes(*last.sides)
             since += f"; {call.words}" if call else ""
         if kind == "buffer" and not is_first:  # recordings may have no fact of buffers after a step
             sides = (pair.target.settings, pair.reference.settings)

@@ -95,6 +95,8 @@ class Conclusions:
         if lone is not None and fact.verdict is VerdictClass.PARAMETERS:
             words = f"{words}; {lone.words}, step {lone.place.step}"
             record = lone.place.record
+            # A call of both sides at another place is no difference of what it writes.
+            verdict = lone.verdict if lone.verdict is VerdictClass.ORDER else verdict
         elif lone is not None:
             verdict, words = VerdictClass.CALL, f"{lone.words}, step {lone.place.step}; {words}"
             record = lone.place.record

@@ -55,7 +55,7 @@ from msprobe.compare.verdicts.clues import (
 )
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.lone_draws import lone_draw
-from msprobe.compare.verdicts.moved_updates import moved_update
+from msprobe.compare.verdicts.moved_updates import moved_update, moved_write
 from msprobe.compare.verdicts.places import Clue, Place
 from msprobe.compare.verdicts.precision_policy import autocast_alone
 from msprobe.compare.verdicts.proof import Proof
@@ -233,18 +233,18 @@ class StepObservations:
 def observe(
     comparison: RankComparison,
     last_gradients: Mapping[str, tuple[Fingerprint, Fingerprint]] = MappingProxyType({}),
+    left: Mapping[str, tuple[Fingerprint, Fingerprint]] = MappingProxyType({}),
 ) -> StepObservations:
     """Return what the rows of a comparison say; needs their origins.
 
     Args:
-    left: Mapping[str, tuple[Fingerprint, Fingerprint]] = MappingProxyType({}),
         comparison: a step and rank.
         last_gradients: parameter → what optimizers got of its gradient in the step before.
+        left: parameter → the gradient that a backward pass of one side alone left behind that.
     """
     inexact = [row for row in comparison.rows if row.status is not Status.EQUAL]
     if not inexact:
         return StepObservations(
-        left: parameter → the gradient that a backward pass of one side alone left behind that.
             step=comparison.step,
             rank=comparison.rank,
             is_exact=True,
@@ -323,7 +323,7 @@ def observe(
         and autocast_alone(comparison) > 0
         and gives_other_numbers(*comparison.facts),
         unused=unused_change(comparison),
-        written=written_parameter(comparison, inexact),
+        written=written_parameter(comparison, inexact) or moved_write(comparison, inexact),
         moved=moved_update(comparison, differing[0].pair) if differing else None,
         unnoticed=unnoticed_call(comparison) or early_cast(comparison),
         draws=draws_within(*comparison.facts)
