@@ -120,7 +120,7 @@ class EffectiveFacts:
     def _has_effect(self, fact: FactDifference) -> bool:
         if fact.effect is not Effect.POSSIBLE:
             return fact.effect is Effect.CERTAIN
-        culprit, verdict = self._culprit, fact.verdict
+        culprit, verdict = self._culprit, _acts_as(fact)
         observed = self._observed.get((fact.step, fact.rank))
         if fact.moment is Moment.DATA:
             is_idle = observed is not None and fact.micro < observed.exact_models
@@ -343,6 +343,12 @@ class EffectiveFacts:
             not each.is_shared_exact and (each.step > fact.step or not is_late)
             for each in self._from(fact)
         )
+
+
+def _acts_as(fact: FactDifference) -> VerdictClass:
+    """Return the class of what a difference changes: other modules hold other parameters."""
+    is_of_modules = fact.verdict is VerdictClass.CALL and fact.moment is Moment.PARAMETERS
+    return VerdictClass.PARAMETERS if is_of_modules else fact.verdict
 
 
 def _is_of_autocast(culprit: Culprit) -> bool:
