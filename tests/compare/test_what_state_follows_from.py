@@ -82,6 +82,23 @@ def test_where_all_starts_otherwise_modules_are_not_the_cause(tmp_path: Path, le
     assert "all 4 parameters differ when step 0 starts" in verdict["sentence"]
 
 
+def test_a_tied_weight_of_another_shape_counts_once(tmp_path: Path) -> None:
+    def run(debugger: PrecisionDebugger, words: int) -> None:
+        model = nn.ModuleDict({"into": nn.Embedding(words, 4), "out": nn.Linear(4, words)})
+        model["out"].weight = model["into"].weight
+        fit(
+            debugger,
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            lambda number: model["out"](model["into"](torch.tensor([number, 1]))).square().sum(),
+        )
+
+    verdict = verdict_on(tmp_path, run, 9, 8, "L0")
+
+    assert verdict["class"] == "parameters", verdict["sentence"]
+    assert "all 2 parameters (into.weight, out.bias) have another shape" in verdict["sentence"]
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_further_module_is_named(tmp_path: Path, level: str) -> None:
     def run(debugger: PrecisionDebugger, is_longer: bool) -> None:

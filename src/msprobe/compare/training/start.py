@@ -103,7 +103,7 @@ def _of_modules(
     if not any(each.effect is not Effect.NONE for each in present):
         return None
     lone = [*dict.fromkeys(name for names in _lone(pair) for name in names)]
-    reshaped = [name for name in pair.reshaped if name not in pair.sharded]
+    reshaped = _reshaped_names(pair)
     words, explained = other_modules(pair, [*lone, *reshaped])
     if not words or not explained.issuperset(reshaped):
         return None
@@ -294,7 +294,7 @@ def _went_on(pair: FactsPair) -> bool:
 
 def _reshaped(pair: FactsPair) -> str:
     """Return which parameters have another shape, as a part of a sentence; shards have none."""
-    names, kind = _of_one_kind((n for n in pair.reshaped if n not in pair.sharded), pair)
+    names, kind = _of_one_kind(_reshaped_names(pair), pair)
     if not names:
         return ""
     total = _total(pair.starts[0], pair, kind)
@@ -305,6 +305,11 @@ def _reshaped(pair: FactsPair) -> str:
         f"another shape, "
         f"{first}{shapes[0]} instead of {shapes[1]}"
     )
+
+
+def _reshaped_names(pair: FactsPair) -> list[str]:
+    left_out = pair.sharded | _tied_names(pair)
+    return [name for name in pair.reshaped if name not in left_out]
 
 
 def _total(own: Iterable[str], pair: FactsPair, kind: str) -> int:
