@@ -30,6 +30,7 @@ class Cause(WordedEnum):
         "it agreed when the step began; since then only the {} holds what another rank holds, too",
     )
     WRITTEN_STATE = "written_state", "it agreed when the step began; calls since differ"
+    LONE_UPDATE = "lone_update", "what an update left in a parameter on one side alone"
     TAKEN_FROM_TENSOR = "taken_from_tensor", "taken from a tensor that differs"
 
     NO_EFFECT = "no_effect", "without consequence: the result of the call shows none"

@@ -90,6 +90,7 @@ class FactDifference:
         words: the difference in words, with its numbers.
         effect: whether it changes values that come after it.
         parameter: a parameter that shows it.
+        gradients: the parameters whose gradients alone differ, by no factor.
         record: a record that shows it.
         modules: paths of the modules that it concerns; empty for all.
         setting: the optimizer's number and the name of its setting, where it is one.
@@ -118,6 +119,7 @@ class FactDifference:
     words: str
     effect: Effect = Effect.CERTAIN
     parameter: str | None = None
+    gradients: tuple[str, ...] = ()
     record: str | None = None
     modules: tuple[str, ...] = ()
     setting: tuple[int, str] | None = None

@@ -185,13 +185,14 @@ class GradientHistory:
             size = changes[worst].largest_of(len(far)).words
             when = "before clipping" if unclipped else _when(far)
             of_which = f", {'' if len(far) == 1 else f'{worst} '}{size}" if size else ""
-            yield _difference(
+            fact = _difference(
                 pair,
                 f"{some_of(far, len(changes), 'gradients')} {are(far, 'differs', 'differ')} "
                 f"{when} (step {pair.pair.step}){of_which}",
                 [worst],
                 Effect.POSSIBLE,
             )
+            yield replace(fact, gradients=tuple(far))
 
 
 def _is_odd(factor: Factor | None, common: float) -> bool:

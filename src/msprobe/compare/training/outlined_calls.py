@@ -103,9 +103,12 @@ def _names(facts: Facts) -> frozenset[str]:
     return frozenset((*held, *(each.where for each in facts.data)))
 
 
-def calls_in(outline: Outline) -> list[OutlinedCall]:
-    """Return all calls of a step, in order."""
-    return [outline.calls[number] for run in outline.runs for number in outline.bodies[run.body]]
+def calls_in(
+    outline: Outline, is_wanted: Callable[[OutlineRun], bool] = lambda _: True
+) -> list[OutlinedCall]:
+    """Return the calls of a step, in order: of all runs, or of those that are wanted."""
+    runs = filter(is_wanted, outline.runs)
+    return [outline.calls[number] for run in runs for number in outline.bodies[run.body]]
 
 
 def _places(

@@ -35,6 +35,8 @@ from msprobe.compare.training.outlined_calls import (
     CASTS,
     CUTS,
     MadeCalls,
+    calls_in,
+    content_of,
     is_ahead_of,
     is_before,
     is_behind,
@@ -230,6 +232,30 @@ def difference_of_writes(target: Facts | None, reference: Facts | None) -> Outli
     """Return in which call outside of the models two steps write a tensor otherwise."""
     made = made_calls((target, reference), is_outside, is_outside)
     return first_difference(made.only(lambda call: is_in_place(call.name)))
+
+
+def moved_write(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
+    """Return the program's call that writes a tensor at another place among those of optimizers.
+
+    Outside of modules, and in place; all of them are made on both sides. Those of an optimizer are
+    known where it is given a closure.
+    """
+    outlines = made_calls((target, reference)).outlines
+    writes = [[c for c in calls_in(each, is_outside) if is_in_place(c.name)] for each in outlines]
+    keys = [[(content_of(call), call.source is None) for call in calls] for calls in writes]
+    if not keys or Counter(keys[0]) != Counter(keys[1]):
+        return None
+    pairs = zip(*writes, *keys, strict=True)
+    own, other = next(((a, b) for a, b, *both in pairs if both[0] != both[1]), (None, None))
+    if own is None or other is None or (own.source is None) is (other.source is None):
+        return None
+    early, late = ("target", "reference") if own.source else ("reference", "target")
+    call, behind = (own, other) if own.source else (other, own)
+    words = (
+        f"{shown(call)} is called before {behind.name} of the framework in the {early}, after it "
+        f"in the {late}"
+    )
+    return OutlineDifference(VerdictClass.ORDER, words, call.source, takes_tensor=True)
 
 
 def difference_ahead(

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -22,9 +23,10 @@ from msprobe.compare.training.fingerprints import Change, apart_together
 from msprobe.compare.training.generators import differing_generators
 from msprobe.compare.training.gradient_factors import common_factor, factor_between
 from msprobe.compare.training.module_settings import owner_words
-from msprobe.compare.training.outlines import difference_of_writes
+from msprobe.compare.training.other_modules import other_modules
+from msprobe.compare.training.outlines import difference_of_writes, moved_write
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import Parameters
+from msprobe.dump.facts import Facts, Parameters
 
 BEFORE: Final = (
     "; what made them differ came before: an earlier step, which was not compared, or a checkpoint"
@@ -59,14 +61,18 @@ def parameter_differences(
         return
     yield from _tied(pair, target, reference)
     present = list(_present(pair)) if unchanged is None else []
-    yield from (replace(each, effect=Effect.NONE) if trains_alike else each for each in present)
     ties = _ties(target)
     changes = {
         name: change
         for name, change in pair.start_changes().items()
         if name not in ties and (unchanged is None or unchanged.get(name, False))
     }
+    other = None if trains_alike else _of_modules(pair, present, changes)
+    for each in present if other is None else [other]:
+        yield replace(each, effect=Effect.NONE) if trains_alike else each
     yield from _types(pair)
+    if other is not None and other.effect is Effect.CERTAIN:
+        return
     # A model of other parameters draws other numbers for those that follow.
     alone = "".join(f"; {each.words}" for each in present)
     reshaped = _reshaped(pair) if unchanged is None and not trains_alike else ""
@@ -84,6 +90,59 @@ def parameter_differences(
             next=("make both models with the same options",),
         )
     yield from moved
+
+
+def _of_modules(
+    pair: FactsPair, present: Sequence[FactDifference], changes: Mapping[str, Change]
+) -> FactDifference | None:
+    """Return that the models hold other modules, where parameters of one side alone show it.
+
+    A module that is made otherwise draws other numbers than those made behind it are given: what
+    they start with follows from it. Where one before it differs, too, something else is the cause.
+    """
+    if not any(each.effect is not Effect.NONE for each in present):
+        return None
+    lone = [*dict.fromkeys(name for names in _lone(pair) for name in names)]
+    reshaped = _reshaped_names(pair)
+    words, explained = other_modules(pair, [*lone, *reshaped])
+    if not words or not explained.issuperset(reshaped):
+        return None
+    far = [name for name, change in changes.items() if not change.is_rounding]
+    is_followed = bool(far) and any(_are_behind(facts, far, explained) for facts in pair.sides)
+    words += f"; {_without_partner(pair)}"
+    if is_followed:
+        behind, kind = _of_one_kind(far, pair)
+        total = sum(_kinds(pair).get(name) == kind for name in changes)
+        words += (
+            f"; {len(behind)} of {total} {kind}s that both have, all behind these, "
+            f"{are(behind, 'starts', 'start')} otherwise"
+        )
+    return pair.difference(
+        VerdictClass.CALL,
+        Moment.PARAMETERS,
+        words,
+        effect=Effect.CERTAIN if is_followed else Effect.POSSIBLE,
+        parameter=present[0].parameter,
+        next=("make models of the same modules in both runs",),
+    )
+
+
+def _without_partner(pair: FactsPair) -> str:
+    """Return how many parameters of each side the other one lacks, in words."""
+    words: list[str] = []
+    for (side, _, own, _), lone in zip(of_sides(*pair.starts), _lone(pair), strict=True):
+        names, kind = _of_one_kind(lone, pair)
+        what = f" {kind}s" * (not words)
+        words += [f"{len(names)} of the {side}'s {_total(own, pair, kind)}{what}"] * bool(names)
+    return f"{' and '.join(words)} have no partner"
+
+
+def _are_behind(facts: Facts, names: Iterable[str], first: Container[str]) -> bool:
+    """Return whether a model holds all of some parameters behind the first one of others."""
+    columns = facts.parameters
+    held = () if columns is None else columns.name
+    before = set(itertools.takewhile(lambda name: name not in first, held))
+    return len(before) < len(held) and before.isdisjoint(names)
 
 
 def equal_at_start(pair: FactsPair, kind: str | None = None) -> dict[str, bool]:
@@ -190,13 +249,19 @@ def _moved(
         verdict = VerdictClass.PARAMETERS
         call = None
         if last is not None and is_next and kind == "parameter":
-            call = difference_of_writes(*last.sides)
+            moved_call = moved_write(*last.sides)
+            verdict = moved_call.verdict if moved_call else verdict
+            call = moved_call or difference_of_writes(*last.sides)
             since += f"; {call.words}" if call else ""
-        if kind == "buffer" and not is_first:  # recordings may have no fact of buffers after a step
+        if kind == "buffer":
             sides = (pair.target.settings, pair.reference.settings)
             made, is_argument = owner_words(sides, worst)
-            since = made or ", though every value recorded before it agrees"
-            verdict = VerdictClass.ARGUMENT if is_argument else verdict
+            # Other modules may differ by what they start with, or by the step before: recordings
+            # may have no fact of buffers after a step.
+            is_made = is_argument and all(owner_words(sides, name)[1] for name in far)
+            if is_made or not is_first:
+                since = made or ", though every value recorded before it agrees"
+                verdict = VerdictClass.ARGUMENT if is_argument else verdict
         yield pair.difference(
             verdict,
             Moment.PARAMETERS,
@@ -207,8 +272,10 @@ def _moved(
             parameter=worst,
             next=(
                 *((_EARLIER_STEPS.format(pair.step),) if is_later else ()),
-                "compare the checkpoints that the runs began with (msprobe compare-ckpt), and how "
-                "parameters are initialised",
+                "make both models with the same options"
+                if verdict is VerdictClass.ARGUMENT
+                else "compare the checkpoints that the runs began with (msprobe compare-ckpt), and "
+                "how parameters are initialised",
             )
             if is_first
             else (call.next if call else ())
@@ -227,23 +294,47 @@ def _went_on(pair: FactsPair) -> bool:
 
 def _reshaped(pair: FactsPair) -> str:
     """Return which parameters have another shape, as a part of a sentence; shards have none."""
-    names = [name for name in pair.reshaped if name not in pair.sharded]
+    names, kind = _of_one_kind(_reshaped_names(pair), pair)
     if not names:
         return ""
+    total = _total(pair.starts[0], pair, kind)
     shapes = [shown([*shape]) for shape in pair.reshaped[names[0]]]
     first = "" if len(names) == 1 else "the first "
     return (
-        f"; {some_of(names, _total(pair.starts[0], pair, names))} {are(names, 'has', 'have')} "
+        f"; {some_of(names, total, f'{kind}s')} {are(names, 'has', 'have')} "
         f"another shape, "
         f"{first}{shapes[0]} instead of {shapes[1]}"
     )
 
 
-def _total(own: Iterable[str], pair: FactsPair, names: Sequence[str]) -> int:
-    """Return how many parameters a side has; with its buffers, where some names are of these."""
-    kinds = kinds_of(pair.target.parameters) | kinds_of(pair.reference.parameters)
-    told = {kinds.get(name) for name in names}
-    return sum(kinds.get(name) in told for name in own)
+def _reshaped_names(pair: FactsPair) -> list[str]:
+    left_out = pair.sharded | _tied_names(pair)
+    return [name for name in pair.reshaped if name not in left_out]
+
+
+def _total(own: Iterable[str], pair: FactsPair, kind: str) -> int:
+    """Return how many parameters, or buffers, a side has; one of several names counts once."""
+    kinds = _kinds(pair)
+    tied = _tied_names(pair)
+    return sum(kinds.get(name) == kind for name in own if name not in tied)
+
+
+def _kinds(pair: FactsPair) -> dict[str, str]:
+    return kinds_of(pair.target.parameters) | kinds_of(pair.reference.parameters)
+
+
+def _tied_names(pair: FactsPair) -> set[str]:
+    return set().union(*(_ties(facts.parameters) for facts in pair.sides if facts.parameters))
+
+
+def _of_one_kind(names: Iterable[str], pair: FactsPair) -> tuple[list[str], str]:
+    """Return the parameters among some names, or the buffers where there are none; and the kind.
+
+    Buffers follow their modules, as parameters that have another name besides follow these.
+    """
+    kinds = _kinds(pair)
+    found = [name for name in names if kinds.get(name) != "buffer"]
+    return (found, "parameter") if found else ([*names], "buffer")
 
 
 def _present(pair: FactsPair) -> Iterator[FactDifference]:
@@ -253,25 +344,33 @@ def _present(pair: FactsPair) -> Iterator[FactDifference]:
     buffers the calls tell whether they are used: a mask may be kept, or made anew.
     """
     starts = pair.starts
-    kinds = kinds_of(pair.target.parameters) | kinds_of(pair.reference.parameters)
     is_renamed = len(starts[0]) == len(starts[1]) and starts[0].keys().isdisjoint(starts[1])
-    for side, _, own, other in of_sides(*starts):
-        names = [name for name in own if name not in other]
+    for (side, _, own, _), lone in zip(of_sides(*starts), _lone(pair), strict=True):
+        names, kind = _of_one_kind(lone, pair)
         if names:
-            is_idle = is_renamed or all(kinds.get(name) == "buffer" for name in names)
             yield pair.difference(
                 VerdictClass.PARAMETERS,
                 Moment.PARAMETERS,
-                f"only the {side} has {some_of(names, _total(own, pair, names))}",
-                effect=Effect.NONE if is_idle else Effect.POSSIBLE,
+                f"only the {side} has {some_of(names, _total(own, pair, kind), f'{kind}s')}",
+                effect=Effect.NONE if is_renamed or kind == "buffer" else Effect.POSSIBLE,
                 parameter=names[0],
             )
+
+
+def _lone(pair: FactsPair) -> tuple[list[str], list[str]]:
+    """Return the parameters and buffers of each side that the other one lacks."""
+    target, reference = pair.starts
+    tied = _tied_names(pair)
+    return (
+        [name for name in target if name not in reference and name not in tied],
+        [name for name in reference if name not in target and name not in tied],
+    )
 
 
 def _types(pair: FactsPair) -> Iterator[FactDifference]:
     target, reference = pair.starts
     kinds = kinds_of(pair.target.parameters)
-    tied = set().union(*(_ties(facts.parameters) for facts in pair.sides if facts.parameters))
+    tied = _tied_names(pair)
     single = [name for name in target if name not in tied]
     by_types: dict[tuple[str, str], list[str]] = {}
     for name in (name for name in single if name in reference):

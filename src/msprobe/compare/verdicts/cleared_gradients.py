@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from msprobe.compare.causes import Cause
-from msprobe.compare.model import Matched, Row, Status
+from msprobe.compare.model import Matched, Missing, Row, Status
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.training.differences import of_sides
 from msprobe.compare.training.fingerprints import Fingerprint
 from msprobe.compare.training.gradients import NOT_CLEARED, gradients_of, is_cleared, is_sum
 from msprobe.compare.verdicts.history import Parameter, parameter_of
 from msprobe.dump.record_names import RecordKind
-from msprobe.dump.values import Value
+from msprobe.dump.values import Role, Value
 
 _SAME_MEAN: Final = 1e-4
 _MOST: Final = 0.9
@@ -100,6 +100,24 @@ def left_over(
             words = NOT_CLEARED.format(gradients_of(side, names, agreeing))
             return f"{words} (step {comparison.step})", _CLEAR
     return None
+
+
+def gradients_behind(
+    comparison: RankComparison,
+) -> dict[str, tuple[Fingerprint, Fingerprint]]:
+    """Return parameter → its gradient after a backward pass of one side alone, for both sides.
+
+    Another model's loss may leave it, behind the step of its own optimizer.
+    """
+    found = {}
+    for row in comparison.rows:
+        is_gradient = row.value.role is Role.PARAMETER_GRAD and row.value.is_tensor
+        if row.pair.is_matched or not is_gradient:
+            continue
+        made, nothing = _of(row.value), Fingerprint(row.value.dtype)
+        both = (nothing, made) if isinstance(row, Missing) else (made, nothing)
+        found[name_of_gradient(comparison, row)] = both
+    return found
 
 
 def _of(value: Value) -> Fingerprint:

@@ -35,7 +35,7 @@ from msprobe.compare.verdicts.statistics_error import distance_of
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.compare.verdicts.written_parameters import writes_updated
 from msprobe.dump.facts import Facts
-from msprobe.dump.record_names import RecordKind
+from msprobe.dump.record_names import RecordKind, backward_name
 from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import epsilon_of
 from msprobe.operators.lookup import is_in_place
@@ -164,6 +164,42 @@ def lone_users(comparison: RankComparison) -> dict[str, Clue]:
                 clue = Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
                 users.update(dict.fromkeys(names, clue))
     return users
+
+
+def lone_readers(comparison: RankComparison) -> dict[str, Clue]:
+    """Return parameter → the call of one side alone that is given it and hands a gradient back.
+
+    Those whose numbers tell them apart from all others.
+    """
+    lone = [
+        row
+        for row in comparison.rows
+        if not row.pair.is_matched and row.value.role is Role.INPUT and row.value.requires_grad
+    ]
+    names = _names_by_size(comparison) if lone else {}
+    readers: dict[str, Clue] = {}
+    for row in lone:
+        held = names.get((row.value.shape, row.value.norm), set())
+        if len(held) == 1 and not held & readers.keys():
+            side, backward = (
+                comparison.side_of(row.pair),
+                backward_name(comparison.parsed(row.pair)),
+            )
+            if backward in side.names:
+                clue = Clue(lone_words(comparison, row.pair), Place.of(comparison, row.pair))
+                readers.update(dict.fromkeys(held, clue))
+    return readers
+
+
+def _names_by_size(comparison: RankComparison) -> dict[Hashable, set[str]]:
+    """Return shape and norm → the parameters and buffers of both sides that have these."""
+    names: defaultdict[Hashable, set[str]] = defaultdict(set)
+    for facts in comparison.facts:
+        columns = None if facts is None else facts.parameters
+        if columns is not None:
+            for name, shape, norm in zip(columns.name, columns.shape, columns.norm, strict=False):
+                names[tuple(shape), norm].add(name)
+    return names
 
 
 def small_argument(comparison: RankComparison) -> Clue | None:

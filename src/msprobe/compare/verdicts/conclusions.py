@@ -95,6 +95,8 @@ class Conclusions:
         if lone is not None and fact.verdict is VerdictClass.PARAMETERS:
             words = f"{words}; {lone.words}, step {lone.place.step}"
             record = lone.place.record
+            # A call of both sides at another place is no difference of what it writes.
+            verdict = lone.verdict if lone.verdict is VerdictClass.ORDER else verdict
         elif lone is not None:
             verdict, words = VerdictClass.CALL, f"{lone.words}, step {lone.place.step}; {words}"
             record = lone.place.record
@@ -152,7 +154,10 @@ class Conclusions:
         now = self._observed.get((fact.step, fact.rank))
         if now is None or fact.moment is not Moment.REDUCE:
             return None
-        return now.lone_users.get(fact.parameter or "")
+        # All that differs is the gradients of what these calls read.
+        readers = [now.lone_readers.get(name) for name in fact.gradients]
+        known = readers[0] if readers and all(readers) else None
+        return known or now.lone_users.get(fact.parameter or "")
 
     def _drawn_before(self, fact: FactDifference) -> Clue | None:
         """Return the draw of one side alone that leaves a generator in another state.

@@ -120,7 +120,7 @@ class EffectiveFacts:
     def _has_effect(self, fact: FactDifference) -> bool:
         if fact.effect is not Effect.POSSIBLE:
             return fact.effect is Effect.CERTAIN
-        culprit, verdict = self._culprit, fact.verdict
+        culprit, verdict = self._culprit, _acts_as(fact)
         observed = self._observed.get((fact.step, fact.rank))
         if fact.moment is Moment.DATA:
             is_idle = observed is not None and fact.micro < observed.exact_models
@@ -129,6 +129,7 @@ class EffectiveFacts:
             is_idle = is_idle or (
                 fact.is_reordered and all(s.proof and s.proof.is_rounding for s in later)
             )
+            is_idle = is_idle or self._is_of_later_mode(fact, observed)
             is_seen = any(s.forward_differs or s.backward_differs for s in later)
             return (not is_idle and is_seen) or self._changes_buffers(fact)
         match verdict:
@@ -215,6 +216,29 @@ class EffectiveFacts:
             return is_ruled_by_mode(self._culprit, fact.modules)
         jumps = observed.proof.jumps if observed is not None and observed.proof is not None else ()
         return any(is_within(each.place.module, fact.modules) for each in jumps[:1])
+
+    def _is_of_later_mode(self, fact: FactDifference, observed: StepObservations | None) -> bool:
+        """Return whether a further call of a model leaves its step as it is, but not its flags.
+
+        A validation after which the model stays in evaluation: what differs in a later step first
+        is ruled by these.
+        """
+        culprit = self._culprit
+        is_harmless = (
+            fact.verdict is VerdictClass.CALL and observed is not None and observed.is_shared_exact
+        )
+        return (
+            is_harmless
+            and culprit is not None
+            and culprit.comparison.step > fact.step
+            and fact.step not in self._findings.changed_steps
+            and any(
+                each.verdict is VerdictClass.MODE
+                and (each.step, each.rank) == (culprit.comparison.step, culprit.comparison.rank)
+                and is_ruled_by_mode(culprit, each.modules)
+                for each in self._findings.facts
+            )
+        )
 
     def _changes_buffers(self, fact: FactDifference) -> bool:
         """Return whether buffers show that one side calls a model more often."""
@@ -319,6 +343,12 @@ class EffectiveFacts:
             not each.is_shared_exact and (each.step > fact.step or not is_late)
             for each in self._from(fact)
         )
+
+
+def _acts_as(fact: FactDifference) -> VerdictClass:
+    """Return the class of what a difference changes: other modules hold other parameters."""
+    is_of_modules = fact.verdict is VerdictClass.CALL and fact.moment is Moment.PARAMETERS
+    return VerdictClass.PARAMETERS if is_of_modules else fact.verdict
 
 
 def _is_of_autocast(culprit: Culprit) -> bool:

@@ -154,7 +154,9 @@ class _Search:
         started = [
             each
             for each in facts
-            if each.verdict is VerdictClass.PARAMETERS and each.effect is not Effect.NONE
+            if each.moment is Moment.PARAMETERS
+            and each.verdict in (VerdictClass.PARAMETERS, VerdictClass.CALL)
+            and each.effect is not Effect.NONE
         ]
         if not drawn or not started:
             return None

@@ -228,8 +228,7 @@ class Incoming:
             # That side makes its data (random ones, say) while it is recorded, the other before.
             mark(row, Origin.INPUT, Cause.MODEL_INPUT)
             return
-        if one_sided and state.may_inherit(row):
-            state.inherit_unrecorded(row)
+        if one_sided and self._inherits_alone(row):
             return
         parent = None if call.is_backward else state.calls.parent(call.pair)
         own_code = parent is not None and not state.calls.records_apis
@@ -257,6 +256,17 @@ class Incoming:
             Cause.UNRECORDED_VALUE if one_sided else Cause.OTHER_VALUE,
             self._made_by(row, makers),
         )
+
+    def _inherits_alone(self, row: Row) -> bool:
+        """Let a value that a call made on one side alone inherit, if something explains it."""
+        state = self._state
+        if state.may_inherit(row):
+            state.inherit_unrecorded(row)
+        elif state.start.is_updated_alone(row):
+            mark(row, Origin.INHERITED, Cause.LONE_UPDATE)
+        else:
+            return False
+        return True
 
     def _is_another_tensor(self, row: Row, makers: Makers) -> bool:
         """Return whether the value that no call made is not what a call made on the other side.

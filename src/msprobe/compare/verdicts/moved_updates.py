@@ -18,6 +18,7 @@ from msprobe.compare.verdicts.places import Clue, Place
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.facts import OptimizerStep
 from msprobe.dump.values import Role, Value
+from msprobe.operators.lookup import is_in_place
 
 _SAME_NORM: Final = 1e-6
 
@@ -63,6 +64,20 @@ def moved_update(comparison: RankComparison, first: OperationPair) -> Clue | Non
                         f"in the {early}"
                     )
                     return Clue(words, place, VerdictClass.UPDATE)
+    return None
+
+
+def moved_write(comparison: RankComparison, inexact: Sequence[Row]) -> Clue | None:
+    """Return the update that lies on one side before a call in place, and after it on the other.
+
+    The first one that reads a parameter otherwise: that of an average of weights, say.
+    """
+    for row in inexact:
+        is_read = row.pair.is_matched and row.value.role is Role.INPUT and row.status.is_difference
+        if is_read and is_in_place(comparison.parsed(row.pair).path):
+            clue = moved_update(comparison, row.pair)
+            is_update = clue is not None and clue.verdict is VerdictClass.UPDATE
+            return clue._replace(verdict=VerdictClass.ORDER) if clue and is_update else None
     return None
 
 

@@ -44,6 +44,7 @@ from msprobe.compare.verdicts.clues import (
     early_cast,
     evened,
     late_call,
+    lone_readers,
     lone_users,
     small_argument,
     small_call,
@@ -54,7 +55,7 @@ from msprobe.compare.verdicts.clues import (
 )
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.lone_draws import lone_draw
-from msprobe.compare.verdicts.moved_updates import moved_update
+from msprobe.compare.verdicts.moved_updates import moved_update, moved_write
 from msprobe.compare.verdicts.places import Clue, Place
 from msprobe.compare.verdicts.precision_policy import autocast_alone
 from msprobe.compare.verdicts.proof import Proof
@@ -132,6 +133,8 @@ class StepObservations:
         late_call: the first call that one side alone makes after its backward pass began.
         lone_users: parameter that gets a gradient on one side alone → the first call that this
             side alone makes with it.
+        lone_readers: parameter → the first call of one side alone that is given it and hands a
+            gradient back.
         lone_draw: the first call by which one side alone draws random numbers.
         own_draw: the same from a generator of the program's own.
         lone_call: a call of an earlier step that one side alone makes, whose result this one uses.
@@ -194,6 +197,7 @@ class StepObservations:
     replaces_parameters: bool = False
     late_call: Clue | None = None
     lone_users: Mapping[str, Clue] = field(default_factory=dict)
+    lone_readers: Mapping[str, Clue] = field(default_factory=dict)
     lone_draw: Clue | None = None
     own_draw: Clue | None = None
     lone_call: Clue | None = None
@@ -229,12 +233,14 @@ class StepObservations:
 def observe(
     comparison: RankComparison,
     last_gradients: Mapping[str, tuple[Fingerprint, Fingerprint]] = MappingProxyType({}),
+    left: Mapping[str, tuple[Fingerprint, Fingerprint]] = MappingProxyType({}),
 ) -> StepObservations:
     """Return what the rows of a comparison say; needs their origins.
 
     Args:
         comparison: a step and rank.
         last_gradients: parameter → what optimizers got of its gradient in the step before.
+        left: parameter → the gradient that a backward pass of one side alone left behind that.
     """
     inexact = [row for row in comparison.rows if row.status is not Status.EQUAL]
     if not inexact:
@@ -303,6 +309,7 @@ def observe(
         ),
         late_call=late_call(comparison),
         lone_users=lone_users(comparison),
+        lone_readers=lone_readers(comparison),
         lone_draw=lone_draw(comparison),
         own_draw=lone_draw(comparison, is_given=True),
         lone_call=comparison.lone_call,
@@ -316,13 +323,15 @@ def observe(
         and autocast_alone(comparison) > 0
         and gives_other_numbers(*comparison.facts),
         unused=unused_change(comparison),
-        written=written_parameter(comparison, inexact),
+        written=written_parameter(comparison, inexact) or moved_write(comparison, inexact),
         moved=moved_update(comparison, differing[0].pair) if differing else None,
         unnoticed=unnoticed_call(comparison) or early_cast(comparison),
         draws=draws_within(*comparison.facts)
         or all(any(_draws(side, name) for name in side.names) for side in comparison.sides),
         turns=turns_of(comparison),
-        cleared=cleared_gradients(comparison) or left_over(comparison, last_gradients),
+        cleared=cleared_gradients(comparison)
+        or left_over(comparison, last_gradients)
+        or left_over(comparison, left),
         broken_off=_broken_off(comparison),
         **_work(comparison),
         knows_updates=all(

@@ -62,6 +62,17 @@ class StartState:
         )
         return target, reference
 
+    def is_updated_alone(self, row: Row) -> bool:
+        """Return whether a value is what an update left in a parameter, on one side alone.
+
+        The other side's optimizers do not have it: there it is what it was.
+        """
+        values = row.target, row.reference
+        return any(
+            value is not None and _key_of_value(value) in updated
+            for value, updated in zip(values, self._updated_alone, strict=True)
+        )
+
     def exchanged_parameters(self, row: Row) -> str | None:
         """Return which parameters a row's two values are, if they are not the same one."""
         target, reference = (
@@ -108,6 +119,18 @@ class StartState:
     def _names(self) -> list[dict[Hashable, str]]:
         """Of each side, what tells parameters apart → their names, of those with projections."""
         return [_names_by_content(facts) for facts in self._comparison.facts]
+
+    @cached_property
+    def _updated_alone(self) -> list[set[Hashable]]:
+        """Of each side, what tells parameters apart that no optimizer of the other side updates."""
+        both = [dict(_updates_of(facts)) for facts in self._comparison.facts]
+        if not all(both):
+            return [set(), set()]
+        names = [{*each.values()} for each in both]
+        return [
+            {key for key, name in own.items() if name not in other}
+            for own, other in zip(both, reversed(names), strict=True)
+        ]
 
     @cached_property
     def _shared_names(self) -> list[dict[Hashable, list[str]]]:
@@ -261,16 +284,20 @@ def _contents_of(facts: Facts | None) -> dict[Hashable, set[str | None]]:
 
 def _names_by_content(facts: Facts | None) -> dict[Hashable, str]:
     """Return by what their elements are recognised → parameters and buffers, in words."""
-    found: dict[Hashable, str] = {}
     if facts is None:
-        return found
-    for step in facts.optimizer_steps():
+        return {}
+    found = {key: f"the parameter {name} after its update" for key, name in _updates_of(facts)}
+    return found | {key: _any_of(names) for key, names in _alike_at_start(facts).items()}
+
+
+def _updates_of(facts: Facts | None) -> Iterator[tuple[Hashable, str]]:
+    """Yield by what their elements are recognised the parameters that optimizers updated."""
+    for step in () if facts is None else facts.optimizer_steps():
         own, after = step.parameters, step.parameters.after
         columns = own.name, own.dtype, own.shape, after.norm, after.projections
         for name, dtype, shape, norm, pair in zip(*columns, strict=False):
             if pair is not None:
-                found[_key_of(dtype, shape, norm, pair)] = f"the parameter {name} after its update"
-    return found | {key: _any_of(names) for key, names in _alike_at_start(facts).items()}
+                yield _key_of(dtype, shape, norm, pair), name
 
 
 def _alike_at_start(facts: Facts) -> dict[Hashable, list[str]]:

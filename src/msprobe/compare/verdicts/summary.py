@@ -11,10 +11,12 @@ from typing import Any, Final
 from msprobe.compare.model import Mode, Origin, Row, Status
 from msprobe.compare.rank_comparison import NoiseJudgement, RankComparison
 from msprobe.compare.training.facts_pair import FactsPair
+from msprobe.compare.training.fingerprints import Fingerprint
 from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.across import Across
 from msprobe.compare.verdicts.carried import Carried
+from msprobe.compare.verdicts.cleared_gradients import gradients_behind
 from msprobe.compare.verdicts.computed_again import needs_own_errors, with_own_errors
 from msprobe.compare.verdicts.find_verdict import find_verdict
 from msprobe.compare.verdicts.made_inside import MadeInside, without_received
@@ -63,6 +65,7 @@ class Summary:
         self._notes: list[str] = []
         self._training = TrainingHistory()
         self._carried: defaultdict[int | str, Carried] = defaultdict(Carried)
+        self._left: dict[int | str, dict[str, tuple[Fingerprint, Fingerprint]]] = {}
         self._steps: list[StepObservations] = []
         self._scope = _Scope()
         self._noise: list[NoiseJudgement] = []
@@ -91,9 +94,14 @@ class Summary:
             if comparison.noise is not None:
                 self._noise.append(comparison.noise)
         observed = [
-            observe(comparison, self._training.last_gradients(comparison.rank))
+            observe(
+                comparison,
+                self._training.last_gradients(comparison.rank),
+                self._left.get(comparison.rank, {}),
+            )
             for comparison in ranks
         ]
+        self._left = {each.rank: gradients_behind(each) for each in ranks}
         self._steps += observed
         self._training.add(
             pairs,
