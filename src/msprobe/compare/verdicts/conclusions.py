@@ -90,6 +90,9 @@ class Conclusions:
         elif shows is not None and moment_of(shows) >= fact.moment:
             evidence.append(culprit_words(shows))
         late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
+        own = self._observed.get((fact.step, fact.rank))
+        if own is not None and own.is_exact and own.reads_gradients and fact.if_exact:
+            fact = replace(fact, words=fact.if_exact)
         verdict, words = fact.verdict, fact.words
         lone = self._lone_call(fact)
         if lone is not None and fact.verdict is VerdictClass.PARAMETERS:

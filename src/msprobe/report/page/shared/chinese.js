@@ -344,7 +344,11 @@ export const sentences = {
   "{} of {} differs before step {}{}": "{2} 的 {1} 在 step {3} 之前有差异，{4}", "learning rate": "学习率", "{} lr": "{} lr", "the ": "",
   "{}{} is {} in the target, {} in the reference (step {}, {})": "{}{} 待测侧为 {}，标杆侧为 {}（step {}，{}）", "the target is {} {}": "待测侧{2} {1}",
   "the scheduler is {} in the target, {} in the reference": "调度器待测侧为 {}，标杆侧为 {}",
-  "only the {} calls scheduler.step() in step {}": "仅{}在 step {} 调用 scheduler.step()", "set lr of {} alike in both runs": "两侧的 {} 设置相同的 lr",
+  "only the {} calls scheduler.step() in step {}": "仅{}在 step {} 调用 scheduler.step()",
+  "scheduler.step() is called {} in the target, {} in the reference (step {})": "scheduler.step() 在待测侧被调用 {}，标杆侧 {}（step {}）",
+  "only the {} calls scheduler.step() before the optimizer's step (step {})": "仅{}在优化器更新之前调用 scheduler.step()（step {}）",
+  "the {}'s gradients are cleared after backward, before the optimizer's step: {} {} none (step {})": "{1}的梯度在反向之后、优化器更新之前被清零：{2} 没有梯度（step {4}）",
+  "set lr of {} alike in both runs": "两侧的 {} 设置相同的 lr",
   "look at the scheduler: its settings, its state after a resume, where step() is called": "检查调度器：其设置、恢复训练后的状态、step() 的调用位置",
   // the state a step starts with
   "the state{} of the generator{} {} differ{} when step {} starts": "随机数生成器 {3} 的状态在 step {5} 开始时不同",
