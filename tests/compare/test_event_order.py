@@ -124,3 +124,37 @@ def test_gradients_that_backward_does_not_make_are_not_cleared(tmp_path: Path, l
     sentence = verdict_on(tmp_path, frozen, True, False, level=level)["sentence"]
 
     assert "cleared" not in sentence
+
+
+class Policy(nn.Sequential):
+    """A model that is trained."""
+
+
+class Frozen(nn.Sequential):
+    """The one that it is measured by."""
+
+
+def measured(debugger: PrecisionDebugger, by_itself: bool) -> None:
+    """Train a model by how far it is from another one, which it is put in the place of."""
+    policy = Policy(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+    reference = Frozen(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).requires_grad_(False)
+    optimizer = torch.optim.SGD(policy.parameters(), 0.1)
+    batches = torch.randn(3, 2, 8, 6)
+    for number in recorded_steps(debugger, [policy, reference]):
+        optimizer.zero_grad()
+        for x in batches[number]:
+            scores = policy(x)
+            with torch.no_grad():
+                known = (policy if by_itself else reference)(x)
+            F.softplus(known - scores).mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_model_that_is_called_in_place_of_another_one(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, measured, True, False, level=level)
+
+    assert verdict["sentence"] == (
+        "call: step 0 calls Module.0.Policy in the target where the reference calls "
+        "Module.1.Frozen, on the same data"
+    )

@@ -249,6 +249,7 @@ export const sentences = {
   "step {} calls {} in the target, {} in the reference, with {} backward passes instead of {}": "step {} 在待测侧调用 {}，标杆侧 {}，反向为 {} 次，而非 {} 次",
   "step {} calls the model {} in the target, {} in the reference, with {} backward passes instead of {}": "step {} 在待测侧调用模型 {}，标杆侧 {}，反向为 {} 次，而非 {} 次",
   "step {} calls {} in the target, {} in the reference, with {} backward pass{} on either side": "step {1} 在待测侧调用 {2}，标杆侧 {3}，两侧反向均为 {4} 次",
+  "step {} calls {} in the target where the reference calls {}, on the same data": "step {1} 在待测侧调用 {2}，而标杆侧调用 {3}，数据相同",
   "step {} calls {} in the target, {} in the reference, on the same data": "step {1} 在待测侧调用 {2}，标杆侧 {3}，数据相同",
   "with {} backward pass{} on either side": "两侧反向均为 {1} 次", "with {} backward passes instead of {}": "反向为 {} 次，而非 {} 次", "on the same data": "数据相同",
   "the model's {} instead of its {}": "模型的 {}，而非其 {}",
