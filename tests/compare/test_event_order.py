@@ -158,3 +158,27 @@ def test_a_model_that_is_called_in_place_of_another_one(tmp_path: Path, level: s
         "call: step 0 calls Module.0.Policy in the target where the reference calls "
         "Module.1.Frozen, on the same data"
     )
+
+
+def penalised(debugger: PrecisionDebugger, is_derived: bool) -> None:
+    """Train with a penalty on gradients, which have a gradient themselves or not."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches = torch.randn(3, 8, 6)
+    for number in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        x = batches[number].clone().requires_grad_()
+        scores = model(x)
+        (slope,) = torch.autograd.grad(scores.sum(), x, create_graph=is_derived, retain_graph=True)
+        (scores.square().mean() + (slope.flatten(1).norm(dim=1) - 1).square().mean()).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_gradient_that_is_taken_without_a_graph(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, penalised, False, True, level=level)
+
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    if level != "L0":
+        words = "given a gradient that has none itself in the target: taken without create_graph"
+        assert words in verdict["sentence"]

@@ -658,6 +658,8 @@ export const sentences = {
   "a gradient; see {}": "梯度；见 {}", "other calls use the parameter": "其他调用使用该参数", "the parameter gets no gradient in the {}": "该参数在{}没有梯度",
   "no gradient of a parameter was recorded in the {}, whose own code updates them": "{}没有记录任何参数的梯度，由其自身代码更新参数",
   "no recorded call that uses the parameter handed back another gradient; code that was not recorded made it, or changed or accumulated it afterwards": "已记录的使用该参数的调用都没有返回不同的梯度；该梯度由未记录的代码产生，或之后被其修改或累积",
+  "the forward call is given a gradient that has none itself in the {}: taken without create_graph, or detached": "前向调用得到的梯度在{}自身没有梯度：求取时未设 create_graph，或已被 detach",
+  "the first gradient is there, a later one is not, as without create_graph": "第一个梯度存在，之后的梯度不存在，如同未设 create_graph",
   "no gradient flows here on one side": "一侧没有梯度流经此处", "the forward call's result does not require a gradient": "前向调用的结果不需要梯度",
   "the forward pass cut the graph before this call": "前向过程在该调用之前切断了计算图",
   "only the {} makes this call, and what uses its result differs": "仅{}有此调用，且使用其结果之处有差异",
