@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,13 @@ def residual(net: Net, t: Tensor, x: Tensor, change: str) -> Tensor:
     return by_time + u * by_place - 0.01 * second
 
 
-def train(debugger: PrecisionDebugger, change: str) -> None:
+def train(debugger: PrecisionDebugger, change: str, iterations: int = 4) -> None:
     torch.manual_seed(0)
     net = Net(change == "tanh by sigmoid")
     adam = torch.optim.Adam(net.parameters(), 1e-2)
     lbfgs = torch.optim.LBFGS(
         net.parameters(),
-        max_iter=10 if net.is_rewritten else 4,  # which enlarge rounding
+        max_iter=iterations,
         line_search_fn="strong_wolfe",
         tolerance_change=1e-12,
     )
@@ -113,8 +114,8 @@ def train(debugger: PrecisionDebugger, change: str) -> None:
             lbfgs.step(closure)
 
 
-def verdict_of(folder: Path, level: str, change: str) -> Any:
-    return verdict_on(folder, train, change, "", level)
+def verdict_of(folder: Path, level: str, change: str, iterations: int = 4) -> Any:
+    return verdict_on(folder, partial(train, iterations=iterations), change, "", level)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
@@ -122,7 +123,8 @@ def verdict_of(folder: Path, level: str, change: str) -> Any:
 def test_another_way_to_compute_the_same_accuses_nobody(
     tmp_path: Path, level: str, change: str
 ) -> None:
-    verdict = verdict_of(tmp_path, level, change)
+    # Many iterations enlarge rounding; at level L1 no record tells which inputs are parameters.
+    verdict = verdict_of(tmp_path, level, change, iterations=16 if level == "L1" else 4)
     assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
 
 
