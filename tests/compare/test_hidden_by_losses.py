@@ -158,6 +158,17 @@ def test_a_division_is_missing_where_one_side_alone_divides(
     assert words in verdict["sentence"], verdict["sentence"]
 
 
+def test_a_number_that_may_be_that_of_ranks_is_said_to_be_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    sentence = verdict_on(tmp_path, accumulating, "doubled")["sentence"]
+
+    words = "the factor is 2, as the number of micro batches or world size; only the target calls"
+    assert words in sentence
+
+
 class Scaled(nn.Module):
     """Scales its levels by numbers of their own."""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,19 @@ ADAM_STEPS = 2
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, is_rewritten: bool = False) -> None:
         super().__init__()
+        self.is_rewritten = is_rewritten
         self.slope = nn.Parameter(torch.tensor(0.1))
         self.layers = nn.ModuleList([nn.Linear(2, 16), nn.Linear(16, 16), nn.Linear(16, 1)])
 
     def forward(self, t: Tensor, x: Tensor) -> Tensor:
         h = torch.cat([t, x], 1)
         for layer in self.layers[:-1]:
-            h = torch.tanh(10 * self.slope * layer(h))
+            if self.is_rewritten:
+                h = 2 * torch.sigmoid(20 * self.slope * layer(h)) - 1
+            else:
+                h = torch.tanh(10 * self.slope * layer(h))
         return self.layers[-1](h)  # type: ignore[no-any-return]
 
 
@@ -50,12 +55,15 @@ def residual(net: Net, t: Tensor, x: Tensor, change: str) -> Tensor:
     return by_time + u * by_place - 0.01 * second
 
 
-def train(debugger: PrecisionDebugger, change: str) -> None:
+def train(debugger: PrecisionDebugger, change: str, iterations: int = 4) -> None:
     torch.manual_seed(0)
-    net = Net()
+    net = Net(change == "tanh by sigmoid")
     adam = torch.optim.Adam(net.parameters(), 1e-2)
     lbfgs = torch.optim.LBFGS(
-        net.parameters(), max_iter=4, line_search_fn="strong_wolfe", tolerance_change=1e-12
+        net.parameters(),
+        max_iter=iterations,
+        line_search_fn="strong_wolfe",
+        tolerance_change=1e-12,
     )
     t, x = torch.rand(32, 1), 2 * torch.rand(32, 1) - 1
     wanted = -torch.sin(torch.pi * x)
@@ -106,13 +114,17 @@ def train(debugger: PrecisionDebugger, change: str) -> None:
             lbfgs.step(closure)
 
 
-def verdict_of(folder: Path, level: str, change: str) -> Any:
-    return verdict_on(folder, train, change, "", level)
+def verdict_of(folder: Path, level: str, change: str, iterations: int = 4) -> Any:
+    return verdict_on(folder, partial(train, iterations=iterations), change, "", level)
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
-def test_another_way_to_derive_the_same_accuses_nobody(tmp_path: Path, level: str) -> None:
-    verdict = verdict_of(tmp_path, level, "conservative form")
+@pytest.mark.parametrize("change", ["conservative form", "tanh by sigmoid"])
+def test_another_way_to_compute_the_same_accuses_nobody(
+    tmp_path: Path, level: str, change: str
+) -> None:
+    # Many iterations enlarge rounding; at level L1 no record tells which inputs are parameters.
+    verdict = verdict_of(tmp_path, level, change, iterations=16 if level == "L1" else 4)
     assert verdict["class"] in ("equal", "rounding"), verdict["sentence"]
 
 

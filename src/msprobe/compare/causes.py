@@ -106,12 +106,21 @@ class Cause(WordedEnum):
         "recorded made it, or changed or accumulated it afterwards",
     )
     NO_GRADIENT = "no_gradient", "no gradient flows here on one side"
+    LATER_GRADIENT = (
+        "later_gradient",
+        "the first gradient is there, a later one is not, as without create_graph",
+    )
     CUT_HERE = "cut_here", "the forward call's result does not require a gradient"
     CUT_BEFORE = "cut_before", "the forward pass cut the graph before this call"
     DETACHED = (
         "detached",
         "the forward call is given it without a gradient in the {}: detached, frozen, or under "
         "no_grad",
+    )
+    NOT_DERIVED = (
+        "not_derived",
+        "the forward call is given a gradient that has none itself in the {}: taken without "
+        "create_graph, or detached",
     )
 
     # Calls that only one side makes

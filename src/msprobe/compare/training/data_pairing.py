@@ -35,6 +35,25 @@ def calls_other_models(pair: FactsPair) -> bool:
     return is_shared and called[0] != called[1] and pair.passes[0] == pair.passes[1]
 
 
+def other_model(pair: FactsPair) -> tuple[int, str]:
+    """Return the first call of another model, and that it takes its place, in words.
+
+    Empty where the other model is not given the same: they do not stand for each other.
+    """
+    batches = [by_micro(facts.data) for facts in pair.sides]
+    called = [models_called(facts) for facts in pair.sides]
+    for place, (now, then) in enumerate(zip(*called, strict=False)):
+        if now == then:
+            continue
+        is_same = keys_of(batches[0][place]) == keys_of(batches[1][place])
+        words = (
+            f"step {pair.step} calls {now} in the target where the reference calls {then}, on the "
+            "same data"
+        )
+        return place, words if is_same and len(called[0]) == len(called[1]) else ""
+    return 0, ""
+
+
 def models_called(facts: Facts) -> list[str]:
     """Return the models that are given data, in order."""
     return [parse_record_name(batch[0].record or "").base for batch in by_micro(facts.data)]

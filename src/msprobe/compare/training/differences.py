@@ -110,6 +110,8 @@ class FactDifference:
         takes_back: gradients lose the scale of the loss after they were clipped, which explains the
             calls that scale it.
         turn: how many optimizer steps of its training step come before the one that it is of.
+        if_exact: what it is in words where all calls of its step agree to the bit, and gradients
+            of parameters are the same behind backward.
     """
 
     verdict: VerdictClass
@@ -136,6 +138,7 @@ class FactDifference:
     is_passed_on: bool = False
     takes_back: bool = False
     turn: int = 0
+    if_exact: str = ""
 
     @property
     def when(self) -> tuple[int, int, Moment]:

@@ -268,16 +268,21 @@ def _lacking(pair: StepPair, both: tuple[Gradients, Gradients]) -> Iterator[Fact
     for side, wanted in (("target", (False, True)), ("reference", (True, False))):
         names = [name for name, found in flags.items() if found == wanted]
         if names:
+            which, step = some_of(names, pair.total), pair.pair.step
+            cleared = (
+                f"the {side}'s gradients are cleared after backward, before the optimizer's step: "
+                f"{which} {are(names, 'gets', 'get')} none (step {step})"
+            )
             yield _difference(
                 pair,
-                f"{some_of(names, pair.total)} {are(names, 'gets', 'get')} no gradient in the "
-                f"{side} (step "
-                f"{pair.pair.step})",
+                f"{which} {are(names, 'gets', 'get')} no gradient in the {side} (step {step})",
                 names,
                 # A gradient of zeros may have been left out.
                 Effect.CERTAIN
                 if not any(both) or any(n in side and side[n].norm for side in both for n in names)
                 else Effect.POSSIBLE,
+                # Some alone may not be among those that backward was seen to hand gradients to.
+                if_exact=cleared if len(names) == pair.total else "",
             )
 
 
@@ -543,6 +548,7 @@ def _difference(
     *,
     verdict: VerdictClass = VerdictClass.GRADIENT,
     is_scaled: bool = False,
+    if_exact: str = "",
 ) -> FactDifference:
     return pair.difference(
         verdict,
@@ -551,6 +557,7 @@ def _difference(
         effect=effect,
         multiple=multiple,
         is_scaled=is_scaled,
+        if_exact=if_exact,
         parameter=names[0],
         next=(AFTER_BACKWARD,),
     )

@@ -106,7 +106,6 @@ def other_loss(
         # Losses of the same samples are as exact as their type: what is only near is another loss.
         near = after_calls(max(FINE, resolution()))
         factor = value / expected if expected else math.inf
-        meanings = meanings_of(pair, 1)
         # Other passes take gradients of something else: a penalty, derivatives of an equation.
         micro = sum(_is_alike(each, reference) for each in losses[1] if each.micro < target.micro)
         of_micro = f", micro batch {micro}" if micro and not pair.evaluates_loss else ""
@@ -115,11 +114,17 @@ def other_loss(
             f"the loss is {texts[0]} in the target, {texts[1]} in the reference "
             f"(step {pair.step}{of_micro})"
         )
-        meaning, number = (
-            meanings.of(factor, near, may_lack_division=may) for may in (True, False)
-        )
+        # A loss that no division is missing in may be multiplied by any number there is.
+        meaning = meanings_of(pair, 1).of(factor, near)
+        number = meanings_of(pair, _ranks(pair)).of(factor, near, may_lack_division=False)
         return OtherLoss(target, reference, values, factor, meaning, number)
     return None
+
+
+def _ranks(pair: FactsPair) -> int:
+    """Return how many ranks the target was started with, as far as its environment tells."""
+    told = pair.target.settings.get("env.WORLD_SIZE", "")
+    return int(told) if told.isdecimal() else 1
 
 
 def _is_alike(loss: Loss, other: Loss) -> bool:

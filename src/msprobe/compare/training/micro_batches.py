@@ -8,7 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-from msprobe.compare.training.data_pairing import are_of_parts, distinct, models_called
+from msprobe.compare.training.data_pairing import (
+    are_of_parts,
+    distinct,
+    models_called,
+    other_model,
+)
 from msprobe.compare.training.differences import Effect, FactDifference, Moment
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -81,7 +86,8 @@ def other_counts(pair: FactsPair, counts: tuple[int, int], *, same: bool) -> Fac
         name = next(each for each in called[1] | called[0] if called[0][each] != called[1][each])
         counts = called[0][name], called[1][name]
     times = [times_text(count) for count in counts]
-    words = (
+    place, other = other_model(pair)
+    words = other or (
         f"step {pair.step} calls {name or 'the model'} {times[0]} in the target, "
         f"{times[1]} in the reference, "
     ) + (
@@ -101,6 +107,7 @@ def other_counts(pair: FactsPair, counts: tuple[int, int], *, same: bool) -> Fac
         else Effect.CERTAIN,
         verdict=VerdictClass.CALL,
         moment=Moment.ASKED_AGAIN if holds_same and pair.has_closure else Moment.DATA,
+        micro=place,
         next=("look at where the model is called",),
     )
 

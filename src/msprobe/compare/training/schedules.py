@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msprobe.compare.training.differences import (
     Effect,
@@ -18,7 +18,8 @@ from msprobe.compare.training.differences import (
 from msprobe.compare.training.facts_pair import FactsPair, StepPair, options_of, same
 from msprobe.compare.training.optimizers import changed_options
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
-from msprobe.dump.facts import OptimizerStep, Schedule
+from msprobe.dump.facts import Event, OptimizerStep, Schedule
+from msprobe.plain_text import times_text
 
 # Schedulers move these beside the learning rate; others are moved by the program itself.
 _CYCLED: Final = ("beta1", "momentum")
@@ -49,13 +50,26 @@ class _Rates:
     is_cycled: bool = False
 
 
+class _Calls(NamedTuple):
+    """Steps of schedulers in a step, on both sides.
+
+    Attributes:
+        is_first: whether they come before those of optimizers, on both sides.
+    """
+
+    step: int
+    target: Sequence[Schedule]
+    reference: Sequence[Schedule]
+    is_first: tuple[bool, bool]
+
+
 class ScheduleHistory:
     """The learning rates and schedulers of one rank."""
 
     def __init__(self, rank: int | str) -> None:
         self._rank = rank
         self._rates: dict[tuple[int, str], _Rates] = {}
-        self._schedules: list[tuple[int, Sequence[Schedule], Sequence[Schedule]]] = []
+        self._schedules: list[_Calls] = []
         self._before: dict[tuple[int, str], OptimizerStep] = {}
         self._moving: dict[str, set[tuple[int, str]]] = {"target": set(), "reference": set()}
 
@@ -63,7 +77,8 @@ class ScheduleHistory:
         """Take in the learning rates of a step."""
         schedules = pair.events(Schedule)
         if any(schedules):
-            self._schedules.append((pair.step, *schedules))
+            is_first = _is_first(pair.target.events), _is_first(pair.reference.events)
+            self._schedules.append(_Calls(pair.step, *schedules, is_first))
         for step in steps:
             for side, moving in self._moving.items():
                 self._note_moving(getattr(step, side), side, moving)
@@ -140,7 +155,7 @@ class ScheduleHistory:
         if others:
             words += f"; rates of {others} other group{'s' * (others > 1)} differ, too"
         if is_schedule:
-            words += self._shift_words(rates)
+            words += self._calls_words(rates, place) or self._shift_words(rates)
         return FactDifference(
             verdict=VerdictClass.SCHEDULE if is_schedule else VerdictClass.OPTIMIZER_SETTING,
             moment=Moment.SCHEDULE if is_schedule else Moment.OPTIMIZER_SETTING,
@@ -165,9 +180,11 @@ class ScheduleHistory:
         is_constant = len({*rates.target}) == len({*rates.reference}) == 1
         return bool(self._schedules) or not is_constant or rates.base != (None, None)
 
-    def _shift_words(self, rates: _Rates) -> str:
-        """Return by how many steps a schedule is off; empty where another one is followed."""
-        for step, target, reference in self._schedules:
+    def _calls_words(self, rates: _Rates, place: int) -> str:
+        """Return how schedulers are stepped otherwise before rates differ; empty where alike."""
+        for step, target, reference, is_first in self._schedules:
+            if step > rates.steps[place]:
+                break
             if target and reference and target[0].class_name != reference[0].class_name:
                 return (
                     f"; the scheduler is {target[0].class_name} in the target, "
@@ -176,6 +193,20 @@ class ScheduleHistory:
             if bool(target) is not bool(reference):
                 side = "target" if target else "reference"
                 return f"; only the {side} calls scheduler.step() in step {step}"
+            if len(target) != len(reference):
+                return (
+                    f"; scheduler.step() is called {times_text(len(target))} in the target, "
+                    f"{times_text(len(reference))} in the reference (step {step})"
+                )
+            if is_first[0] is not is_first[1]:
+                return (
+                    f"; only the {'target' if is_first[0] else 'reference'} calls "
+                    f"scheduler.step() before the optimizer's step (step {step})"
+                )
+        return ""
+
+    def _shift_words(self, rates: _Rates) -> str:
+        """Return by how many steps a schedule is off; empty where another one is followed."""
         shift, unit = self._apart(rates), "step"
         if not shift:
             return ""
@@ -201,9 +232,9 @@ class ScheduleHistory:
 
     def _epochs_apart(self) -> int:
         """Return how far the counters of the schedulers are apart."""
-        for _, target, reference in self._schedules:
-            if target and reference:
-                counts = target[-1].last_epoch, reference[-1].last_epoch
+        for calls in self._schedules:
+            if calls.target and calls.reference:
+                counts = calls.target[-1].last_epoch, calls.reference[-1].last_epoch
                 if counts[0] is not None and counts[1] is not None:
                     return counts[0] - counts[1]
         return 0
@@ -212,6 +243,12 @@ class ScheduleHistory:
 def _number(options: Mapping[str, Mapping[str, Any]], name: str, key: str) -> float | None:
     value = options.get(name, {}).get(key)
     return value if isinstance(value, (int, float)) else None
+
+
+def _is_first(events: Sequence[Event]) -> bool:
+    """Return whether a scheduler is stepped before any optimizer is."""
+    steps = (each for each in events if isinstance(each, Schedule | OptimizerStep))
+    return isinstance(next(steps, None), Schedule)
 
 
 def _first_difference(rates: _Rates) -> int | None:

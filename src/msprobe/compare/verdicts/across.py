@@ -332,7 +332,7 @@ def _is_updated(
     comparison: RankComparison, row: Row, updates: Sequence[_Update], asked: float
 ) -> bool:
     """Return whether an optimizer of the step ran before a value that may be its parameter."""
-    since = asked if row.cause in (Cause.PARAMETER, Cause.OUTSIDE) else math.inf
+    since = asked if row.cause in (Cause.PARAMETER, Cause.OUTSIDE, *_LEFT) else math.inf
     is_any = row.value.role is not Role.PARAMETER
     return any(
         row.pair.position > min(place, since)

@@ -90,7 +90,7 @@ class Conclusions:
         elif shows is not None and moment_of(shows) >= fact.moment:
             evidence.append(culprit_words(shows))
         late = self._late_call(fact.step, fact.rank) if fact.moment is Moment.REDUCE else None
-        verdict, words = fact.verdict, fact.words
+        verdict, words = fact.verdict, self._words_of(fact)
         lone = self._lone_call(fact)
         if lone is not None and fact.verdict is VerdictClass.PARAMETERS:
             words = f"{words}; {lone.words}, step {lone.place.step}"
@@ -144,6 +144,12 @@ class Conclusions:
                 *(_LOOK_AT_CLOSURE if fact.moment is Moment.ASKED_AGAIN else fact.next),
             ],
         )
+
+    def _words_of(self, fact: FactDifference) -> str:
+        """Return a difference in words, closer where backward hands out the same gradients."""
+        own = self._observed.get((fact.step, fact.rank))
+        is_same = own is not None and own.is_exact and own.reads_gradients
+        return fact.if_exact if is_same and fact.if_exact else fact.words
 
     def _lone_call(self, fact: FactDifference) -> Clue | None:
         """Return the call that changes parameters, or by one side alone gives one a gradient."""

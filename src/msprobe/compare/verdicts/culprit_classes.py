@@ -91,6 +91,8 @@ _BY_CAUSE: Final = {
     Cause.NO_PARAMETER_GRADIENT: VerdictClass.GRADIENT,
     Cause.FIRST_SAVED: VerdictClass.UNEXPLAINED,
 }
+# Why a gradient does not get to a call.
+_CUTS: Final = (Cause.DETACHED, Cause.NOT_DERIVED, Cause.LATER_GRADIENT)
 # Calls of one side alone that are looked at behind the first.
 _MOST_OF_RUN: Final = 200
 _OF_CALLS: Final = (VerdictClass.CALL, VerdictClass.ARGUMENT)
@@ -426,7 +428,7 @@ def _own_words(culprit: Culprit) -> str:
         if row.cause is Cause.NAN_CALL:
             return f"only the {own} calls {where}, which makes NaN"
         if culprit.kind == "backward":
-            why = f": {reason}" if row.cause is Cause.DETACHED else ""
+            why = f": {reason}" if row.cause in _CUTS else ""
             return f"no gradient gets to {where}, in the {other}{why}"
         if culprit.kind == "parameter_grad":
             return f"{row.value.slot} of {where} gets no gradient in the {other}"

@@ -51,7 +51,9 @@ class CutGradients:
             elif self._unmatched.blame_users(forward, is_target=call.pair.target is not None):
                 row.origin = Origin.INHERITED
             elif row.value.is_tensor:
-                mark(row, Origin.INTRODUCED, Cause.NO_GRADIENT)
+                is_later = self._is_later(call, forward)
+                cause = Cause.LATER_GRADIENT if is_later else Cause.NO_GRADIENT
+                mark(row, Origin.INTRODUCED, cause)
 
     def is_idle(self, call: Call, row: Row) -> bool:
         """Return whether a gradient that one side lacks would lead to nothing that needs one.
@@ -149,7 +151,21 @@ class CutGradients:
                 each.status = Status.DIFFERS
                 mark(row, Origin.INHERITED)
                 return
-        mark(row, Origin.INTRODUCED, Cause.DETACHED, _side_without(lost))
+        cause = Cause.NOT_DERIVED if self._is_gradient(lost) else Cause.DETACHED
+        mark(row, Origin.INTRODUCED, cause, _side_without(lost))
+
+    def _is_gradient(self, row: Row) -> bool:
+        """Return whether a backward pass made a value."""
+        calls, rows = self._state.calls, self._state.rows
+        return any(
+            calls.of(rows[index]).is_backward for index in self._state.flow.makers(row).first
+        )
+
+    def _is_later(self, call: Call, forward: Call) -> bool:
+        """Return whether an earlier backward pass reaches the same call on both sides."""
+        calls = self._state.calls
+        firsts = [calls.backward_of(forward, is_target=side) for side in (True, False)]
+        return calls.parse(call.pair).backward_pass > 0 and None not in firsts
 
     def _given(self, call: Call, row: Row) -> list[Row]:
         """Return what a call was given where its backward record hands back a gradient."""

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is called around an optimizer's step, how often and in which order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+from builders.two_runs import recorded_steps, verdict_on  # noqa: E402
+from msprobe.pytorch import PrecisionDebugger  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+LEVELS = ["L0", "L1", "mix"]
+
+
+class Order(NamedTuple):
+    """What a step does beside its forward pass.
+
+    Attributes:
+        early, late: how often the scheduler is stepped before and after the optimizer.
+        clears_late: gradients are cleared behind backward.
+    """
+
+    early: int = 0
+    late: int = 1
+    clears_late: bool = False
+
+
+def run(debugger: PrecisionDebugger, order: Order) -> None:
+    """Train three steps with a warm-up."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: (n + 1) / (4 + n))
+    batches, labels = torch.randn(3, 8, 6), torch.randint(0, 3, (3, 8))
+    for number in recorded_steps(debugger, model):
+        loss = F.cross_entropy(model(batches[number]), labels[number])
+        if not order.clears_late:
+            optimizer.zero_grad()
+        loss.backward()
+        if order.clears_late:
+            optimizer.zero_grad()
+        for _ in range(order.early):
+            schedule.step()
+        optimizer.step()
+        for _ in range(order.late):
+            schedule.step()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        (Order(late=2), "scheduler.step() is called twice in the target, once in the reference"),
+        (Order(2, 0), "scheduler.step() is called twice in the target, once in the reference"),
+        (Order(1, 0), "only the target calls scheduler.step() before the optimizer's step"),
+        (Order(late=0), "only the reference calls scheduler.step() in step 0"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_how_a_scheduler_is_stepped(tmp_path: Path, order: Order, words: str, level: str) -> None:
+    verdict = verdict_on(tmp_path, run, order, Order(), level=level)
+
+    assert verdict["class"] == "schedule", verdict["sentence"]
+    assert words in verdict["sentence"]
+    assert "ahead" not in verdict["sentence"]
+
+
+def two_players(debugger: PrecisionDebugger, steps_both: bool) -> None:
+    """Train two models, each with an optimizer and a scheduler of its own."""
+    models = [nn.Linear(6, 3), nn.Linear(6, 3)]
+    optimizers = [torch.optim.Adam(model.parameters(), 0.01) for model in models]
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]
+    batches = torch.randn(3, 8, 6)
+    for number in recorded_steps(debugger, nn.ModuleList(models)):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(batches[number]).square().mean().backward()
+            optimizer.step()
+        for schedule in schedules[: None if steps_both else 1]:
+            schedule.step()
+
+
+def test_one_of_two_schedulers_is_not_stepped(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, two_players, False, True, level="L0")
+
+    assert verdict["class"] == "schedule", verdict["sentence"]
+    words = "scheduler.step() is called once in the target, twice in the reference (step 0)"
+    assert words in verdict["sentence"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradients_that_are_cleared_behind_backward(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, run, Order(clears_late=True), Order(), level=level)
+
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    assert "all 4 parameters get no" in verdict["sentence"].replace("none", "no")
+    # At level L1 it is not recorded which parameters backward hands gradients to.
+    is_told = "are cleared after backward, before the optimizer's step" in verdict["sentence"]
+    assert is_told is (level != "L1")
+
+
+def frozen(debugger: PrecisionDebugger, without_loss: bool) -> None:
+    """Train by a loss that does not reach the model's parameters in one of the runs."""
+    model = nn.Linear(6, 3)
+    other = torch.zeros(3, requires_grad=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches = torch.randn(3, 8, 6)
+    for number in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        result = model(batches[number])
+        (((result.detach() if without_loss else result) + other).square().mean()).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradients_that_backward_does_not_make_are_not_cleared(tmp_path: Path, level: str) -> None:
+    sentence = verdict_on(tmp_path, frozen, True, False, level=level)["sentence"]
+
+    assert "cleared" not in sentence
+
+
+class Policy(nn.Sequential):
+    """A model that is trained."""
+
+
+class Frozen(nn.Sequential):
+    """The one that it is measured by."""
+
+
+def measured(debugger: PrecisionDebugger, by_itself: bool) -> None:
+    """Train a model by how far it is from another one, which it is put in the place of."""
+    policy = Policy(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+    reference = Frozen(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).requires_grad_(False)
+    optimizer = torch.optim.SGD(policy.parameters(), 0.1)
+    batches = torch.randn(3, 2, 8, 6)
+    for number in recorded_steps(debugger, [policy, reference]):
+        optimizer.zero_grad()
+        for x in batches[number]:
+            scores = policy(x)
+            with torch.no_grad():
+                known = (policy if by_itself else reference)(x)
+            F.softplus(known - scores).mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_model_that_is_called_in_place_of_another_one(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, measured, True, False, level=level)
+
+    assert verdict["sentence"] == (
+        "call: step 0 calls Module.0.Policy in the target where the reference calls "
+        "Module.1.Frozen, on the same data"
+    )
+
+
+def penalised(debugger: PrecisionDebugger, is_derived: bool) -> None:
+    """Train with a penalty on gradients, which have a gradient themselves or not."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches = torch.randn(3, 8, 6)
+    for number in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        x = batches[number].clone().requires_grad_()
+        scores = model(x)
+        (slope,) = torch.autograd.grad(scores.sum(), x, create_graph=is_derived, retain_graph=True)
+        (scores.square().mean() + (slope.flatten(1).norm(dim=1) - 1).square().mean()).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_gradient_that_is_taken_without_a_graph(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, penalised, False, True, level=level)
+
+    assert verdict["class"] == "gradient", verdict["sentence"]
+    if level != "L0":
+        words = "given a gradient that has none itself in the target: taken without create_graph"
+        assert words in verdict["sentence"]
