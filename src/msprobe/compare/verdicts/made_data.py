@@ -49,12 +49,10 @@ def makes_data(culprit: Culprit) -> bool:
     ):
         return False
     flow = ProgramFlow(side)
-    pairs = {
-        record: pair
-        for pair in culprit.comparison.pairs
-        for record in (pair.target, pair.reference)
-        if record is not None
-    }
+    # Of one side: where calls are left out, others have their names on the other.
+    is_target = row.pair.target is not None
+    names = ((p.target if is_target else p.reference, p) for p in culprit.comparison.pairs)
+    pairs = {record: pair for record, pair in names if record is not None}
     # What computes something of its result by one side alone is a call too many.
     computing = {
         each
