@@ -205,7 +205,7 @@ class _Received:
 
     def has(self, data: Data) -> bool:
         """Return whether a model's input may have come so: not what an optimizer shares later."""
-        size, end = math.prod(data.shape), self._order.get(data.record, math.inf)
+        size, end = math.prod(data.shape), self._order.get(data.record or "", math.inf)
         return any(own == size and passes <= data.micro for own, passes in self._unrecorded) or any(
             own == size and place < end for own, place in self._recorded
         )
