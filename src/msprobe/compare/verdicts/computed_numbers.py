@@ -9,6 +9,7 @@ before, whose result may be one of these, the other number is its consequence.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.ranking import Culprit
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
+from msprobe.operators.operator import Family
 
 
 def call_behind_number(culprit: Culprit) -> Culprit | None:
@@ -31,7 +33,7 @@ def call_behind_number(culprit: Culprit) -> Culprit | None:
         return None
     if len({*_given_at(culprit)}) == 1:
         return None
-    lone = _first_alone(culprit.comparison, row.pair.position)
+    lone = next(_alone(culprit.comparison, row.pair.position), None)
     if lone is None:
         return None
     side, record = culprit.comparison.side_of(lone.pair), lone.pair.name
@@ -55,15 +57,22 @@ def _given_at(culprit: Culprit) -> Iterator[Any]:
             yield from (v.value for v in side.values(name) if v.slot == row.value.slot)
 
 
-def _first_alone(comparison: RankComparison, end: int) -> Row | None:
-    """Return a result of the first call outside of models that one side alone makes, if any."""
-    for row in comparison.rows:
-        if row.pair.position >= end:
-            return None
+def computes_alone(culprit: Culprit) -> bool:
+    """Return whether one side alone computes before a culprit: it not only takes elements out."""
+    comparison = culprit.comparison
+    operators = (
+        comparison.side_of(row.pair).operator(row.pair.name)
+        for row in _alone(comparison, culprit.row.pair.position)
+    )
+    return any(each.family is not Family.MOVING for each in operators)
+
+
+def _alone(comparison: RankComparison, end: int) -> Iterator[Row]:
+    """Yield results of calls outside of models, before a place, that one side alone makes."""
+    for row in itertools.takewhile(lambda row: row.pair.position < end, comparison.rows):
         if row.pair.is_matched or row.value.role is not Role.OUTPUT or row.cause is not None:
             continue
         side, parsed = comparison.side_of(row.pair), comparison.parsed(row.pair)
         is_call = parsed.kind is RecordKind.FORWARD and not parsed.is_module
         if is_call and not side.module(row.pair.name):
-            return row
-    return None
+            yield row

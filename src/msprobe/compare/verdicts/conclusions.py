@@ -229,7 +229,12 @@ class Conclusions:
             return fact.effect is Effect.CERTAIN
         own = self._observed.get((fact.step, fact.rank))
         is_first = not fact.micro or (own is not None and own.exact_models >= fact.micro)
-        return is_first and self._is_exact_before(fact.step)
+        # A data set that holds another sample differs in each step that takes any out of it.
+        return is_first and all(
+            each.is_exact or (each.proof is not None and not each.proof.differing)
+            for each in self._findings.steps
+            if each.step < fact.step
+        )
 
     def _is_alone(self, fact: FactDifference) -> bool:
         """Return whether all values before a difference of the optimizer are equal."""

@@ -36,7 +36,7 @@ from msprobe.compare.training.outlines import (
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.communication import group_words, is_of_group, lone_communication
-from msprobe.compare.verdicts.computed_numbers import call_behind_number
+from msprobe.compare.verdicts.computed_numbers import call_behind_number, computes_alone
 from msprobe.compare.verdicts.custom_functions import (
     MAY_BE_INSIDE,
     is_custom_function,
@@ -196,7 +196,8 @@ def _computed(culprit: Culprit, found: VerdictClass) -> tuple[VerdictClass, str]
         return None
     where = f"{_named_slot(culprit)} of {culprit_place(culprit)}"
     number = f"{where}: {culprit.row.finding}, which the program computes"
-    return VerdictClass.CALL, f"{culprit_words(before)}; {number}"
+    verdict = VerdictClass.CALL if computes_alone(culprit) else found
+    return verdict, f"{culprit_words(before)}; {number}"
 
 
 def _left_out(culprit: Culprit) -> tuple[VerdictClass, str] | None:

@@ -44,12 +44,14 @@ def follows_results(fact: FactDifference, steps: Iterable[StepObservations]) -> 
     The batch may be made of these, by code that was not recorded: a state that is carried over, or
     what the program does in a world. Rounding makes no other batch.
     """
-    if fact.moment is not Moment.DATA or fact.verdict is not VerdictClass.DATA:
+    if fact.moment is not Moment.DATA:
         return False
     own = [each for each in steps if each.rank == fact.rank]
-    return any(each.step == fact.step and each.agreeing_models < fact.micro for each in own) or any(
-        each.step < fact.step and each.forward_differs and each.proof and not each.proof.is_rounding
-        for each in own
+    is_of_data = fact.verdict is VerdictClass.DATA
+    follows_call = any(s.step == fact.step and s.agreeing_models < fact.micro for s in own)
+    return (is_of_data and follows_call) or any(
+        s.step < fact.step and s.forward_differs and s.proof and not s.proof.is_rounding
+        for s in own
     )
 
 
