@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from msprobe.compare.training.facts_pair import FactsPair
-from msprobe.dump.facts import Data
+from msprobe.dump.facts import Data, Facts
+from msprobe.dump.formats.dtypes import normal_dtype
+from msprobe.dump.values import Value
 
 _BATCH_SIZE: Final = "batch_size"
 # How a loader works, not which samples it gives; a batch sampler repeats what the loader says.
@@ -26,6 +28,7 @@ _WORKINGS: Final = frozenset(
         "batch_sampler.drop_last",
     }
 )
+_DATA_SET: Final = ".dataset."
 _MOST: Final = 2
 _LONGEST: Final = 24  # a text that is shown
 
@@ -72,6 +75,22 @@ def loader_change(pair: FactsPair) -> LoaderChange:
             if name == _BATCH_SIZE and all(map(str.isdecimal, values)):
                 sizes = int(values[0]), int(values[1])
     return LoaderChange("; ".join(words[:_MOST]), sizes)
+
+
+def holds_otherwise(target: Facts | None, reference: Facts | None, value: Value) -> bool:
+    """Return whether data sets hold other tensors of a value's type and shape."""
+    sides = [{} if facts is None else _samples(facts.settings) for facts in (target, reference)]
+    shape = f"({', '.join(map(str, value.shape or ()))}{',' * (len(value.shape or ()) == 1)})"
+    return any(
+        normal_dtype(value.dtype) in map(normal_dtype, text.split())
+        and shape in text
+        and sides[1].get(name, text) != text
+        for name, text in sides[0].items()
+    )
+
+
+def _samples(settings: Mapping[str, str]) -> _Loader:
+    return {k: v for k, v in settings.items() if k.startswith("loader.") and _DATA_SET in k}
 
 
 def _loaders(settings: Mapping[str, str]) -> list[_Loader]:

@@ -24,6 +24,7 @@ from msprobe.compare.training.gradient_factors import SAME_FACTOR, meanings_of
 from msprobe.compare.training.outlines import (
     difference_behind,
     difference_by_factor,
+    difference_of_cuts,
     difference_of_labels,
 )
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
@@ -151,8 +152,10 @@ def loss_differences(
         return
     scaled = difference_by_factor(*pair.sides, found.factor, after_calls(max(FINE, resolution())))
     behind = scaled or difference_behind(*pair.sides)
-    if behind is not None and behind.is_computed and _is_of_another(found.target, pair):
-        behind = None  # weights of the whole loss, say, by gradients of its terms
+    if behind is not None and behind.is_computed:
+        # Weights of the whole loss, say, by gradients of its terms: what cuts the graph is before.
+        is_later = _is_of_another(found.target, pair)
+        behind = difference_of_cuts(*pair.sides) or (None if is_later else behind)
     made, verdict = _made_words(found.target.made_by, found.reference.made_by)
     sent = None if behind else other_collective(pair)
     told = behind or difference_of_labels(*pair.sides)

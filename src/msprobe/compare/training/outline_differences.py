@@ -87,6 +87,11 @@ class OutlineDifference:
         """The next step; empty where no line is known."""
         return (f"look at {self.source}",) if self.source else ()
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the program itself gives another number, truth value or word."""
+        return self.is_real and not self.is_computed
+
     def is_factor(self, factor: float) -> bool:
         """Return whether all that one side does otherwise is to multiply by this number."""
         is_call = self.verdict is VerdictClass.CALL and self.ratio is not None

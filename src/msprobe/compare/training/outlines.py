@@ -324,10 +324,15 @@ def difference_of_gradients(
     It cuts the graph, or comes behind the models. A number that a program computed, as it does to
     limit gradients by code of its own, follows from them.
     """
+    found = difference_of_cuts(target, reference) or difference_behind(target, reference)
+    return None if found and found.is_computed else found
+
+
+def difference_of_cuts(target: Facts | None, reference: Facts | None) -> OutlineDifference | None:
+    """Return the first call that cuts the graph, of one side alone or in another way."""
     made = made_calls((target, reference))
     cuts = ([call for call in calls if operator_name(call) in CUTS] for calls in made)
-    found = next(differences(*cuts), None) or difference_behind(target, reference)
-    return None if found and found.is_computed else found
+    return next(differences(*cuts), None)
 
 
 def difference_by_factor(

@@ -7,10 +7,12 @@ The program may have set some of their elements to zero since, so one extreme te
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Set
 from typing import Final
 
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.sides import Side
+from msprobe.compare.verdicts.program_flow import ProgramFlow
 from msprobe.dump.facts import Data
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role, Value
@@ -34,9 +36,8 @@ class Carried:
                 for known, value in zip(self._results, (row.target, row.reference), strict=True):
                     known.update(_extremes(value))
         # A model may hand on what it is given, which comes again in the next step.
-        for known, facts in zip(self._results, comparison.facts, strict=True):
-            for data in () if facts is None else facts.data:
-                known.difference_update(_extremes(data))
+        for known, side in zip(self._results, comparison.sides, strict=True):
+            known.difference_update(*map(_extremes, _entering(side, known)))
 
     def of(self, both: tuple[Data, Data]) -> tuple[bool, bool]:
         """Return for the inputs of both sides whether they are made of such results.
@@ -49,6 +50,20 @@ class Carried:
         )
         is_any = target or reference
         return (is_any, is_any) if _are_near(*both) else (target, reference)
+
+
+def _entering(side: Side, results: Set[Hashable]) -> Iterator[Data]:
+    """Yield what models are given, but for what a call before has made of their results.
+
+    Only of what comes after the first call of a model, and may be such a result, that is asked.
+    """
+    flow: ProgramFlow | None = None
+    for data in () if side.view.facts is None else side.view.facts.data:
+        if data.micro and not results.isdisjoint(_extremes(data)):
+            flow = flow or ProgramFlow(side)
+            if any(map(flow.is_result, flow.makers_of(data))):
+                continue
+        yield data
 
 
 def _are_near(target: Data, reference: Data) -> bool:

@@ -277,7 +277,7 @@ def small_call(comparison: RankComparison) -> Clue | None:
     Rounding makes nothing of calls that are the same.
     """
     found = _early_call(comparison)
-    if found is None or not found[1].is_real or found[1].is_computed:
+    if found is None or not found[1].is_told:
         return None
     return _of_early_call(comparison, *found)
 
@@ -432,7 +432,7 @@ def unseen_write(comparison: RankComparison) -> Clue | None:
     That of an average of weights, say, which is no model of the step.
     """
     call = difference_of_writes(*comparison.facts) if comparison.has_modules_only else None
-    if call is None or not call.is_real or call.is_computed:
+    if call is None or not call.is_told:
         return None
     return Clue(call.words, Place(comparison.step, "", "", call.source), call.verdict)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
@@ -123,7 +124,7 @@ class Conclusions:
             Confidence.LIKELY
             if changed is not None
             else Confidence.PROVED
-            if fact.effect is Effect.CERTAIN or self._is_alone(fact) or self._is_proved(fact)
+            if self._is_certain(fact) or self._is_alone(fact) or self._is_proved(fact)
             else Confidence.LIKELY,
             evidence=evidence,
             chosen=fact,
@@ -184,11 +185,16 @@ class Conclusions:
     def _changed_behind(self, fact: FactDifference) -> OutlineDifference | None:
         """Return the call without a record that differs where all of a step agrees but gradients.
 
-        The program changes them after the backward pass.
+        The program changes them after the backward pass. Or buffers, by another number that it
+        gives: a call of one side alone may be one of many that change none.
         """
         own = self._observed.get((fact.step, fact.rank))
-        is_open = fact.moment is Moment.REDUCE and fact.effect is Effect.POSSIBLE
-        return own.behind if own is not None and is_open and own.is_exact else None
+        if own is None or own.behind is None or not own.is_exact:
+            return None
+        is_of_gradients = fact.moment is Moment.REDUCE and fact.effect is Effect.POSSIBLE
+        is_of_buffers = fact.moment is Moment.UPDATE and bool(fact.modules)
+        is_open = is_of_gradients or (is_of_buffers and own.behind.is_told)
+        return own.behind if is_open else None
 
     def _late_call(self, step: int, rank: int | str) -> Clue | None:
         observed = self._observed.get((step, rank))
@@ -224,6 +230,22 @@ class Conclusions:
         # Of the halves of a rank, one has facts.
         is_all = concerned == {each.rank for each in self._findings.steps if each.has_facts}
         return "" if is_all else f"{on_ranks(concerned)} alone"
+
+    def _is_certain(self, fact: FactDifference) -> bool:
+        """Return whether a difference shows its effect, and is none of what came before.
+
+        A program may make a batch of results.
+        """
+        if fact.effect is not Effect.CERTAIN or fact.moment is not Moment.DATA:
+            return fact.effect is Effect.CERTAIN
+        own = self._observed.get((fact.step, fact.rank))
+        is_first = not fact.micro or (own is not None and own.exact_models >= fact.micro)
+        # A data set that holds another sample differs in each step that takes any out of it.
+        return is_first and all(
+            each.is_exact or (each.proof is not None and not each.proof.differing)
+            for each in self._findings.steps
+            if each.step < fact.step
+        )
 
     def _is_alone(self, fact: FactDifference) -> bool:
         """Return whether all values before a difference of the optimizer are equal."""
@@ -336,6 +358,7 @@ class Conclusions:
             verdict in _SHOWN_BY_ARGUMENT
             and class_of(culprit) is VerdictClass.ARGUMENT
             and self._is_exact_before(culprit.comparison.step)
+            and _is_first(culprit)
         ):
             confidence = Confidence.PROVED
         elif verdict in (VerdictClass.KERNEL, VerdictClass.UNEXPLAINED):
@@ -444,3 +467,13 @@ class Conclusions:
 
     def _is_exact_before(self, step: int) -> bool:
         return all(each.is_exact for each in self._findings.steps if each.step < step)
+
+
+def _is_first(culprit: Culprit) -> bool:
+    """Return whether both sides make the same calls before a culprit's, with equal tensors."""
+    place = culprit.row.pair.position
+    before = itertools.takewhile(lambda row: row.pair.position < place, culprit.comparison.rows)
+    return all(
+        row.pair.is_matched and (row.status is Status.EQUAL or not row.holds_tensor)
+        for row in before
+    )

@@ -36,6 +36,7 @@ from msprobe.compare.training.outlines import (
 from msprobe.compare.training.shared_names import facts_of
 from msprobe.compare.verdicts.calls import is_cast
 from msprobe.compare.verdicts.communication import group_words, is_of_group, lone_communication
+from msprobe.compare.verdicts.computed_numbers import call_behind_number, computes_alone
 from msprobe.compare.verdicts.custom_functions import (
     MAY_BE_INSIDE,
     is_custom_function,
@@ -187,7 +188,18 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     if is_called and (makes_data(culprit) or _is_of_loader(culprit)):
         made = other_samples(culprit) or "the batch is made otherwise"
         return VerdictClass.DATA, f"{made}: {words}"
-    return _by_settings(culprit, found, words)
+    return _computed(culprit, found) or _by_settings(culprit, found, words)
+
+
+def _computed(culprit: Culprit, found: VerdictClass) -> tuple[VerdictClass, str] | None:
+    """Return the call of one side alone from which another number may follow; None if none does."""
+    before = call_behind_number(culprit) if found is VerdictClass.ARGUMENT else None
+    if before is None:
+        return None
+    where = f"{_named_slot(culprit)} of {culprit_place(culprit)}"
+    number = f"{where}: {culprit.row.finding}, which the program computes"
+    verdict = VerdictClass.CALL if computes_alone(culprit) else found
+    return verdict, f"{culprit_words(before)}; {number}"
 
 
 def _left_out(culprit: Culprit) -> tuple[VerdictClass, str] | None:

@@ -38,15 +38,21 @@ from msprobe.dump.record_names import RecordKind
 _FOREIGN_GRADIENTS: Final = (Cause.UNEXPLAINED_GRADIENT, Cause.OTHER_START)
 
 
-def follows_call(fact: FactDifference, steps: Iterable[StepObservations]) -> bool:
-    """Return whether a model is given a batch after values of an earlier call differ.
+def follows_results(fact: FactDifference, steps: Iterable[StepObservations]) -> bool:
+    """Return whether a model is given a batch after values of an earlier call or step differ.
 
-    The batch may be made of these, by code that was not recorded.
+    The batch may be made of these, by code that was not recorded: a state that is carried over, or
+    what the program does in a world. Rounding makes no other batch.
     """
-    if fact.moment is not Moment.DATA or fact.verdict is not VerdictClass.DATA:
+    if fact.moment is not Moment.DATA:
         return False
-    place = fact.step, fact.rank
-    return any(s.agreeing_models < fact.micro for s in steps if (s.step, s.rank) == place)
+    own = [each for each in steps if each.rank == fact.rank]
+    is_of_data = fact.verdict is VerdictClass.DATA
+    follows_call = any(s.step == fact.step and s.agreeing_models < fact.micro for s in own)
+    return (is_of_data and follows_call) or any(
+        s.step < fact.step and s.forward_differs and s.proof and not s.proof.is_rounding
+        for s in own
+    )
 
 
 class EffectiveFacts:
@@ -105,7 +111,7 @@ class EffectiveFacts:
 
     def _is_effective(self, fact: FactDifference) -> bool:
         """Return whether a difference of the training is the cause of something."""
-        follows = self._follows_culprit(fact) or follows_call(fact, self._findings.steps)
+        follows = self._follows_culprit(fact) or follows_results(fact, self._findings.steps)
         return not follows and self._has_effect(fact) and not self._may_be_grown(fact)
 
     def _may_be_grown(self, fact: FactDifference) -> bool:

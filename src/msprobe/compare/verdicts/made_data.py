@@ -8,11 +8,13 @@ computes something of them, or brings them into another form, is told as what it
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from typing import Final
 
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import OperationPair
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.sides import Side
 from msprobe.compare.training.data import samples_of, tensor_words
 from msprobe.compare.verdicts.data_flow import fingerprint
 from msprobe.compare.verdicts.program_flow import Content, ProgramFlow, content_of
@@ -49,22 +51,39 @@ def makes_data(culprit: Culprit) -> bool:
     ):
         return False
     flow = ProgramFlow(side)
-    pairs = {
-        record: pair
-        for pair in culprit.comparison.pairs
-        for record in (pair.target, pair.reference)
-        if record is not None
-    }
+    # Of one side: where calls are left out, others have their names on the other.
+    is_target = row.pair.target is not None
+    names = ((p.target if is_target else p.reference, p) for p in culprit.comparison.pairs)
+    pairs = {record: pair for record, pair in names if record is not None}
     # What computes something of its result by one side alone is a call too many.
     computing = {
         each
         for each, pair in pairs.items()
         if not pair.is_matched and side.operator(each).name not in _MAKES
     }
+    if not row.pair.is_matched and _is_put_back(flow, side, name, computing):
+        return True
     users = (pairs[user] for user in flow.given_to(name, computing))
     return flow.is_of_data(name) and any(
         user.is_matched and not _is_given_the_same(culprit.comparison, user) for user in users
     )
+
+
+def _is_put_back(flow: ProgramFlow, side: Side, name: str, computing: Container[str]) -> bool:
+    """Return whether what one side alone computes of a call's result overwrites data."""
+    waiting, seen = [name], {name}
+    while waiting:
+        call = waiting.pop()
+        if _writes(side, call):
+            return flow.is_of_data(call)
+        found = {each for each in flow.users_of(call) if each in computing or _writes(side, each)}
+        waiting += found - seen
+        seen |= found
+    return False
+
+
+def _writes(side: Side, name: str) -> bool:
+    return side.operator(name).name == _OVERWRITES
 
 
 def _makes_input(culprit: Culprit) -> bool:

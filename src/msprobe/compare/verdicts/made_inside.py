@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from msprobe.collectives.calls import is_communication
 from msprobe.compare.model import Origin
 from msprobe.compare.rank_comparison import RankComparison
+from msprobe.compare.sides import Side
 from msprobe.compare.training.data import Made
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.micro_batches import is_split
@@ -176,24 +177,38 @@ class MadeInside(Made):
 
 def without_received(comparison: RankComparison, pair: FactsPair) -> FactsPair:
     """Return facts without the inputs of models that came from another rank: they are no data."""
-    found = []
-    for side, facts in zip(comparison.sides, pair.sides, strict=True):
-        sizes = {
-            call.elements
+    target, reference = (
+        replace(facts, data=[each for each in facts.data if not received.has(each)])
+        for side, facts in zip(comparison.sides, pair.sides, strict=True)
+        for received in (_Received(side, facts),)
+    )
+    return dataclasses.replace(pair, target=target, reference=reference)
+
+
+class _Received:
+    """How large the tensors are that a side gets from other ranks, and when in its step."""
+
+    def __init__(self, side: Side, facts: Facts) -> None:
+        self._order = {name: place for place, name in enumerate(side.names)}
+        self._unrecorded = [
+            (call.elements, call.passes)
             for call in facts.communication
             if _receives(operator_of("Distributed", call.api))
-        }
-        for name in side.names:
-            parsed = side.parsed(name)
-            if is_communication(parsed) and _receives(side.operator(name)):
-                sizes.update(
-                    math.prod(each.shape or ())
-                    for each in side.values(name)
-                    if each.role is Role.OUTPUT
-                )
-        data = [each for each in facts.data if math.prod(each.shape) not in sizes]
-        found.append(replace(facts, data=data) if sizes else facts)
-    return dataclasses.replace(pair, target=found[0], reference=found[1])
+        ]
+        self._recorded = [
+            (math.prod(each.shape or ()), self._order[name])
+            for name in side.names
+            if is_communication(side.parsed(name)) and _receives(side.operator(name))
+            for each in side.values(name)
+            if each.role is Role.OUTPUT
+        ]
+
+    def has(self, data: Data) -> bool:
+        """Return whether a model's input may have come so: not what an optimizer shares later."""
+        size, end = math.prod(data.shape), self._order.get(data.record or "", math.inf)
+        return any(own == size and passes <= data.micro for own, passes in self._unrecorded) or any(
+            own == size and place < end for own, place in self._recorded
+        )
 
 
 def _receives(operator: Operator) -> bool:

@@ -24,6 +24,7 @@ from msprobe.compare.training.data_pairing import keys_of
 from msprobe.compare.training.differences import Moment
 from msprobe.compare.training.fingerprints import Fingerprint
 from msprobe.compare.training.gradient_factors import Factor, common_factor, factor_of_row
+from msprobe.compare.training.loaders import holds_otherwise
 from msprobe.compare.training.outline_differences import OutlineDifference
 from msprobe.compare.training.outlines import (
     difference_before,
@@ -462,7 +463,8 @@ def _are_samples(comparison: RankComparison, row: Row) -> bool:
     """Return whether a value is the target of a loss, or made of integers or a row for each sample.
 
     What is looked up or taken out of it counts as well: a call that only moves elements hands it
-    on. One that a side leaves out is an argument, such as the weights of the classes.
+    on. So does what a data set holds otherwise. One that a side leaves out is an argument, such as
+    the weights of the classes.
     """
     values = list(row.values)
     if not all(value.is_tensor for value in values):
@@ -475,6 +477,8 @@ def _are_samples(comparison: RankComparison, row: Row) -> bool:
     facts = comparison.facts[0]
     batch = {each.shape[0] if each.shape else 1 for each in facts.data} if facts else set()
     if any(value.shape and value.shape[0] in batch for value in values) or _is_target(side, row):
+        return True
+    if holds_otherwise(*comparison.facts, row.value):
         return True
     return side.parent(row.pair.name) is None and _is_given_anew(comparison, row)
 

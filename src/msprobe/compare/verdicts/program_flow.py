@@ -71,6 +71,13 @@ class ProgramFlow:
                         seen.add(user)
                         waiting.append(user)
 
+    def users_of(self, name: str) -> Iterator[str]:
+        """Yield the calls that take a call's results, behind it."""
+        for made in self.tensors(name, Role.OUTPUT):
+            for user, _ in self._users.get(_key(made), ()):
+                if self._order[user] > self._order[name]:
+                    yield user
+
     def makers_of(self, data: Data) -> Iterator[str]:
         """Yield the calls that an input of a model was made by, the last one first.
 

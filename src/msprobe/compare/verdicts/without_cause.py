@@ -12,7 +12,7 @@ from typing import Final
 from msprobe.compare.model import Mode, Status
 from msprobe.compare.training.differences import Effect, FactDifference, Moment, Phase
 from msprobe.compare.training.outline_differences import OutlineDifference
-from msprobe.compare.verdicts.effective_facts import follows_call
+from msprobe.compare.verdicts.effective_facts import follows_results
 from msprobe.compare.verdicts.next_steps import few_inputs, for_inputs
 from msprobe.compare.verdicts.observations import StepObservations
 from msprobe.compare.verdicts.places import Clue, Size
@@ -78,7 +78,7 @@ def without_cause(findings: Findings) -> Verdict:
 def _has_same_data(findings: Findings) -> bool:
     """Return whether no batch differs but those that calls may have made."""
     data = [each for each in findings.facts if each.moment is Moment.DATA]
-    follow = (follows_call(each, findings.steps) for each in data)
+    follow = (follows_results(each, findings.steps) for each in data)
     return findings.has_same_data or (bool(data) and all(follow))
 
 
@@ -178,13 +178,29 @@ def _furthest(findings: Findings) -> list[str]:
     ]
 
 
-def _of_ahead(findings: Findings, first: StepObservations, ahead: OutlineDifference) -> Verdict:
+def _other_behind(first: StepObservations) -> OutlineDifference | None:
+    """Return the call behind the models that makes other gradients of results that agree.
+
+    It is fed otherwise or given another number: what one side alone calls may compute the same.
+    """
+    found = None if first.forward_differs else first.behind
+    is_cause = found is not None and (found.is_told or found.verdict is VerdictClass.ORDER)
+    return found if is_cause else None
+
+
+def _of_unrecorded(findings: Findings, first: StepObservations, call: OutlineDifference) -> Verdict:
+    is_ahead = call is first.ahead
     return findings.conclude(
-        ahead.verdict,
-        f"{ahead.words}, step {first.step}",
+        call.verdict,
+        f"{call.words}, step {first.step}",
         Confidence.LIKELY,
-        where=Where(step=first.step, rank=first.rank, source=ahead.source, phase=Phase.FORWARD),
-        next_steps=ahead.next,
+        where=Where(
+            step=first.step,
+            rank=first.rank,
+            source=call.source,
+            phase=Phase.FORWARD if is_ahead else Phase.BACKWARD,
+        ),
+        next_steps=call.next,
     )
 
 
@@ -267,8 +283,9 @@ def _within_noise(findings: Findings) -> Verdict:
 
 def _unexplained(findings: Findings) -> Verdict:
     first = next(iter(_differing(findings)), None)
-    if first is not None and first.ahead is not None:
-        return _of_ahead(findings, first, first.ahead)
+    unrecorded = None if first is None else first.ahead or _other_behind(first)
+    if first is not None and unrecorded is not None:
+        return _of_unrecorded(findings, first, unrecorded)
     jumps = [
         (each, jump)
         for each in findings.steps

@@ -255,6 +255,7 @@ export const sentences = {
   "with {} backward pass{} on either side": "两侧反向均为 {1} 次", "with {} backward passes instead of {}": "反向为 {} 次，而非 {} 次", "on the same data": "数据相同",
   "the model's {} instead of its {}": "模型的 {}，而非其 {}",
   "never": "0 次", "once": "1 次", "twice": "2 次", "{} times": "{} 次",
+  "{} of {}, step {}: {} instead of {}, which the program computes": "{2} 的 {1}，step {3}：{4}，而非 {5}，由程序计算得到",
   "one of the calls that {} makes in the {} alone": "为仅{2}由 {1} 所做的调用之一",
   "backward is called {} in the target, {} in the reference": "反向在待测侧被调用 {}，标杆侧 {}", "look at where the model is called": "查看调用模型之处",
   "{} in the {}": "{2}中的 {1}", "{}, and step {} uses its result": "{}，而 step {} 使用其结果", "{}, in step {}": "{}，在 step {}",
