@@ -105,7 +105,7 @@ def class_of(culprit: Culprit) -> VerdictClass:
     if _is_lone_cast(culprit):
         return VerdictClass.PRECISION
     known = None if row.cause is None else _BY_CAUSE.get(row.cause)
-    if known is not None:
+    if known is not None and not (row.cause is Cause.ARGUMENT and _other_call(culprit)):
         return _called(culprit, known)
     if not row.pair.is_matched:
         return VerdictClass.GRADIENT if culprit.kind == "backward" else VerdictClass.CALL
@@ -540,7 +540,10 @@ def _other_call(culprit: Culprit) -> str:
     pair = culprit.row.pair
     if pair.target is None or pair.reference is None or culprit.kind != "forward":
         return ""
-    if culprit.row.value.role is not Role.OUTPUT or pair.match is Match.MAPPED:
+    # Two functions have not the same arguments at one place, either.
+    row = culprit.row
+    is_shown = row.value.role is Role.OUTPUT or row.cause is Cause.ARGUMENT
+    if not is_shown or pair.match is Match.MAPPED:
         return ""
     target = culprit.comparison.target.operator(pair.target)
     reference = culprit.comparison.reference.operator(pair.reference)
