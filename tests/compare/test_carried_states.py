@@ -53,7 +53,11 @@ def reading(debugger: PrecisionDebugger, change: str | None) -> None:
 @pytest.mark.parametrize(
     ("change", "verdict", "words"),
     [
-        ("forgotten", "order", "a result of the step before in the reference, not in the target"),
+        (
+            "forgotten",
+            "argument",
+            "a result of the step before in the reference, not in the target",
+        ),
         ("coarse", "precision", "bfloat16"),
         ("rounded", "precision", "only the target calls Tensor.bfloat16"),
         ("again", "data", "the batch of step 1"),

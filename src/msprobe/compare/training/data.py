@@ -306,7 +306,7 @@ class DataHistory:
             f"{data.where} of {data.record or 'the model'} is made of a result of the step before "
             f"in the {side}, not in the {other} (step {step})",
             Effect.POSSIBLE,
-            verdict=VerdictClass.ORDER,
+            verdict=VerdictClass.ARGUMENT,
             next=(f"look at what the {other} keeps of the step before",),
             record=data.record,
             micro=data.micro,
