@@ -90,10 +90,10 @@ def scoring(debugger: PrecisionDebugger, change: str | None) -> None:
     fit(debugger, model, optimizer, lambda number: model(*pairs[number]).mean())
 
 
-def test_the_result_of_another_call_in_another_shape_is_order(tmp_path: Path) -> None:
+def test_the_result_of_another_call_in_another_shape_is_another_argument(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, scoring, "others", level="L0")
 
-    assert verdict["class"] == "order", verdict["sentence"]
+    assert verdict["class"] == "argument", verdict["sentence"]
     words = "the result of Module.table.Embedding.forward.{}".format
     assert f"fed with {words(1)} instead of {words(0)}" in verdict["sentence"]
 

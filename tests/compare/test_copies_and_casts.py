@@ -115,7 +115,7 @@ def test_one_more_clipping_before_gradients_are_normalised_is_equal(tmp_path: Pa
 def test_the_operand_of_another_call_is_named(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, solved, "operand")
 
-    assert verdict["class"] == "order", verdict["sentence"]
+    assert verdict["class"] == "argument", verdict["sentence"]
     assert "instead of the result of Functional.linear.5.forward" in verdict["sentence"]
 
 

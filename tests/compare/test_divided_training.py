@@ -124,5 +124,5 @@ def test_a_cast_behind_a_model_is_no_rounding_without_a_cause(tmp_path: Path) ->
 
 def test_a_head_that_is_fed_another_result_gets_no_other_data(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, divided, "branch")
-    assert verdict["class"] == "order", verdict["sentence"]
+    assert verdict["class"] == "argument", verdict["sentence"]
     assert "instead of the result of Tensor.__add__.0.forward" in verdict["sentence"]

@@ -86,7 +86,7 @@ def counting(debugger: PrecisionDebugger, change: str) -> None:
 
 def test_what_a_module_writes_otherwise_is_told_with_its_call(tmp_path: Path) -> None:
     found = verdict_on(tmp_path, counting, "raw", "", level="L0")
-    assert found["class"] == "order", found["sentence"]
+    assert found["class"] == "argument", found["sentence"]
     assert "1.mean differs after step 0" in found["sentence"]
     assert "is fed with the result of Tensor.add_ " in found["sentence"]
 
@@ -223,5 +223,5 @@ def test_what_a_program_makes_of_gradients_is_told_at_l0(tmp_path: Path) -> None
 def test_what_is_fed_otherwise_comes_before_calls_that_follow_from_it(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, surgery, "head", "", level="L0")
 
-    assert verdict["class"] == "order", verdict["sentence"]
+    assert verdict["class"] == "argument", verdict["sentence"]
     assert "is fed with the result of Module.2.Linear.forward.0" in verdict["sentence"]

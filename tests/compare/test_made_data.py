@@ -188,8 +188,8 @@ def diffused(debugger: PrecisionDebugger, change: str | None) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ("clean", r"order of calls: .*fed with the result of Tensor.__getitem__.0.forward instead"),
-        ("noise", r"order of calls: .*fed with the result of Torch.randn_like.0.forward instead"),
+        ("clean", r"argument: .*fed with the result of Tensor.__getitem__.0.forward instead"),
+        ("noise", r"argument: .*fed with the result of Torch.randn_like.0.forward instead"),
         ("other data", "data: "),
     ],
 )

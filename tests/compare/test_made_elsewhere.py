@@ -40,7 +40,7 @@ def heard(debugger: PrecisionDebugger, change: str | None) -> None:
 def test_a_tensor_that_the_loss_hides_is_no_rounding(tmp_path: Path, level: str) -> None:
     verdict = verdict_on(tmp_path, heard, "hamming", level=level)
 
-    assert verdict["class"] == "order", verdict["sentence"]
+    assert verdict["class"] == "argument", verdict["sentence"]
     words = "result of Torch.hamming_window.0.forward instead of the result of Torch.hann_window"
     assert words in verdict["sentence"]
 

@@ -38,5 +38,5 @@ def integrate(debugger: PrecisionDebugger, change: str | None) -> None:
 def test_another_slope_is_not_the_same(tmp_path: Path, level: str) -> None:
     verdict = verdict_on(tmp_path, integrate, "second", None, level)
 
-    assert verdict["class"] == "order", verdict["sentence"]
+    assert verdict["class"] == "argument", verdict["sentence"]
     assert "is fed with the result of" in verdict["sentence"]

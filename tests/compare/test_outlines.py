@@ -603,7 +603,7 @@ def matching(debugger: PrecisionDebugger, change: str) -> None:
     ("change", "expected", "words"),
     [
         ("truth", "data", "a tensor without a gradient, differs"),
-        ("first", "order", "is fed with the result of"),
+        ("first", "argument", "is fed with the result of"),
     ],
 )
 def test_places_that_are_chosen_by_values_are_no_cause(

@@ -136,7 +136,7 @@ def other_weight(net: Net) -> None:
             "forward",
         ),
         (no_residual, "call", "only the reference calls Tensor.__add__", "forward"),
-        (wrong_operand, "order", "__add__", "forward"),
+        (wrong_operand, "argument", "__add__", "forward"),
         (in_bfloat16, "precision", r"only the target calls Tensor\.(?:float|bfloat16)", "forward"),
         (
             detached,

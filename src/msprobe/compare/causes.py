@@ -45,6 +45,8 @@ class Cause(WordedEnum):
     LIKELY = "likely", "made by code that was not recorded, from values hardly nearer to each other"
     UNRECORDED_CODE = "unrecorded_code", "made by code that was not recorded"
     OTHER_VALUE = "other_value", "fed with {}"
+    OTHER_ORDER = "other_order", "fed with {}"
+    OTHER_DRAW = "other_draw", "fed with {}"
     UNRECORDED_VALUE = "unrecorded_value", "fed with {}"
     SAME_VALUE = "same_value", "the same value as {}"
     CHANGED_BETWEEN = "changed_between", "changed between {} by code that was not recorded"

@@ -75,11 +75,13 @@ class OtherFeed:
         words: the difference in words.
         is_first: whether no call before it, among those asked for, is fed otherwise: with what only
             one side makes, which no words tell.
+        is_order: whether calls, or what they are fed with, have changed places.
     """
 
     call: OutlinedCall
     words: str
     is_first: bool
+    is_order: bool
 
 
 class Wanted(NamedTuple):
@@ -429,7 +431,9 @@ class Feeding:
                     apart = [each for each in apart if self._is_wanted(each[1:], wanted)]
                 words = self._words(*pair, apart) if apart else ""
                 if words:
-                    return OtherFeed(self._graphs[0].calls[pair[0]], words, not has_other)
+                    is_order = self._is_order(*pair, apart)
+                    call = self._graphs[0].calls[pair[0]]
+                    return OtherFeed(call, words, not has_other, is_order)
                 has_other = has_other or apart is None or bool(apart)
             for place, joined in zip(pair, self._joined, strict=True):
                 joined[place] = ("joined", turn)
@@ -535,8 +539,7 @@ class Feeding:
             return ""
         graph = self._graphs[0]
         call, place = graph.calls[own], graph.shown(own)
-        plain = [(_untransposed(mine), _untransposed(due)) for _, mine, due in apart]
-        if len(plain) == 2 and plain[0] == plain[1][::-1]:
+        if _are_exchanged(apart):
             slots = " and ".join(_slot(call, index) for index, *_ in apart)
             slots = "its operands" if len(graph.fed[own]) == 2 else slots
             return f"{place} takes {slots} the other way round"
@@ -544,6 +547,22 @@ class Feeding:
         if not graph.chain(own) and not (graph.is_of_framework(own) and index == 0):
             place = f"{_slot(call, index)} of {place}"
         return f"{place} is fed with {' instead of '.join(self._told_apart(value, expected))}"
+
+    def _is_order(self, own: int, other: int, apart: Sequence[_Slots]) -> bool:
+        """Return whether calls of both sides, or what they are fed with, have changed places."""
+        turned = {(_untransposed(due), _untransposed(mine)) for _, mine, due in apart}
+        if any(
+            (_untransposed(mine), _untransposed(due)) in turned
+            for pair in self._pairs_apart()
+            for _, mine, due in self._apart(*pair) or ()
+        ):
+            return True
+        return any(self._is_made_behind(1, mine, other) for _, mine, _ in apart) or any(
+            self._is_made_behind(0, due, own) for *_, due in apart
+        )
+
+    def _is_made_behind(self, side: int, value: _Value, place: int) -> bool:
+        return isinstance(value, tuple) and self._values[side].index(value[0]) > place
 
     def _makes(self, side: int, value: _Value) -> bool:
         return not isinstance(value, tuple) or value[0] in self._values_of[side]
@@ -592,6 +611,12 @@ class Feeding:
         words = [word for word in words_of(graph.calls[place]) if word != OUTLINED_TENSOR]
         parent = f" in {graph.parents[place]}" * (graph.parents[place] is not None)
         return f", given {', '.join(words)}," * bool(words) + parent
+
+
+def _are_exchanged(apart: Sequence[_Slots]) -> bool:
+    """Return whether two tensors of a call have changed places."""
+    plain = [(_untransposed(mine), _untransposed(due)) for _, mine, due in apart]
+    return len(plain) == 2 and plain[0] == plain[1][::-1]
 
 
 def _untransposed(value: _Value) -> _Value:

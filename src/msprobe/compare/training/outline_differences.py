@@ -69,6 +69,7 @@ class OutlineDifference:
         is_computed: whether both numbers have the digits of a result.
         is_of_noise: whether the call draws random numbers, which pick no samples.
         is_of_axis: whether the call works along another axis.
+        is_of_flow: whether both sides make the same calls, in another order or of other tensors.
     """
 
     verdict: VerdictClass
@@ -81,6 +82,7 @@ class OutlineDifference:
     is_computed: bool = False
     is_of_noise: bool = False
     is_of_axis: bool = False
+    is_of_flow: bool = False
 
     @property
     def next(self) -> tuple[str, ...]:
@@ -169,12 +171,15 @@ def _moved(
     if shown(own) == shown(other):  # it takes what another one takes on the other side
         return next(_other_arguments(own, other), first)
     words = f"{shown(own)} is called where the reference calls {shown(other)}, and later"
-    return replace(first, verdict=VerdictClass.ORDER, words=words)
+    return replace(first, verdict=VerdictClass.ORDER, words=words, is_of_flow=True)
 
 
 def fed_otherwise(feed: OtherFeed) -> OutlineDifference:
     """Return that a call is fed with another tensor."""
-    return OutlineDifference(VerdictClass.ORDER, feed.words, line_of(feed.call), takes_tensor=True)
+    verdict = VerdictClass.ORDER if feed.is_order else VerdictClass.ARGUMENT
+    return OutlineDifference(
+        verdict, feed.words, line_of(feed.call), takes_tensor=True, is_of_flow=True
+    )
 
 
 def differences(

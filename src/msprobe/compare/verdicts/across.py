@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
 from typing import Final
 
@@ -27,7 +27,7 @@ from msprobe.compare.training.history import TrainingHistory
 from msprobe.compare.training.same_training import has_same_training
 from msprobe.compare.verdicts.calls import Calls
 from msprobe.compare.verdicts.computed_before import ComputedBefore, is_of_structure
-from msprobe.compare.verdicts.data_flow import DataFlow
+from msprobe.compare.verdicts.data_flow import DataFlow, fingerprints
 from msprobe.compare.verdicts.history import UPDATE_GROWTH, History, is_other_argument, parameter_of
 from msprobe.compare.verdicts.origin_state import mark
 from msprobe.compare.verdicts.precision_policy import is_in_other_precision
@@ -89,6 +89,8 @@ class Across:
                 )
                 if is_updated:
                     _clear_as_before(comparison, history)
+                outside = [row for row in comparison.rows if row.cause is Cause.OUTSIDE]
+                turned = {fingerprints(row)[::-1] for row in outside}
                 for row in comparison.rows:
                     if _is_left_unused(row, history) and updates.outgrow(comparison):
                         mark(row, Origin.INHERITED, Cause.LEFT_BEHIND)
@@ -98,7 +100,7 @@ class Across:
                         step = history.summed_alike[row.name]
                         row.cause, row.subject = Cause.HARMLESS_BEFORE, str(step)
                     elif row.cause is Cause.OUTSIDE:
-                        _revise_outside(comparison, row, history)
+                        _revise_outside(comparison, row, history, turned)
                 if is_updated:
                     _inherit_structure(comparison, history)
             _inherit_updates(comparison, training)
@@ -238,14 +240,24 @@ def _revise(comparison: RankComparison, row: Row, history: History, updates: _Up
             mark(row, Origin.INHERITED, Cause.EARLIER_STEP if is_likely else Cause.STEP_GROWTH)
 
 
-def _revise_outside(comparison: RankComparison, row: Row, history: History) -> None:
-    """Let a value from outside inherit from the step before, or be another result of that."""
+def _revise_outside(
+    comparison: RankComparison, row: Row, history: History, turned: Container[Hashable]
+) -> None:
+    """Let a value from outside inherit from the step before, or be another result of that.
+
+    Args:
+        comparison: the step.
+        row: the value.
+        history: the steps before.
+        turned: pairs of values from outside that a call is given, the other way round.
+    """
     if history.handed_on(row):
         mark(row, Origin.INHERITED, Cause.EARLIER_RESULT)
         return
     exchanged = history.exchanged(row)
     if exchanged is not None:
-        mark(row, Origin.INTRODUCED, Cause.OTHER_VALUE, exchanged)
+        cause = Cause.OTHER_ORDER if fingerprints(row) in turned else Cause.OTHER_VALUE
+        mark(row, Origin.INTRODUCED, cause, exchanged)
         return
     _let_inherit_of_lone_call(comparison, row, history)
 

@@ -357,6 +357,7 @@ class Conclusions:
         elif (
             verdict in _SHOWN_BY_ARGUMENT
             and class_of(culprit) is VerdictClass.ARGUMENT
+            and culprit.row.cause is not Cause.OTHER_VALUE
             and self._is_exact_before(culprit.comparison.step)
             and _is_first(culprit)
         ):

@@ -69,7 +69,9 @@ _BY_CAUSE: Final = {
     Cause.OTHER_UPDATE: VerdictClass.UPDATE,
     Cause.OTHER_PARAMETER: VerdictClass.ARGUMENT,
     Cause.ARGUMENT: VerdictClass.ARGUMENT,
-    Cause.OTHER_VALUE: VerdictClass.ORDER,
+    Cause.OTHER_VALUE: VerdictClass.ARGUMENT,
+    Cause.OTHER_ORDER: VerdictClass.ORDER,
+    Cause.OTHER_DRAW: VerdictClass.RANDOM,
     Cause.UNRECORDED_VALUE: VerdictClass.ARGUMENT,
     Cause.CHANGED_BETWEEN: VerdictClass.CALL,
     Cause.CHANGED_STATE: VerdictClass.CALL,
@@ -108,7 +110,7 @@ def class_of(culprit: Culprit) -> VerdictClass:
     if _is_lone_cast(culprit):
         return VerdictClass.PRECISION
     known = None if row.cause is None else _BY_CAUSE.get(row.cause)
-    if known is not None:
+    if known is not None and not (row.cause is Cause.ARGUMENT and _other_call(culprit)):
         return _called(culprit, known)
     if not row.pair.is_matched:
         return VerdictClass.GRADIENT if culprit.kind == "backward" else VerdictClass.CALL
@@ -174,7 +176,8 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
         moved = moved_call(culprit.comparison, row.pair) or _left_out(culprit)
         if moved is not None:
             return moved
-    again = _called_again(culprit) if found is VerdictClass.ARGUMENT else None
+    is_fed = row.cause is Cause.OTHER_VALUE
+    again = _called_again(culprit) if found is VerdictClass.ARGUMENT and not is_fed else None
     if again is not None:
         lone = lone_words(culprit.comparison, again)
         return VerdictClass.CALL, f"{lone}, step {culprit.comparison.step}; {words}"
@@ -247,8 +250,7 @@ def unrecorded_call(culprit: Culprit, found: VerdictClass) -> OutlineDifference 
         pairs = (p for p in comparison.pairs if row.subject.startswith(f"{p.name}."))
         part = next(pairs, row.pair)
         before = difference_before(comparison.sides, (part.target, part.reference))
-        is_moved = inside is not None and inside.verdict is VerdictClass.ORDER
-        return inside if is_moved else before
+        return inside if inside is not None and inside.is_of_flow else before
     # What a part returns is no loss: nothing that it multiplies by is a factor of one.
     is_number = math.prod(row.value.shape or ()) == 1
     loss = loss_of(comparison) if inside is not None and is_number else None
@@ -554,7 +556,10 @@ def _other_call(culprit: Culprit) -> str:
     pair = culprit.row.pair
     if pair.target is None or pair.reference is None or culprit.kind != "forward":
         return ""
-    if culprit.row.value.role is not Role.OUTPUT or pair.match is Match.MAPPED:
+    # Two functions have not the same arguments at one place, either.
+    row = culprit.row
+    is_shown = row.value.role is Role.OUTPUT or row.cause is Cause.ARGUMENT
+    if not is_shown or pair.match is Match.MAPPED:
         return ""
     target = culprit.comparison.target.operator(pair.target)
     reference = culprit.comparison.reference.operator(pair.reference)

@@ -9,9 +9,10 @@ from typing import Final
 from msprobe.compare.causes import Cause
 from msprobe.compare.model import Origin, Row, Status
 from msprobe.compare.verdicts.calls import Call
-from msprobe.compare.verdicts.data_flow import fingerprints
+from msprobe.compare.verdicts.data_flow import Makers, fingerprints
 from msprobe.compare.verdicts.origin_state import OriginState, is_lacking, lost_gradient, mark
 from msprobe.compare.verdicts.unmatched_calls import UnmatchedCalls
+from msprobe.compare.verdicts.wiring import is_other_order
 
 # What shows that a gradient is without consequence.
 NEEDS_GRADIENT: Final = "what needs a gradient"
@@ -147,7 +148,7 @@ class CutGradients:
             fed = [self._state.rows[index].pair for index in makers.first]
             if len({id(pair) for pair in fed}) > 1 and all(pair.is_matched for pair in fed):
                 words = " instead of ".join(f"the result of {pair.name}" for pair in fed)
-                mark(each, Origin.INTRODUCED, Cause.OTHER_VALUE, words)
+                mark(each, Origin.INTRODUCED, self._cause_of(forward, makers), words)
                 each.status = Status.DIFFERS
                 mark(row, Origin.INHERITED)
                 return
@@ -166,6 +167,11 @@ class CutGradients:
         calls = self._state.calls
         firsts = [calls.backward_of(forward, is_target=side) for side in (True, False)]
         return calls.parse(call.pair).backward_pass > 0 and None not in firsts
+
+    def _cause_of(self, forward: Call, makers: Makers) -> Cause:
+        state = self._state
+        is_order = is_other_order(state.flow, state.rows, makers, forward.inputs)
+        return Cause.OTHER_ORDER if is_order else Cause.OTHER_VALUE
 
     def _given(self, call: Call, row: Row) -> list[Row]:
         """Return what a call was given where its backward record hands back a gradient."""

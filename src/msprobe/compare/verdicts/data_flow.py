@@ -186,6 +186,10 @@ class _SideFlow:
         users = self.users(row, by_content=by_content)
         return [index for index in users if self._place(self._rows[index]) > place]
 
+    def is_before(self, row: Row, other: Row) -> bool:
+        """Return whether the side makes the call of a row before that of another one."""
+        return self._place(row) < self._place(other)
+
     def _is_unmade(self, index: int) -> bool:
         value = self._pick(self._rows[index])
         number = None if value is None else value.value_id
@@ -255,6 +259,10 @@ class OutsideValues:
             )
         )
         return self._earlier(target, row), self._earlier(reference, row)
+
+    def are_exchanged(self, row: Row) -> bool:
+        """Return whether another call is given a row's two values the other way round."""
+        return fingerprints(row)[::-1] in self._differing(Role.INPUT)
 
     def given_to_other(self, row: Row) -> tuple[bool, bool]:
         """Return whether calls of the other side are given the target's value, and the other's."""
@@ -327,6 +335,6 @@ def _places(found: Iterable[tuple[int, Fingerprint | None]]) -> dict[Fingerprint
     return places
 
 
-def fingerprints(row: Row) -> Fingerprint:
+def fingerprints(row: Row) -> tuple[Fingerprint | None, Fingerprint | None]:
     """Return the keys by which both values of a row are recognised."""
     return fingerprint(row.target), fingerprint(row.reference)

@@ -25,6 +25,7 @@ UPDATE_GROWTH: Final = 50.0
 _HARMLESS: Final = (Cause.HARMLESS, Cause.ABSORBED, Cause.SAME_GRADIENTS)
 # Of values that no call of the step explains: what a step has no use for, a later one may use.
 _UNEXPLAINED: Final = (Cause.UNTRACED, Cause.HARMLESS)
+_OF_WIRING: Final = (Cause.OTHER_VALUE, Cause.OTHER_ORDER, Cause.OTHER_DRAW)
 # Results of calls without a partner that are remembered.
 _MOST_ALONE: Final = 10_000
 
@@ -178,7 +179,7 @@ class History:
             is_result: whether it is of a call whose other argument such a step explains.
         """
         follows = row.origin is Origin.INHERITED and row.cause is None
-        is_fed = is_result or row.cause is Cause.OTHER_VALUE or is_other_argument(row)
+        is_fed = is_result or row.cause in _OF_WIRING or is_other_argument(row)
         if self.rewritten and (follows or is_fed or is_of_structure(row)):
             step = self.rewritten.get(_code_of(comparison, row))
             if step is not None:

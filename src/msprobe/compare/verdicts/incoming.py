@@ -23,6 +23,7 @@ from msprobe.compare.verdicts.origin_state import (
 )
 from msprobe.compare.verdicts.status import shape_words
 from msprobe.compare.verdicts.unmatched_calls import Blame, UnmatchedCalls
+from msprobe.compare.verdicts.wiring import is_other_order
 from msprobe.dump.record_names import parse_record_name
 from msprobe.dump.values import Role, Value
 from msprobe.numerics.number_types import kind_of
@@ -251,11 +252,27 @@ class Incoming:
         if parent is not None and own_code:
             self._blame_code_around(call, parent, row)
             return
-        self._blame_feeding(
-            row,
-            Cause.UNRECORDED_VALUE if one_sided else Cause.OTHER_VALUE,
-            self._made_by(row, makers),
-        )
+        self._blame_feeding(row, self._cause_of(call, makers), self._made_by(row, makers))
+
+    def _cause_of(self, call: Call, makers: Makers) -> Cause:
+        """Return why a call is given another value, which different calls made."""
+        state = self._state
+        one_sided = not (makers.target and makers.reference)
+        # The value that no call made may be what an earlier step left, unless all agrees so far.
+        is_open = one_sided and bool(state.has_difference or state.worst_close)
+        given = () if call.is_backward or is_open else call.inputs
+        if given and is_other_order(state.flow, state.rows, makers, given):
+            return Cause.OTHER_ORDER
+        if one_sided:
+            return Cause.UNRECORDED_VALUE
+        made = (state.rows[index] for index in makers.first)
+        is_drawn = any(not row.pair.is_matched and self._unmatched.draws(row) for row in made)
+        return Cause.OTHER_DRAW if is_drawn else Cause.OTHER_VALUE
+
+    def _cause_of_outside(self, row: Row) -> Cause:
+        """Return the same of values that no recorded call made as they are."""
+        is_turned = self._state.outside.are_exchanged(row)
+        return Cause.OTHER_ORDER if is_turned else Cause.OTHER_VALUE
 
     def _inherits_alone(self, row: Row) -> bool:
         """Let a value that a call made on one side alone inherit, if something explains it."""
@@ -314,6 +331,11 @@ class Incoming:
             known or _NO_CALL if name is None else f"the result of {name}"
             for name, known in zip(names, self._known_values(row), strict=True)
         )
+        alone = [index is not None and not state.rows[index].pair.is_matched for index in sides]
+        if alone == [True, False]:
+            found += ", which only the target calls,"
+        elif alone == [False, True]:
+            expected += ", which only the reference calls"
         return f"{found} instead of {expected}"
 
     def _blame_code_around(self, call: Call, parent: str, row: Row) -> None:
@@ -324,7 +346,7 @@ class Incoming:
         formed = self._formed_of(row)
         if len({*formed}) > 1 and None not in formed:
             words = " instead of ".join(f"the result of {name}" for name in formed)
-            self._blame_feeding(row, Cause.OTHER_VALUE, words)
+            self._blame_feeding(row, self._cause_of_outside(row), words)
             return
         calls = self._state.calls
         both = fingerprints(row)
@@ -383,7 +405,7 @@ class Incoming:
         state = self._state
         exchanged = state.start.exchanged_data(row)
         if exchanged is not None:
-            self._blame_feeding(row, Cause.OTHER_VALUE, exchanged)
+            self._blame_feeding(row, self._cause_of_outside(row), exchanged)
             return
         parameter = state.outside.parameter_of(row)
         if parameter is not None:

@@ -41,6 +41,8 @@ def makes_data(culprit: Culprit) -> bool:
     if culprit.kind != "forward" or side.parsed(name).is_module:
         return False
     operation = side.operator(name).name
+    if row.cause is Cause.OTHER_VALUE:
+        return _is_given_another_part(culprit)
     is_changed = row.cause is Cause.CHANGED_BETWEEN
     is_resized = not row.pair.is_matched and bool(other_samples(culprit))
     if operation in _OF_LISTS and row.cause is Cause.ARGUMENT:
@@ -63,8 +65,12 @@ def makes_data(culprit: Culprit) -> bool:
     }
     if not row.pair.is_matched and _is_put_back(flow, side, name, computing):
         return True
-    users = (pairs[user] for user in flow.given_to(name, computing))
-    return flow.is_of_data(name) and any(
+    users = [pairs[user] for user in flow.given_to(name, computing)]
+    if not flow.is_of_data(name):
+        return False
+    if not users and row.cause is Cause.ARGUMENT:
+        return _gets_other_data(culprit.comparison)
+    return any(
         user.is_matched and not _is_given_the_same(culprit.comparison, user) for user in users
     )
 
@@ -84,6 +90,30 @@ def _is_put_back(flow: ProgramFlow, side: Side, name: str, computing: Container[
 
 def _writes(side: Side, name: str) -> bool:
     return side.operator(name).name == _OVERWRITES
+
+
+def _is_given_another_part(culprit: Culprit) -> bool:
+    """Return whether a call is given another part of the data, where the model gets other data."""
+    comparison, row = culprit.comparison, culprit.row
+    names = row.pair.target, row.pair.reference
+    flows = [ProgramFlow(side) for side in comparison.sides]
+    for side, flow, name, value in zip(comparison.sides, flows, names, row.values, strict=True):
+        maker = flow.maker(value, name or "")
+        if maker is None or side.operator(maker).name not in _TAKES:
+            return False
+    return flows[0].is_of_data(row.pair.name) and _gets_other_data(comparison)
+
+
+def _gets_other_data(comparison: RankComparison) -> bool:
+    """Return whether models are given other data in a step.
+
+    No call needs to lead to them: a program may read from a tensor which samples it takes.
+    """
+    given = [
+        Counter(content_of(each) for each in (facts.data if facts else ()))
+        for facts in comparison.facts
+    ]
+    return given[0] != given[1]
 
 
 def _makes_input(culprit: Culprit) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -11,6 +12,7 @@ from msprobe.compare.training.differences import Phase
 from msprobe.compare.value_pairs import pair_values
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
 from msprobe.dump.record_names import RecordKind, parse_record_name
+from msprobe.operators.operator import Family
 
 if TYPE_CHECKING:
     from msprobe.compare.rank_comparison import RankComparison
@@ -116,6 +118,9 @@ def moved_call(comparison: RankComparison, pair: OperationPair) -> tuple[Verdict
     crossed = next((p for p in between if p.is_matched), None)
     if crossed is None:
         return None
+    added = _added_between(comparison, first, last)
+    if added is not None:
+        return VerdictClass.CALL, f"{lone_words(comparison, added)}, step {comparison.step}"
     place = Place.of(comparison, first)
     target, reference = (pair, partner) if pair.reference is None else (partner, pair)
     both = OperationPair(
@@ -134,6 +139,28 @@ def moved_call(comparison: RankComparison, pair: OperationPair) -> tuple[Verdict
         f"{place.words} is called before {crossed.name} in the {early}, after it in the {late}"
         f"{number}, step {comparison.step}"
     )
+
+
+def _added_between(
+    comparison: RankComparison, first: OperationPair, last: OperationPair
+) -> OperationPair | None:
+    """Return a call that one side adds between two others, by a function it calls more often.
+
+    Values that differ show it, and it does more than to hand on what it is given.
+    """
+    felt = {row.pair.position for row in comparison.rows if row.origin is not None}
+    functions = [
+        Counter(side.parsed(name).base for name in side.names) for side in comparison.sides
+    ]
+    for pair in comparison.pairs:
+        if not first.position < pair.position < last.position or pair.is_matched:
+            continue
+        base, is_reference = comparison.parsed(pair).base, pair.target is None
+        is_more = functions[is_reference][base] > functions[not is_reference][base]
+        moves = comparison.side_of(pair).operator(pair.name).family is Family.MOVING
+        if is_more and not moves and pair.position in felt:
+            return pair
+    return None
 
 
 def _function(comparison: RankComparison, pair: OperationPair) -> tuple[str, RecordKind]:

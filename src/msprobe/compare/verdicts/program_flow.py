@@ -40,12 +40,12 @@ class ProgramFlow:
                 return False
             operator = self._side.operator(call)
             has_source |= not taken and (operator.draws_random or operator.name in _OF_LISTS)
-            has_source |= any(self._maker(value, call) is None for value in taken)
+            has_source |= any(self.maker(value, call) is None for value in taken)
         return has_source
 
     def _is_detached(self, value: Value, user: str) -> bool:
         """Return whether no call made a tensor, and a model before has made what it holds."""
-        if value.max == value.min or self._maker(value, user) is not None:
+        if value.max == value.min or self.maker(value, user) is not None:
             return False
         made = self._made.get(content_of(value), ())
         return any(self._order[each] < self._order[user] and self.is_result(each) for each in made)
@@ -107,7 +107,7 @@ class ProgramFlow:
             if self.is_result(call):
                 continue
             taken = self.tensors(call)
-            is_made = [self._maker(value, call) is not None for value in taken]
+            is_made = [self.maker(value, call) is not None for value in taken]
             if self._picks_sample(call) and not any(is_made):
                 taken, is_made = self.tensors(call, Role.OUTPUT), [False]
             for value, made in zip(taken, is_made, strict=False):
@@ -130,7 +130,7 @@ class ProgramFlow:
             call = waiting.pop()
             yield call
             taken = () if self.is_result(call) else self.tensors(call)
-            makers = {maker for value in taken if (maker := self._maker(value, call)) is not None}
+            makers = {maker for value in taken if (maker := self.maker(value, call)) is not None}
             waiting += makers - seen
             seen |= makers
 
@@ -150,7 +150,8 @@ class ProgramFlow:
         is_numbered = any(each.slot == "input.1" and each.type == "int" for each in values)
         return is_numbered and self._side.parsed(name).path == "__getitem__"
 
-    def _maker(self, value: Value, user: str) -> str | None:
+    def maker(self, value: Value, user: str) -> str | None:
+        """Return the last call before another one that makes what it is given, if any does."""
         before = [name for name, _ in self._makers.get(_key(value), ()) if name != user]
         end = self._order[user]
         return next((name for name in reversed(before) if self._order[name] < end), None)

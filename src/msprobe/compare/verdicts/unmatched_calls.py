@@ -168,6 +168,12 @@ class UnmatchedCalls:
         sources = (self._source(row) for row in self._taken_in(call))
         return any(lost_gradient(rows[source]) for source in sources if source is not None)
 
+    def draws(self, made: Row) -> bool:
+        """Return whether an unmatched call, or one of those that feed it, draws random numbers."""
+        call = self._state.calls.of(made)
+        before = (maker for _, maker in self._state.upstream(call, self._unmatched_sources))
+        return any(each.operator.draws_random for each in (call, *before))
+
     def _taken_in(self, call: Call) -> Iterator[Row]:
         """Yield what an unmatched call, and those that feed it, take in."""
         yield from call.inputs

@@ -11,8 +11,10 @@ from typing import Final
 from msprobe.compare.model import Matched, OperationPair, Row
 from msprobe.compare.rank_comparison import RankComparison
 from msprobe.compare.verdicts.calls import is_cast
+from msprobe.compare.verdicts.data_flow import DataFlow
 from msprobe.compare.verdicts.places import Clue, Place, Size, lone_words
 from msprobe.compare.verdicts.verdict_classes import VerdictClass
+from msprobe.compare.verdicts.wiring import is_other_order
 from msprobe.dump.record_names import RecordKind
 from msprobe.dump.values import Role
 from msprobe.numerics.number_types import epsilon_of
@@ -60,8 +62,16 @@ def unnoticed_call(comparison: RankComparison) -> Clue | None:
                 )
                 is_near = row.status.is_difference and row.error <= _NEAR
                 size = Size.SMALL if is_near else Size.LARGE
-                return Clue(words, place, VerdictClass.ORDER, size)
+                return Clue(words, place, _class_of(comparison, row), size)
     return None
+
+
+def _class_of(comparison: RankComparison, row: Row) -> VerdictClass:
+    """Return the class of the cause that a call is given another call's result."""
+    flow = DataFlow(comparison.rows, comparison.reference.names)
+    given = (r for r in comparison.rows if r.pair is row.pair and r.value.role is Role.INPUT)
+    is_order = is_other_order(flow, comparison.rows, flow.makers(row), given)
+    return VerdictClass.ORDER if is_order else VerdictClass.ARGUMENT
 
 
 def _coarsest(comparison: RankComparison) -> float:

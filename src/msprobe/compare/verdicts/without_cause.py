@@ -335,7 +335,7 @@ def _fed_nearly(findings: Findings) -> Verdict | None:
     """
     for each in findings.steps:
         clue = each.unnoticed  # a cast is no feeding
-        is_fed = clue is not None and clue.verdict is VerdictClass.ORDER
+        is_fed = clue is not None and clue.verdict is not VerdictClass.PRECISION
         if clue is not None and is_fed and clue.size is Size.SMALL:
             return _of_hidden(findings, each, clue)
     return None
