@@ -39,6 +39,7 @@ INTERIORS_IN_TESTS: Final = {
     "checks.standards.ratio_verdict": "each row of the documented table of verdicts",
     "compare.noise.spread": "quantiles, against tables of the distributions",
     "compare.training.elements": "input of the update rules, which are held against optimizers",
+    "compare.verdicts.made_inside": "what collectives deliver, made without several ranks",
     "compare.verdicts.observations": "input of find_verdict, made without two recordings",
     "compare.verdicts.places": "input of find_verdict, made without two recordings",
 }

@@ -49,8 +49,11 @@ def followed(debugger: PrecisionDebugger, change: str | None) -> None:
 def test_a_copy_of_a_network_is_no_update_at_another_place(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, followed, "copy")
 
-    assert verdict["class"] == "argument", verdict["sentence"]
-    assert "is 1.0.weight in the target, 0.0.weight in the reference" in verdict["sentence"]
+    assert verdict["class"] == "call", verdict["sentence"]
+    assert (
+        "calls Module.1.Sequential in the target where the reference calls Module.0.Sequential"
+        in (verdict["sentence"])
+    )
 
 
 def test_other_calls_that_write_the_same_are_proved_equal(tmp_path: Path) -> None:
