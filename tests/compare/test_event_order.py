@@ -182,3 +182,25 @@ def test_a_gradient_that_is_taken_without_a_graph(tmp_path: Path, level: str) ->
     if level != "L0":
         words = "given a gradient that has none itself in the target: taken without create_graph"
         assert words in verdict["sentence"]
+
+
+def hardly_fed(debugger: PrecisionDebugger, clears: bool) -> None:
+    """Train with an input so small that its weights move by rounding, or by Adam's division."""
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    batches = torch.randn(3, 8, 6)
+    batches[0, :, 0] *= 1e-9
+    batches[1:, :, 0] *= 1e-3
+    for number in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        model(batches[number]).square().mean().backward()
+        if clears and model.weight.grad is not None:
+            model.weight.grad[:, 0].zero_()
+        optimizer.step()
+
+
+def test_rounding_has_no_proof_behind_a_call_before_anything_differs(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, hardly_fed, True, False)
+
+    assert verdict["confidence"] != "proved", verdict["sentence"]
+    assert "Tensor.__getitem__." in verdict["sentence"]

@@ -141,6 +141,8 @@ def _rounding(findings: Findings, clue: Clue | None) -> Verdict:
     proofs = (each.proof for each in findings.steps if each.proof is not None)
     excused = next((proof.excused for proof in proofs if proof.excused), "")
     more += f"; {excused}" if excused else ""
+    late = None if more else _late_before_all(findings)
+    more += f"; {late.words}, before anything differs, step {late.place.step}" if late else ""
     precisions = _precisions(findings) or _casts(findings) or _lone_cast(findings)
     return findings.conclude(
         VerdictClass.PRECISION if precisions else VerdictClass.ROUNDING,
@@ -151,6 +153,15 @@ def _rounding(findings: Findings, clue: Clue | None) -> Verdict:
         where=_where_of_precision(findings),
         next_steps=["compare both runs with one of higher precision to see which is nearer"],
     )
+
+
+def _late_before_all(findings: Findings) -> Clue | None:
+    """Return the call of one side alone behind backward passes that are equal to the bit.
+
+    Nothing that was recorded before it is rounded, so it may be what the rest follows from.
+    """
+    first = next((each for each in findings.steps if not each.is_exact), None)
+    return first.late_call if first is not None and first.is_shared_exact else None
 
 
 def _choices(findings: Findings) -> Iterator[str]:

@@ -260,6 +260,7 @@ export const sentences = {
   "one of the calls that {} makes in the {} alone": "为仅{2}由 {1} 所做的调用之一",
   "backward is called {} in the target, {} in the reference": "反向在待测侧被调用 {}，标杆侧 {}", "look at where the model is called": "查看调用模型之处",
   "{} in the {}": "{2}中的 {1}", "{}, and step {} uses its result": "{}，而 step {} 使用其结果", "{}, in step {}": "{}，在 step {}",
+  "{}, before anything differs, step {}": "{}，此前均无差异，step {}",
   "{}, step {}, with as small an effect": "{}，step {}，其影响同样小", "{}, without consequence in step {}": "{}，在 step {} 中无影响", "what needs a gradient": "需要梯度的值", "the gradient of {} moves as a whole by {} of its norm": "{} 的梯度整体偏移，幅度为其范数的 {}",
   "{} moves as a whole by {} of its norm": "{} 整体偏移，幅度为其范数的 {}", "{}it is made by ": "{}由以下调用产生：",
   "before its last {} call{} ": "在其最后 {1} 次调用之前，", "no value is on both sides": "没有两侧共有的值",
