@@ -32,6 +32,7 @@ from msprobe.compare.training.differences import (
 )
 from msprobe.compare.training.facts_pair import FactsPair
 from msprobe.compare.training.fingerprints import Change, change_of, of_data
+from msprobe.compare.training.generators import differing_generators
 from msprobe.compare.training.loaders import LoaderChange, loader_change
 from msprobe.compare.training.micro_batches import SAME_BATCHES, SAME_SUM, is_split, other_counts
 from msprobe.compare.training.modes import lone_autocast_epsilon
@@ -105,6 +106,7 @@ class DataHistory:
         self._other_order: dict[int, str] = {}
         self._ahead: dict[int, OutlineDifference | None] = {}
         self._draws: dict[int, str] = {}
+        self._moved = set[int]()  # steps that other states of generators begin
         self._loaders = LoaderChange()
         self.split: str | None = None
         self._is_recorded = True
@@ -152,17 +154,7 @@ class DataHistory:
         batches = [*map(_without_wheres, batches, exchanged)]
         other = next((each for each in batches if each.keys[0] != each.keys[1]), None)
         if other is not None:
-            if not self._loaders.words:
-                self._loaders = loader_change(pair)
-            names = [
-                next((one.record for one in side), None) for side in (other.target, other.reference)
-            ]
-            self._ahead[pair.step] = difference_ahead(
-                pair.sides,
-                names,
-                has_same_sizes=all(a.shape == b.shape for a, b in _tensors(other)),
-            )
-            self._draws[pair.step] = draw_ahead(pair.sides, names)
+            self._look_before(pair, other)
         if made_inside is not None and any(self._is_of_loader(batch) for batch in batches):
             made_inside = None  # calls make it of more or fewer samples
         given = [
@@ -267,8 +259,12 @@ class DataHistory:
         ahead = self._ahead.get(first.step) if is_unknown or is_permuted else None
         if ahead is not None and ahead.source is None and ahead.verdict is VerdictClass.CALL:
             ahead = None  # of the framework: it loads data
-        more = ahead.words if ahead else self._loaders.words
         draw = self._draws.get(first.step, "")
+        if ahead is not None and ahead.verdict is VerdictClass.ARGUMENT:
+            # A loader acts before all calls, and a number may be drawn.
+            is_drawn = bool(draw) and ahead.is_computed and first.step in self._moved
+            ahead = None if self._loaders.words or is_drawn else ahead
+        more = ahead.words if ahead else self._loaders.words
         # Numbers do not change sizes.
         has_sizes = all(own.shape == other.shape for both in changed for own, other in both)
         if draw and is_unknown and has_sizes and not more:
@@ -292,6 +288,22 @@ class DataHistory:
             is_drawn=bool(draw),
             micro=tensor.micro,
         )
+
+    def _look_before(self, pair: FactsPair, other: _Batch) -> None:
+        """Note what comes before the model is given another batch."""
+        if not self._loaders.words:
+            self._loaders = loader_change(pair)
+        names = [
+            next((one.record for one in side), None) for side in (other.target, other.reference)
+        ]
+        self._ahead[pair.step] = difference_ahead(
+            pair.sides,
+            names,
+            has_same_sizes=all(a.shape == b.shape for a, b in _tensors(other)),
+        )
+        self._draws[pair.step] = draw_ahead(pair.sides, names)
+        if differing_generators(pair.target, pair.reference):
+            self._moved.add(pair.step)
 
     def _of_forgotten(
         self, step: int, both: tuple[Data, Data], carried: tuple[bool, bool]

@@ -75,6 +75,7 @@ class Effect(Enum):
 
     CERTAIN = "the recordings show its effect"
     POSSIBLE = "other values tell"
+    IF_READ = "the step overwrites it, and any value that differs tells that it was read before"
     NONE = "it has none"
 
 

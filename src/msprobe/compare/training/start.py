@@ -267,8 +267,7 @@ def _moved(
             Moment.PARAMETERS,
             f"{some_of(far, len(of_kind), plural)} {are(far, 'differs', 'differ')} when step "
             f"{pair.step} starts{size}{since}",
-            # Norms alone tell no rounding from a swap of elements: calls that read them do.
-            effect=Effect.NONE if change.is_bound and change.may_be_rounding else Effect.CERTAIN,
+            effect=_effect(pair, far, change),
             parameter=worst,
             next=(
                 *((_EARLIER_STEPS.format(pair.step),) if is_later else ()),
@@ -281,6 +280,20 @@ def _moved(
             else (call.next if call else ())
             or ("look for code that changes parameters between two optimizer steps",),
         )
+
+
+def _effect(pair: FactsPair, names: Iterable[str], change: Change) -> Effect:
+    """Return whether what differs at the start changes values, `change` the largest difference."""
+    # Norms alone tell no rounding from a swap of elements: calls that read them do.
+    if change.is_bound and change.may_be_rounding:
+        return Effect.NONE
+    ends = [facts.buffers_after for facts in pair.sides]
+    after = [{} if e is None else dict(zip(e.name, e.checksum, strict=True)) for e in ends]
+    # As ranks do that get their buffers of another one before the model is called.
+    is_overwritten = all(
+        after[0].get(name) is not None and after[0][name] == after[1].get(name) for name in names
+    )
+    return Effect.IF_READ if is_overwritten else Effect.CERTAIN
 
 
 def _went_on(pair: FactsPair) -> bool:

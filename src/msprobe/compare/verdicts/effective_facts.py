@@ -125,7 +125,8 @@ class EffectiveFacts:
 
     def _has_effect(self, fact: FactDifference) -> bool:
         if fact.effect is not Effect.POSSIBLE:
-            return fact.effect is Effect.CERTAIN
+            is_read = fact.effect is Effect.IF_READ and self._differs_after(fact)
+            return is_read or fact.effect is Effect.CERTAIN
         culprit, verdict = self._culprit, _acts_as(fact)
         observed = self._observed.get((fact.step, fact.rank))
         if fact.moment is Moment.DATA:
@@ -358,11 +359,16 @@ def _acts_as(fact: FactDifference) -> VerdictClass:
 
 
 def _is_of_autocast(culprit: Culprit) -> bool:
-    """Return whether a call that nothing else explains may compute in a type of autocast inside."""
+    """Return whether a call that nothing else explains may compute in a type of autocast inside.
+
+    Or whether it uses a parameter that differs as little: what gradients of that type update, and
+    averages of weights, are used again within the step.
+    """
     error, both = culprit.row.error, culprit.comparison.facts
     epsilon = max(0.0 if facts is None else autocast_epsilon(facts) for facts in both)
     is_near = error is not None and error <= IN_AUTOCAST * epsilon
-    return is_near and (is_without_reason(culprit) or may_be_random(culprit))
+    is_parameter = culprit.kind == "parameter" and culprit.row.cause is Cause.PARAMETER
+    return is_near and (is_without_reason(culprit) or may_be_random(culprit) or is_parameter)
 
 
 def _agrees_until(observed: StepObservations, fact: FactDifference) -> bool:
@@ -378,6 +384,8 @@ def _agrees_until(observed: StepObservations, fact: FactDifference) -> bool:
 def _needs_values(fact: FactDifference) -> bool:
     """Return whether only the values of calls tell if a difference has an effect."""
     by_calls = VerdictClass.RANDOM, VerdictClass.MODE, VerdictClass.PRECISION
+    if fact.effect is Effect.IF_READ:
+        return True
     is_open = fact.effect is Effect.POSSIBLE and fact.moment is not Moment.DATA
     return is_open and (
         fact.verdict in (*by_calls, VerdictClass.INCOMPLETE, VerdictClass.COMMUNICATION)
