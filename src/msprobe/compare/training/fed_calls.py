@@ -431,7 +431,7 @@ class Feeding:
                     apart = [each for each in apart if self._is_wanted(each[1:], wanted)]
                 words = self._words(*pair, apart) if apart else ""
                 if words:
-                    is_order = self._is_order(*pair, apart)
+                    is_order = self._is_order(*pair, apart or ())
                     call = self._graphs[0].calls[pair[0]]
                     return OtherFeed(call, words, not has_other, is_order)
                 has_other = has_other or apart is None or bool(apart)
