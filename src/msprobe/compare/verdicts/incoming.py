@@ -333,9 +333,9 @@ class Incoming:
         )
         alone = [index is not None and not state.rows[index].pair.is_matched for index in sides]
         if alone == [True, False]:
-            found += ", which only the target calls,"
-        elif alone == [False, True]:
-            expected += ", which only the reference calls"
+            return f"{found}, which only the target calls, instead of {expected}"
+        if alone == [False, True]:
+            return f"{found} instead of {expected}, which only the reference calls"
         return f"{found} instead of {expected}"
 
     def _blame_code_around(self, call: Call, parent: str, row: Row) -> None:

@@ -631,7 +631,7 @@ export const sentences = {
   "came in with the model's input": "随模型输入带入", "the batch is split into another number of micro batches": "批次被划分为不同数量的微批次",
   "came in from outside the recorded calls": "从已记录调用之外带入",
   "made by code that was not recorded, from values hardly nearer to each other": "由未记录的代码产生，其输入的差异并不更小",
-  "made by code that was not recorded": "由未记录的代码产生", "fed with {}": "输入为 {}", "which only the target calls,": "仅待测侧调用", "which only the reference calls": "仅标杆侧调用", "the result of {}, which only the target calls, instead of {}": "{1} 的结果（仅待测侧调用），而非 {2}", "the result of {}, which only the reference calls": "{1} 的结果（仅标杆侧调用）", "the same value as {}": "与 {} 为同一值",
+  "made by code that was not recorded": "由未记录的代码产生", "fed with {}": "输入为 {}", "{}, which only the target calls, instead of {}": "{1}（仅待测侧调用），而非 {2}", "{} instead of {}, which only the reference calls": "{1}，而非 {2}（仅标杆侧调用）", "the same value as {}": "与 {} 为同一值",
   "changed between {} by code that was not recorded": "在 {} 之间被未记录的代码修改",
   "changed between {} by another backward pass or by code that was not recorded": "在 {} 之间被另一次反向传播或未记录的代码修改",
   "made by the own code of {}": "由 {} 自身的代码产生",
