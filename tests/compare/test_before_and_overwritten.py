@@ -67,29 +67,6 @@ def test_a_loader_acts_before_the_numbers_that_a_program_takes_of_its_batches(
     assert "generator_seed of a data loader is 2 instead of 1" in verdict["sentence"]
 
 
-def averaged(debugger: PrecisionDebugger, decay: float) -> None:
-    """Keep an average of the weights, which nothing uses."""
-    model = nn.Linear(6, 3)
-    average = copy.deepcopy(model).requires_grad_(requires_grad=False)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    batches = torch.randn(3, 8, 6)
-    for number in recorded_steps(debugger, [model, average]):
-        optimizer.zero_grad()
-        model(batches[number]).square().mean().backward()
-        optimizer.step()
-        with torch.no_grad():
-            for kept, new in zip(average.parameters(), model.parameters(), strict=True):
-                kept.lerp_(new, 1 - decay)
-
-
-@pytest.mark.parametrize("level", ["L1", "mix"])
-def test_another_decay_of_an_average_is_an_argument(tmp_path: Path, level: str) -> None:
-    verdict = verdict_on(tmp_path, averaged, 0.8, 0.95, level=level)
-
-    assert verdict["class"] == "argument", verdict["sentence"]
-    assert "Tensor.lerp_.0.forward" in verdict["sentence"]
-
-
 class Scaled(nn.Module):
     """A layer with a buffer that each call writes, and may read before."""
 
@@ -158,3 +135,40 @@ def test_weights_that_are_used_again_after_the_update_follow_from_the_precision(
     verdict = verdict_on(tmp_path, cast, torch.float64, torch.float32, level=level)
 
     assert verdict["class"] == "precision", verdict["sentence"]
+
+
+class Bag(nn.Module):
+    """A mean of embeddings by other names."""
+
+    def __init__(self, *, renamed: bool) -> None:
+        super().__init__()
+        size = 5 if renamed else 6
+        parts = {"table": nn.Embedding(9, size), "head": nn.Linear(size, 3)}
+        if renamed:
+            parts = {"words": parts["table"], "hidden": nn.Linear(size, size), "out": parts["head"]}
+        self.parts = nn.ModuleDict(parts)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        first, *others = self.parts.values()
+        x = first(ids).mean(1)
+        for part in others:
+            x = part(x)
+        return x
+
+
+def classified(debugger: PrecisionDebugger, renamed: bool) -> None:
+    """Train one of two models that share no parameter."""
+    model = Bag(renamed=renamed)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ids = torch.randint(0, 9, (3, 8, 4), generator=torch.Generator().manual_seed(1))
+    for number in recorded_steps(debugger, model):
+        optimizer.zero_grad()
+        model(ids[number]).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_models_that_share_no_parameter_are_different_programs(tmp_path: Path, level: str) -> None:
+    verdict = verdict_on(tmp_path, classified, True, False, level=level)
+
+    assert verdict["class"] == "different_programs", verdict["sentence"]

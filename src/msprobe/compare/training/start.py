@@ -117,8 +117,9 @@ def _of_modules(
             f"; {len(behind)} of {total} {kind}s that both have, all behind these, "
             f"{are(behind, 'starts', 'start')} otherwise"
         )
+    shares_some = bool(pair.starts[0].keys() & pair.starts[1].keys())
     return pair.difference(
-        VerdictClass.CALL,
+        VerdictClass.CALL if shares_some else VerdictClass.DIFFERENT_PROGRAMS,
         Moment.PARAMETERS,
         words,
         effect=Effect.CERTAIN if is_followed else Effect.POSSIBLE,

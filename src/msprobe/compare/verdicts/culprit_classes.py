@@ -185,8 +185,7 @@ def class_and_words(culprit: Culprit) -> tuple[VerdictClass, str]:
     if is_called and writes_updated(culprit.comparison, row.pair):
         step = culprit.comparison.step
         return (
-            # Another number of a call that both sides make is no more than that.
-            found if found is VerdictClass.ARGUMENT else VerdictClass.PARAMETERS,
+            VerdictClass.PARAMETERS,
             f"written otherwise after the backward pass of step {step}: {words}",
         )
     if is_called and (makes_data(culprit) or _is_of_loader(culprit)):

@@ -354,7 +354,8 @@ class EffectiveFacts:
 
 def _acts_as(fact: FactDifference) -> VerdictClass:
     """Return the class of what a difference changes: other modules hold other parameters."""
-    is_of_modules = fact.verdict is VerdictClass.CALL and fact.moment is Moment.PARAMETERS
+    is_of_models = fact.verdict in (VerdictClass.CALL, VerdictClass.DIFFERENT_PROGRAMS)
+    is_of_modules = is_of_models and fact.moment is Moment.PARAMETERS
     return VerdictClass.PARAMETERS if is_of_modules else fact.verdict
 
 
